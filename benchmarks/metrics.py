@@ -21,6 +21,8 @@ from typing import Any
 import report
 
 import concertina_protocol as p
+from concertina.api.accounting import CLASSES, MOST_INCIDENTS, SUFFIX
+from concertina.api.history import MOST_POINTS, History, Point
 from concertina.api.status import rfc3339
 from concertina.controller import serving
 from concertina.controller.cache.cluster import ClusterCache
@@ -39,40 +41,61 @@ STEPS = 20_000
 
 
 def job(number: int, pods: int) -> dict[str, Any]:
-    """One that trains, with a status as full as they are."""
+    """One that trains, with a spec and a status as full as they are after a long run with failures."""
     at, name = rfc3339(BEGUN), f"training-job-{number:04}"
     members = [
         {"replica": f"{name}-{index}-0", "uid": f"{number:04}-{index:04}", "instance": "0" * 16, "node": f"n-{index}",
          "workers": 8}
         for index in range(pods)
     ]  # fmt: skip
+    reasons = ("NodeLost", "OutOfMemory", "WorkerFailed")
     failures = [
         {"at": at, "replica": members[0]["replica"], "reason": reason, "step": 7, "rung": "NewRound"}
-        for reason in ("NodeLost", "OutOfMemory", "WorkerFailed")
+        for reason in reasons
     ]
     conditions = [
-        {"type": kind, "status": "True", "reason": "Training", "lastTransitionTime": at}
-        for kind in ("Ready", "Running", "Stalled", "Suspended", "Complete", "Failed")
+        {"type": kind, "status": status, "reason": "Training", "message": "10 replicas train", "lastTransitionTime": at}
+        for kind, status in (("Ready", "True"), ("Running", "True"), ("Stalled", "False"), ("Suspended", "False"))
     ]
+    points = tuple(Point(int(BEGUN) + 64 * n, 100 * n + number, 10 / (n + 1), pods) for n in range(MOST_POINTS))
+    incident = {
+        "at": at,
+        "round": 2,
+        "cause": "NodeLost",
+        "replica": members[0]["replica"],
+        "node": "n-0",
+        "seconds": 3,
+    }
+    last = {"at": at, "round": 2, "reason": "NodeLost", "message": "node n-0 is gone", "lastLines": ["a line"] * 20}
+    spent = {f"{name.removesuffix(SUFFIX)}Seconds": 100.0 for name in CLASSES}
+    recovery = [{"cause": reason, "times": 1, "seconds": 10.0} for reason in reasons]
+    checkpoint = {"uri": f"s3://bucket/{name}", "everySeconds": "auto", "secretName": "s3"}
+    container = {"name": "trainer", "image": "registry.example/concertina/trainer:0.1.0"}
     return {
         "metadata": {
             "name": name, "namespace": f"team-{number % 50}", "uid": f"uid-{number}", "generation": 1,
             "resourceVersion": "1", "creationTimestamp": at,
         },
         "spec": {
-            "replicas": pods, "elastic": {"minReplicas": 1},
-            "template": {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python", "a.py"]}]}},
+            "replicas": pods, "elastic": {"minReplicas": 1}, "price": {"perReplicaHour": 10.0},
+            "checkpoint": checkpoint, "template": {"spec": {"containers": [container]}},
+            "tracking": {"backend": "MLflow", "uri": "http://mlflow.mlflow:5000"},
+            "trainer": {"steps": 9000, "data": {"uri": "s3://bucket/data"}},
         },
         "status": {
             "conditions": conditions, "startTime": at, "replicas": pods, "rounds": 3, "stepsReplayed": 2,
-            "world": {"round": 3, "replicas": pods, "workers": 8 * pods, "members": members},
+            "world": {"round": 3, "replicas": pods, "workers": 8 * pods, "members": members, "since": at,
+                      "lead": members[0]["replica"]},
             "progress": {"step": 1000 + number, "steps": 9000, "loss": 2.5, "tokensPerSecond": 1e5, "mfu": 0.4,
-                         "at": at},
+                         "tokens": 10**9, "stepSeconds": 0.5, "at": at},
             "lastCheckpoint": {"step": 900, "uri": "s3://bucket/run", "at": at},
             "lastSnapshot": {"step": 999, "at": at},
+            "checkpointInterval": {"seconds": 300, "suggestedSeconds": 300},
             "restarts": {"budget": 7, "total": 3, "recent": failures},
             "avoidedNodes": [{"node": "a", "until": at}],
-            "goodput": {"percent": 90.0, "productiveSeconds": 900.0, "recoverySeconds": 100.0, "at": at},
+            "goodput": {**spent, "percent": 90.0, "tokensPerSecond": 9e4, "recovery": recovery, "at": at},
+            "history": History(64, points).packed(), "incidents": [incident] * MOST_INCIDENTS, "lastFailure": last,
+            "cost": {"currency": "USD", "total": 123.4, "replicaHours": 12.3, "perMillionTokens": 0.5},
         },
     }  # fmt: skip
 
@@ -154,14 +177,18 @@ async def _operator(jobs: int, pods: int, scrapes: int) -> dict[str, list[float]
     return rows
 
 
-def _agent() -> dict[str, list[float]]:
-    training = Training()
-    progress = p.Progress(
+def progress(metrics: int = p.MOST_METRICS) -> p.Progress:
+    """Of rank 0, with so many numbers by names of its own."""
+    return p.Progress(
         0, 9000, 2.5, 1e5, 0.3, 0, "training", BEGUN, BEGUN, tokens=0, mfu=0.4,
         seconds={part.value: 0.0 for part in p.StepPart},
-        metrics={f"m{number}": 1.0 for number in range(p.MOST_METRICS)},
+        metrics={f"m{number}": 1.0 for number in range(metrics)},
     )  # fmt: skip
-    told = [p.Progress(**{**vars(progress), "step": step, "tokens": step}) for step in range(STEPS)]
+
+
+def _agent() -> dict[str, list[float]]:
+    training = Training()
+    told = [p.Progress(**{**vars(progress()), "step": step, "tokens": step}) for step in range(STEPS)]
     used = time.process_time()
     for each in told:
         training.on_progress(1, each, 0.0)

@@ -23,6 +23,8 @@ STALLS = (
 PHASE = "concertina_trainingjob_phase"
 NOT_AT_REST = f'unless on (namespace, trainingjob) {PHASE}{{phase=~"Complete|Failed|Suspending|Suspended"}}'
 """A job at rest keeps the figures of its status."""
+MOSTLY_TRAINS = f'and sum {by()} ({SPENT}{{class=~"{TRAINING}"}}) > {problems.LEAST_TRAINING:g} * sum {by()} ({SPENT})'
+"""The first steps of a round wait for all sorts of things: where little else was trained, that is no habit."""
 TRAINS = f'and on (namespace, trainingjob) {PHASE}{{phase="Training"}}'
 JOB = "{{ $labels.namespace }}/{{ $labels.trainingjob }}"
 PERCENT = "{{ $value | humanizePercentage }}"
@@ -76,7 +78,7 @@ def _part_of_training(
     problem: Problem, time: str, threshold: float, summary: str, description: str, besides: str = ""
 ) -> Alert:
     """`besides`: jobs that have it in any case."""
-    expression = f"{_share(time, TRAINING)} > {threshold:g} {NOT_AT_REST}"
+    expression = f"{_share(time, TRAINING)} > {threshold:g} {MOSTLY_TRAINS} {NOT_AT_REST}"
     if besides:
         expression = f"{expression} or {besides}"
     return Alert(problem, Severity.WARNING, "10m", expression, f"{JOB}: {summary.format(PERCENT)}", description)
@@ -150,7 +152,8 @@ ALERTS = (
         Problem.CHECKPOINT_OLD,
         Severity.CRITICAL,
         "5m",
-        f"(({_AGE} or {_TRAINED}) > {problems.CHECKPOINT_INTERVALS} * {_INTERVAL}) {TRAINS}",
+        f"(({_AGE} or {_TRAINED}) > {problems.CHECKPOINT_INTERVALS} * {_INTERVAL}) {TRAINS} "
+        f"unless on (namespace, trainingjob) {_stalled('StorageUnavailable')}",
         f"{JOB}: no checkpoint for {DURATION} of training",
         f"There should have been {problems.CHECKPOINT_INTERVALS} in that time. If all replicas are lost at once, so is "
         "what was trained since.",

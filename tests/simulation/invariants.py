@@ -197,8 +197,11 @@ class Invariants:
             return
         if sorted(restore.holders) != sorted(map(str, range(restore.id.shards))):
             raise Violation(f"round {assign.round} is to go on from a part of {restore.id}: {restore.holders}")
+        named = {member.replica for member in (*assign.members, *assign.outside)}
         for shard, holders in restore.holders.items():
             for name in holders:
+                if name not in named:
+                    raise Violation(f"round {assign.round}: where {name}, which holds shard {shard}, is stands nowhere")
                 pod = self.world.cluster.hosted.get(name)
                 if pod is not None and (restore.id, int(shard)) not in pod.volume.keys() | pod.discarded:
                     raise Violation(f"round {assign.round}: {name} does not hold shard {shard} of {restore.id}")

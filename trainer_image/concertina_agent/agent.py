@@ -29,6 +29,7 @@ from concertina_agent.transfers.tracking import SHIP_ALL_SECONDS, TrackingDriver
 from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.driver import WorkersDriver
 from concertina_protocol import addresses, log
+from concertina_protocol import worker_channel as w
 from concertina_protocol.log import log_event
 from concertina_protocol.tracking import spool
 
@@ -111,7 +112,7 @@ class Agent:
         self._metrics.start()
         address = addresses.join(settings.pod_ip, settings.port)
         known = {"instance": self._core.instance, "address": address, "seen": self._core.seen}
-        log.serve(settings.uid)
+        log.serve(settings.uid, settings.job)
         log_event("agent_started", replica=settings.replica, **known)
         if settings.checkpoints and settings.bundled:
             self._use_storage(e.UseStorage())
@@ -148,6 +149,8 @@ class Agent:
         at = time.time()
         effects = machine.step(self._core, event, time.monotonic(), at)
         self._metrics.on_event(event)
+        if isinstance(event, e.WorkerMessage) and isinstance(event.message, (p.Progress, w.Beat)):
+            log.reached(event.round, event.message.step)
         if not isinstance(event, QUIET):
             what = event.message if isinstance(event, e.RequestReceived) else event
             log_event(type(what).__name__, round=getattr(what, "round", self._core.seen[0]))

@@ -51,6 +51,8 @@ class Settings:
     """Empty: the bundled trainer."""
     warm_start: bool = False
     """Of a command of one's own; the bundled trainer always is."""
+    job: str = ""
+    """NAMESPACE/NAME"""
     track_every: int = 0
     """Every so many steps are told to a tracker; 0: none."""
     preload: tuple[str, ...] = ()
@@ -85,6 +87,7 @@ def read(environment: Mapping[str, str], command: tuple[str, ...], package: str 
             warm_start=bool(command) and bool(warm.get("enabled")),
             preload=_names(warm.get("preload")),
             package=package,
+            job=environment.get("CONCERTINA_JOB", ""),
             metrics=_metrics(environment),
             track_every=_track_every(environment.get("CONCERTINA_TRACKING") or "null"),
         )

@@ -19,7 +19,7 @@ from concertina_protocol import FailureReason, Restore, RestoreSource, Rollback,
 from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.messages.ranges import united
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
-from concertina_state.errors import BadInput, RestoreFailed
+from concertina_state.errors import BadInput, DataChanged, RestoreFailed
 from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.interval import Interval
 from concertina_state.lineage import TrainedRound, of_round
@@ -69,6 +69,8 @@ def main() -> NoReturn:
         if error.reason == FailureReason.ROLLED_BACK:
             time.sleep(AFTER_THE_CULPRIT)
         code = _fault(channel, error.reason, error, 1, Rollback(error.step, error.skipped))
+    except FloatingPointError as error:
+        code = _fault(channel, FailureReason.LOSS_NOT_FINITE, error, 1)
     except StorageError as error:
         print(error, file=sys.stderr)
     except Exception:
@@ -166,10 +168,10 @@ def build(
 
 
 def _check_data(config: TrainerConfig, digest: str) -> None:
-    """Raises BadInput where a run that trains a checkpoint again has got other data."""
+    """Raises DataChanged where a run that trains a checkpoint again has got other data."""
     wanted = config.reproduction and config.reproduction.data_digest
     if wanted and wanted != digest:
-        raise BadInput(
+        raise DataChanged(
             f"the data have digest {digest}, and the checkpoint to train again was trained on {wanted}: give "
             "trainer.data the same data, or take trainer.reproduction away to train on these."
         )

@@ -104,7 +104,7 @@ def _checked(raw: Any, stored: bool) -> JobSpec:
     """Raises ValidationError, and SpecError where fields that are each right don't go together."""
     # Through JSON, since only there strict types accept what YAML has: lists for tuples, strings for enums.
     spec = JobSpec.model_validate_json(json.dumps(raw), strict=True)
-    if problems := tuple(f"{rule.path}: {rule.message}" for rule in broken(spec, stored)):
+    if problems := tuple(f"{rule.path}: {rule.refusal(spec)}" for rule in broken(spec, stored)):
         raise SpecError(problems)
     return spec
 

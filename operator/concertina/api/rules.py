@@ -14,6 +14,7 @@ from typing import Any
 
 from concertina.api import TRAINER
 from concertina.api.spec import Container, JobSpec, Launcher, Tracking, TrackingBackend
+from concertina_trainer import layouts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Rule:
     field: str | None = None
     """Path, below `at`, of the field to name in the refusal."""
     holds: Callable[[JobSpec], bool] | None = None
+    says: Callable[[JobSpec], str] | None = None
+    """What the message says, and more than the API server's language can work out: the nearest that is right."""
     tolerated: bool = False
     """In a job that was stored before the rule was there, which runs on as it did (decision "Rules that are younger
     than jobs")."""
@@ -35,6 +38,10 @@ class Rule:
         if self.field:
             entry["fieldPath"] = self.field
         return entry
+
+    def refusal(self, spec: JobSpec) -> str:
+        """The sentence about this spec."""
+        return self.says(spec) if self.says else self.message
 
     @property
     def path(self) -> str:
@@ -93,7 +100,7 @@ VARIABLES = (
     "CONCERTINA_JOB", "CONCERTINA_UID", "CONCERTINA_PORT", "CONCERTINA_WORKERS", "CONCERTINA_GRACE_SECONDS",
     "CONCERTINA_IMAGE", "CONCERTINA_TRAINER", "CONCERTINA_CHECKPOINT", "CONCERTINA_REPLICA", "CONCERTINA_POD_IP",
     "CONCERTINA_NODE", "CONCERTINA_WARM_START", "CONCERTINA_TRACKING", "CONCERTINA_METRICS", "CONCERTINA_METRICS_TOKEN",
-    "CONCERTINA_SPEC",
+    "CONCERTINA_SPEC", "CONCERTINA_PARALLELISM",
 )  # fmt: skip
 PREFIX = "concertina.dev/"
 """Of the labels and annotations that the operator puts into pods; the names above are of what else it puts there."""
@@ -133,6 +140,19 @@ def _while_suspended(field: str, *, optional: bool) -> Rule:
         message=f"{field} changes only while the job is suspended: set spec.suspend to true first, change it, "
         "then set spec.suspend to false",
     )
+
+
+def _of_layout(rule: layouts.LayoutRule) -> Rule:
+    """What parallelism asks of the bundled trainer's configuration."""
+
+    def holds(spec: JobSpec) -> bool:
+        return spec.trainer is None or rule.holds(spec.trainer, spec.parallelism)
+
+    def says(spec: JobSpec) -> str:
+        return rule.message if spec.trainer is None else layouts.refusal(rule, spec.trainer, spec.parallelism)
+
+    cel = f"!has(self.trainer) || ({rule.cel})"
+    return Rule(at=".spec", field=f".{rule.field}", cel=cel, message=rule.message, holds=holds, says=says)
 
 
 RULES: tuple[Rule, ...] = (
@@ -185,21 +205,15 @@ RULES: tuple[Rule, ...] = (
         at=".spec",
         field=".launcher",
         cel="self.launcher != 'torchrun' || !has(self.elastic) || "
-        "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context == 1",
+        "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context == 1 && "
+        "(has(self.parallelism.shard) ? self.parallelism.shard : self.parallelism.expert) == 1",
         message="torchrun knows no blocks of ranks, so it may pick a size that parallelism doesn't allow: remove "
         "elastic or launcher",
         holds=lambda spec: (
             spec.launcher is not Launcher.TORCHRUN or spec.elastic is None or spec.parallelism.block == 1
         ),
     ),
-    Rule(
-        at=".spec",
-        field=".parallelism",
-        cel="!has(self.trainer) || self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context == 1",
-        message="the bundled trainer only does data parallelism so far: remove parallelism, or bring a command of "
-        "your own",
-        holds=lambda spec: not spec.bundled or spec.parallelism.block == 1,
-    ),
+    *(_of_layout(rule) for rule in layouts.RULES),
     Rule(
         at=".spec",
         field=".warmStart.preload",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
+import operator
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
@@ -145,6 +147,27 @@ class Parallelism(ParallelismConfig):
     """Ranks that only work together: the job's size is a whole number of such blocks."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+NodeLabel = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=317,
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+    ),
+]
+
+
+class Topology(Model):
+    """Which nodes are near each other."""
+
+    labels: tuple[NodeLabel, ...] = Field(
+        min_length=1,
+        max_length=8,
+        description="Labels of nodes, the widest domain first: topology.kubernetes.io/zone, one of an NVLink domain, "
+        "kubernetes.io/hostname. Nodes with the same values of the first ones are within one such domain.",
+    )
 
 
 class Checkpoint(CheckpointConfig):
@@ -425,10 +448,15 @@ class JobSpec(Model):
     )
     parallelism: Parallelism = Field(
         default=Parallelism(),
-        description="For a command of your own whose workers only work in groups: the job runs at sizes that are a "
-        "whole number of groups. The bundled trainer only does data parallelism.",
+        description="How many workers share a layer, a sequence, the layers and a copy of the state. The job runs at "
+        "sizes that are a whole number of such blocks (docs/parallelism.md).",
     )
 
+    topology: Topology | None = Field(
+        default=None,
+        description="For jobs with parallelism: ranks are ordered so that tensor groups, then context groups, then "
+        "pipelines and blocks stay within the innermost domain of nodes. Absent: within zones and nodes.",
+    )
     metrics: Metrics = Field(
         default=Metrics(), description="What the job's pods tell Prometheus (docs/metrics.md), under launcher agent."
     )
@@ -463,8 +491,21 @@ class JobSpec(Model):
     @property
     def replica_step(self) -> int:
         """Valid sizes, in replicas, are the multiples of this."""
-        block = self.parallelism.block
-        return math.lcm(block, self.workers) // self.workers if block > 1 else 1
+        return self._replicas_of(self.parallelism.block)
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """In replicas: of a tensor group, of a context group, of a pipeline and of a block, where it takes more than
+        one and more than the one before. Of a group that ends within a replica: of as many as fill whole ones."""
+        degrees = self.parallelism
+        ranks = itertools.accumulate(
+            (degrees.tensor, degrees.context, degrees.pipeline, degrees.shard or degrees.expert), operator.mul
+        )
+        return tuple(sorted({self._replicas_of(count) for count in ranks} - {1}))
+
+    def _replicas_of(self, ranks: int) -> int:
+        """The fewest that have a multiple of so many ranks."""
+        return math.lcm(ranks, self.workers) // self.workers if ranks > 1 else 1
 
 
 def _gpus(container: Container) -> int:

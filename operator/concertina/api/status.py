@@ -145,6 +145,16 @@ class World(Observed):
         max_length=10000,
         description="In order of rank. Empty with more than 64: `concertina status --members` lists them.",
     )
+    layout: Annotated[str, Field(max_length=256)] | None = Field(
+        default=None,
+        description="How the ranks of the current round are shared out, outermost first, as replicate 2 x shard 4 x "
+        "tensor 2. Absent: spec.parallelism says nothing.",
+    )
+    crossing: Annotated[str, Field(max_length=1024)] | None = Field(
+        default=None,
+        description="Which tensor and context groups are not within one domain of spec.topology, and over which link "
+        "they go. Absent: none.",
+    )
     copies: Distance = Field(
         default=Distance.NO_SNAPSHOTS,
         description="Where each member's snapshots are copied to: a member in another zone, on another node, for some "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 import sys
 import time
 from pathlib import Path
@@ -19,13 +18,13 @@ from concertina.api.model import Observed
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.diagnosis import agents
-from concertina.diagnosis.evidence import AgentFigures, Evidence, RoundMark, StepLine
+from concertina.diagnosis.evidence import AgentFigures, Evidence, StepLine
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError
 from concertina.kube.execute import execute
 from concertina.kube.manifests.names import JOB
 from concertina.kube.parse.views import status_of
-from concertina.kube.resources import EVENTS, PODS, TRAINING_JOBS, Raw
+from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.terminal.connection import Complaint
 from concertina.terminal.show import ended, word
 from concertina_protocol import log_lines
@@ -37,10 +36,8 @@ MOST_PODS = 16
 """That are asked, the lead first: a problem of one of a thousand is named in the status."""
 LATE_SECONDS = 60.0
 """That the operator's next word is waited for: with a thousand jobs it comes every 50 s."""
-LOG_LINES, HISTORY_LINES, LOG_BYTES = 2000, 50_000, 8 << 20
+LOG_LINES, LOG_BYTES = 2000, 8 << 20
 LARGEST_FILE = 16 << 20
-_ROUND = re.compile(r"round (\d+) with (\d+) replicas")
-"""As events RoundCommitted have it (plan/rounds/commits); of the first round there is none."""
 
 # In the container, which knows the port and the token; no network policy need let the caller in (decision "Agents are
 # asked from within").
@@ -69,8 +66,6 @@ class Record(Observed):
     """The object some seconds before."""
     agents: tuple[AgentFigures, ...] = ()
     steps: tuple[StepLine, ...] = ()
-    rounds: tuple[RoundMark, ...] = ()
-    """In order; for a report."""
     unseen: tuple[str, ...] = ()
     """Sentences: what could not be asked, and why."""
 
@@ -177,52 +172,17 @@ Steps = tuple[tuple[StepLine, ...], tuple[str, ...]]
 
 async def _steps(client: Client, namespace: str, status: JobStatus) -> Steps:
     """The last ones in the lead's log."""
-    if not status.world.lead:
+    pod, found = status.world.lead, []
+    if not pod:
         return (), ()
-    return await _read_log(client, namespace, status.world.lead, LOG_LINES)
-
-
-async def _read_log(client: Client, namespace: str, pod: str, tail: int) -> Steps:
-    found = []
     try:
-        async for text in client.logs(namespace, pod, TRAINER, tail=tail, limit_bytes=LOG_BYTES):
+        async for text in client.logs(namespace, pod, TRAINER, tail=LOG_LINES, limit_bytes=LOG_BYTES):
             if isinstance(line := log_lines.parse(text), StepDone):
                 loss = line.loss if math.isfinite(line.loss) else None
                 found.append(StepLine(step=line.step, loss=loss, seconds=line.seconds))
     except ApiError as error:
         return (), (f"the log of {pod} could not be read: {error}",)
     return tuple(found), ()
-
-
-async def read_history(client: Client, namespace: str, record: Record) -> Record:
-    """With all steps that logs of pods still have, each as it was trained last, and with the rounds that events tell
-    of."""
-    name = record.job["metadata"]["name"]
-    try:
-        pods, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
-        rounds = await _rounds(client, namespace, name, record.status)
-    except ApiError as error:
-        return record.model_copy(update={"unseen": (*record.unseen, f"earlier steps and rounds are missing: {error}")})
-    pods.sort(key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
-    steps = {line.step: line for line in record.steps}
-    for pod in pods[-MOST_PODS:]:
-        lines, _ = await _read_log(client, namespace, pod["metadata"]["name"], HISTORY_LINES)
-        steps = {line.step: line for line in lines} | steps
-    ordered = tuple(steps[step] for step in sorted(steps))
-    return record.model_copy(update={"steps": ordered, "rounds": rounds})
-
-
-async def _rounds(client: Client, namespace: str, name: str, status: JobStatus) -> tuple[RoundMark, ...]:
-    events, _ = await client.list_all(EVENTS, namespace, fields=f"involvedObject.name={name},reason=RoundCommitted")
-    found = {}
-    for event in events:
-        at = event.get("eventTime") or event.get("firstTimestamp") or event["metadata"]["creationTimestamp"]
-        if said := _ROUND.match(str(event.get("message"))):
-            found[int(said[1])] = RoundMark(at=unix_seconds(at), round=int(said[1]), replicas=int(said[2]))
-    world = status.world
-    if world.round and world.since:
-        found[world.round] = RoundMark(at=unix_seconds(world.since), round=world.round, replicas=world.replicas)
-    return tuple(found[number] for number in sorted(found))
 
 
 # --- from a file ------------------------------------------------------------------------------------------------------

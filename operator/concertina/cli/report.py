@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from concertina.cli.diagnose import judge
-from concertina.cli.evidence import look, read_history
+from concertina.cli.evidence import look
 from concertina.report.page import page
 from concertina.terminal.connection import Complaint, Target
 from concertina.terminal.console import plain
@@ -13,11 +13,11 @@ from concertina.terminal.console import plain
 
 async def run(target: Target, name: str, out: Path | None, seconds: float) -> int:
     async with target.connect() as (client, namespace):
-        record = await read_history(client, namespace, await look(client, namespace, name, seconds))
+        record = await look(client, namespace, name, seconds)
     seen, found = judge(record)
     file = out or Path(f"{name}.html")
     try:
-        file.write_text(page(record.name, seen, found, record.rounds, record.unseen), encoding="utf-8")
+        file.write_text(page(record.name, seen, found, record.unseen), encoding="utf-8")
     except OSError as error:
         raise Complaint(f"{file} can't be written: {error.strerror}") from error
     plain().print(f"{file} tells of {record.name}, as it was at {record.status.goodput.at or 'its creation'}.")

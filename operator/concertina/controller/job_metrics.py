@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from concertina.api.accounting import Cost
+from concertina.api.checkpoint_interval import checkpoint_interval
 from concertina.api.status import (
     CheckpointMark,
     ConditionType,
@@ -104,16 +105,6 @@ def _cost(value: Callable[[Cost], float | None]) -> Callable[[JobView, float], V
             yield (cost.currency,), money
 
     return values
-
-
-def _checkpoint_interval(job: JobView, _: float) -> float | None:
-    """The shorter of what the clock and the steps come to; nothing for a job that has no checkpoints."""
-    if job.spec is None or job.spec.checkpoint is None:
-        return None
-    every, told, progress = job.spec.checkpoint, job.status.checkpoint_interval, job.status.progress
-    by_clock = told.seconds if told else every.every_seconds if isinstance(every.every_seconds, int | float) else 0.0
-    by_steps = (every.every_steps or 0) * ((progress.step_seconds if progress else None) or 0.0)
-    return min(filter(None, (by_clock, by_steps)), default=None)
 
 
 def _tracker(job: JobView, _: float) -> float | None:
@@ -221,7 +212,11 @@ FAMILIES = (
         "Its step.",
         lambda job, _: job.status.last_checkpoint.step if job.status.last_checkpoint else None,
     ),
-    _gauge("checkpoint_interval_seconds", "Between durable checkpoints, as asked for.", _checkpoint_interval),
+    _gauge(
+        "checkpoint_interval_seconds",
+        "Between durable checkpoints, as asked for.",
+        lambda job, _: checkpoint_interval(job.spec, job.status),
+    ),
     _gauge(
         "snapshot_age_seconds",
         "Since the newest snapshot that is complete on peers was seen to be so.",

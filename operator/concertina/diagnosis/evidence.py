@@ -41,15 +41,6 @@ class StepLine(Observed):
     """None where it is not finite."""
 
 
-class RoundMark(Observed):
-    """A round as it began."""
-
-    at: float
-    """Unix seconds."""
-    round: int
-    replicas: int
-
-
 @dataclasses.dataclass(frozen=True)
 class Window:
     """Where the time of a while went."""

@@ -26,9 +26,9 @@ ADVICE = {
     "job and create it again: it goes on from its checkpoint",
     Problem.JOB_STALLED: "do what the sentence says; it goes on by itself once that is done",
     Problem.CORRUPT_STATE: "`concertina checkpoint verify URI` names every bad file: delete that checkpoint's folder, "
-    "or name an older one in checkpoint.resumeFrom, and create the job again; then distrust that disk or store",
-    Problem.DATA_DIGEST_MISMATCH: "copy the named file again from where it was built, build the data again, or name in "
-    "data.uri what the run began with",
+    "or name an older one in checkpoint.resumeFrom, and create the job again (a file of data: copy it again from where "
+    "it was built); then distrust that disk or store",
+    Problem.DATA_DIGEST_MISMATCH: "name in data.uri what the run began with; to train on other data, begin a new run",
     Problem.MEMORY_GROWS: "see what the script keeps from step to step (losses with their graphs, lists of batches, "
     "caches without a bound), by tracemalloc or torch.cuda.memory_summary(); until it is mended a larger "
     "resources.limits.memory buys time",
@@ -47,7 +47,7 @@ def failed(seen: Evidence) -> Finding | None:
     condition = seen.status.true_condition(ConditionType.FAILED)
     if condition is None:
         return None
-    problem = words.problem_in(words.last(seen)) or Problem.JOB_FAILED
+    problem = words.problem_at_end(seen) or Problem.JOB_FAILED
     sentence = f"the job has failed ({condition.reason}): {_message(condition)}"
     return critical(problem, sentence, ADVICE.get(problem, ADVICE[Problem.JOB_FAILED]))
 
@@ -57,7 +57,7 @@ def stalled(seen: Evidence) -> Finding | None:
     condition = seen.status.true_condition(ConditionType.STALLED)
     if condition is None or seen.ended:
         return None
-    problem = STALLS.get(condition.reason, Problem.JOB_STALLED)
+    problem = STALLS.get(condition.reason) or words.REASONS.get(condition.reason, Problem.JOB_STALLED)
     lost = 0.0 if seen.trains and problem is not Problem.INPUT_BOTTLENECK else 1.0
     return critical(problem, f"the job is stalled ({condition.reason}): {_message(condition)}", ADVICE[problem], lost)
 

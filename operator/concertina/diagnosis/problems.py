@@ -47,6 +47,8 @@ class Problem(enum.StrEnum):
 
 TRAINING = ("productive", "communication", "straggler", "input", "checkpoint", "evaluation", "compile")
 """Classes of the goodput that are parts of the time of training."""
+LEAST_TRAINING = 0.5
+"""Part of the time within which training must have been, for alerts of its parts; what kept it from that has others."""
 LOW_MFU = 0.2
 """Of the devices' peak arithmetic; dense transformers on recent GPUs reach 0.35 to 0.5."""
 EXPOSED_COMMUNICATION = 0.25

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from concertina.api.checkpoint_interval import checkpoint_interval
 from concertina.api.status import ConditionType
 from concertina.diagnosis import problems, words
 from concertina.diagnosis.evidence import RECENT_SECONDS, Evidence
@@ -19,7 +20,7 @@ FEWEST_STEPS = 32
 def checkpoint_old(seen: Evidence) -> Finding | None:
     """Of a job that trains: since its newest checkpoint, or without one since it trains. Where the store refuses, that
     is said instead."""
-    interval, stalled = _interval(seen), seen.status.true_condition(ConditionType.STALLED)
+    interval, stalled = checkpoint_interval(seen.spec, seen.status), seen.status.true_condition(ConditionType.STALLED)
     refused = stalled is not None and stalled.reason == "StorageUnavailable"
     if interval is None or not seen.trains or refused:
         return None
@@ -38,18 +39,6 @@ def checkpoint_old(seen: Evidence) -> Finding | None:
         "slow: concertina_checkpoint_ship_seconds_total over _shards_shipped_total says how long a shard takes",
         lost=0.0,
     )
-
-
-def _interval(seen: Evidence) -> float | None:
-    """Seconds between two checkpoints, None without any."""
-    checkpoint = seen.spec.checkpoint if seen.spec else None
-    progress, every = seen.status.progress, seen.status.checkpoint_interval
-    if checkpoint is None:
-        return None
-    found = [every.seconds] if every and every.seconds else []
-    if checkpoint.every_steps and progress and progress.step_seconds:
-        found.append(checkpoint.every_steps * progress.step_seconds)
-    return min(found, default=None)
 
 
 def tracker_unreachable(seen: Evidence) -> Finding | None:
@@ -123,7 +112,7 @@ def _by_last_failure(seen: Evidence, problem: Problem) -> Finding | None:
     failure = seen.status.last_failure
     if failure is None or seen.ended or seen.age(failure.at) > RECENT_SECONDS:
         return None
-    if words.problem_in("\n".join((failure.reason, failure.message, *failure.last_lines))) is not problem:
+    if words.problem_of(failure.reason, failure.message, *failure.last_lines) is not problem:
         return None
     who = f"replica {failure.replica} failed" if failure.replica else "the round failed"
     sentence = f"{duration(seen.age(failure.at))} ago {who} for it ({failure.reason}): {failure.message}"

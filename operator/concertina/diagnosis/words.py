@@ -1,31 +1,45 @@
-"""What the last words of a run's failures say. They are sentences of the trainer and its storage, or of a script's
-libraries: the first that fits counts."""
+"""The problem behind a failure: by its reason, where that says it. Else by its last words, which are sentences of a
+script, its libraries or the trainer: the first that fits counts."""
 
 from __future__ import annotations
 
 import re
 
+from concertina.api.status import ConditionType
 from concertina.diagnosis.evidence import Evidence
 from concertina.diagnosis.problems import Problem
+from concertina_protocol import FailureReason
 
+REASONS: dict[str, Problem] = {
+    FailureReason.LOSS_NOT_FINITE: Problem.LOSS_NAN,
+    FailureReason.LOSS_SPIKE: Problem.LOSS_SPIKE,
+    FailureReason.DATA_CHANGED: Problem.DATA_DIGEST_MISMATCH,
+    FailureReason.DAMAGED: Problem.CORRUPT_STATE,
+    FailureReason.SILENT_CORRUPTION: Problem.CORRUPT_STATE,
+    FailureReason.OUT_OF_MEMORY: Problem.MEMORY_GROWS,
+}
+"""Alerts go by the same."""
 _SIGNS = (
-    (Problem.LOSS_NAN, re.compile(r"LossNotFinite|the loss is (nan|-?inf)|gradient's norm (nan|-?inf)")),
-    (Problem.LOSS_SPIKE, re.compile(r"LossSpike|the loss is [\d.]+, and was [\d.]+ before")),
-    (Problem.DATA_DIGEST_MISMATCH, re.compile(r"[Bb]uild the data again|data with digest|digest of data")),
-    (Problem.CORRUPT_STATE, re.compile(r"SilentCorruption|is damaged|missing or damaged|RestoreFailed|crc32")),
+    (Problem.LOSS_NAN, re.compile(r"the loss is (nan|-?inf)|gradient's norm (nan|-?inf)")),
+    (Problem.LOSS_SPIKE, re.compile(r"the loss is [\d.]+, and was [\d.]+ before")),
+    (Problem.CORRUPT_STATE, re.compile(r"is damaged")),
     (Problem.STORAGE_REFUSES, re.compile(r"[Nn]o space left|There is no room left|Disk quota exceeded|StorageError")),
-    (Problem.MEMORY_GROWS, re.compile(r"OutOfMemory|ran out of memory|CUDA out of memory")),
+    (Problem.MEMORY_GROWS, re.compile(r"CUDA out of memory")),
 )
+"""What has no reason of its own: a trainer that stops at a bad loss, a snapshot that can't be restored, and what any
+script may say."""
 
 
-def problem_in(text: str) -> Problem | None:
-    return next((problem for problem, sign in _SIGNS if sign.search(text)), None)
+def problem_of(reason: str, *said: str) -> Problem | None:
+    """`said`: lines."""
+    text = "\n".join(said)
+    return REASONS.get(reason) or next((problem for problem, sign in _SIGNS if sign.search(text)), None)
 
 
-def last(seen: Evidence) -> str:
-    """Of the last failure, and what the conditions make of it."""
-    failure = seen.status.last_failure
-    said = [condition.message for condition in seen.status.conditions if condition.status == "True"]
-    if failure is not None:
-        said += [failure.reason, failure.message, *failure.last_lines]
-    return "\n".join(said)
+def problem_at_end(seen: Evidence) -> Problem | None:
+    """Of a job that has failed: by what it failed for, else by its last failure."""
+    ended, failure = seen.status.true_condition(ConditionType.FAILED), seen.status.last_failure
+    found = problem_of(ended.reason, ended.message) if ended else None
+    if found is None and failure is not None:
+        found = problem_of(failure.reason, failure.message, *failure.last_lines)
+    return found

@@ -161,6 +161,7 @@ class NodeView:
     """Empty where its label does not say."""
     allocatable: Mapping[str, Decimal] = field(default_factory=dict)
     """By resource, `pods` among them; empty where it does not say."""
+    labels: Mapping[str, str] = field(default_factory=dict)
     spot: bool = False
     """Its labels say that it may be taken away at any time, and costs less."""
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from xml.etree import ElementTree as xml
 
 from concertina.api.accounting import Goodput, Incident
-from concertina.api.status import JobStatus, rfc3339, unix_seconds
+from concertina.api.history import Point, unpacked
+from concertina.api.status import JobStatus, rfc3339
 from concertina.diagnosis.diagnose import Diagnosis, cost
-from concertina.diagnosis.evidence import Evidence, RoundMark
+from concertina.diagnosis.evidence import Evidence
 from concertina.durations import duration
 from concertina.report import plots
 
@@ -30,7 +31,7 @@ svg { width: 100%; display: block } svg text { font-size: 11px; fill: #666 }
 FEWEST_POINTS = 2
 
 
-def page(name: str, seen: Evidence, found: Diagnosis, rounds: Sequence[RoundMark], unseen: Sequence[str]) -> str:
+def page(name: str, seen: Evidence, found: Diagnosis, unseen: Sequence[str]) -> str:
     """HTML of one file. `name`: NAMESPACE/NAME; `unseen`: sentences about what could not be read."""
     root = xml.Element("html", lang="en")
     head = xml.SubElement(root, "head")
@@ -43,8 +44,7 @@ def page(name: str, seen: Evidence, found: Diagnosis, rounds: Sequence[RoundMark
     _table(body, (), _summary(seen))
     _findings(_section(body, "What is wrong"), seen, found)
     _time(_section(body, "Where the time went"), seen.status.goodput)
-    _world(_section(body, "World over time"), seen, rounds)
-    _curves(body, seen)
+    _course(body, seen)
     _incidents(_section(body, "Incidents"), seen.status)
     _table(_section(body, "Checkpoints"), (), _checkpoints(seen.status))
     said = _section(body, "What this page goes by")
@@ -120,28 +120,33 @@ def _time(section: xml.Element, goodput: Goodput) -> None:
         _table(section, (), ((cause.cause, f"{cause.times} x", f"{cause.seconds:.1f} s") for cause in causes))
 
 
-def _world(section: xml.Element, seen: Evidence, rounds: Sequence[RoundMark]) -> None:
-    points = [((mark.at - seen.created) / 60, float(mark.replicas)) for mark in rounds]
-    if not points:
-        xml.SubElement(section, "p").text = "No round was begun."
-        return
-    until = unix_seconds(seen.status.completion_time) if seen.status.completion_time else seen.at
-    points.append(((until - seen.created) / 60, points[-1][1]))
-    section.append(plots.line(points, "minutes since the job was created", "replicas", steps=True))
-    if rounds[0].round > 1:
-        said = f"Of rounds before {rounds[0].round} no event tells: they are kept for an hour, and the first has none."
-        xml.SubElement(section, "p").text = said
+def _course(body: xml.Element, seen: Evidence) -> None:
+    """As the status keeps it, of the whole run; and the last steps, as the log tells them."""
+    points = unpacked(seen.status.history or "").points
+    world = [((point.at - seen.created) / 60, float(point.replicas)) for point in points]
+    losses = [(float(point.step), point.loss) for point in _not_undone(points) if point.loss is not None]
+    paces = [(float(line.step), line.seconds) for line in seen.steps]
+    _line(body, "World over time", world, "minutes since the job was created", "replicas", steps=True)
+    _line(body, "Loss", losses, "step", "loss")
+    _line(body, "Seconds of a step", paces, "step, of the last ones in the log", "seconds")
 
 
-def _curves(body: xml.Element, seen: Evidence) -> None:
-    losses = [(float(one.step), one.loss) for one in seen.steps if one.loss is not None]
-    paces = [(float(one.step), one.seconds) for one in seen.steps]
-    for title, name, points in (("Loss", "loss", losses), ("Seconds of a step", "seconds", paces)):
-        if len(points) >= FEWEST_POINTS:
-            _section(body, title).append(plots.line(points, "step", name))
-    if len(paces) < FEWEST_POINTS:
-        text = "Lines of steps were found in no log: a command of its own writes none, and logs go with their pods."
-        xml.SubElement(_section(body, "Loss"), "p").text = text
+def _not_undone(points: Iterable[Point]) -> Sequence[Point]:
+    """Of steps that were trained again the later ones."""
+    kept: list[Point] = []
+    for point in points:
+        while kept and kept[-1].step >= point.step:
+            kept.pop()
+        kept.append(point)
+    return kept
+
+
+def _line(body: xml.Element, title: str, points: Sequence[plots.Point], x: str, y: str, steps: bool = False) -> None:
+    section = _section(body, title)
+    if len(points) >= FEWEST_POINTS:
+        section.append(plots.line(points, x, y, steps))
+    else:
+        xml.SubElement(section, "p").text = "Too little was told of it to be drawn."
 
 
 def _incidents(section: xml.Element, status: JobStatus) -> None:

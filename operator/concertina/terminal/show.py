@@ -142,6 +142,8 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             f"round {world.round}" + (f", lead {world.lead}" if world.lead else "") + _since(world.since)
         ),
     )
+    if world.layout:
+        yield "Layout", world.layout + (f"; {world.crossing}" if world.crossing else "")
     if standing := status.spares.replicas:
         yield "Spares", f"{status.spares.ready} of {len(standing)} ready: {', '.join(standing[:5])}"
     if progress := status.progress:

@@ -154,9 +154,13 @@ class Jobs:
         self.cluster.kubectl("delete", "pod", name, "-n", self.namespace, "--force", "--grace-period=0", "--wait=false")
 
     def kill_worker(self, name: str, replica: str) -> None:
-        """SIGKILL to the newest worker of a replica, by the pid that its agent logged."""
+        """SIGKILL to the newest worker of a replica."""
+        os.kill(self.worker(name, replica), signal.SIGKILL)
+
+    def worker(self, name: str, replica: str) -> int:
+        """The pid on this machine of the newest worker of a replica, by that which its agent logged."""
         started = [line for line in self.logs(replica).splitlines() if '"event":"worker_started"' in line]
-        os.kill(self.process(name, replica, json.loads(started[-1])["pid"]), signal.SIGKILL)
+        return self.process(name, replica, json.loads(started[-1])["pid"])
 
     def process(self, name: str, replica: str, pid: int = 1) -> int:
         """The pid on this machine of a process of a replica's container, the agent where none is named."""

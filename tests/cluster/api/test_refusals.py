@@ -57,6 +57,8 @@ def test_examples_are_accepted_by_both(cluster: LocalCluster, example: Path) -> 
     assert stored["spec"]["template"] == job["spec"]["template"], "nothing is filled into the template"
 
 
+HEADS = ("spec.trainer.model.heads", 8)
+FEW_HEADS = ("spec.trainer.model.kvHeads", 2)
 BITWISE = [("spec.trainer.determinism", "bitwise")]
 
 
@@ -103,11 +105,62 @@ ALL_REFUSED = [
         [("spec.trainer.evaluation", {"everySteps": 0})],
         "spec.trainer.evaluation.everySteps in body should be greater than or equal to 1",
     ),
+    ("tensor and heads", JOB, [("spec.parallelism", {"tensor": 3})], "tensor does not divide trainer.model.heads"),
+    ("tensor and kvHeads", JOB, [FEW_HEADS, ("spec.parallelism", {"tensor": 4})], "divide trainer.model.kvHeads"),
     (
-        "parallelism",
+        "tensor and a hiddenDim that is said",
         JOB,
-        [("spec.parallelism", {"tensor": 2})],
-        "the bundled trainer only does data parallelism so far",
+        [("spec.trainer.model.hiddenDim", 36), ("spec.parallelism", {"tensor": 8}), HEADS],
+        "tensor does not divide trainer.model.hiddenDim",
+    ),
+    (
+        "tensor and a hiddenDim that follows from dim",
+        JOB,
+        [("spec.trainer.model", {"dim": 128, "heads": 64}), ("spec.parallelism", {"tensor": 64})],
+        "tensor does not divide trainer.model.hiddenDim",
+    ),
+    (
+        "tensor and the sequence",
+        JOB,
+        [("spec.trainer.model.sequenceLength", 255), ("spec.parallelism", {"tensor": 2})],
+        "tensor does not divide trainer.model.sequenceLength / context",
+    ),
+    (
+        "context and the sequence",
+        JOB,
+        [("spec.trainer.model.sequenceLength", 66), ("spec.parallelism", {"context": 2})],
+        "twice context does not divide trainer.model.sequenceLength",
+    ),
+    (
+        "stages and layers",
+        JOB,
+        [("spec.parallelism", {"pipeline": 513})],
+        "pipeline has more stages than trainer.model.layers",
+    ),
+    (
+        "stages and layers of an interleaved schedule",
+        JOB,
+        [("spec.trainer.model.layers", 6), ("spec.parallelism", {"pipeline": 4, "schedule": "Interleaved1F1B"})],
+        "pipeline has more stages than trainer.model.layers",
+    ),
+    (
+        "context and buckets",
+        JOB,
+        [("spec.trainer.data.documents", "bucketed"), ("spec.parallelism", {"context": 2})],
+        "bucketed makes microbatches of different lengths",
+    ),
+    (
+        "stages and balance",
+        JOB,
+        [("spec.trainer.data.balance", "speed"), ("spec.parallelism", {"pipeline": 2})],
+        "those of a tensor, pipeline or context group compute the same sequences",
+    ),
+    ("copies and bitwise", JOB, [*BITWISE, ("spec.parallelism", {"shard": 2})], "bitwise knows one order of summing"),
+    (
+        "torchrun and copies",
+        OWN,
+        [("spec.launcher", "torchrun"), ("spec.elastic", {"minReplicas": 1}), ("spec.parallelism", {"shard": 2})],
+        "torchrun knows no blocks of ranks",
     ),
     (
         "preload for the bundled trainer",

@@ -10,6 +10,7 @@
 
 PACE: seconds that every rank takes more for a forward pass, of a job that trains until its test is over: it would keep
 the processors from all others. PACE_WHILE: only while there is such a file.
+LINE_DELAY: seconds that what gloo sends between two ranks is longer under way.
 """
 
 import importlib.abc
@@ -58,6 +59,13 @@ def memory_is_lost(*_):
         raise RestoreFailed("node memory is lost, as a test wants it")
 
 
+def slow_line(module):
+    if "LINE_DELAY" in os.environ:
+        import relays
+
+        module.ProcessGroupGloo = relays.between_ranks(module.ProcessGroupGloo)
+
+
 def _before(owner, name, act):
     original = getattr(owner, name)
 
@@ -71,6 +79,7 @@ def _before(owner, name, act):
 PATCHES = {
     "concertina_trainer.data.read.reader": lambda module: _before(module.Reader, "sequences", read_forever),
     "concertina_trainer.model.decoder": lambda module: _before(module.Decoder, "forward", compute_forever),
+    "torch.distributed.distributed_c10d": slow_line,
     "concertina_trainer.state.restore": lambda module: _before(module.InMemory, "open", memory_is_lost),
 }
 

@@ -5,11 +5,11 @@ import time
 
 from concertina_state.saving import Saving
 from concertina_trainer import worker
-from concertina_trainer.training.evaluation import Evaluation
+from concertina_trainer.training.engine import WholeModel
 
 
 def main():
-    losses, local_flags = Evaluation._microbatch_losses, Saving.local_flags
+    losses, local_flags = WholeModel.losses, Saving.local_flags
     evaluating = False
 
     def begun(self, batch):
@@ -25,5 +25,5 @@ def main():
         return flags
 
     if os.environ["RANK"] == "0":
-        Evaluation._microbatch_losses, Saving.local_flags = begun, asked
+        WholeModel.losses, Saving.local_flags = begun, asked
     worker.main()

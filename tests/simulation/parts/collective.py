@@ -326,8 +326,7 @@ class Collective:
             if isinstance(error, BadInput):
                 self._fail(process, w.Fault("BadInput", str(error)), w.BAD_INPUT_EXIT)
             else:
-                for rank in process.ranks:
-                    self._exited(process, rank, 1, (f"{type(error).__name__}: {error}",))
+                self._fail(process, w.Fault("LossNotFinite", str(error)))
 
     def _fail(self, process: AgentProcess, fault: w.Fault, code: int = 1) -> None:
         self.broken = True

@@ -28,6 +28,7 @@ def job_spec(world: World, least: int, calm: bool) -> JobSpec:
         "trainer": _trainer(world.steps, Random(f"anomalies of {seed}")),
         "checkpoint": {"uri": "s3://bucket/run"},
         "failurePolicy": _policy(random),
+        "parallelism": world.parallelism,
     }
     if random.random() < 0.25:
         manifest["template"]["spec"]["restartPolicy"] = "OnFailure"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import concertina_protocol as p
@@ -26,6 +27,8 @@ from simulation.runs.schedule import SPAN, Schedule, Strike, draw
 if TYPE_CHECKING:
     from simulation.runs.rivals import Rivalry
 
+LARGER = 8
+"""Replicas of a job in blocks."""
 LIMIT = 400.0
 """Virtual seconds after the last fault within which the job has to be complete."""
 
@@ -38,9 +41,10 @@ class World:
         schedule: Schedule | None = None,
         salt: int = 0,
         rivalry: Rivalry | None = None,
+        parallelism: Mapping[str, int] | None = None,
     ) -> None:
         """`schedule`: instead of what the seed draws. `salt`: another line of chance, with the same job. `rivalry`: the
-        cluster is shared with others."""
+        cluster is shared with others. `parallelism`: a larger job, in blocks of that."""
         self.seed, self.rivalry = seed, rivalry
         self.clock = rivalry.clock if rivalry else Clock(seed)
         chance, random = self.clock.chance, self.clock.random
@@ -55,6 +59,9 @@ class World:
         self.agents: dict[str, AgentProcess] = {}
         """By pod name; a process that died stays until another takes its place."""
         self.replicas = rivalry.replicas() if rivalry else random.choice((1, 2, 2, 3, 3, 4))
+        self.parallelism = parallelism or {}
+        if parallelism:
+            self.replicas = LARGER
         least = self.replicas if chance(0.3) else random.randint(1, self.replicas)
         self.workers = random.choice((1, 1, 2))
         self.steps = random.randint(12, 40)

@@ -53,6 +53,8 @@ def test_one_run_through_rounds_and_a_new_lead_has_each_step_once(folder, traine
             await job.until(job[1], lambda r: r.state == "succeeded", "never succeeded")
             for one in (job[0], job[1]):
                 assert await asyncio.to_thread(one.process.wait, 60) == 0
+            *_, last = (event for event in job[1].events() if event["event"] == "agent_exits")
+            assert (last["job"], last["round"], last["step"]) == ("test/job", 3, steps)
 
     asyncio.run(body())
     (run,) = (tmp_path / "runs" / "test").iterdir()

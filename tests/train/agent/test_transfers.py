@@ -129,6 +129,21 @@ def test_what_one_holder_sends_badly_another_one_is_asked_for(tmp_path, identity
     run(body)
 
 
+def test_what_no_member_holds_is_had_from_who_is_none(tmp_path, identity):
+    """Of a block that was taken out, or beyond spec.replicas."""
+
+    async def body():
+        holder = Holder(tmp_path / "holder", identity)
+        peers, _, _ = mine(tmp_path, identity)
+        told = assign(holder.address)
+        me, other = told.members
+        peers.begin(e.StartRound(dataclasses.replace(told, members=(me,), outside=(other,)), 0))
+        assert (await peers.fetch(ID, 0)).read_bytes() == DATA
+        await holder.server.close()
+
+    run(body)
+
+
 def test_what_no_holder_has_whole_is_named_with_what_each_of_them_did(tmp_path, identity):
     async def body():
         peers, snapshots, _ = mine(tmp_path, identity)

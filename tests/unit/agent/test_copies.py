@@ -15,9 +15,10 @@ PLACES = st.tuples(st.sampled_from(["n0", "n1", "n2"]), st.sampled_from(["", "a"
 def test_the_nearest_holder_is_asked_first(places: list[tuple[str, str]], data: st.DataObject) -> None:
     members = tuple(p.Member(f"r{i}", "i", f"h:{i}", i, 1, *place) for i, place in enumerate(places))
     names = [member.replica for member in members]
-    holders = tuple(data.draw(st.lists(st.sampled_from([*names, "left"]), unique=True)))
+    outside = p.Member("outside", "i", "h:9", 0, 0, *data.draw(PLACES))
+    holders = tuple(data.draw(st.lists(st.sampled_from([*names, "outside", "left"]), unique=True)))
     restore = p.Restore("Memory", 5, p.SnapshotId(1, 5, "digest", 4), {"3": holders})
-    assign = p.Assign("uid", 2, "claim", members, "store", restore)
+    assign = p.Assign("uid", 2, "claim", members, "store", restore, outside=(outside,))
     me = data.draw(st.sampled_from(members))
 
     found = nearest(assign, me.replica, 3)

@@ -91,7 +91,11 @@ CONTAINER = "template.spec.containers.0"
         ("trainer.precision", "float8", "spec.trainer.precision must be 'auto', 'bfloat16' or 'float32'"),
         ("trainer.epochs", 2, "spec.trainer.epochs is not a field that this version of concertina knows"),
         ("trainer.model", {"dim": 24, "heads": 5}, "spec.trainer.model dim must be an even multiple"),
-        ("parallelism", {"tensor": 2}, "spec.parallelism: the bundled trainer only does data parallelism so far"),
+        (
+            "parallelism",
+            {"pipeline": 9},
+            "spec.parallelism.pipeline: pipeline has more stages than trainer.model.layers",
+        ),
         ("warmStart", {"preload": ["torch"]}, "spec.warmStart.preload: warmStart.preload is for a command of your own"),
         ("warmStart", {"preload": ["a b"]}, "spec.warmStart.preload[0] "),
         ("checkpoint.uri", "ftp://host/run", "spec.checkpoint.uri: must be s3://bucket/folder, gs://"),

@@ -12,7 +12,7 @@ from concertina.cli import evidence
 from concertina.cli.diagnose import as_object, judge
 from concertina.cli.evidence import Record, read
 from concertina.diagnosis.diagnose import diagnose
-from concertina.diagnosis.evidence import AgentFigures, RoundMark, StepLine
+from concertina.diagnosis.evidence import AgentFigures, StepLine
 from concertina.terminal.connection import Complaint
 
 T0 = 1_800_000_000.0
@@ -33,7 +33,6 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         earlier=JOB,
         agents=(AgentFigures(replica="a-0-0", at=T0, finite_loss=False),),
         steps=(StepLine(step=1, seconds=0.5, loss=2.0), StepLine(step=2, seconds=0.5)),
-        rounds=(RoundMark(at=T0, round=1, replicas=2),),
         unseen=("nothing",),
     )
     file = tmp_path / "a.json"

@@ -160,7 +160,12 @@ CASES: dict[str, tuple[Problem, Evidence, Evidence]] = {
     "no checkpoint": (
         Problem.CHECKPOINT_OLD,
         evidence(status(), spec=spec(checkpoint={"uri": "file:///run", "everySteps": 10})),
-        evidence(status(), spec=spec(checkpoint={"uri": "file:///run", "everySteps": 1000})),
+        evidence(status(), spec=spec(checkpoint={"uri": "file:///run", "everySteps": 1000, "everySeconds": 7000})),
+    ),
+    "no checkpoint, and no word of how often": (
+        Problem.CHECKPOINT_OLD,
+        evidence(status(), spec=spec(checkpoint=CHECKPOINT)),
+        evidence(status(), spec=spec(checkpoint={**CHECKPOINT, "everySeconds": "auto"})),
     ),
     "an operator that is silent": (
         Problem.OPERATOR_DOWN,
@@ -210,10 +215,25 @@ CASES: dict[str, tuple[Problem, Evidence, Evidence]] = {
         evidence(status("Failed", condition("Failed", "SameFailure"), condition("Stalled", "SameFailure"))),
         evidence(status("Complete", condition("Complete", "Succeeded"))),
     ),
-    "damaged data": (
+    "other data": (
         Problem.DATA_DIGEST_MISMATCH,
-        evidence(status(last_failure=failure("BadInput", "/d/a.bin is damaged: ... or build the data again."))),
+        evidence(status(last_failure=failure("DataChanged", "said in any words"))),
+        evidence(status(last_failure=failure("BadInput", "data.uri holds data with digest b, not a"))),
+    ),
+    "other data, at the end": (
+        Problem.DATA_DIGEST_MISMATCH,
+        evidence(status("Failed", condition("Failed", "DataChanged"))),
+        evidence(status("Failed", condition("Failed", "SameFailure"))),
+    ),
+    "damaged data": (
+        Problem.CORRUPT_STATE,
+        evidence(status(last_failure=failure("Damaged", "/d/a.bin is not what it was"))),
         evidence(status(last_failure=failure("WorkerFailed", "exited with code 1"))),
+    ),
+    "other data, for a person": (
+        Problem.DATA_DIGEST_MISMATCH,
+        evidence(status("Stalled", condition("Stalled", "DataChanged"))),
+        evidence(status("Stalled", condition("Stalled", "PodRefused"))),
     ),
     "a damaged state": (
         Problem.CORRUPT_STATE,

@@ -7,9 +7,10 @@ from xml.etree import ElementTree as xml
 
 from builders.jobs import T0, spec
 from concertina.api.accounting import CLASSES, SUFFIX, Goodput, Incident
+from concertina.api.history import History, Point
 from concertina.api.status import Condition, JobProgress, JobStatus, rfc3339
 from concertina.diagnosis.diagnose import diagnose
-from concertina.diagnosis.evidence import Evidence, RoundMark, StepLine
+from concertina.diagnosis.evidence import Evidence, StepLine
 from concertina.report.page import COLOURS, page
 from concertina.report.plots import MOST_POINTS, bar, line
 
@@ -18,8 +19,7 @@ EVIL = "<script>alert(1)</script>\"'&"
 
 def made(status: JobStatus, **fields: object) -> str:
     seen = Evidence(spec=spec(), status=status, at=T0 + 600, created=T0, **fields)  # type: ignore[arg-type]
-    rounds = (RoundMark(at=T0 + 5, round=2, replicas=3), RoundMark(at=T0 + 60, round=3, replicas=2))
-    return page(f"team/{EVIL}", seen, diagnose(seen), rounds, (EVIL,))
+    return page(f"team/{EVIL}", seen, diagnose(seen), (EVIL,))
 
 
 def test_what_a_job_says_is_text() -> None:
@@ -35,17 +35,37 @@ def test_what_a_job_says_is_text() -> None:
 def test_a_run_without_anything_has_a_page() -> None:
     text = made(JobStatus())
     assert "Nothing was found that is wrong" in text
-    assert "Lines of steps were found in no log" in text
-    assert "Of rounds before 2 no event tells" in text
+    assert text.count("Too little was told of it to be drawn") == 3, "world, loss, seconds of steps"
 
 
-def test_curves_leave_out_what_is_not_finite() -> None:
+def course(*points: tuple[int, float | None, int]) -> str:
+    """As the status has it: step, loss and replicas, ten seconds apart."""
+    times = range(int(T0), int(T0) + 10 * len(points), 10)
+    return History(10, tuple(Point(at, *point) for at, point in zip(times, points, strict=True))).packed()
+
+
+def curves(text: str) -> list[list[tuple[float, float]]]:
+    found = re.findall(r'<polyline class="line" points="([^"]*)"', text)
+    return [[(float(x), float(y)) for x, y in (place.split(",") for place in points.split())] for points in found]
+
+
+def test_curves_are_those_of_the_status_without_what_is_not_finite() -> None:
     steps = tuple(StepLine(step=n, loss=None if n == 2 else 1.0 / n, seconds=0.5) for n in (1, 2, 3))
     progress = JobProgress(step=3, steps=10, percent=30, loss=0.3, at=rfc3339(T0 + 500))
-    text = made(JobStatus(progress=progress, goodput=Goodput(productive_seconds=30, at=rfc3339(T0 + 600))), steps=steps)
-    polylines = re.findall(r'<polyline class="line" points="([^"]*)"', text)
-    assert [len(points.split()) for points in polylines] == [5, 2, 3], "world in steps, loss, seconds"
+    spent = Goodput(productive_seconds=30, at=rfc3339(T0 + 600))
+    history = course((1, 3.0, 3), (20, None, 3), (40, 2.0, 2), (60, 1.5, 3))
+    text = made(JobStatus(progress=progress, goodput=spent, history=history), steps=steps)
+    world, loss, seconds = curves(text)
+    assert [len(points) for points in (world, loss, seconds)] == [7, 3, 3], "the world is in steps"
     assert "nan" not in text.lower()
+
+
+def test_of_steps_that_were_trained_again_the_later_loss_is_drawn() -> None:
+    undone = course((1, 3.0, 1), (20, 2.0, 1), (40, 9.0, 1), (20, 2.5, 1), (30, 2.0, 1))
+    _, loss = curves(made(JobStatus(history=undone)))
+    across = [x for x, _ in loss]
+    assert len(loss) == 3
+    assert across == sorted(across)
 
 
 def test_a_long_run_has_no_more_points_than_can_be_seen() -> None:

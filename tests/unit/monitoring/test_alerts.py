@@ -67,7 +67,7 @@ CASES = {
     Problem.INPUT_BOTTLENECK: Case(
         spent(input=12),
         "n/j: 20% of the time of training waits for data",
-        (spent(input=5), spent(input=2, waiting=35)),
+        (spent(input=5), spent(input=2, waiting=35), spent(input=20, waiting=35), spent(input=20, recovery=35)),
     ),
     Problem.STRAGGLER: Case(
         spent(straggler=15),
@@ -85,6 +85,7 @@ CASES = {
         (
             TRAINS | AGES | {"checkpoint_age_seconds": "1800x300"},
             TRAINS | {"checkpoint_age_seconds": "0+60x300"},
+            TRAINS | AGES | {'stalled{reason="StorageUnavailable"}': "1x300"},
             AGES | {'phase{phase="Complete"}': "1x300"},
         ),
         fires_too=(TRAINS | NO_AGE | spent(productive=60),),

@@ -12,17 +12,27 @@ from concertina_protocol.log import LogFormat, log_event
 from concertina_protocol.traces import trace_id
 
 
-def test_lines_of_one_job_say_it_where_they_name_a_round(
+def test_lines_of_one_job_say_which_it_is_and_how_far(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "_served", "")
+    monkeypatch.setattr(log, "_served", None)
     log_event("before", round=7)
-    log.serve("uid-1")
+    log.reached(7, 40)
+    log.serve("uid-1", "team/a")
     for fields in ({"round": 7}, {"round": 0}, {}):
         log_event("after", **fields)
-    before, seven, zero, none = map(json.loads, capsys.readouterr().err.splitlines())
-    assert seven["trace"] == trace_id("uid-1", 7)
-    assert not [line for line in (before, zero, none) if "trace" in line]
+    log.reached(7, 41)
+    for fields in ({}, {"round": 7, "rank": 1}, {"round": 8}, {"step": 3}):
+        log_event("training", **fields)
+    before, *lines = map(json.loads, capsys.readouterr().err.splitlines())
+    assert before.keys() == {"t", "event", "round"}
+    assert {line["job"] for line in lines} == {"team/a"}
+    seven = trace_id("uid-1", 7)
+    said = [(line.get("round"), line.get("trace"), line.get("step")) for line in lines]
+    assert said == [
+        *((7, seven, None), (0, None, None), (None, None, None)),
+        *((7, seven, 41), (7, seven, 41), (8, trace_id("uid-1", 8), None), (7, seven, 3)),
+    ]
 
 
 def test_text_is_one_line_with_names_and_values(

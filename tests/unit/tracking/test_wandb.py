@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
 from wandb.proto import wandb_internal_pb2 as pb
 
 from concertina_protocol.tracking.records import Checkpointed, Outcome, StepDone
@@ -56,3 +59,53 @@ def test_a_run_has_each_step_once_its_parameters_and_its_checkpoints(tmp_path: P
     assert b"s3://bucket/step-5" in text
     assert b"trainer@sha256:abc" in text
     assert b"2 workers" in text
+
+
+class Server(BaseHTTPRequestHandler):
+    """As much of W&B's as a client asks for that begins a run and logs to it: there is none to be had here."""
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode(errors="replace")
+        project = {"name": "project", "entity": {"name": "team"}}
+        bucket = {"id": "1", "name": "uid-1", "displayName": "job", "config": "{}", "project": project}
+        data: dict[str, object] = {}
+        if "createRunFiles" in asked:
+            data = {"createRunFiles": {"runID": "uid-1", "uploadHeaders": [], "files": []}}
+        elif "upsertBucket" in asked:
+            data = {"upsertBucket": {"bucket": bucket, "inserted": True}}
+        answer = json.dumps({"data": data}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_what_goes_to_a_server_takes_no_room_on_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The volume of the spool may be memory, and a run of weeks has millions of steps."""
+    from concertina_tracking.trackers.wandb import WandbRun
+
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    settings = Settings(
+        Backend.WANDB,
+        f"http://127.0.0.1:{server.server_port}",
+        "team/project",
+        "job",
+        {},
+        "uid-1",
+        "test/job",
+        tmp_path,
+    )
+    settings.spool.mkdir()
+    run = WandbRun(settings, About({}, {}))
+    run.log([StepDone(1, step, 1000.0 + step, {"loss": 1 / step}) for step in range(1, 2001)])
+    run.close()
+    server.shutdown()
+    sizes = {path.name: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()}
+    assert sizes, "it was never begun"
+    assert sum(sizes.values()) < 100_000, sizes

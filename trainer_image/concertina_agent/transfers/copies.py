@@ -224,10 +224,10 @@ def _header(answer: Optional[p.Message]) -> p.ShardHeader:
 
 
 def nearest(assign: p.Assign, replica: str, number: int) -> list[p.Member]:
-    """The other members that hold a shard: those on the same node first, then those in the same zone, then the rest."""
+    """The others that hold a shard: those on the same node first, then those in the same zone, then the rest."""
     me = next((member for member in assign.members if member.replica == replica), None)
     holders = assign.restore.holders.get(str(number), ())
-    others = [member for member in assign.members if member.replica in holders and member is not me]
+    others = [other for other in (*assign.members, *assign.outside) if other.replica in holders and other is not me]
     return sorted(others, key=lambda other: (other.node != me.node, other.zone != me.zone)) if me else others
 
 

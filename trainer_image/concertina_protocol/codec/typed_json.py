@@ -54,17 +54,23 @@ def _fields(kind: type[Any]) -> tuple[tuple[str, Optional[float]], ...]:
     return _FIELDS[kind]
 
 
+_PLAIN = frozenset({type(None), str, int, float, bool})
+
+
 def to_json(value: Any) -> Any:
     """The reverse of `from_json`, for json.dumps."""
-    if value is None or isinstance(value, (str, int, float)):
+    if type(value) in _PLAIN or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, (tuple, list)):
         return [to_json(each) for each in value]
     if isinstance(value, Mapping):
         return {key: to_json(each) for key, each in value.items()}
     if dataclasses.is_dataclass(value):
-        told = ((name, getattr(value, name), absent) for name, absent in _fields(type(value)))
-        return {name: absent if each is None else to_json(each) for name, each, absent in told}
+        found: dict[str, Any] = {}
+        for name, absent in _fields(type(value)):  # most fields are plain: a call for each is half of the time
+            each = getattr(value, name)
+            found[name] = absent if each is None else each if type(each) in _PLAIN else to_json(each)
+        return found
     return value
 
 

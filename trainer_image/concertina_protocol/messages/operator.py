@@ -76,6 +76,9 @@ class Assign:
     history: JobHistory = JobHistory()
     images: tuple[str, ...] = ()
     """Of the members' containers, as their nodes resolved them, each once: for the lineage of what is trained."""
+    outside: tuple[Member, ...] = ()
+    """Who is no member, and holds shards of `restore` that no member does: without ranks. (Version 1 did not say it at
+    first: then no member could have them.)"""
 
 
 @dataclasses.dataclass(frozen=True)

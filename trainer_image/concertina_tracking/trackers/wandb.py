@@ -20,7 +20,8 @@ class WandbRun:
         offline = parsed.scheme == "file"
         folder = unquote(parsed.path) if offline else str(settings.spool)
         team, _, project = settings.experiment.rpartition("/")
-        known = wandb.Settings(console="off", silent=True, disable_git=True)
+        # Its own log of what it sends grows without a bound, in a volume that may be memory; the spool is ours.
+        known = wandb.Settings(console="off", silent=True, disable_git=True, x_skip_transaction_log=not offline)
         if settings.uri and not offline:
             known.base_url = settings.uri
         self._run = wandb.init(

@@ -9,6 +9,7 @@ read before the update").
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -45,11 +46,13 @@ def agree(
 ) -> StepResult:
     """One all-reduce of a few float64; `payloads`: those of `digests`, `balance` and `expert_loads`, which
     may be empty."""
-    counts = torch.tensor(dataclasses.astuple(flags), dtype=torch.float64, device=world.device)
+    # Not made on the device: that would wait for the backward pass, and the all-reduce would be queued late.
+    counts = torch.tensor(dataclasses.astuple(flags), dtype=torch.float64).to(world.device, non_blocking=True)
     parts = [sums.losses(losses), sums.squares(gradients), counts, *payloads]
     payload = torch.cat(parts)
     with world.times.measured(StepPart.ALL_REDUCE):
         dist.all_reduce(payload)
-    loss, squares, raised, *others = (part.tolist() for part in payload.split([len(part) for part in parts]))
+    numbers = iter(payload.tolist())  # of a GPU: one copy, so one wait
+    loss, squares, raised, *others = [list(itertools.islice(numbers, len(part))) for part in parts]
     all_flags = StepFlags(*(round(count) for count in raised))
     return StepResult(sums.loss(loss), sums.squared_norm(squares), all_flags, *map(tuple, others))

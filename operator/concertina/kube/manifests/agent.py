@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 import concertina_protocol as protocol
-from concertina.api.spec import JobSpec
+from concertina.api.spec import JobSpec, Parallelism
 from concertina.kube.manifests.containers import (
     environment,
     python,
@@ -174,6 +174,8 @@ def _values(job: JobView, spec: JobSpec, port: int) -> dict[str, str]:
     checkpoint = spec.checkpoint.model_dump_json(by_alias=True) if spec.checkpoint else "null"
     tracking = spec.tracked.model_dump_json(by_alias=True, exclude_none=True) if spec.tracked else ""
     told = {"CONCERTINA_TRACKING": tracking.replace("$", "$$")} if tracking else {}
+    if spec.bundled and spec.parallelism != Parallelism():
+        told["CONCERTINA_PARALLELISM"] = spec.parallelism.model_dump_json(by_alias=True, exclude_none=True)
     return {
         **told,
         "CONCERTINA_JOB": f"{job.namespace}/{job.name}",

@@ -39,12 +39,15 @@ SHM_LEAST = 64 << 20
 """What containerd and Docker give."""
 INTO_PODS = {"template", "trainer", "checkpoint", "workers_per_replica", "launcher", "warm_start", "tracking"}
 """Fields of the spec that go into pods, and that change only while the job is suspended (`api.rules`)."""
+BUNDLED_INTO_PODS = {"parallelism"}
+"""Likewise, into those of the bundled trainer: for a script it only counts replicas."""
 
 
 def template_hash(spec: JobSpec) -> str:
     """Of what the user has said of the pods. Without defaults: a newer version has more of them, and must not take the
     pods of running jobs for those of another template (decision "A pod says what it was made of")."""
-    said = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=INTO_PODS)
+    into = INTO_PODS | BUNDLED_INTO_PODS if spec.bundled else INTO_PODS
+    said = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=into)
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -113,6 +113,7 @@ def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeV
         notice=next((name for taint in taints for name in _names(taint) if name in notice_taints), ""),
         cordoned=bool(spec.get("unschedulable")),
         zone=labels.get(_ZONE, ""),
+        labels=labels,
         spot=any(labels.get(key) == value for key, value in _SPOT),
         allocatable=amounts(status.get("allocatable") or {}),
     )

@@ -1,24 +1,15 @@
-"""Who makes up a round: the largest set of those who answered that is mutually reachable and of a valid size."""
+"""Who can make up a round: the largest set of those who answered that is mutually reachable."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from concertina.api.spec import JobSpec
-from concertina.plan.facts import sizes
 from concertina_protocol import Prepared
 
 
-def choose(replies: Mapping[str, Prepared], members: Collection[str], spec: JobSpec) -> tuple[str, ...]:
-    """Replicas of the round to come, old members first; empty where too few can reach each other.
-
-    `replies` are in order of replica index. Where someone must go, joiners go before members, later before earlier."""
-    mutual = connected(replies, members)
-    return mutual[: sizes.fitting(len(mutual), spec)]
-
-
 def connected(replies: Mapping[str, Prepared], members: Collection[str]) -> tuple[str, ...]:
-    """The largest set of those who answered that is mutually reachable, old members first."""
+    """The largest set of those who answered that is mutually reachable, old members first. `replies` are in order of
+    replica index."""
     seniority = sorted(replies, key=lambda name: name not in members)
     return _mutually_reachable(seniority, replies)
 

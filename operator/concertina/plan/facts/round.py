@@ -31,6 +31,11 @@ class Round:
         return claim is not None and claim.committed and claim.round == world.round and bool(world.members)
 
     @property
+    def claimed(self) -> bool:
+        """Whether the next round is being made."""
+        return self.claim is not None and not self.claim.committed
+
+    @property
     def disbanded(self) -> bool:
         """Whether no round goes on, nor is one being made: there was none so far, or the last claim is one that no
         round follows. (Rounds of torchrun have no members, and those that an older version began no claim.)"""

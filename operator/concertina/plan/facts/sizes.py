@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concertina.api.spec import JobSpec
+from concertina_trainer.layouts import nearest_sizes
 
 
 def most(spec: JobSpec) -> int:
@@ -24,10 +25,11 @@ def fitting(available: int, spec: JobSpec) -> int:
 
 
 def rounding(spec: JobSpec) -> str:
-    """Why the most is not spec.replicas, in a sentence; empty where it is."""
+    """Why the most is not spec.replicas, in a sentence with the nearest valid sizes; empty where it is."""
     if most(spec) == spec.replicas:
         return ""
+    near = " and ".join(map(str, nearest_sizes(spec.replicas, spec.replica_step)))
     return (
         f"spec.replicas is {spec.replicas}, but only multiples of {spec.replica_step} replicas make whole blocks "
-        f"(parallelism needs {spec.parallelism.block} ranks together, {spec.workers} in a replica)"
+        f"(parallelism needs {spec.parallelism.block} ranks together, {spec.workers} in a replica); next to it: {near}"
     )

@@ -105,6 +105,8 @@ def _deletes(ctx: JobContext, wanted: frozenset[int], attempts: tuple[int, ...])
             actions += delete(ctx, pod, ctx.replicas.dead[pod.name])
         elif pod.name in ctx.round.members and (ctx.round.committed or pod.name in ctx.replicas.notices):
             continue  # only after a round without it
+        elif pod.name in ctx.round.members and ctx.keeps_state and ctx.round.claimed:
+            continue  # it may hold what the round that is being made goes on from
         elif pod.index not in wanted:
             actions += delete(ctx, pod, "is more than spec.replicas")
         elif ctx.replicas.pod_by_index.get(pod.index) == pod.name:

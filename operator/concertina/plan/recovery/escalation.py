@@ -136,7 +136,7 @@ def answer(ctx: JobContext, failed: Restart, lost: bool, told: str) -> Answer:
     failing = Failing(ctx, failed, lost)
     rung, why = next((rung, why) for rung in reversed(ACTIONS) if (why := rung.called_for(failing)))
     if (rung.name != WHOLE_RESTART or failing.tried(WHOLE_RESTART)) and repeats.is_bug(ctx, failed):
-        return Answer("", "SameFailure", repeats.sentence(ctx, failed, told))
+        return Answer("", repeats.reason(failed), repeats.sentence(ctx, failed, told))
     left = _left(rung, ctx.spec, ctx.recent)
     if failed.counted and left == 0:
         return Answer("", "RestartsExhausted", _spent(ctx, rung, why, told))

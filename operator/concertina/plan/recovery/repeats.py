@@ -27,6 +27,7 @@ OF_THE_WORKER = frozenset(
         FailureReason.WORKER_EXITED_EARLY,
         FailureReason.START_FAILED,
         FailureReason.OUT_OF_MEMORY,
+        FailureReason.LOSS_NOT_FINITE,
     }
 )
 """Failures that the script itself can cause."""
@@ -44,8 +45,9 @@ _VARYING = (
 
 
 def signature(failure: protocol.Failure) -> str:
-    """What stays the same when the same thing fails again; empty where that says nothing about the script."""
-    if failure.reason not in OF_THE_WORKER or failure.provoked:
+    """What stays the same when the same thing fails again; empty where that says nothing about the script, or
+    the next round has other samples."""
+    if failure.reason not in OF_THE_WORKER or failure.provoked or failure.rollback:
         return ""
     if failure.reason == FailureReason.WORKER_SIGNALED and -failure.exit_code in FROM_OUTSIDE:
         return ""
@@ -100,6 +102,11 @@ def is_bug(ctx: JobContext, failed: Restart) -> bool:
         return True
     others = any(node.ready and node.name != failed.node for node in ctx.observed.nodes.values())
     return failed.reason not in LIKE_HARDWARE and not others
+
+
+def reason(failed: Restart) -> str:
+    """Of a job that ends with it: one by which alerts and runbooks know the problem, where there is one."""
+    return failed.reason if failed.reason == FailureReason.LOSS_NOT_FINITE else "SameFailure"
 
 
 def sentence(ctx: JobContext, failed: Restart, told: str) -> str:

@@ -17,6 +17,7 @@ from concertina.plan.observed import Call
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds.commits import commit
 from concertina.plan.rounds.handoff import include_departing
+from concertina.plan.state import topology
 from concertina_protocol import Prepared
 
 LEAP = 1000
@@ -51,16 +52,18 @@ class Cause:
 
 
 def departing(ctx: JobContext) -> tuple[str, ...]:
-    """Members with a notice that are asked as well, since a neighbour goes with them: what only they hold has to be
-    handed over. (A member's snapshots are copied to the next one.)"""
+    """Members with a notice, or beyond spec.replicas, that are asked as well, since a neighbour goes with them: what
+    only they hold has to be handed over. (A member's snapshots are copied to the next one.)"""
     names = list(ctx.round.members) if ctx.keeps_state else []
-    seated = set(ctx.replicas.pod_by_index.values())
+    replicas = ctx.replicas
+    seated = {name for index, name in replicas.pod_by_index.items() if index in replicas.wanted_indexes}
     going = [name not in seated for name in names]
+    surplus = set(replicas.pod_by_index.values()) - seated
     return tuple(
         name
         for i, name in enumerate(names)
         if going[i] and (going[i - 1] or going[(i + 1) % len(names)]) and len(names) > 1
-        if name in ctx.replicas.notices and ctx.replicas.can_answer(name) and ctx.replicas.member_still(name)
+        if (name in replicas.notices or name in surplus) and replicas.can_answer(name) and replicas.member_still(name)
     )
 
 
@@ -167,6 +170,8 @@ class Collecting:
 class Ready:
     replies: Mapping[str, Prepared]
     """Of the members to be."""
+    others: Mapping[str, Prepared]
+    """Of those whom all of these reach, and who are not needed: what only they hold can be had from them."""
     departing: Mapping[str, Call | None]
     """The Prepares to those who were asked as well, and may go now unless they are members."""
 
@@ -186,14 +191,21 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
     if _forgotten(ctx, replies):
         return Void("an agent was restarted since it answered")
     seconds_left = _patience(ctx)
-    chosen = quorum.choose(replies, ctx.round.members, ctx.spec) if seconds_left is None else ()
+    going = {} if made.from_storage else {name: ctx.agent(name).prepare_of(made) for name in departing(ctx)}
+    extra = {name: call.reply for name, call in going.items() if call and isinstance(call.reply, Prepared)}
+    stay = {name: reply for name, reply in extra.items() if not ctx.replicas.leaves(name)}
+    mutual = quorum.connected({**replies, **stay}, ctx.round.members) if seconds_left is None else ()
+    chosen = topology.chosen(ctx, [name for name in mutual if name in replies])
     if not chosen:
         if _hopeless(ctx, made):
             return Void("all have answered or failed, and it is not enough")
         return Collecting(seconds_left)
-    going = {} if made.from_storage else {name: ctx.agent(name).prepare_of(made) for name in departing(ctx)}
-    found = include_departing(ctx, {name: replies[name] for name in chosen}, going)
-    return Ready(found.replies, going) if found.wait is None else Collecting(found.wait)
+    known = {**replies, **stay}
+    others = {name: known[name] for name in mutual if name not in chosen}
+    found = include_departing(ctx, {name: replies[name] for name in chosen}, others, going)
+    if found.wait is not None:
+        return Collecting(found.wait)
+    return Ready(found.replies, found.others, going)
 
 
 def proceed(ctx: JobContext) -> Decision | None:
@@ -202,8 +214,8 @@ def proceed(ctx: JobContext) -> Decision | None:
     if made is None or made.committed:
         return None
     match tally(ctx, made):
-        case Ready(replies, going):
-            return commit(ctx, made, replies, going)
+        case Ready(replies, others, going):
+            return commit(ctx, made, replies, others, going)
         case Void():
             again = claim(ctx, Cause(made.reason, made.message, planned=True, from_storage=made.from_storage))
             # Told already. Without enough candidates there is none: these are waited for then.

@@ -6,7 +6,8 @@ one can commit it (decision "A claim says whether it is committed").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
@@ -15,23 +16,32 @@ from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.state import copy_distance, placement, restore
+from concertina.plan.state import copy_distance, placement, restore, topology
 from concertina.plan.state.placement import Place
 from concertina_protocol import Prepared
 from concertina_protocol.messages.operator import MOST_IMAGES
 
 
-def commit(ctx: JobContext, made: Claim, replies: Mapping[str, Prepared], leaving: Iterable[str] = ()) -> Decision:
+def commit(
+    ctx: JobContext,
+    made: Claim,
+    replies: Mapping[str, Prepared],
+    others: Mapping[str, Prepared],
+    leaving: Iterable[str] = (),
+) -> Decision:
     """Members and lead under the claim, and the Assigns that follow; or why the state to go on from isn't known yet.
-    `leaving`: who was asked as well, and may go now, if it is no member."""
-    origin = source(ctx, replies, from_storage=made.from_storage)
+    `others`: whom the members reach, and who is none; `leaving`: who was asked as well, and may go now, if it is no
+    member."""
+    origin = source(ctx, {**replies, **others}, from_storage=made.from_storage)
     if isinstance(origin, restore.Unknown):
         return storage_unknown(origin)
+    outside = holders(origin, others, replies)
     places = copy_distance.places(ctx, replies)
     members = _members(ctx, replies, places)
     names = [member.replica for member in members]
     distance = copy_distance.distance(ctx, names, places)
     workers = sum(member.workers for member in members)
+    crossing = topology.crossing(ctx, {member.replica: member.workers for member in members})
     world = World(
         round=made.round,
         claim=made.model_copy(update={"committed": True}),
@@ -40,6 +50,8 @@ def commit(ctx: JobContext, made: Claim, replies: Mapping[str, Prepared], leavin
         workers=workers,
         lead=members[0].replica,
         members=members,
+        layout=topology.layout(ctx.spec, workers),
+        crossing=crossing,
         copies=distance,
         base=Base(round=made.round, step=origin.step, source=origin.source),
         since=rfc3339(ctx.now),
@@ -54,8 +66,8 @@ def commit(ctx: JobContext, made: Claim, replies: Mapping[str, Prepared], leavin
         message,
         world=world,
         replayed=max(0, ctx.round.step - origin.step) if ctx.spec.bundled else 0,
-        actions=_assigns(ctx, world, replies, origin, leaving),
-        events=(*told, *copy_distance.events(ctx, names, places, distance)),
+        actions=_assigns(ctx, world, replies, _held_by(origin, {*names, *outside}), outside, leaving),
+        events=(*told, *copy_distance.events(ctx, names, places, distance), *_crossing_event(ctx, crossing)),
         recheck=constants.ACKNOWLEDGE,
     )
 
@@ -85,6 +97,33 @@ def source(
     return restore.choose({} if from_storage else replies, storages, ctx.status, ctx.observed.job.uid, ctx.spec)
 
 
+def holders(
+    source: protocol.Restore, others: Mapping[str, Prepared], here: Mapping[str, Prepared]
+) -> dict[str, Prepared]:
+    """As few of those others as hold together what those here lack."""
+    needed: dict[str, Prepared] = {}
+    for names in source.holders.values():
+        if not any(name in here or name in needed for name in names):
+            needed[names[0]] = others[names[0]]
+    return needed
+
+
+def _held_by(source: protocol.Restore, names: Collection[str]) -> protocol.Restore:
+    """As if nobody else held anything."""
+    held = {shard: tuple(name for name in holders if name in names) for shard, holders in source.holders.items()}
+    return replace(source, holders=held)
+
+
+def _crossing_event(ctx: JobContext, crossing: str | None) -> tuple[Event, ...]:
+    """Once, not in every round."""
+    if crossing is None or crossing == ctx.world.crossing:
+        return ()
+    advice = (
+        "they wait for that link in every layer; nodes of whole groups in each domain would keep them apart from it"
+    )
+    return (Event("Warning", "GroupsCrossDomains", f"{crossing}: {advice}"),)
+
+
 def storage_unknown(why: restore.Unknown) -> Decision:
     if not why.error:
         message = "waits for a first look into durable storage, to know where to go on from"
@@ -109,11 +148,7 @@ def _storage(ctx: JobContext, name: str, reply: Prepared) -> protocol.Storage | 
 
 
 def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, Place]) -> tuple[Member, ...]:
-    """In order of rank: the old lead first where it takes part (its store and links are warm)."""
-    lead = ctx.world.lead or ""
-    if lead not in replies:
-        lead = next((name for name in replies if name in ctx.round.members), next(iter(replies)))
-    by_index = {name: places[name] for name in sorted(replies, key=lambda name: ctx.replicas.pods[name].order)}
+    """In order of rank."""
     return tuple(
         Member(
             replica=name,
@@ -122,21 +157,33 @@ def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[s
             node=ctx.replicas.pods[name].node,
             workers=replies[name].workers,
         )
-        for name in placement.order(by_index, lead, tuple(ctx.round.members))
+        for name in _ranked(ctx, replies, places)
     )
 
 
+def _ranked(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, Place]) -> tuple[str, ...]:
+    """In a world of blocks who has which rank matters most. Elsewhere the copies do, and the old lead is first where it
+    takes part (its store and links are warm)."""
+    names = sorted(replies, key=lambda name: ctx.replicas.pods[name].order)
+    if ctx.spec.group_sizes:
+        return topology.ranked(ctx, names)
+    lead = ctx.world.lead or ""
+    if lead not in replies:
+        lead = next((name for name in replies if name in ctx.round.members), next(iter(replies)))
+    return placement.order({name: places[name] for name in names}, lead, tuple(ctx.round.members))
+
+
 def _assigns(
-    ctx: JobContext, world: World, replies: Mapping[str, Prepared], source: protocol.Restore, leaving: Iterable[str]
+    ctx: JobContext,
+    world: World,
+    replies: Mapping[str, Prepared],
+    source: protocol.Restore,
+    outside: Mapping[str, Prepared],
+    leaving: Iterable[str],
 ) -> tuple[Action, ...]:
     ranks, first_rank = [], 0
     for member in world.members:
-        address, node = ctx.replicas.address(member.replica), ctx.node(ctx.replicas.pods[member.replica])
-        ranks.append(
-            protocol.Member(
-                member.replica, member.instance, address, first_rank, member.workers, member.node, node.zone
-            )
-        )
+        ranks.append(_peer(ctx, member.replica, member.instance, first_rank, member.workers))
         first_rank += member.workers
     claim_id = world.claim.claim_id if world.claim else ""
     store = replies[world.members[0].replica].store
@@ -144,9 +191,17 @@ def _assigns(
     message = protocol.Assign(
         ctx.observed.job.uid, world.round, claim_id, tuple(ranks), store, source, _limits(ctx.spec), _history(ctx),
         tuple(images[:MOST_IMAGES]),
+        tuple(_peer(ctx, name, reply.instance, 0, 0) for name, reply in outside.items()),
     )  # fmt: skip
-    told = dict.fromkeys([*(member.replica for member in ranks), *leaving])
+    # Who still has to give something is not told that it may go.
+    told = dict.fromkeys([*(member.replica for member in ranks), *(name for name in leaving if name not in outside)])
     return tuple(Send(name, ctx.replicas.address(name), message) for name in told)
+
+
+def _peer(ctx: JobContext, replica: str, instance: str, first_rank: int, workers: int) -> protocol.Member:
+    pod = ctx.replicas.pods[replica]
+    node = ctx.node(pod)
+    return protocol.Member(replica, instance, ctx.replicas.address(replica), first_rank, workers, pod.node, node.zone)
 
 
 def _history(ctx: JobContext) -> protocol.JobHistory:

@@ -13,6 +13,7 @@ from concertina.plan.facts import constants, quorum
 from concertina.plan.facts.context import JobContext
 from concertina.plan.observed import Call
 from concertina.plan.rounds import commits
+from concertina.plan.state import topology
 from concertina_protocol import Prepared, Restore
 
 
@@ -20,39 +21,40 @@ from concertina_protocol import Prepared, Restore
 class Included:
     replies: Mapping[str, Prepared]
     """Of the members to be."""
+    others: Mapping[str, Prepared]
+    """Of those who stay, and are no members."""
     wait: float | None = None
     """Seconds to wait first for an answer that may bring newer state."""
 
 
-def include_departing(ctx: JobContext, stay: Mapping[str, Prepared], departing: Mapping[str, Call | None]) -> Included:
-    """`stay`: who makes up the round; `departing`: the Prepares to members with an urgent notice."""
-    have = _step(ctx, stay)
+def include_departing(
+    ctx: JobContext,
+    stay: Mapping[str, Prepared],
+    others: Mapping[str, Prepared],
+    departing: Mapping[str, Call | None],
+) -> Included:
+    """`stay`: who makes up the round; `others`: who is not needed for it; `departing`: the Prepares to members with an
+    urgent notice."""
+    here = {**stay, **others}
+    have = _step(ctx, here)
     if not departing or have >= ctx.round.step:
-        return Included(stay)
+        return Included(stay, others)
     answers = {name: call.reply for name, call in departing.items() if call and isinstance(call.reply, Prepared)}
-    source = commits.source(ctx, {**answers, **stay})
+    source = commits.source(ctx, {**answers, **here})
     if isinstance(source, Restore) and source.step > have:
-        needed = _holders(source, answers, stay)
-        joined = {**needed, **stay}
-        chosen = {name: joined[name] for name in quorum.choose(joined, ctx.round.members, ctx.spec)}
-        if _step(ctx, chosen) > have:
-            return Included(chosen)
+        joined = {**commits.holders(source, answers, here), **stay}
+        mutual = quorum.connected(joined, ctx.round.members)
+        chosen = {name: joined[name] for name in topology.chosen(ctx, mutual)}
+        rest = {name: reply for name, reply in here.items() if name not in chosen}
+        if _step(ctx, {**chosen, **rest}) > have:
+            return Included(chosen, rest)
     left = _seconds_left(ctx, departing)
-    return Included(stay, left if left > 0 else None)
+    return Included(stay, others, left if left > 0 else None)
 
 
 def _step(ctx: JobContext, replies: Mapping[str, Prepared]) -> int:
     source = commits.source(ctx, replies)
     return source.step if isinstance(source, Restore) else -1
-
-
-def _holders(source: Restore, answers: Mapping[str, Prepared], stay: Mapping[str, Prepared]) -> dict[str, Prepared]:
-    """As few of those who leave as hold together what the others lack."""
-    needed: dict[str, Prepared] = {}
-    for names in source.holders.values():
-        if not any(name in stay or name in needed for name in names):
-            needed[names[0]] = answers[names[0]]
-    return needed
 
 
 def _seconds_left(ctx: JobContext, departing: Mapping[str, Call | None]) -> float:

@@ -6,7 +6,8 @@ its workers, one more while that is on its way to storage, and two of the replic
 no other. They live in nine tenths of the container's memory (`room`). A round that goes on from memory begins with two
 of its own and two of the other's (`concertina_agent.core.snapshot_index`), and with one of each as soon as all have
 restored.
-The agent's own files (agent.pyz has 0.3 MiB), the shards' headers and their marks lie beside them.
+The agent's own files (agent.pyz has 0.3 MiB), the shards' headers and their marks lie beside them, and of a job that
+is tracked the spool of what its tracker has not taken.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled
 from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
+from concertina_protocol.tracking import spool
 
 SHIPPING = 1
 STATE_BYTES = 12
 """Of each weight."""
 BESIDES = 1 << 20
-"""For what is no tensor."""
+"""For what is no tensor, the spool apart."""
 
 
 def needed(spec: JobSpec, replicas: int) -> int:
     """Bytes that each of so many replicas takes of its memory volume."""
     kept = SNAPSHOT_SLOTS + (SHIPPING if spec.checkpoint else 0) + (COPY_SLOTS if replicas > 1 else 0)
-    return kept * _state(spec) // replicas + BESIDES
+    return kept * _state(spec) // replicas + BESIDES + (spool.MOST_BYTES if spec.tracked else 0)
 
 
 def _state(spec: JobSpec) -> int:

@@ -1,16 +1,14 @@
-"""Problems that are planted in real runs, each found by the commands of docs/diagnosis.md; and a run without any."""
+"""Problems that are planted in real runs, each found by the commands of docs/diagnosis.md and told by its alert; and a
+run without any."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import uuid
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,18 +16,16 @@ from typing import Any
 import pytest
 import yaml
 
-from builders.cluster.operator import Jobs, Operator, endless, paced
-from builders.stores.hostile import proxy
+from builders.cluster.operator import Jobs
+from builders.cluster.planted import LOOK_BACK, SECONDS, Alerts, bundled, fault, follow, past, run
+from builders.prometheus import FOUND as PROMETHEUS
+from builders.prometheus import needed
+from builders.until import until
 from concertina.cli.diagnose import FOUND
 from concertina.diagnosis.problems import Problem
-from concertina.local import s3
-from concertina.local.cluster import LocalCluster
 
 pytestmark = pytest.mark.timeout(600)
 Object = dict[str, Any]
-ROOT = Path(__file__).resolve().parents[4]
-SECONDS = "8"
-LAW = "tests/cluster/operator/diagnosis/test_planted.py::test_what_is_planted_is_found[A slow reader]"
 REPORTS_NAN = """
 import time, trainingjob
 for step in range(1, 10**6):
@@ -39,100 +35,10 @@ for step in range(1, 10**6):
 
 
 @pytest.fixture(scope="module")
-def operator(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """One whose pods serve metrics."""
-    running = Operator(tmp_path_factory.mktemp("operator"), installed)
-    running.start(CONCERTINA_POD_METRICS="9400")
-    yield running
-    running.end(signal.SIGTERM)
-
-
-@pytest.fixture(scope="module")
-def jobs(cluster: LocalCluster, operator: Operator) -> Iterator[Jobs]:
-    """Of a namespace for all tests of this file: runs go on side by side, and pause most of the time."""
-    namespace = f"t-{uuid.uuid4().hex[:8]}"
-    cluster.create_namespace(namespace)
-    yield Jobs(cluster, namespace)
-    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
-
-
-@pytest.fixture(scope="module")
-def shell(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """The environment of somebody whose context is this namespace, with both commands on the path."""
-    folder = tmp_path_factory.mktemp("shell")
-    kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(jobs.cluster.kubeconfig.read_text())
-    commands = (str(Path(sys.executable).parent), str(Path(jobs.cluster.record.kubectl).parent), os.environ["PATH"])
-    environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "PATH": os.pathsep.join(commands)}
-    subprocess.run(
-        ["kubectl", "config", "set-context", "--current", f"--namespace={jobs.namespace}"], env=environment, check=True
-    )
-    return environment
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
-
-
-def page() -> dict[str, list[tuple[str, str]]]:
-    """By heading: commands, and what they print."""
-    text = (ROOT / "docs" / "diagnosis.md").read_text().partition("\n## ")[2]
-    found = {}
-    for section in text.split("\n## "):
-        lines = re.findall(r"^((?:concertina|kubectl) .*?) +# (.*)$", section, re.MULTILINE)
-        found[section.partition("\n")[0]] = lines
-    return found
-
-
-PAGE = page()
-
-
-def run(shell: Mapping[str, str], command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", command], env=dict(shell), capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-def follow(shell: Mapping[str, str], section: str, name: str, lead: str = "", uri: str = "") -> None:
-    """Each command of a section says what the page says. `lead`: the pod with rank 0, where the section asks for it."""
-    assert PAGE[section]
-    for command, says in PAGE[section]:
-        for word, value in {"JOB": name, "POD": lead, "URI": uri}.items():
-            command = re.sub(rf"\b{word}\b", value, command)
-        diagnoses = command.startswith("concertina diagnose")
-        done = run(shell, f"{command} --seconds {SECONDS}" if diagnoses else command)
-        print(command, done.stdout, done.stderr, sep="\n")
-        assert says, f"the page says nothing of {command}"
-        assert says in done.stdout + done.stderr, f"{command}: {says} is not in {done.stdout}{done.stderr}"
-        if diagnoses:
-            assert done.returncode == (0 if "Healthy" in says else FOUND)
-            assert f"1. {says}" in done.stdout or "Healthy" in says, "it is not what costs most"
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
-
-
-def bundled(jobs: Jobs, data: Path, name: str, fault: Path | None = None, pace: str = "0.1", **more: Any) -> None:
-    """`more`: of the spec; `trainer` is merged, `container` and `volumes` are parts of the pod."""
-    trainer, container, volumes = (more.pop(key, {}) for key in ("trainer", "container", "volumes"))
-    variables: Object = {"PACE": pace, **({"FAULT": fault} if fault else {})}
-    pod = {"containers": [{**paced(**variables), **container}], "volumes": volumes or []}
-    jobs.create(name, trainer=endless(data, **trainer), pod=pod, **more)
-
-
-def fault(folder: Path, text: str) -> Path:
-    path = folder / text.replace(" ", "-")
-    path.write_text(text)
-    return path
-
-
-def past(jobs: Jobs, name: str, step: int) -> Object:
-    """As soon as its status tells of this step."""
-    return jobs.wait(name, lambda job: (job.get("status", {}).get("progress") or {}).get("step", 0) >= step)
-
-
-@pytest.fixture(scope="module")
-def planted(jobs: Jobs, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    """Those of the gate, all begun at once."""
+def planted(jobs: Jobs, data: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Jobs:
+    """Those of the gate, all begun at once, under the eyes of Prometheus where there is one."""
+    if PROMETHEUS:
+        request.getfixturevalue("alerts")
     faults = tmp_path_factory.mktemp("faults")
     bundled(jobs, data, "healthy", replicas=2, pace="0.4")
     bundled(jobs, data, "reads-slowly", fault(faults, "0 read_slowly 0.3"))
@@ -153,6 +59,13 @@ GATE = {
     "The loss is not finite": ("explodes", lambda jobs: jobs.wait_true("explodes", "Failed")),
 }
 """By heading: the job, and how it is waited for."""
+ALERT_OF = {
+    "reads-slowly": Problem.INPUT_BOTTLENECK,
+    "one-is-slow": Problem.STRAGGLER,
+    "explodes": Problem.LOSS_NAN,
+    "tells-nan": Problem.LOSS_NAN,
+}
+"""By job."""
 TELLS_NAN = ("tells-nan", lambda jobs: past(jobs, "tells-nan", 40))
 
 
@@ -190,7 +103,11 @@ def written(shell: Mapping[str, str], file: Path) -> str:
     return file.read_text()
 
 
-Asked = Mapping[str, Future[Any]]
+@dataclass(frozen=True)
+class Asked:
+    ready: float
+    """Unix seconds: by then all trained, or had failed."""
+    found: Mapping[str, Future[Any]]
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +118,7 @@ def asked(planted: Jobs, shell: Mapping[str, str], tmp_path_factory: pytest.Temp
 
     for _, ready in (*GATE.values(), TELLS_NAN):
         ready(planted)
+    at = time.time()
     (slow, _), (healthy, _), (nan, _) = GATE["A slow reader"], GATE["Nothing is wrong"], TELLS_NAN
     lead = planted.members(planted.get(slow))[0]
     with ThreadPoolExecutor(len(GATE) + 5) as beside:
@@ -211,19 +129,35 @@ def asked(planted: Jobs, shell: Mapping[str, str], tmp_path_factory: pytest.Temp
             found[key] = beside.submit(diagnosed, shell, name)
         found["reader"] = beside.submit(diagnosed, reader, slow)
         found["page"] = beside.submit(written, shell, folder / "page.html")
-        yield found
+        yield Asked(at, found)
 
 
 @pytest.mark.parametrize("section", GATE)
 def test_what_is_planted_is_found(asked: Asked, section: str) -> None:
-    asked[section].result()
+    asked.found[section].result()
+
+
+@needed
+@pytest.mark.parametrize("name", ALERT_OF)
+def test_its_alert_fires_and_no_other(asked: Asked, alerts: Alerts, name: str) -> None:
+    alerts.wait(name, ALERT_OF[name])
+
+
+@needed
+def test_a_healthy_run_of_the_same_length_raises_none(asked: Asked, alerts: Alerts) -> None:
+    """From when on no rule looks back at its start, which is no shorter for rules whose time is cut."""
+    since = asked.ready + LOOK_BACK
+    for name, problem in ALERT_OF.items():
+        alerts.wait(name, problem)
+    until(lambda: alerts.judged("healthy", since) > 10, "something to judge it by")
+    assert not alerts.raised("healthy", since) | alerts.firing("healthy")
 
 
 def test_what_was_seen_is_told_and_a_file_of_it_tells_the_same(
     asked: Asked, jobs: Jobs, shell: Mapping[str, str], tmp_path: Path
 ) -> None:
     """Both what kubectl writes, and what the command itself wrote: with its two readings."""
-    healthy, slow, nan = (asked[key].result() for key in ("healthy", "slow", "nan"))
+    healthy, slow, nan = (asked.found[key].result() for key in ("healthy", "slow", "nan"))
     assert [problems(each) for each in (healthy, slow, nan)] == [[], [Problem.INPUT_BOTTLENECK], [Problem.LOSS_NAN]]
     assert any(sentence.startswith("time of the last ") for sentence in healthy["saw"])
     assert "agents asked: 2" in healthy["saw"]
@@ -237,7 +171,7 @@ def test_what_was_seen_is_told_and_a_file_of_it_tells_the_same(
 
 
 def test_who_may_read_the_job_alone_is_told_what_is_missing(asked: Asked) -> None:
-    found = asked["reader"].result()
+    found = asked.found["reader"].result()
     assert problems(found) == [Problem.INPUT_BOTTLENECK]
     assert any("the job's pods could not be listed" in sentence for sentence in found["saw"])
     assert any("the log of reads-slowly-0-0 could not be read" in sentence for sentence in found["saw"])
@@ -262,7 +196,7 @@ class Elements(HTMLParser):
 
 
 def test_a_page_about_a_run(asked: Asked, jobs: Jobs) -> None:
-    found = Elements(asked["page"].result())
+    found = Elements(asked.found["page"].result())
     assert not found.loads
     assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
     assert found.tags.count("polyline") == 3, "world, loss and seconds of steps"
@@ -284,78 +218,3 @@ def test_what_can_t_be_looked_at_is_said(shell: Mapping[str, str], arguments: st
     done = run(shell, f"concertina {arguments}")
     assert sentence in done.stderr
     assert (done.returncode, done.stdout) == (1, "")
-
-
-# --- the long suite ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long(law=LAW)
-def test_batches_too_small(jobs: Jobs, shell: Mapping[str, str], data: Path) -> None:
-    bundled(jobs, data, "tiny", pace="0", replicas=2, trainer={"globalBatchSize": 2})
-    past(jobs, "tiny", 200)
-    follow(shell, "Batches too small", "tiny")
-    jobs.delete("tiny")
-
-
-@pytest.mark.long(law=LAW)
-def test_workers_that_are_killed(jobs: Jobs, shell: Mapping[str, str], data: Path) -> None:
-    bundled(jobs, data, "killed")
-    for number in range(1, 5):
-        job = jobs.wait_training("killed", 1, past=number - 1)
-        past(jobs, "killed", (job["status"].get("progress") or {}).get("step", 0) + 3)
-        jobs.kill_worker("killed", jobs.members(job)[0])
-    jobs.wait_training("killed", 1, past=4)
-    follow(shell, "Workers that are killed again and again", "killed")
-    jobs.delete("killed")
-
-
-@pytest.mark.long(law=LAW)
-def test_a_slow_store(jobs: Jobs, shell: Mapping[str, str], data: Path, tmp_path: Path) -> None:
-    with (
-        s3.running(tmp_path / "s3", buckets=("there",)) as storage,
-        proxy(storage.environment()["AWS_ENDPOINT_URL"]) as way,
-    ):
-        way.delay = 4.0
-        variables = {**storage.environment(), "AWS_ENDPOINT_URL": way.url}
-        body = {"metadata": {"name": "slow"}, "stringData": variables}
-        jobs.cluster.api.call("POST", f"/api/v1/namespaces/{jobs.namespace}/secrets", body)
-        checkpoint = {"uri": "s3://there/slow-store", "everySeconds": 2, "secretName": "slow"}
-        bundled(jobs, data, "slow-store", checkpoint=checkpoint)
-        past(jobs, "slow-store", 60)
-        follow(shell, "A slow store for checkpoints", "slow-store")
-        jobs.delete("slow-store")
-
-
-@pytest.mark.long(law=LAW)
-def test_a_flipped_bit(jobs: Jobs, shell: Mapping[str, str], data: Path, tmp_path: Path) -> None:
-    uri = f"file://{tmp_path}/run"
-    bundled(jobs, data, "saved", checkpoint={"uri": uri, "everySteps": 5}, trainer={"steps": 10})
-    jobs.wait_true("saved", "Complete")
-    checkpoint = jobs.get("saved")["status"]["lastCheckpoint"]["uri"]
-    (shard,) = Path(checkpoint.removeprefix("file://")).glob("*.safetensors")
-    content = bytearray(shard.read_bytes())
-    content[-100] ^= 1
-    shard.write_bytes(content)
-    resumed = {"uri": f"file://{tmp_path}/next", "resumeFrom": uri}
-    bundled(jobs, data, "flipped", checkpoint=resumed, failurePolicy={"maxRestarts": 1})
-    jobs.wait_true("flipped", "Failed")
-    follow(shell, "A flipped bit in a checkpoint", "flipped", uri=uri)
-
-
-@pytest.mark.long(law=LAW)
-def test_a_full_disk(jobs: Jobs, shell: Mapping[str, str], data: Path) -> None:
-    full = {"name": "full", "emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}}
-    mounted = {"volumeMounts": [{"name": "full", "mountPath": "/full"}]}
-    checkpoint = {"uri": "file:///full/run", "everySteps": 5}
-    bundled(jobs, data, "full-disk", checkpoint=checkpoint, container=mounted, volumes=[full])
-    jobs.wait_true("full-disk", "Stalled")
-    follow(shell, "A full disk", "full-disk")
-    jobs.delete("full-disk")
-
-
-@pytest.mark.long(law=LAW)
-def test_memory_that_grows(jobs: Jobs, shell: Mapping[str, str], data: Path, tmp_path: Path) -> None:
-    bundled(jobs, data, "leaks", fault(tmp_path, "0 leak 1000000"))
-    past(jobs, "leaks", 20)
-    follow(shell, "Memory that grows", "leaks")
-    jobs.delete("leaks")

@@ -13,6 +13,7 @@ from concertina.kube.manifests.names import secret_name
 from concertina.kube.manifests.pod import secret_manifest
 from concertina.kube.parse.views import job_view
 from concertina.plan.actions import CreatePod
+from concertina_trainer.config import ParallelismConfig
 
 OWN: dict[str, Any] = {
     "template": {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python"], "args": ["a.py"]}]}}
@@ -59,6 +60,14 @@ def test_the_bundled_trainer_gets_its_configuration_and_memory() -> None:
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     assert volumes["concertina"]["emptyDir"] == {"medium": "Memory"}
     assert volumes["concertina-identity"]["secret"] == {"secretName": "j-concertina-0f1e2d3c"}
+
+
+def test_the_bundled_trainer_is_told_of_parallelism_where_there_is_any() -> None:
+    """An image that is older than the operator has not heard of it."""
+    assert "CONCERTINA_PARALLELISM" not in environment(made(job({**BUNDLED, "parallelism": {"tensor": 1}})))
+    assert "CONCERTINA_PARALLELISM" not in environment(made(job({**OWN, "parallelism": {"tensor": 2}})))
+    told = environment(made(job({**BUNDLED, "parallelism": {"tensor": 2, "shard": 2}})))["CONCERTINA_PARALLELISM"]
+    assert ParallelismConfig.model_validate_json(told) == ParallelismConfig(tensor=2, shard=2)
 
 
 def test_environment_of_the_agent() -> None:
@@ -219,7 +228,8 @@ def test_bad_nodes_are_kept_off_by_a_rule_and_a_wish_beside_the_templates_own() 
 
 def test_what_is_put_into_pods_is_what_templates_must_not_have() -> None:
     metrics = Metrics(9400, token_secret="mine")
-    pod = made(job({**BUNDLED, "tracking": {"backend": "WandB"}}), settings=PodSettings("a", metrics))
+    spec = {**BUNDLED, "tracking": {"backend": "WandB"}, "parallelism": {"tensor": 2}}
+    pod = made(job(spec), settings=PodSettings("a", metrics))
     trainer, (installer,) = container(pod), pod["spec"]["initContainers"]
     assert {name for name in environment(pod) if name.startswith("CONCERTINA_")} == set(rules.VARIABLES)
     assert installer["name"] == rules.INIT_CONTAINER

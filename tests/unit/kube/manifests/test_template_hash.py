@@ -9,7 +9,7 @@ import pytest
 from builders.manifests import job, made
 from concertina.api.rules import RULES
 from concertina.api.spec import JobSpec
-from concertina.kube.manifests.pod import INTO_PODS
+from concertina.kube.manifests.pod import BUNDLED_INTO_PODS, INTO_PODS
 from concertina.kube.parse.views import job_view, pod_view
 from concertina.kube.resources import Raw
 
@@ -88,7 +88,14 @@ def test_what_this_version_does_not_know_is_nothing_to_judge_by() -> None:
     assert "concertina.dev/template-hash" not in made(job(newer))["metadata"]["annotations"]
 
 
-def test_what_changes_only_while_suspended_is_hashed_but_for_what_only_counts_replicas() -> None:
+def test_parallelism_goes_into_pods_of_the_bundled_trainer_alone() -> None:
+    """Running scripts of an older operator's are not to be started anew for it."""
+    bundled = {**changed(command=[]), "trainer": {"steps": 10, "data": {"uri": "/data"}}}
+    assert template_hash({**bundled, "parallelism": {"tensor": 2}}) != template_hash(bundled)
+    assert template_hash({**bundled, "parallelism": {"tensor": 1}}) == template_hash(bundled)
+
+
+def test_what_changes_only_while_suspended_is_hashed() -> None:
     held = {(rule.field or "").lstrip(".") for rule in RULES if "oldSelf.suspend" in rule.cel}
-    aliases = {JobSpec.model_fields[name].alias for name in INTO_PODS}
-    assert aliases == held - {"parallelism"}
+    aliases = {JobSpec.model_fields[name].alias for name in INTO_PODS | BUNDLED_INTO_PODS}
+    assert aliases == held

@@ -43,6 +43,7 @@ def test_a_size_that_is_rounded_down_says_why() -> None:
     assert sizes.most(spec) == 4
     assert sizes.least(spec) == 4
     assert "multiples of 4" in sizes.rounding(spec)
+    assert sizes.rounding(spec).endswith("next to it: 4 and 8")
     assert sizes.rounding(jobs.spec()) == ""
 
 
@@ -65,7 +66,8 @@ def replies(**reachable: str) -> dict[str, Prepared]:
     ids=["all", "one alone", "one deaf", "one link", "one too many", "two halves", "nobody"],
 )
 def test_members_reach_each_other_and_old_ones_stay(links: dict[str, str], members: str, chosen: str) -> None:
-    assert "".join(quorum.choose(replies(**links), set(members), jobs.spec())) == chosen
+    mutual = quorum.connected(replies(**links), set(members))
+    assert "".join(mutual[: sizes.fitting(len(mutual), jobs.spec())]) == chosen
 
 
 def probed(count: int, there: Callable[[int, int], bool]) -> dict[str, Prepared]:

@@ -271,6 +271,20 @@ def test_the_same_failure_three_times_at_one_step_stops_the_job() -> None:
     assert len(made.status.restarts.recent) == 3
 
 
+@pytest.mark.parametrize(
+    ("rollback", "ends"), [(None, True), (protocol.Rollback(30, ((0, 64),)), False)], ids=["stopped", "rolled back"]
+)
+def test_a_loss_that_is_none_ends_the_job_under_its_own_name(rollback: protocol.Rollback | None, ends: bool) -> None:
+    """Unless the next round has other samples."""
+    said = {"reason": "LossNotFinite", "error": "Rank # (exit code #): the loss is nan"}
+    before = entry(node="", **said).model_copy(update={"replica": ""})
+    seen = look_at((before, before)).observed
+    message = "Rank 1 (exit code 1): the loss is nan"
+    made = failing(seen, T0 + 11, reason="LossNotFinite", message=message, rollback=rollback)
+    failed = made.status.condition("Failed")
+    assert (failed is not None and (failed.status, failed.reason) == ("True", "LossNotFinite")) == ends
+
+
 SAME = "Rank # exited with code 1: E"
 
 

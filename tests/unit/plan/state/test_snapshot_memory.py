@@ -7,6 +7,7 @@ from builders import jobs
 from concertina.plan.actions import CreatePod
 from concertina.plan.plan import plan
 from concertina.plan.state.snapshot_memory import BESIDES, needed
+from concertina_protocol.tracking import spool
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 
@@ -44,6 +45,12 @@ def test_a_part_on_its_way_to_storage_takes_room_too():
     spec = limited("1Gi")
     durable = spec.model_copy(update={"checkpoint": jobs.spec(checkpoint={"uri": "s3://bucket/folder"}).checkpoint})
     assert (needed(durable, 4) - BESIDES) * 5 == (needed(spec, 4) - BESIDES) * 6
+
+
+def test_what_waits_for_a_tracker_takes_room_too():
+    spec = limited("1Gi")
+    tracked = jobs.spec(tracking={"backend": "MLflow", "uri": "http://mlflow:5000"}).tracking
+    assert needed(spec.model_copy(update={"tracking": tracked}), 4) - needed(spec, 4) == spool.MOST_BYTES
 
 
 def test_a_job_whose_snapshots_fit_at_no_size_is_not_started():

@@ -34,8 +34,10 @@ class Microbatch:
     """int32 [rows, length]: which document of its row each token is of; None: they are not told apart."""
 
     def to(self, device: torch.device) -> Microbatch:
-        document_ids = None if self.document_ids is None else self.document_ids.to(device)
-        return Microbatch(self.tokens.to(device), self.weights.to(device), document_ids)
+        """Without waiting for what is queued on the device."""
+        document_ids = None if self.document_ids is None else self.document_ids.to(device, non_blocking=True)
+        tokens, weights = (each.to(device, non_blocking=True) for each in (self.tokens, self.weights))
+        return Microbatch(tokens, weights, document_ids)
 
 
 class Batches:

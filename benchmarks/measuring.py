@@ -1,0 +1,311 @@
+"""What all measuring costs training: `python benchmarks/measuring.py [--blocks N] [--only KIND ...] [--json FILE]`.
+
+A real agent runs two ranks over gloo: the bundled trainer with a small and a larger model, and a script that calls
+`trainingjob.report` alone. It serves metrics, which are scraped each 15 s, is watched as an operator watches it, and
+(bundled) keeps a spool that a process of its own ships to TensorBoard. In blocks of some steps, in an order drawn anew
+each time, the ranks measure and tell everything, or nothing at all: no clock, no heartbeat, no line in the log, no
+word to the agent. Printed: how much more a step with all of it takes, block beside block, in time (medians of blocks
+and means) and in processor time of rank 0, with a 95 % interval by bootstrap; and the same of two kinds of blocks that
+are alike, which is what noise comes to. Snapshots are left out; nothing else is. In a run of its own each measuring is
+measured: its time and its calls in a step of rank 0, and the processor time of agent and shipper."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import report
+
+import concertina_protocol as p
+from concertina.agents.authority import Authority
+from concertina.agents.calls import CallError, Identity, call, connection, receive
+from concertina.demo import text
+from concertina.local.host.processes import free_ports
+from concertina_trainer.data.build.build import build
+
+SCRIPTS = Path(__file__).parent / "scripts"
+UID = "7d1f3f0e-measured"
+RANKS = 2
+SCRAPE_SECONDS = 15.0
+LIMIT = 500.0
+"""Of one run, seconds."""
+WITH, WITHOUT, AGAIN = "with", "without", "without, again"
+RESAMPLES = 2000
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is trained."""
+
+    name: str
+    block: int
+    """Steps."""
+    model: Mapping[str, Any] | None = None
+    """Of the bundled trainer; None: the script."""
+    batch: int = 8
+    dim: int = 0
+    """Of the script."""
+
+    def environment(self, data: Path) -> dict[str, str]:
+        if self.model is None:
+            return {"DIM": str(self.dim)}
+        trainer = {
+            "steps": 10**6, "data": {"uri": str(data)}, "model": self.model, "snapshot": {"everySteps": 10**6},
+            "globalBatchSize": self.batch, "microBatchSize": self.batch // RANKS,
+        }  # fmt: skip
+        return {"CONCERTINA_TRAINER": json.dumps(trainer)}
+
+    @property
+    def command(self) -> list[str]:
+        if self.model is None:
+            return ["--", sys.executable, str(SCRIPTS / "measured_script.py")]
+        return ["--bundled", "--package", "measured_trainer"]
+
+
+KINDS = (
+    Kind("bundled, small", 10, {"layers": 4, "dim": 128, "heads": 4, "kvHeads": 2, "sequenceLength": 128}),
+    Kind("bundled, larger", 4, {"layers": 6, "dim": 192, "heads": 6, "kvHeads": 3, "sequenceLength": 192}),
+    Kind("script, small", 10, dim=384),
+)
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+class Agent:
+    """A real one, and this process in its operator's place."""
+
+    def __init__(self, folder: Path, kind: Kind, data: Path, turns: Mapping[str, Any]) -> None:
+        self._folder = folder
+        authority = Authority(b"k" * 32, UID, time.time())
+        self._identity = Identity(UID, authority.client_context())
+        (folder / "identity").mkdir()
+        for name, content in authority.secret_data().items():
+            (folder / "identity" / name).write_bytes(base64.b64decode(content))
+        port, self.metrics = free_ports("127.0.0.1", 2)
+        self._address = f"127.0.0.1:{port}"
+        tracking = {"backend": "TensorBoard", "uri": f"file://{folder}/runs"}
+        environment = {
+            "PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(SCRIPTS), os.environ.get("PYTHONPATH")])),
+            "CONCERTINA_JOB": "bench/measured", "CONCERTINA_UID": UID, "CONCERTINA_REPLICA": "measured-0-0",
+            "CONCERTINA_POD_IP": "127.0.0.1", "CONCERTINA_NODE": "node", "CONCERTINA_PORT": str(port),
+            "CONCERTINA_WORKERS": str(RANKS), "CONCERTINA_TRAINER": "{}", "CONCERTINA_CHECKPOINT": "null",
+            "CONCERTINA_WARM_START": "null", "CONCERTINA_VOLUME": str(folder),
+            "CONCERTINA_IDENTITY": str(folder / "identity"), "CONCERTINA_TRACKING": json.dumps(tracking),
+            "CONCERTINA_METRICS": json.dumps({"port": self.metrics}), "CONCERTINA_CACHE": str(folder / "cache"),
+            "TURNS": json.dumps({**turns, "folder": str(folder)}), **kind.environment(data),
+        }  # fmt: skip
+        with (folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "concertina_agent.main", "run", *kind.command],
+                env=environment, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    async def begin(self) -> None:
+        """The first round."""
+        me = p.Candidate("measured-0-0", self._address)
+        prepared = await self._ask(p.Prepare(UID, 1, "claim", (me,)))
+        assert isinstance(prepared, p.Prepared), prepared
+        member = p.Member(me.replica, prepared.instance, self._address, 0, prepared.workers)
+        # A block in which nothing is told is no hang.
+        limits = p.Limits(hang_seconds=LIMIT)
+        done = await self._ask(p.Assign(UID, 1, "claim", (member,), prepared.store, p.Restore("Fresh"), limits))
+        assert isinstance(done, p.Accepted), done
+
+    async def _ask(self, message: p.Prepare | p.Assign) -> object:
+        for _ in range(600):
+            with contextlib.suppress(CallError):
+                return await call(self._identity, self._address, message)
+            await asyncio.sleep(0.1)
+        raise TimeoutError(f"the agent does not answer:\n{self.log()}")
+
+    async def watch(self) -> None:
+        async with connection(self._identity, self._address, p.Watch(UID, changes=True, pace=1.5)) as reader:
+            while True:
+                await receive(reader, self._address)
+
+    async def scrape(self) -> None:
+        while True:
+            await asyncio.sleep(SCRAPE_SECONDS)
+            await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics").read())
+
+    def seconds_of_processor(self) -> dict[str, float]:
+        """Of the agent, and of the process that ships; not of ranks."""
+        found = {"agent": processor_seconds(self.process.pid)}
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        for child in children:
+            with contextlib.suppress(OSError):
+                if b"concertina_tracking" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found["shipper"] = processor_seconds(int(child))
+        return found
+
+    def log(self) -> str:
+        return (self._folder / "log").read_text(errors="replace")[-3000:]
+
+    def stop(self) -> None:
+        """With what it started; its ranks have ended, or end with their round."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+@dataclass(frozen=True)
+class Run:
+    blocks: Sequence[tuple[str, Sequence[float], Sequence[float]]]
+    """Of rank 0: kind, seconds of each step, and processor seconds."""
+    hooks: Mapping[str, tuple[float, float, float]]
+    """Seconds of the median step and of the mean one, and calls in it; of a part of a step one before and one after."""
+    processor: Mapping[str, float]
+    """Seconds a step, by process."""
+
+
+async def _run(kind: Kind, data: Path, folder: Path, blocks: int, hooks: bool) -> Run:
+    warm = 3 * kind.block
+    agent = Agent(folder, kind, data, {"block": kind.block, "blocks": blocks, "warm": warm, "hooks": hooks})
+    beside: list[asyncio.Task[None]] = []
+    used: dict[str, float] = {}
+    try:
+        await agent.begin()
+        beside = [asyncio.ensure_future(act) for act in (agent.watch(), agent.scrape())]
+        written, before, until = folder / "rank-0.json", agent.seconds_of_processor(), time.monotonic() + LIMIT
+        while not (written.exists() and (folder / "rank-1.json").exists()):
+            if time.monotonic() > until or agent.process.poll() is not None:
+                raise TimeoutError(f"the run did not end:\n{agent.log()}")
+            with contextlib.suppress(OSError):
+                used = agent.seconds_of_processor()
+            await asyncio.sleep(0.2)
+    finally:
+        for task in beside:
+            task.cancel()
+        agent.stop()
+    found = json.loads(written.read_text())
+    steps = warm + kind.block * len(found["blocks"])
+    processor = {name: (seconds - before.get(name, 0.0)) / steps for name, seconds in used.items()}
+    return Run([(name, seconds, used) for name, seconds, used in found["blocks"]], found["hooks"], processor)
+
+
+def run(kind: Kind, data: Path, blocks: int, hooks: bool = False) -> Run:
+    root = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="concertina-bench-", dir=root))
+    try:
+        return asyncio.run(_run(kind, data, folder, blocks, hooks))
+    finally:
+        shutil.rmtree(folder)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+Average = Callable[[Sequence[float]], float]
+
+
+def differences(blocks: Sequence[tuple[str, Sequence[float]]], one: str, other: str, average: Average) -> list[float]:
+    """Per cent by which a block of `one` takes more than that of `other` beside it."""
+    found = []
+    for at in range(0, len(blocks), 3):
+        turn = {kind: average(seconds) for kind, seconds in blocks[at : at + 3]}
+        found.append(100 * (turn[one] / turn[other] - 1))
+    return found
+
+
+def interval(values: Sequence[float], average: Average) -> tuple[float, float]:
+    """In which 95 of 100 averages of resampled values lie."""
+    draw = random.Random(0)
+    found = sorted(average(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return found[int(0.025 * RESAMPLES)], found[int(0.975 * RESAMPLES)]
+
+
+PAIRS = {"with beside without": (WITH, WITHOUT), "without beside without": (AGAIN, WITHOUT)}
+
+
+def judge(kind: Kind, seen: Run) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Milliseconds of steps; and by how much per cent more a block takes than the one beside it, with the interval."""
+    steps, facts = {}, {}
+    for of, which, average in (
+        ("time, medians", 1, statistics.median),
+        ("time, means", 1, statistics.fmean),
+        ("processor time of rank 0, means", 2, statistics.fmean),
+    ):
+        blocks = [(block[0], block[which]) for block in seen.blocks]
+        for name in (WITH, WITHOUT):
+            found = [1000 * average(some) for each, some in blocks if each == name]
+            steps[f"{kind.name}: {of} of blocks, {name}"] = found
+        for title, (one, other) in PAIRS.items():
+            values = differences(blocks, one, other, average)
+            low, high = interval(values, statistics.median)
+            figures = {"median": statistics.median(values), "low": low, "high": high}
+            facts[f"{kind.name}: {of} of blocks, {title}"] = {name: round(each, 2) for name, each in figures.items()}
+    print("\n| | median % | 95 % |\n|---|---|---|")
+    for name, row in facts.items():
+        print(f"| {name} | {row['median']} | {row['low']} to {row['high']} |", flush=True)
+    return steps, facts
+
+
+def show_hooks(kind: Kind, seen: Run) -> dict[str, Any]:
+    step = statistics.median(second for _, seconds, _ in seen.blocks for second in seconds)
+    rows = {
+        name: {
+            "us": round(1e6 * median, 1), "mean us": round(1e6 * mean, 1), "calls": round(calls, 1),
+            "per cent": round(100 * median / step, 3),
+        }
+        for name, (median, mean, calls) in seen.hooks.items()
+    }  # fmt: skip
+    rows |= {
+        f"processor time of the {name}": {"mean us": round(1e6 * seconds), "per cent": round(100 * seconds / step, 3)}
+        for name, seconds in seen.processor.items()
+    }
+    print(f"\n{kind.name}, a step of {1000 * step:.1f} ms: what measures, by itself\n")
+    print("| | median us | mean us | calls | % |\n|---|---|---|---|---|")
+    for name, row in rows.items():
+        print("|", " | ".join([name, *(str(row.get(key, "")) for key in ("us", "mean us", "calls", "per cent"))]), "|")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--blocks", type=int, default=60, help="of each kind")
+    parser.add_argument("--only", nargs="+", choices=[kind.name for kind in KINDS])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    steps: dict[str, list[float]] = {}
+    facts: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        data, texts = Path(folder, "data"), Path(folder, "text")
+        texts.mkdir()
+        list(build(text.write(texts, 35, 27_000), str(data), shard_bytes=300_000))
+        for kind in KINDS:
+            if options.only and kind.name not in options.only:
+                continue
+            with report.step(f"{kind.name}, {options.blocks} blocks of each"):
+                ms, more = judge(kind, run(kind, data, options.blocks))
+            steps, facts = {**steps, **ms}, {**facts, **more}
+            facts[f"{kind.name}: own time"] = show_hooks(kind, run(kind, data, 5, hooks=True))
+    report.show("a step", steps, unit="ms")
+    report.write(options.json, "measuring", steps, facts=facts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""What the chart's rules cost a real Prometheus: `python benchmarks/rules.py [--jobs N] [--pods N] [--json FILE]`.
+
+Of so many jobs and pods the series that rules ask for, as operator and agents expose them, an hour and more of them at
+a scrape each 15 s: `promtool` makes blocks of the past, and a Prometheus that has these scrapes on and evaluates the
+rules each 15 s. Printed: seconds of an evaluation of the group as Prometheus itself measures them (its API's form of
+prometheus_rule_group_last_duration_seconds), what they are of the interval, which rules take the most, and the
+processor time of the process. `make prometheus` has both programs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import report
+import yaml
+from measuring import processor_seconds
+from metrics import BEGUN, job, progress
+from prometheus_client.exposition import generate_latest
+from until import until
+
+from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.job_metrics import JobCollector
+from concertina.local.binaries import programs
+from concertina.local.host.processes import free_ports
+from concertina_agent.metrics import families as f
+from concertina_agent.metrics.text import Sample, render
+from concertina_agent.metrics.training import Training
+
+RULES = Path(__file__).parents[1] / "charts" / "concertina" / "rules" / "concertina.yaml"
+INTERVAL_SECONDS = 15
+PAST_SECONDS = 3900
+"""More than the hour that rules look back."""
+EVALUATIONS = 8
+
+
+def asked_for(rules: dict[str, Any]) -> frozenset[str]:
+    """Names of metrics."""
+    expressions = " ".join(rule["expr"] for group in rules["groups"] for rule in group["rules"])
+    return frozenset(re.findall(r"\b(?:concertina|leader_election)_\w+", expressions))
+
+
+def series(jobs: int, pods: int, names: frozenset[str]) -> list[tuple[str, float]]:
+    """Of one scrape of everything, those that rules ask for: name with labels, and value."""
+    cache = ClusterCache(lambda uid: None, lambda uid: {})
+    for number in range(jobs):
+        cache.on_job(job(number, pods))
+    # prometheus_client types no argument as what it takes: anything with `collect`.
+    text = generate_latest(JobCollector([each.view for each in cache.jobs()], BEGUN))  # type: ignore[arg-type]
+    for number in range(jobs):
+        for index in range(pods):
+            text += _of_agent(number, index)
+    lines = (line for line in text.decode().splitlines() if line.partition("{")[0] in names)
+    found = [(name, float(value)) for name, _, value in (line.rpartition(" ") for line in lines)]
+    return [*found, ('leader_election_master_status{name="concertina-operator"}', 1.0)]
+
+
+def _of_agent(number: int, index: int) -> bytes:
+    """As an agent renders it: all have workers, the first one leads."""
+    samples = [Sample(f.WORKER_MEMORY, 1 << 30)]
+    if index == 0:
+        told = Training()
+        told.on_progress(1, progress(0), 0.0)
+        samples += [*told.samples(progress(0), None, 0.0), Sample(f.SHIPPED, 7), Sample(f.STORAGE_FAILURES, 0)]
+    name = f"training-job-{number:04}"
+    return render(samples, tuple(zip(f.POD_LABELS, (f"team-{number % 50}", name, f"{name}-{index}-0"), strict=True)))
+
+
+def past(file: Path, lines: list[tuple[str, float]], now: int) -> None:
+    """The same again and again, a little more each time."""
+    with file.open("w") as out:
+        for at in range(now - PAST_SECONDS, now, INTERVAL_SECONDS):
+            out.writelines(f"{name} {_at(value, at)} {at}\n" for name, value in lines)
+        out.write("# EOF\n")
+
+
+def _at(value: float, at: int) -> float:
+    return value + at % 100_000 / 16 if value > 1 else value
+
+
+@contextlib.contextmanager
+def exposed(lines: list[tuple[str, float]]) -> Iterator[int]:
+    """At that port, as it is when it is asked for."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            at = int(time.time())
+            text = "".join(f"{name} {_at(value, at)}\n" for name, value in lines).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+
+
+def ask(url: str, path: str, **parameters: str) -> Any:
+    with urllib.request.urlopen(f"{url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=60) as answer:
+        return json.load(answer)["data"]
+
+
+@contextlib.contextmanager
+def prometheus(program: Path, folder: Path, target: int) -> Iterator[tuple[str, int]]:
+    """Its address and process."""
+    [port] = free_ports("127.0.0.1", 1)
+    scrapes = [{"job_name": "all", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}]
+    often = {"scrape_interval": f"{INTERVAL_SECONDS}s", "evaluation_interval": f"{INTERVAL_SECONDS}s"}
+    file = folder / "prometheus.yaml"
+    file.write_text(yaml.safe_dump({"global": often, "rule_files": [str(RULES)], "scrape_configs": scrapes}))
+    command = [str(program), f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (folder / "log").open("wb") as log:
+        started = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until("Prometheus", 120.0, lambda: _ready(url))
+        yield url, started.pid
+    finally:
+        started.send_signal(signal.SIGTERM)
+        started.wait(60)
+
+
+def _ready(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/-/ready", timeout=5):
+        return True
+    return False
+
+
+def measure(url: str, pid: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """By row, an evaluation each; and seconds by rule, of the last one."""
+    rows: dict[str, list[float]] = {"seconds of an evaluation": [], "part of the interval": []}
+    seen, used = "", processor_seconds(pid)
+    began = time.monotonic()
+    groups: list[Any] = []
+    while len(rows["seconds of an evaluation"]) < EVALUATIONS:
+        time.sleep(1)
+        groups = ask(url, "rules")["groups"]
+        [group] = groups
+        if group["lastEvaluation"] != seen and not group["lastEvaluation"].startswith("0001"):
+            seen = group["lastEvaluation"]
+            rows["seconds of an evaluation"].append(group["evaluationTime"])
+            rows["part of the interval"].append(group["evaluationTime"] / INTERVAL_SECONDS)
+    took = time.monotonic() - began
+    rows["processor of Prometheus, cores"] = [(processor_seconds(pid) - used) / took]
+    rules = {rule["name"]: rule["evaluationTime"] for group in groups for rule in group["rules"]}
+    wrong = [rule["lastError"] for group in groups for rule in group["rules"] if rule.get("lastError")]
+    if wrong:
+        sys.exit(f"rules that could not be evaluated: {wrong}")
+    return rows, rules
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--pods", type=int, default=10, help="of each job")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = programs.ready(programs.PROMETHEUS)
+    if not found:
+        sys.exit("there is no Prometheus here: `make prometheus`, once")
+    lines = series(options.jobs, options.pods, asked_for(yaml.safe_load(RULES.read_text())))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        with report.step(f"{len(lines)} series, {PAST_SECONDS} s of them"):
+            past(folder / "past", lines, int(time.time()) // INTERVAL_SECONDS * INTERVAL_SECONDS)
+            make = [found["promtool"], "tsdb", "create-blocks-from", "openmetrics", folder / "past", folder / "data"]
+            subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+            (folder / "past").unlink()
+        with exposed(lines) as target, prometheus(found["prometheus"], folder, target) as (url, pid):
+            rows, rules = measure(url, pid)
+    rows["series that rules ask for"] = [len(lines)]
+    report.show(f"the chart's rules, {options.jobs} jobs of {options.pods} pods", rows, unit="")
+    print("\n| rule | seconds |\n|---|---|")
+    for name, seconds in sorted(rules.items(), key=lambda rule: -rule[1])[:8]:
+        print(f"| {name} | {seconds:.3f} |")
+    report.write(options.json, "rules", rows, jobs=options.jobs, pods=options.pods, rules=rules)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The bundled trainer in a layout: members are killed, fewer and more are asked for, and it computes as one worker."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders.cluster.drills import build_data
+from builders.cluster.operator import Jobs, endless, paced
+
+pytestmark = pytest.mark.usefixtures("operator")
+EVERY = 10
+BOUND = 2e-4
+"""Of losses, relatively, as in test_balance.py."""
+EVALUATION = re.compile(r"step (\d+): evaluation loss ([\d.]+) \(mean of")
+
+
+def test_tensor_groups_are_killed_shrunk_and_grown_on_the_same_curve(jobs: Jobs, tmp_path: Path) -> None:
+    build_data(str(tmp_path / "data"), {}, "--validation", "0.3")
+    trainer = {
+        **endless(tmp_path / "data"),
+        "optimizer": {"learningRate": 0.003, "warmupSteps": 5},
+        "evaluation": {"everySteps": EVERY, "sequences": 16},
+    }
+    elastic = {"minReplicas": 2, "growAfterSeconds": 0}
+    pod = {"containers": [paced()], "terminationGracePeriodSeconds": 5}
+    jobs.create("cut", replicas=4, elastic=elastic, trainer=trainer, pod=pod, parallelism={"tensor": 2})
+    job = jobs.wait_training("cut", 4)
+    assert job["status"]["world"]["layout"] == "shard 2 x tensor 2"
+    logs = [evaluations(jobs, job)]
+
+    broken, whole = jobs.members(job)[:2], jobs.members(job)[2:]
+    jobs.kill_pod(broken[1])
+    job = jobs.wait_training("cut", 2, past=1)
+    assert jobs.members(job) == whole, "who is left of the broken pair stands by"
+    assert job["status"]["world"]["layout"] == "tensor 2"
+    job = jobs.wait_training("cut", 4, past=2)
+    assert jobs.members(job)[:2] == whole, "who stays keeps the rank"
+    assert broken[0] in jobs.members(job)[2:]
+    logs.append(evaluations(jobs, job))
+    replayed = job["status"].get("stepsReplayed", 0)
+
+    jobs.patch("cut", {"replicas": 2})
+    job = jobs.wait_training("cut", 2, past=3)
+    logs.append(evaluations(jobs, job))
+    jobs.patch("cut", {"replicas": 4})
+    job = jobs.wait_training("cut", 4, past=4)
+    step = job["status"]["progress"]["step"]
+    job = jobs.wait("cut", lambda job: job["status"]["progress"]["step"] > step + EVERY)
+    logs.append(evaluations(jobs, job))
+    assert job["status"]["stepsReplayed"] == replayed, "no step is lost to another size"
+    assert job["status"]["restarts"]["total"] == 1
+    jobs.delete("cut")
+
+    seen = {step: loss for each in logs for step, loss in each.items()}
+    jobs.create("whole", trainer={**trainer, "reproduction": {"lastStep": max(seen)}})
+    expected = evaluations(jobs, jobs.wait_true("whole", "Complete"))
+    assert len(seen) > 3
+    for step, loss in seen.items():
+        assert loss == pytest.approx(expected[step], rel=BOUND), step
+
+
+def evaluations(jobs: Jobs, job: dict[str, Any]) -> dict[int, float]:
+    """By step, as the lead has logged them so far."""
+    return {int(step): float(loss) for step, loss in EVALUATION.findall(jobs.logs(jobs.members(job)[0]))}

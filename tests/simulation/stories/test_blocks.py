@@ -1,0 +1,46 @@
+"""Worlds in blocks: whoever is lost takes a block along and no state; who is not needed any more hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from concertina_protocol import RestoreSource
+from simulation.runs.schedule import Strike
+from simulation.runs.world import World
+
+SEEDS = range(10)
+LAYOUTS = [{"tensor": 2, "shard": 2}, {"pipeline": 3}]
+layouts = pytest.mark.parametrize("parallelism", LAYOUTS, ids=str)
+
+
+def holds(world: World) -> None:
+    """It completes, in whole blocks, without going back to storage."""
+    world.run()
+    for run in world.collectives.values():
+        ranks = sum(member.workers for member in run.assign.members)
+        assert ranks % world.cluster.spec.parallelism.block == 0, world.story()
+        assert run.assign.restore.source is not RestoreSource.STORAGE, world.story()
+
+
+@layouts
+@pytest.mark.parametrize("fault", ["kill_node", "kill_agent"])
+def test_a_lost_member_takes_its_block_out_and_no_state(fault: str, parallelism: Mapping[str, int]) -> None:
+    for seed in SEEDS:
+        holds(World(seed, schedule=(Strike(8.0, fault, seed),), parallelism=parallelism))
+
+
+@pytest.mark.parametrize("parallelism", [None, *LAYOUTS], ids=str)
+def test_no_step_is_lost_to_fewer_replicas(parallelism: Mapping[str, int] | None) -> None:
+    """Neighbours that go together hold a snapshot and its only copy."""
+    shrunk = 0
+    for seed in range(30):
+        world = World(seed, schedule=(), parallelism=parallelism)
+        less = (world.cluster.spec.replicas + 1) // 2
+        if world.cluster.spec.min_replicas > less or (world.cluster.spec.replica_step > less):
+            continue
+        world.clock.after(8.0, lambda world=world, less=less: world.cluster.edit(replicas=less))
+        holds(world)
+        shrunk += 1
+    assert shrunk > 3

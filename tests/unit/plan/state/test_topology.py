@@ -1,0 +1,152 @@
+"""A world in blocks: who is of it, in which order of ranks, what the status says of it, and where its state is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import concertina_protocol as protocol
+from builders import jobs
+from builders.jobs import T0
+from concertina.api.status import JobStatus, World
+from concertina.plan.actions import Plan
+from concertina.plan.observed import NodeView, Observed
+from concertina.plan.plan import plan
+from concertina.plan.state.topology import layout
+
+RACK = "example.com/rack"
+
+
+def spec(count: int, **fields: Any) -> Any:
+    return jobs.spec(**{"replicas": count, "elastic": {"minReplicas": 2, "growAfterSeconds": 5}, **fields})
+
+
+def racks(seen: Observed, racks: str) -> Observed:
+    """racks("aabb"): node-0 and node-1 are in rack a."""
+    nodes = {f"node-{at}": NodeView(f"node-{at}", ready=True, labels={RACK: rack}) for at, rack in enumerate(racks)}
+    return replace(seen, nodes={**seen.nodes, **nodes})
+
+
+def answered(seen: Observed, made: Plan, **held: protocol.HeldSnapshot) -> tuple[Observed, Plan]:
+    """All whom a claim asks have answered; those named hold what is said."""
+    agents = dict(seen.agents)
+    for name, message in jobs.sends(made, protocol.Prepare).items():
+        snapshots = (held[name.replace("-", "_")],) if name.replace("-", "_") in held else ()
+        reply = jobs.prepared(name, message, snapshots=snapshots)
+        agents[name] = jobs.called(agents[name], message, T0 + 20, done_at=T0 + 20, reply=reply)
+    seen = jobs.then(seen, made, agents=agents)
+    return seen, plan(seen, T0 + 20)
+
+
+def first_round(job_spec: Any, where: str, status: JobStatus | None = None) -> Plan:
+    pods = tuple(jobs.pod(index) for index in range(len(where)))
+    seen = jobs.observed(jobs.job(job_spec, status), pods, {pod.name: jobs.agent(pod.name) for pod in pods})
+    seen = racks(seen, where)
+    return answered(seen, plan(seen, T0 + 10))[1]
+
+
+def told(made: Plan) -> list[str]:
+    return [event.message for event in made.events if event.reason == "GroupsCrossDomains"]
+
+
+def members(made: Plan) -> list[str]:
+    return [member.replica.removeprefix("demo-").removesuffix("-0") for member in made.status.world.members]
+
+
+def test_tensor_groups_stay_within_a_rack() -> None:
+    parallel = {"parallelism": {"tensor": 2, "shard": 2}, "topology": {"labels": [RACK]}}
+    made = first_round(spec(8, **parallel), "abbaabab")
+    assert members(made) == ["0", "3", "4", "6", "1", "2", "5", "7"]
+    assert (made.status.world.layout, made.status.world.crossing) == ("replicate 2 x shard 2 x tensor 2", None)
+    assert told(made) == []
+
+
+def test_what_must_cross_a_link_is_told_once() -> None:
+    job_spec = spec(4, parallelism={"tensor": 2}, topology={"labels": [RACK, "kubernetes.io/hostname"]})
+    made = first_round(job_spec, "aaab")
+    crossing = f"1 of 2 tensor groups cross {RACK}; 1 of 2 tensor groups cross kubernetes.io/hostname"
+    assert made.status.world.crossing == crossing
+    [sentence] = told(made)
+    assert sentence.startswith(f"{crossing}: they wait for that link")
+    assert told(first_round(job_spec, "aaab", JobStatus(world=World(crossing=crossing)))) == []
+
+
+def test_each_link_is_named_by_its_own_groups() -> None:
+    """Two racks of three: one pair crosses them, the others go between hosts of a rack."""
+    labels = [RACK, "kubernetes.io/hostname"]
+    made = first_round(spec(6, parallelism={"context": 2}, topology={"labels": labels}), "aaabbb")
+    assert made.status.world.crossing == (
+        f"1 of 3 context groups cross {RACK}; 2 of 3 context groups cross kubernetes.io/hostname"
+    )
+
+
+def test_without_parallelism_nothing_is_said_of_it() -> None:
+    made = first_round(spec(4, topology={"labels": [RACK]}), "aaab")
+    assert (made.status.world.layout, made.status.world.crossing) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "ranks", "line"),
+    [
+        ({"shard": 1}, 4, "replicate 4"),
+        ({"shard": 2}, 2, "shard 2"),
+        ({"tensor": 2}, 8, "shard 4 x tensor 2"),
+        ({"tensor": 2, "pipeline": 2, "context": 2, "shard": 1}, 16, "replicate 2 x pipeline 2 x context 2 x tensor 2"),
+        ({}, 8, None),
+    ],
+)
+def test_a_layout_is_a_line(parallelism: dict[str, int], ranks: int, line: str | None) -> None:
+    assert layout(spec(16, parallelism=parallelism), ranks) == line
+
+
+def test_what_ranks_beside_groups_do_is_a_scripts_own_affair() -> None:
+    assert layout(jobs.command_spec(parallelism={"tensor": 2}), 8) == "data 4 x tensor 2"
+
+
+ID = protocol.SnapshotId(1, 40, "layout", 8)
+
+
+def held(*shards: int) -> protocol.HeldSnapshot:
+    return protocol.HeldSnapshot(ID, shards)
+
+
+def test_of_a_broken_block_those_who_are_left_hand_over_and_stand_by() -> None:
+    """demo-5 is lost: demo-4 alone has shard 4 (its copy was there)."""
+    seen = jobs.running(spec(8, parallelism={"tensor": 2, "shard": 2}), 8)
+    gone = tuple(pod for pod in seen.pods if pod.name != "demo-5-0")
+    seen = replace(seen, pods=gone)
+    made = plan(seen, T0 + 20)
+    snapshots = {f"demo_{at}_0": held(at, (at - 1) % 8) for at in range(8) if at != 5}
+    _, made = answered(seen, made, **snapshots)
+    assert members(made) == ["0", "1", "2", "3"]
+    assigned = jobs.sends(made, protocol.Assign)
+    assert sorted(assigned) == ["demo-0-0", "demo-1-0", "demo-2-0", "demo-3-0"]
+    message = assigned["demo-0-0"]
+    assert (message.restore.source, message.restore.step) == ("Memory", 40)
+    assert {other.replica for other in message.outside} == {"demo-4-0", "demo-6-0"}
+    assert {other.workers for other in message.outside} == {0}
+    assert message.restore.holders["3"] == ("demo-3-0", "demo-4-0"), "members first"
+    assert message.restore.holders["5"] == ("demo-6-0",)
+    assert [action for action in made.actions if type(action).__name__ == "DeletePod"] == []
+
+
+def test_who_is_beyond_spec_replicas_hands_over_before_its_pod_goes() -> None:
+    seen = jobs.running(spec(4), 4)
+    drained = replace(seen.agents["demo-0-0"], report=jobs.lead_report(state="drained"))
+    fewer = replace(seen.job, spec=spec(2))
+    seen = replace(seen, job=fewer, agents={**seen.agents, "demo-0-0": drained})
+    made = plan(seen, T0 + 20)
+    assert sorted(jobs.sends(made, protocol.Prepare)) == [f"demo-{at}-0" for at in range(4)]
+    assert [action for action in made.actions if type(action).__name__ == "DeletePod"] == []
+    whole = protocol.SnapshotId(1, 40, "layout", 4)
+    snapshots = {f"demo_{at}_0": protocol.HeldSnapshot(whole, (at, (at - 1) % 4)) for at in range(4)}
+    seen, made = answered(seen, made, **snapshots)
+    message = jobs.sends(made, protocol.Assign)["demo-0-0"]
+    assert (message.restore.source, message.restore.step) == ("Memory", 40)
+    assert [other.replica for other in message.outside] == ["demo-2-0"]
+    assert "demo-2-0" not in jobs.sends(made, protocol.Assign), "it has to stay for what it holds"
+    made = plan(jobs.then(seen, made), T0 + 21)
+    deleted = [action.name for action in made.actions if type(action).__name__ == "DeletePod"]
+    assert deleted == ["demo-2-0", "demo-3-0"]

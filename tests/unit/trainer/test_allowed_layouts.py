@@ -1,0 +1,84 @@
+"""Which layouts a model and its data allow, and which are named instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from concertina_trainer import layouts
+from concertina_trainer.config import ParallelismConfig, TrainerConfig
+
+
+def config(**fields: Any) -> TrainerConfig:
+    return TrainerConfig.model_validate({"data": {"uri": "/data"}, **fields})
+
+
+def problems(trainer: TrainerConfig, world: int | None = None, **degrees: Any) -> tuple[str, ...]:
+    return layouts.problems(trainer, ParallelismConfig(**degrees), world)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "degrees", "start", "end"),
+    [
+        ({"model": {"kvHeads": 1}}, {"tensor": 2}, "parallelism.tensor: ", "tensor is 2: the nearest that fit: 1"),
+        ({"model": {"layers": 6}}, {"pipeline": 9}, "parallelism.pipeline: ", "pipeline is 9: the nearest that fit: 6"),
+        ({"model": {"layers": 6}}, {"pipeline": 4, "schedule": "Interleaved1F1B"}, "parallelism.pipeline: ", "fit: 3"),
+        ({}, {"context": 3}, "parallelism.context: ", "context is 3: the nearest that fit: 2 and 4"),
+        ({"model": {"sequenceLength": 254}}, {"tensor": 4}, "parallelism.tensor: ", "the nearest that fit: 2"),
+        ({"data": {"uri": "/d", "documents": "bucketed"}}, {"tensor": 2}, "trainer.data.documents: ", "documents"),
+        ({"data": {"uri": "/d", "balance": "speed"}}, {"context": 2}, "trainer.data.balance: ", "to even"),
+        ({"determinism": "bitwise"}, {"shard": 2}, "trainer.determinism: ", "remove parallelism"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_with_the_nearest_that_does(
+    trainer: dict[str, Any], degrees: dict[str, Any], start: str, end: str
+) -> None:
+    (sentence,) = problems(config(**trainer), **degrees)
+    assert sentence.startswith(start)
+    assert sentence.endswith(end)
+
+
+def test_a_world_of_half_a_block_is_refused_with_the_nearest_sizes() -> None:
+    assert problems(config(), world=8, tensor=2, shard=2) == ()
+    (sentence,) = problems(config(), world=6, tensor=2, shard=2)
+    assert sentence == "parallelism: 6 workers are no whole number of blocks of 4: the nearest that fit: 4 and 8"
+    assert problems(config(), world=3, tensor=4)[0].endswith("fit: 4")
+
+
+DEGREES = st.integers(1, 12)
+MODELS = st.builds(
+    lambda width, kv, group, layers, sequence, hidden: {
+        "dim": 8 * width * kv * group,
+        "heads": kv * group,
+        "kvHeads": kv,
+        "layers": layers,
+        "sequenceLength": sequence,
+        "hiddenDim": hidden,
+    },
+    st.integers(1, 3), st.integers(1, 6), st.integers(1, 4), st.integers(1, 8), st.integers(2, 96),
+    st.none() | st.integers(8, 64),
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(MODELS, DEGREES, DEGREES, DEGREES)
+def test_what_is_named_instead_is_allowed_and_nothing_nearer_is(
+    model: dict[str, Any], tensor: int, pipeline: int, context: int
+) -> None:
+    trainer, degrees = config(model=model), {"tensor": tensor, "pipeline": pipeline, "context": context}
+    for sentence in problems(trainer, **degrees):
+        field, _, _ = sentence.partition(": ")
+        dimension = field.removeprefix("parallelism.")
+        asked = [rule for rule in layouts.RULES if rule.field == field]
+        allowed = [
+            degree
+            for degree in range(1, 128)
+            if all(rule.holds(trainer, ParallelismConfig(**{**degrees, dimension: degree})) for rule in asked)
+        ]
+        below = max((degree for degree in allowed if degree < degrees[dimension]), default=None)
+        above = min((degree for degree in allowed if degree > degrees[dimension]), default=None)
+        near = " and ".join(str(degree) for degree in (below, above) if degree is not None)
+        assert sentence.endswith(f": the nearest that fit: {near}" if near else f"is {degrees[dimension]}")

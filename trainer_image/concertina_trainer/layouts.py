@@ -1,0 +1,169 @@
+"""Which degrees of parallelism a model, its data and a world allow, and which are the nearest that they do. No torch
+here: the operator imports this."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from concertina_trainer.config import Balancing, DocumentMode, ParallelismConfig, PipelineSchedule, TrainerConfig
+
+MOST_DEGREE = 1024
+"""Of one dimension, as ParallelismConfig bounds them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutRule:
+    """What the sections trainer and parallelism of a spec must obey together, in the API server's language and in
+    Python."""
+
+    field: str
+    """Path in the spec of what to change."""
+    cel: str
+    """`self` is the spec, which has a trainer."""
+    holds: Callable[[TrainerConfig, ParallelismConfig], bool]
+    message: str
+
+
+_GROUP = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context"
+_HIDDEN = "(has(self.trainer.model.hiddenDim) ? self.trainer.model.hiddenDim : (self.trainer.model.dim + 11) / 12 * 32)"
+_TWICE = [schedule.value for schedule in PipelineSchedule if schedule.stages == 2]
+
+
+def _divides_sequence(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
+    return parallelism.context == 1 or trainer.model.sequence_length % (2 * parallelism.context) == 0
+
+
+RULES = (
+    LayoutRule(
+        "parallelism.tensor",
+        "self.trainer.model.heads % self.parallelism.tensor == 0",
+        lambda trainer, parallelism: trainer.model.heads % parallelism.tensor == 0,
+        "tensor does not divide trainer.model.heads: each worker of the group has whole heads",
+    ),
+    LayoutRule(
+        "parallelism.tensor",
+        "!has(self.trainer.model.kvHeads) || self.trainer.model.kvHeads % self.parallelism.tensor == 0",
+        lambda trainer, parallelism: trainer.model.kv_heads is None or trainer.model.kv_heads % parallelism.tensor == 0,
+        "tensor does not divide trainer.model.kvHeads: each worker of the group has whole heads",
+    ),
+    LayoutRule(
+        "parallelism.tensor",
+        f"{_HIDDEN} % self.parallelism.tensor == 0",
+        lambda trainer, parallelism: trainer.model.resolved_hidden_dim % parallelism.tensor == 0,
+        "tensor does not divide trainer.model.hiddenDim, or what follows from dim where that is absent",
+    ),
+    LayoutRule(
+        "parallelism.context",
+        "self.parallelism.context == 1 || self.trainer.model.sequenceLength % (2 * self.parallelism.context) == 0",
+        _divides_sequence,
+        "twice context does not divide trainer.model.sequenceLength: each worker of the group has two pieces of it",
+    ),
+    LayoutRule(
+        "parallelism.tensor",
+        "self.trainer.model.sequenceLength / self.parallelism.context % self.parallelism.tensor == 0",
+        lambda trainer, parallelism: trainer.model.sequence_length // parallelism.context % parallelism.tensor == 0,
+        "tensor does not divide trainer.model.sequenceLength / context: between layers the group cuts the sequence too",
+    ),
+    LayoutRule(
+        "parallelism.pipeline",
+        f"self.trainer.model.layers >= self.parallelism.pipeline * (self.parallelism.schedule in {_TWICE} ? 2 : 1)",
+        lambda trainer, parallelism: trainer.model.layers >= parallelism.pipeline * parallelism.schedule.stages,
+        "pipeline has more stages than trainer.model.layers: each has a layer or more, and a worker two of them where "
+        "schedule is interleaved",
+    ),
+    LayoutRule(
+        "parallelism.expert",
+        "self.parallelism.expert == 1 || has(self.trainer.model.experts)",
+        lambda trainer, parallelism: parallelism.expert == 1 or trainer.model.experts is not None,
+        "expert deals experts out to workers, and trainer.model.experts says of none",
+    ),
+    LayoutRule(
+        "parallelism.expert",
+        "!has(self.trainer.model.experts) || self.trainer.model.experts.count % self.parallelism.expert == 0",
+        lambda trainer, parallelism: (
+            trainer.model.experts is None or trainer.model.experts.count % parallelism.expert == 0
+        ),
+        "expert does not divide trainer.model.experts.count: each worker of the group has as many",
+    ),
+    LayoutRule(
+        "parallelism.expert",
+        "!has(self.parallelism.shard) || self.parallelism.shard % self.parallelism.expert == 0",
+        lambda trainer, parallelism: parallelism.shard is None or parallelism.shard % parallelism.expert == 0,
+        "expert does not divide shard: experts are dealt out to workers that share one copy",
+    ),
+    LayoutRule(
+        "trainer.model.experts",
+        f"{_GROUP} == 1 || !has(self.trainer.model.experts)",
+        lambda trainer, parallelism: parallelism.group == 1 or trainer.model.experts is None,
+        "a model with experts takes no tensor, pipeline or context parallelism so far: set these to 1 and use "
+        "parallelism.expert, or remove experts",
+    ),
+    LayoutRule(
+        "trainer.data.documents",
+        f"{_GROUP} == 1 || self.trainer.data.documents != 'bucketed'",
+        lambda trainer, parallelism: parallelism.group == 1 or trainer.data.documents is not DocumentMode.bucketed,
+        "bucketed makes microbatches of different lengths, and tensor, pipeline and context parallelism need one: "
+        "choose another documents",
+    ),
+    LayoutRule(
+        "trainer.data.balance",
+        f"{_GROUP} == 1 || self.trainer.data.balance != 'speed'",
+        lambda trainer, parallelism: parallelism.group == 1 or trainer.data.balance is not Balancing.speed,
+        "speed gives single workers less, and those of a tensor, pipeline or context group compute the same sequences: "
+        "set balance to even",
+    ),
+    LayoutRule(
+        "trainer.determinism",
+        f"self.trainer.determinism != 'bitwise' || {_GROUP} == 1 && "
+        "(!has(self.parallelism.shard) || self.parallelism.shard == 1)",
+        lambda trainer, parallelism: not trainer.bitwise or (parallelism.group == 1 and parallelism.shard in (None, 1)),
+        "bitwise knows one order of summing over all workers, and no parallelism: set determinism to order, or remove "
+        "parallelism",
+    ),
+)
+
+
+def refusal(rule: LayoutRule, trainer: TrainerConfig, parallelism: ParallelismConfig) -> str:
+    """Why the rule refuses this, in a sentence; of a degree with the nearest ones that all rules allow."""
+    dimension = rule.field.removeprefix("parallelism.")
+    if dimension == rule.field:
+        return rule.message
+    wanted = getattr(parallelism, dimension)
+
+    def allowed(degree: int) -> bool:
+        other = parallelism.model_copy(update={dimension: degree})
+        return all(each.holds(trainer, other) for each in RULES if each.field == rule.field)
+
+    return f"{rule.message}; {dimension} is {wanted}{_instead(_nearest(wanted, allowed, MOST_DEGREE))}"
+
+
+def problems(trainer: TrainerConfig, parallelism: ParallelismConfig, world: int | None = None) -> tuple[str, ...]:
+    """What keeps the bundled trainer from this layout, a sentence each; none: it trains in it. `world`: of so many
+    ranks, if that is known."""
+    found = [
+        f"{rule.field}: {refusal(rule, trainer, parallelism)}" for rule in RULES if not rule.holds(trainer, parallelism)
+    ]
+    if world is not None and world % parallelism.block:
+        near = nearest_sizes(world, parallelism.block)
+        found.append(
+            f"parallelism: {world} workers are no whole number of blocks of {parallelism.block}{_instead(near)}"
+        )
+    return tuple(found)
+
+
+def nearest_sizes(size: int, step: int) -> tuple[int, ...]:
+    """The multiples of `step`, at least one, next to `size` on either side."""
+    below = size - size % step
+    return tuple(near for near in (below, below + step) if near)
+
+
+def _nearest(wanted: int, allowed: Callable[[int], bool], most: int) -> tuple[int, ...]:
+    """On either side, where there are any."""
+    below = next((degree for degree in range(wanted - 1, 0, -1) if allowed(degree)), None)
+    above = next((degree for degree in range(wanted + 1, most + 1) if allowed(degree)), None)
+    return tuple(degree for degree in (below, above) if degree is not None)
+
+
+def _instead(near: tuple[int, ...]) -> str:
+    return f": the nearest that fit: {' and '.join(map(str, near))}" if near else ""
