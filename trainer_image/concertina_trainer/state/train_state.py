@@ -47,7 +47,7 @@ class TrainState:
                 # A rank without a part of the parameter has no moments: its nothing of the parameter stands for them.
                 moment = moments.get(name, local(parameter.detach()))
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
-        self._catalogue = Catalogue(tensors, {}, world.rank, world.size, whole_cut=str(world.degrees))
+        self._catalogue = Catalogue(tensors, {}, world.rank, world.size, whole_cut=world.cut)
         self.saved = self._catalogue.saved
         """By this rank."""
         self.digest = self._catalogue.digest
