@@ -6,9 +6,10 @@ import contextlib
 import enum
 import gzip
 import http.server
+import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -16,6 +17,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+AFTER_A_FAILURE = ("detect", "decide", "prepare", "assign", "start", "group", "build", "restore", "first_step")
+"""Direct parts of a round that follows a failure, of the bundled trainer."""
 
 
 class Manner(enum.Enum):
@@ -55,8 +59,25 @@ def attributes(span: Span) -> dict[str, object]:
     return {each.key: getattr(each.value, str(each.value.WhichOneof("value"))) for each in span.attributes}
 
 
+def check_round(spans: Sequence[Span], job: str, failure: str, members: Collection[str]) -> Span:
+    """That this trace is a whole round after that failure, one part behind the other within it; the round itself."""
+    root, *parts = spans
+    assert root.name == "round"
+    assert attributes(root)["concertina.trainingjob.name"] == job
+    direct = [span for span in parts if span.parent_span_id == root.span_id]
+    assert tuple(span.name for span in direct) == AFTER_A_FAILURE
+    assert {attributes(span)["k8s.pod.name"] for span in parts if span.name == "prepare member"} == set(members)
+    for before, after in itertools.pairwise(direct):
+        assert before.start_time_unix_nano <= after.start_time_unix_nano
+        assert root.start_time_unix_nano <= before.end_time_unix_nano <= root.end_time_unix_nano
+    assert attributes(direct[0])["concertina.failure"] == failure
+    return root
+
+
 @contextlib.contextmanager
-def receiver(manner: Manner = Manner.TAKES) -> Iterator[Receiver]:
+def receiver(manner: Manner = Manner.TAKES, host: str = "127.0.0.1") -> Iterator[Receiver]:
+    """`host`: this machine's address at which it listens."""
+
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -98,9 +119,9 @@ def receiver(manner: Manner = Manner.TAKES) -> Iterator[Receiver]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = http.server.ThreadingHTTPServer((host, 0), Handler)
     server.daemon_threads = True
-    here = Receiver(f"http://127.0.0.1:{server.server_address[1]}", manner)
+    here = Receiver(f"http://{host}:{server.server_address[1]}", manner)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield here

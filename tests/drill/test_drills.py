@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from builders.cluster import drills
 from builders.until import until
-from concertina.api.status import JobStatus, unix_seconds
 from concertina.demo.stage import Stage
 from concertina.drill.scenarios import SCENARIOS
 
@@ -46,17 +46,7 @@ PLAYED = [
 def test_the_drill_passes(drill: Callable[[str], Any], scenario: str, stage: Stage, job: str) -> None:
     verdict = drill(scenario)
     assert verdict["passed"], verdict["reasons"]
-    each_second_is_in_one_class(stage.job(job))
-
-
-def each_second_is_in_one_class(job: dict[str, Any]) -> None:
-    """Of status.goodput, since the creation; operators that were killed or stopped meanwhile included."""
-    goodput = JobStatus.model_validate(job["status"]).goodput
-    assert goodput.at is not None
-    passed = unix_seconds(goodput.at) - unix_seconds(job["metadata"]["creationTimestamp"])
-    assert sum(goodput.by_class.values()) == pytest.approx(passed, rel=0.005)
-    caused = sum(entry.seconds for entry in goodput.recovery)
-    assert caused == pytest.approx(goodput.recovery_seconds, abs=0.1)
+    drills.each_second_is_in_one_class(stage.job(job))
 
 
 @contextmanager

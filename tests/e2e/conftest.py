@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,11 @@ import pytest
 
 from builders.cluster import drills, e2e
 from builders.cluster.e2e import Cluster
+from builders.otlp import Receiver, receiver
 from concertina_state.objects.prefix import ObjectPrefix
+
+TOKEN = "metrics"
+"""A Secret."""
 
 
 @pytest.fixture(scope="session")
@@ -38,12 +43,31 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def operator(cluster: Cluster) -> Iterator[None]:
-    """From its chart; all of it is deleted afterwards."""
-    objects = [each for each in e2e.chart() if each["kind"] not in e2e.CLUSTER_WIDE]
+def collector() -> Iterator[Receiver | None]:
+    """Of the operator's traces, on this machine; None where pods do not reach it."""
+    host = e2e.setting("HOST")
+    if not host:
+        yield None
+        return
+    with receiver(host=host) as there:
+        yield there
+
+
+@pytest.fixture(scope="session")
+def token() -> str:
+    """That operator and pods want to be shown for their metrics."""
+    return secrets.token_hex(16)
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Cluster, collector: Receiver | None, token: str) -> Iterator[None]:
+    """From its chart, with traces and tokens for metrics; all of it is deleted afterwards."""
+    values = [f"metrics.tokenSecret={TOKEN}", f"metrics.pods.tokenSecret={TOKEN}"]
+    values += [f"tracing.endpoint={collector.endpoint}"] if collector else []
+    objects = [each for each in e2e.chart(*values) if each["kind"] not in e2e.CLUSTER_WIDE]
     storage = {name: os.environ[name] for name in e2e.STORAGE if name in os.environ}
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}, "stringData": storage}
-    cluster.apply(*objects, secret)
+    kept = [secret("s3", storage), secret(TOKEN, {"token": token})]
+    cluster.apply(*kept, *objects)
     try:
         cluster.kubectl("rollout", "status", "deployment/concertina", "--timeout=120s")
         yield
@@ -51,9 +75,13 @@ def operator(cluster: Cluster) -> Iterator[None]:
             with open(log, "w") as file:
                 file.write(cluster.kubectl("logs", "deployment/concertina", check=False))
     finally:
-        for each in reversed([*objects, secret]):
+        for each in reversed([*kept, *objects]):
             cluster.kubectl("delete", each["kind"], each["metadata"]["name"], "--ignore-not-found", "--wait=false")
         cluster.kubectl("delete", "secret", "concertina-master-key", "--ignore-not-found")
+
+
+def secret(name: str, entries: dict[str, str]) -> e2e.Object:
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": entries}
 
 
 @pytest.fixture(scope="session")

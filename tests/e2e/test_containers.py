@@ -19,20 +19,6 @@ STAY = "import time; time.sleep(3600)"
 BIG: Object = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "1536Mi"}}
 
 
-KILL_FIRST = """
-import os, sys
-wanted = f"CONCERTINA_REPLICA={sys.argv[1]}".encode()
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    try:
-        inside = next(line for line in open(f"/proc/{pid}/status") if line.startswith("NSpid:")).split()[-1]
-        if inside == "1" and wanted in open(f"/proc/{pid}/environ", "rb").read().split(b"\\0"):
-            os.kill(int(pid), 9)
-    except OSError:
-        pass
-"""
-"""SIGKILL to process 1 of a replica's container, from its node."""
-
-
 def test_a_container_that_is_killed_as_a_whole_comes_back_in_place(
     cluster: Cluster, data: None, request: pytest.FixtureRequest
 ) -> None:
@@ -45,7 +31,8 @@ def test_a_container_that_is_killed_as_a_whole_comes_back_in_place(
         uids = {pod["metadata"]["uid"] for pod in cluster.pods("killed")}
         victim = before["world"]["members"][1]
         at = time.time()
-        e2e.on_node(victim["node"], "python3", "-c", KILL_FIRST, victim["replica"])
+        kill = f"{e2e.PROCESS_1}os.kill(process_1(), 9)"
+        e2e.on_node(victim["node"], "python3", "-c", kill, victim["replica"])
         cluster.until(
             "the container's restart", lambda status: status.get("internal", {}).get("containerRestarts"), "killed"
         )

@@ -4,9 +4,6 @@ kubelets and real S3."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,14 +19,6 @@ SMALL: Object = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"mem
 BIG: Object = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "1536Mi"}}
 BUILT, ALONE, SOURCES = (f"s3://{e2e.BUCKET}/{what}-{e2e.RUN}" for what in ("built", "alone", "sources"))
 SHARES = 3
-
-
-def concertina(*arguments: str) -> str:
-    """What the real command prints; fails with what it complains about."""
-    command = [sys.executable, "-m", "concertina.cli", *arguments]
-    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def contents(uri: str) -> dict[str, bytes | None]:
@@ -52,7 +41,7 @@ def test_the_pods_of_a_job_build_the_bytes_that_one_machine_builds(cluster: Clus
         folder.put(path.name, path.read_bytes())
     what = ["--shard-mebibytes", "0.01", "--validation", "0.2", SOURCES]
     where = ["--pods", str(SHARES), "--cpus", "1", "--secret", "s3", "--image", e2e.TRAINER_IMAGE]
-    printed = concertina("data", "build", "--cluster", "--dry-run", *where, "--out", BUILT, *what)
+    printed = e2e.concertina("data", "build", "--cluster", "--dry-run", *where, "--out", BUILT, *what)
     job = in_pods_of_ours(yaml.safe_load(printed))
     name = job["metadata"]["name"]
     cluster.apply(job)
@@ -60,10 +49,10 @@ def test_the_pods_of_a_job_build_the_bytes_that_one_machine_builds(cluster: Clus
         cluster.kubectl("wait", "--for=condition=complete", f"job/{name}", "--timeout=180s")
     finally:
         cluster.kubectl("delete", "job", name, "--ignore-not-found", "--wait=false")
-    concertina("data", "build", "--out", ALONE, *what)
+    e2e.concertina("data", "build", "--out", ALONE, *what)
     assert contents(BUILT) == contents(ALONE)
     assert len(contents(BUILT)) > 5
-    assert "no of" in concertina("data", "verify", BUILT)
+    assert "no of" in e2e.concertina("data", "verify", BUILT)
 
 
 def test_a_checkpoint_on_request_is_verified_and_gone_on_from_by_another_job(cluster: Cluster, data: None) -> None:
@@ -72,19 +61,19 @@ def test_a_checkpoint_on_request_is_verified_and_gone_on_from_by_another_job(clu
     first["spec"]["checkpoint"] = {"uri": uri, "secretName": "s3", "everySteps": 10_000_000}
     with cluster.running(first):
         cluster.training(2, name="asked")
-        said = concertina("checkpoint", "now", "asked", "-n", e2e.NAMESPACE)
+        said = e2e.concertina("checkpoint", "now", "asked", "-n", e2e.NAMESPACE)
         kept = cluster.until("a checkpoint", lambda status: status.get("lastCheckpoint"), "asked")["lastCheckpoint"]
         assert f"step {kept['step']}" in said.replace("\n", " ")
-    step = json.loads(concertina("checkpoint", "show", uri, "-o", "json"))["id"]["step"]
+    step = json.loads(e2e.concertina("checkpoint", "show", uri, "-o", "json"))["id"]["step"]
     assert step >= kept["step"], "its deletion was a notice to all, which made another one"
-    assert f"step {step}" in concertina("checkpoint", "verify", uri)
+    assert f"step {step}" in e2e.concertina("checkpoint", "verify", uri)
     second = e2e.bundled_job("goes-on", e2e.pod(e2e.trainer(resources=BIG)), steps=step + 20)
     second["spec"]["replicas"] = 3
     second["spec"]["checkpoint"] |= {"resumeFrom": uri}
     with cluster.running(second):
         done = cluster.until("its end", lambda status: e2e.reason(status) == "Complete", "goes-on")
     assert done["lastCheckpoint"]["step"] == step + 20
-    shown = concertina("checkpoint", "show", f"s3://{e2e.BUCKET}/goes-on-{e2e.RUN}")
+    shown = e2e.concertina("checkpoint", "show", f"s3://{e2e.BUCKET}/goes-on-{e2e.RUN}")
     assert f"step {step}" in shown.replace("\n", " ")
 
 

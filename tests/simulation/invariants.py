@@ -6,7 +6,8 @@ import itertools
 from typing import TYPE_CHECKING
 
 import concertina_protocol as p
-from concertina.api.status import JobStatus, Restart, unix_seconds
+from concertina.api.restarts import Restart
+from concertina.api.status import JobStatus, unix_seconds
 from concertina.plan.actions import CreatePod, DeletePod
 from concertina.plan.facts import sizes
 from concertina.plan.observed import PodPhase, PodView

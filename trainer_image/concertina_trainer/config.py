@@ -408,6 +408,11 @@ class Resharding(enum.StrEnum):
     never = "Never"
 
 
+RESHARD_ABOVE = 100_000_000
+"""Parameters from which on a block's weights are freed between forward and backward: below, memory is no matter and
+gathering them again is."""
+
+
 class MemoryConfig(_Section):
     """What is done to need less of the devices' memory, for more computation or communication. The results are the
     same."""

@@ -115,9 +115,8 @@ RULES = (
     ),
     LayoutRule(
         "trainer.determinism",
-        f"self.trainer.determinism != 'bitwise' || {_GROUP} == 1 && "
-        "(!has(self.parallelism.shard) || self.parallelism.shard == 1)",
-        lambda trainer, parallelism: not trainer.bitwise or (parallelism.group == 1 and parallelism.shard in (None, 1)),
+        f"self.trainer.determinism != 'bitwise' || {_GROUP} == 1 && !has(self.parallelism.shard)",
+        lambda trainer, parallelism: not trainer.bitwise or (parallelism.group == 1 and parallelism.shard is None),
         "bitwise knows one order of summing over all workers, and no parallelism: set determinism to order, or remove "
         "parallelism",
     ),

@@ -31,6 +31,7 @@ from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import RollBack
+from concertina_trainer.layouts import problems
 from concertina_trainer.model.flops import peak_flops, token_flops
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.model.stages import Stages
@@ -91,20 +92,18 @@ def _fault(
     return code
 
 
-def configuration() -> tuple[TrainerConfig, CheckpointConfig | None]:
+def configuration() -> tuple[TrainerConfig, CheckpointConfig | None, ParallelismConfig]:
     """Of the environment. Raises BadInput."""
     try:
         config = of_any_version(json.loads(os.environ["CONCERTINA_TRAINER"]))
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise BadInput(f"spec.trainer can't be used: {problems}") from error
+        said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise BadInput(f"spec.trainer can't be used: {said}") from error
     checkpoint = json.loads(os.environ.get("CONCERTINA_CHECKPOINT", "null"))
-    return config, CheckpointConfig.model_validate(checkpoint) if checkpoint else None
-
-
-def parallelism() -> ParallelismConfig:
-    """Of the environment."""
-    return ParallelismConfig.model_validate_json(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
+    layout = ParallelismConfig.model_validate_json(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
+    if wrong := problems(config, layout, int(os.environ["WORLD_SIZE"])):
+        raise BadInput(f"this model can't be trained in this layout: {'; '.join(wrong)}.")
+    return config, CheckpointConfig.model_validate(checkpoint) if checkpoint else None, layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,14 +123,14 @@ class Built:
 
 def run(channel: WorkerEnd) -> Done:
     """The whole round: join, build, restore, train."""
-    config, checkpoint = configuration()
+    config, checkpoint, parallelism = configuration()
     if config.bitwise:
         group.make_deterministic()
     start = channel.receive(Start)
     reporter = Reporter(config, int(os.environ["RANK"]), channel)
     reporter.starting(WorkerPhase.STARTING, start.restore.step)
     with reporter.timed("group"):
-        world = group.join(os.environ, parallelism())
+        world = group.join(os.environ, parallelism)
     with reporter.timed("build"):
         built = build(config, checkpoint, world, start.restore.step, reporter)
     reporter.starting(WorkerPhase.RESTORING, start.restore.step)

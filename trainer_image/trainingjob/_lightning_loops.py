@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import trainingjob
-from trainingjob._order import Order, order_of
+from trainingjob._order import StatefulSampler, order_of
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -77,7 +77,7 @@ class Loops:
         """The order of these loaders is to be known, from their first item on."""
         if self._tell:
             return
-        new = [order_of(each) for each in self._loaders if not isinstance(_sampler(each), Order)]
+        new = [order_of(each) for each in self._loaders if not isinstance(_sampler(each), StatefulSampler)]
         if any(new):
             iter(self._fit._data_fetcher)
 

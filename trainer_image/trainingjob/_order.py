@@ -12,7 +12,7 @@ SEEDS = ("epoch", "seed", "initial_seed")
 """Of samplers that draw by them: torch's DistributedSampler and Accelerate's SeedableRandomSampler."""
 
 
-class Order:
+class StatefulSampler:
     """In a sampler's place. Samplers draw their order when a pass begins, from torch's random numbers, a generator of
     their own, or a seed and an epoch: it is kept what these were then."""
 
@@ -70,15 +70,15 @@ class Order:
             setattr(self._sampler, name, value)
 
 
-def order_of(loader: Any) -> Order | None:
+def order_of(loader: Any) -> StatefulSampler | None:
     """Of a loader that takes items in batches by a sampler, in whose place it is put; None of others."""
     batches: Any = getattr(loader, "batch_sampler", None)
     batches = getattr(batches, "batch_sampler", batches)  # Accelerate deals batches out to ranks
     sampler = getattr(batches, "sampler", None)
-    if isinstance(sampler, Order):
+    if isinstance(sampler, StatefulSampler):
         return sampler
     if not hasattr(sampler, "__len__") or not getattr(batches, "batch_size", None):
         return None
-    order = Order(sampler)
+    order = StatefulSampler(sampler)
     batches.sampler = order
     return order

@@ -28,7 +28,7 @@ def train(trainer: Trainer, *, folder: str = "checkpoints", overhead: float = 0.
     alone, and the rest is filled when it has prepared it."""
     state = State(folder=folder, overhead=overhead)
     saved = state.peek("progress")
-    keeping = Keeping(trainer, state)
+    keeping = StateCallback(trainer, state)
     trainer.add_callback(keeping)
     try:
         if saved is None:
@@ -49,7 +49,7 @@ class Finished(Exception):
     """There is no step left: the trainer would train one more."""
 
 
-class Keeping(TrainerCallback):
+class StateCallback(TrainerCallback):
     def __init__(self, trainer: Trainer, state: State) -> None:
         self._trainer, self._state, self._steps = trainer, state, Steps(state)
         self._loss: float | None = None

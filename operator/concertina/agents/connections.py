@@ -100,7 +100,7 @@ class _Job:
     calls: set[asyncio.Task[None]] = field(default_factory=set)
     unanswered: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Calls under way, by kind and claim."""
-    told_at: asyncio.TimerHandle | None = None
+    tell_timer: asyncio.TimerHandle | None = None
     """When what has come in is told, where more is to come."""
 
     @property
@@ -223,8 +223,8 @@ class AgentConnections:
         job.identity.kept.close()
         for task in job.calls:
             task.cancel()
-        if job.told_at is not None:
-            job.told_at.cancel()
+        if job.tell_timer is not None:
+            job.tell_timer.cancel()
         for replica, connection in job.connections.items():
             self._close(uid, replica, connection)
 
@@ -285,16 +285,16 @@ class AgentConnections:
 
     def _tell(self, job: _Job, at_once: bool) -> None:
         """That something has changed which matters."""
-        if job.told_at is not None:
+        if job.tell_timer is not None:
             if not at_once:
                 return
-            job.told_at.cancel()
-            job.told_at = None
+            job.tell_timer.cancel()
+            job.tell_timer = None
         if at_once:
             self._changed(job.identity.uid, True)
         else:
             loop = asyncio.get_running_loop()
-            job.told_at = loop.call_later(TOGETHER_SECONDS, self._tell, job, True)
+            job.tell_timer = loop.call_later(TOGETHER_SECONDS, self._tell, job, True)
 
     def _change(self, job: _Job, send: Send, under_way: Call, **changes: Any) -> bool:
         """Of the call as the replica's view has it; whether it is still there: its pod may be gone, or a later call of

@@ -16,9 +16,10 @@ from typing import Any
 import yaml
 
 from concertina.api import GROUP, KIND, PLURAL, VERSION
+from concertina.api.internal import OLD_PLACES
 from concertina.api.rules import RULES
 from concertina.api.spec import JobSpec
-from concertina.api.status import OLD_PLACES, JobStatus
+from concertina.api.status import JobStatus
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FILE = f"{GROUP}_{PLURAL}.yaml"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime
 import enum
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -17,27 +16,14 @@ from concertina.api.accounting import (
     Goodput,
     Incident,
     Name,
-    RoundWaits,
     Seconds,
     Timestamp,
 )
 from concertina.api.history import MOST_CHARACTERS as MOST_OF_HISTORY
+from concertina.api.internal import Internal, with_internal, with_old_places, with_packed
 from concertina.api.model import Observed
-from concertina.api.packed import MOST_CHARACTERS, pack, unpack
-
-Packed = Annotated[str, Field(max_length=MOST_CHARACTERS)]
-
-
-class Distance(enum.StrEnum):
-    """Between a member and the copies of its snapshots."""
-
-    ZONE = "Zone"
-    NODE = "Node"
-    SAME_NODE = "SameNode"
-    NONE = "None"
-    """There is one member."""
-    NO_SNAPSHOTS = ""
-    """As operators have written it from the beginning; what the CRD refused they could not write any more."""
+from concertina.api.restarts import LISTED_RESTARTS, AvoidedNode, LastFailure, Restarts, packed_restarts
+from concertina.api.world import LISTED_MEMBERS, World, packed_members
 
 
 class RequestState(enum.StrEnum):
@@ -72,120 +58,6 @@ def rfc3339(seconds: float) -> str:
 def unix_seconds(timestamp: str) -> float:
     """The reverse of `rfc3339`."""
     return datetime.datetime.fromisoformat(timestamp).timestamp()
-
-
-class Claim(Observed):
-    """The highest round that the operator has claimed; written before anything of an older round is stopped."""
-
-    round: Count = Field(description="Number of the claimed round; only ever grows.")
-    claim_id: Name = Field(description="Which claim of this round it is: two operators never share one.")
-    committed: bool = Field(default=False, description="Whether members were committed under it: that is done once.")
-    at: Timestamp | None = Field(default=None, description="When it was made.")
-    reason: Annotated[str, Field(max_length=128)] = Field(default="", description="Why, in one word.")
-    message: Annotated[str, Field(max_length=4096)] = Field(default="", description="Why, in a sentence.")
-    from_storage: bool = Field(
-        default=False, description="A whole restart: the round starts from durable storage, not from node memory."
-    )
-
-
-class Member(Observed):
-    """A replica that is part of the current round."""
-
-    replica: Name = Field(description="Name of its pod.")
-    uid: Name = Field(description="The pod's uid.")
-    instance: Name = Field(description="The agent's instance id, another one after each start of its container.")
-    node: Name = Field(default="", description="The pod's node. Empty in a world that is too large to list.")
-    workers: Count = Field(description="Training processes in it.")
-
-    def is_pod(self, uid: str) -> bool:
-        """Whether that is its pod's uid, of which a large world keeps the beginning."""
-        return _stands_for(self.uid, uid)
-
-    def is_agent(self, instance: str) -> bool:
-        """Whether that is its agent's instance id, of which a large world keeps the beginning."""
-        return _stands_for(self.instance, instance)
-
-
-BEGINNING, CUT = 8, "~"
-"""Of random ids, in a large world: 32 bits tell the pod or agent of a name from the next one of that name."""
-
-
-def shortened(id: str) -> str:
-    """Its beginning, which says that it is one."""
-    return id if len(id) <= BEGINNING or id.endswith(CUT) else id[:BEGINNING] + CUT
-
-
-def _stands_for(kept: str, id: str) -> bool:
-    return kept == id or (kept.endswith(CUT) and id.startswith(kept[:-1]))
-
-
-class Base(Observed):
-    """Where the current round started from: snapshots of lower rounds beyond `step` are void."""
-
-    round: Count = Field(description="The round that was started from this step.")
-    step: Count = Field(description="Steps finished when the round started.")
-    source: Annotated[str, Field(max_length=16)] = Field(
-        default="", description="Where that state came from: Fresh (there was none), Memory or Storage."
-    )
-
-
-class World(Observed):
-    """The current round and who is in it."""
-
-    round: Count = Field(default=0, description="Number of the round that was last committed; 0 before the first.")
-    claim: Claim | None = Field(default=None, description="The highest round claimed.")
-    size: Annotated[str, Field(max_length=32)] = Field(
-        default="", description="Members of the current round and replicas wanted, as 6/8."
-    )
-    replicas: Count = Field(default=0, description="Members of the current round.")
-    workers: Count = Field(default=0, description="Training processes of the current round.")
-    lead: Name | None = Field(default=None, description="The member whose agent leads the round (it has rank 0).")
-    members: tuple[Member, ...] = Field(
-        default=(),
-        max_length=10000,
-        description="In order of rank. Empty with more than 64: `concertina status --members` lists them.",
-    )
-    layout: Annotated[str, Field(max_length=256)] | None = Field(
-        default=None,
-        description="How the ranks of the current round are shared out, outermost first, as replicate 2 x shard 4 x "
-        "tensor 2. Absent: spec.parallelism says nothing.",
-    )
-    crossing: Annotated[str, Field(max_length=1024)] | None = Field(
-        default=None,
-        description="Which tensor and context groups are not within one domain of spec.topology, and over which link "
-        "they go. Absent: none.",
-    )
-    copies: Distance = Field(
-        default=Distance.NO_SNAPSHOTS,
-        description="Where each member's snapshots are copied to: a member in another zone, on another node, for some "
-        "on the same node, or none (there is one member). Empty: a command of its own has no snapshots.",
-    )
-    base: Base | None = Field(default=None, description="Where the current round started from.")
-    since: Timestamp | None = Field(default=None, description="When the current round was committed.")
-
-    @property
-    def latest_round(self) -> int:
-        """The round that is being made, else the last one; 0 before the first. (A claim that no round follows is
-        committed as it is made.)"""
-        return self.claim.round if self.claim and not self.claim.committed else self.round
-
-    def ranks_of(self, replica: str) -> range:
-        """Of its workers; an empty one where it is no member."""
-        first = 0
-        for member in self.members:
-            if member.replica == replica:
-                return range(first, first + member.workers)
-            first += member.workers
-        return range(0)
-
-    def replica_of(self, rank: int) -> str:
-        """Whose worker that is; nothing where there is no such rank."""
-        first = 0
-        for member in self.members:
-            if first <= rank < first + member.workers:
-                return member.replica
-            first += member.workers
-        return ""
 
 
 class EvaluationMark(Observed):
@@ -247,13 +119,6 @@ class Rollback(Observed):
     at: Timestamp = Field(description="When.")
 
 
-class UndoneStates(Observed):
-    """States that a rollback has made void."""
-
-    round: Count = Field(description="Of this round or an earlier one, and ...")
-    step: Count = Field(description="... beyond this step.")
-
-
 class CheckpointEvery(Observed):
     """How often checkpoints are written, and how often would lose the least time (Young's and Daly's estimate)."""
 
@@ -261,74 +126,6 @@ class CheckpointEvery(Observed):
     suggested_seconds: Seconds = Field(description="The best, by what was measured; everySeconds: auto follows it.")
     save_seconds: Seconds = Field(default=0.0, description="What training waited for a save, at most.")
     failure_seconds: Seconds = Field(default=0.0, description="Between failures, the next one taken to come now.")
-
-
-class Restart(Observed):
-    """One failure that needed a new round."""
-
-    at: Timestamp = Field(description="When it was seen.")
-    replica: Name = Field(description="The replica that failed first.")
-    node: Name = Field(default="", description="Its node.")
-    reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one word.")
-    step: Count = Field(default=0, description="Steps finished before it.")
-    counted: bool = Field(default=True, description="False where the cause lies outside of the job: a lost node, say.")
-    rung: Annotated[str, Field(max_length=32)] = Field(
-        default="", description="What answered it: NewRound, WithoutMember, ReplacePod or WholeRestart."
-    )
-    error: Annotated[str, Field(max_length=200)] = Field(
-        default="", description="What was said, without numbers and addresses: two with the same are the same failure."
-    )
-    after_seconds: Seconds = Field(default=0.0, description="Seconds since the round began.")
-
-
-class LastFailure(Observed):
-    """The last failure that ended a round, and what the worker that failed printed last."""
-
-    at: Timestamp = Field(description="When it was seen.")
-    round: Count = Field(description="The round that it ended.")
-    replica: Name = Field(default="", description="The replica that failed; empty where none is to blame.")
-    node: Name = Field(default="", description="Its node.")
-    exit_code: int | None = Field(
-        default=None, description="Of the worker; a negative one is the signal that killed it."
-    )
-    reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one word.")
-    message: Annotated[str, Field(max_length=1024)] = Field(description="Why, in a sentence.")
-    last_lines: tuple[Annotated[str, Field(max_length=400)], ...] = Field(
-        default=(), max_length=20, description="What the worker printed last. The log of its pod has all of it."
-    )
-
-
-class RungUse(Observed):
-    """How much of one rung of the recovery ladder is used up."""
-
-    rung: Annotated[str, Field(max_length=32)] = Field(description="NewRound, WithoutMember, ReplacePod, WholeRestart.")
-    in_window: Count = Field(default=0, description="Failures within the window that it answered.")
-    budget: Count | None = Field(
-        default=None, description="Failures that it still answers in this window. Absent: there is no limit."
-    )
-
-
-class AvoidedNode(Observed):
-    """A node that failed this job."""
-
-    node: Name = Field(description="Its name.")
-    until: Timestamp = Field(
-        description="New pods keep off it until then; afterwards the entry only remembers it for a window."
-    )
-    reason: Annotated[str, Field(max_length=300)] = Field(default="", description="Why, in a sentence.")
-    times: Count = Field(default=1, description="How often it was avoided: each time for twice as long.")
-
-
-class Restarts(Observed):
-    """Failures of the job's replicas."""
-
-    in_window: Count = Field(default=0, description="Failures within failurePolicy.windowSeconds.")
-    budget: Count = Field(default=0, description="Failures that are still borne in this window.")
-    total: Count = Field(default=0, description="Failures since the job was created.")
-    rungs: tuple[RungUse, ...] = Field(default=(), max_length=8, description="The recovery ladder, from the least up.")
-    recent: tuple[Restart, ...] = Field(
-        default=(), max_length=1001, description="The failures within the window, the newest fifty of them."
-    )
 
 
 class CheckpointRequest(Observed):
@@ -377,150 +174,6 @@ class Spares(Observed):
 
     ready: Count = Field(default=0, description="Those that would join at once.")
     replicas: tuple[Name, ...] = Field(default=(), max_length=1000, description="Names of all, ready or not.")
-
-
-class Growth(Observed):
-    """The last time that replicas joined the running job, and how often in a row that went wrong."""
-
-    round: Count = Field(default=0, description="The round that they joined in; 0 while none has.")
-    joined: tuple[Name, ...] = Field(default=(), max_length=100, description="Who joined (the first hundred).")
-    failures: Count = Field(default=0, description="How often in a row those who joined were soon lost again.")
-    at: Timestamp | None = Field(default=None, description="When that was seen last.")
-    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="What went wrong, in a sentence.")
-
-
-class Gang(Observed):
-    """How it lets others go first that wait for room too, because it could not start."""
-
-    releases: Count = Field(default=0, description="How often in a row.")
-    since: Timestamp | None = Field(default=None, description="Since when it holds no pods. Absent: it may hold some.")
-    until: Timestamp | None = Field(
-        default=None, description="Until when the others go first. Absent: while somebody is ahead."
-    )
-    turn: Timestamp | None = Field(default=None, description="Since when it is first among those that wait.")
-    priority: int = Field(default=0, description="Priority of its pods.")
-    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="For whom and why, in a sentence.")
-
-
-class Internal(Observed):
-    """The operator's own memory: what it must not forget when it is started again, and nobody else needs."""
-
-    attempts: tuple[int, ...] = Field(
-        default=(), max_length=11000, description="Attempt that each replica index is on; 0 beyond the list's end."
-    )
-    container_restarts: tuple[int, ...] = Field(
-        default=(),
-        max_length=10000,
-        description="How often the container of each replica index was started again in its present pod; 0 beyond the "
-        "list's end.",
-    )
-    gang: Gang = Field(default=Gang(), description="Room that was released for other jobs.")
-    growth: Growth = Field(default=Growth(), description="How joining went.")
-    undone: tuple[UndoneStates, ...] = Field(
-        default=(), max_length=16, description="What rollbacks have made void: never gone on from again."
-    )
-    round_waits: RoundWaits = Field(default=RoundWaits(), description="What goodput has counted of this round.")
-    incident: Incident | None = Field(default=None, description="That under way; it comes into status.incidents.")
-    tokens_before: Count | None = Field(
-        default=None, description="Of progress.tokens: trained on by the job that this one goes on from."
-    )
-    members: Packed | None = Field(
-        default=None, description="Members of a world that is too large to list, packed. Absent: world.members has all."
-    )
-    restarts: Packed | None = Field(
-        default=None, description="Failures of the window before those of restarts.recent, packed. Absent: it has all."
-    )
-
-
-OLD_PLACES: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("attempts",): ("attempts",),
-    ("containerRestarts",): ("containerRestarts",),
-    ("gang",): ("gang",),
-    ("growth",): ("growth",),
-    ("undone",): ("undone",),
-    ("roundWaits", "round"): ("goodput", "round"),
-    ("roundWaits", "checkpointSeconds"): ("goodput", "roundCheckpointSeconds"),
-    ("roundWaits", "stalledSeconds"): ("goodput", "roundStalledSeconds"),
-}
-"""Where in the status each part of `internal` stood before there was `internal`. For now it is written there as well:
-an older CRD prunes `internal`, and an older operator looks in the old places only (decision "The operator's memory is
-status.internal")."""
-
-
-def with_internal(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A status with what is internal in its place, as any operator wrote it."""
-    if "internal" in status:
-        return status
-    internal: dict[str, Any] = {}
-    for new, old in OLD_PLACES.items():
-        value = _at(status, old)
-        if value is not None:
-            _put(internal, new, value)
-    return {**status, "internal": internal}
-
-
-PACKED = ("members", "restarts")
-"""Of `internal`: not for plan(), which finds all in world.members and restarts.recent."""
-LISTED_MEMBERS, LISTED_RESTARTS = 64, 50
-"""More of them are packed (decision "A large status is packed"). No version before this one runs larger worlds."""
-
-
-@functools.lru_cache(maxsize=16)
-def packed_members(members: tuple[Member, ...]) -> str:
-    """By column: what is alike stands together. Nodes are known from pods."""
-    rows = ((m.replica, shortened(m.uid), shortened(m.instance), m.workers) for m in members)
-    return pack([list(column) for column in zip(*rows, strict=True)])
-
-
-@functools.lru_cache(maxsize=16)
-def unpacked_members(text: str) -> tuple[Member, ...]:
-    """None of them where that can't be read. Of one world they are the same objects, however often it is read."""
-    try:
-        return tuple(
-            Member(replica=replica, uid=uid, instance=instance, workers=workers)
-            for replica, uid, instance, workers in zip(*unpack(text), strict=True)
-        )
-    except (ValueError, TypeError):
-        return ()
-
-
-def packed_restarts(entries: Sequence[Restart]) -> str:
-    return pack([entry.model_dump(mode="json", by_alias=True, exclude_defaults=True) for entry in entries])
-
-
-def unpacked_restarts(text: str) -> tuple[Restart, ...]:
-    """None of them where that can't be read."""
-    try:
-        return tuple(map(Restart.model_validate, unpack(text)))
-    except (ValueError, TypeError):
-        return ()
-
-
-def with_packed(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A status with what is packed in its place."""
-    internal = status.get("internal")
-    if not isinstance(internal, Mapping) or internal.keys().isdisjoint(PACKED):
-        return status
-    found = {**status, "internal": {**internal}}
-    members, restarts = (found["internal"].pop(name, None) for name in PACKED)
-    if isinstance(members, str) and isinstance(world := status.get("world"), Mapping):
-        found["world"] = {**world, "members": unpacked_members(members)}
-    if isinstance(restarts, str) and isinstance(told := status.get("restarts"), Mapping):
-        listed = told.get("recent") or ()
-        found["restarts"] = {**told, "recent": [*unpacked_restarts(restarts), *listed]}
-    return found
-
-
-def _at(manifest: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        manifest = manifest.get(name) if isinstance(manifest, Mapping) else None
-    return manifest
-
-
-def _put(manifest: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    for name in path[:-1]:
-        manifest = manifest.setdefault(name, {})
-    manifest[path[-1]] = value
 
 
 class JobStatus(Observed):
@@ -612,12 +265,7 @@ class JobStatus(Observed):
 
     def manifest(self) -> dict[str, Any]:
         """With what is internal in its old places too, and what is too long to list packed."""
-        found = self._listed().model_dump(mode="json", by_alias=True, exclude_none=True)
-        for new, old in OLD_PLACES.items():
-            value = _at(found["internal"], new)
-            if not isinstance(value, list) or len(value) <= LISTED_MEMBERS:
-                _put(found, old, value)
-        return found
+        return with_old_places(self._listed().model_dump(mode="json", by_alias=True, exclude_none=True))
 
     def _listed(self) -> JobStatus:
         members, recent = self.world.members, self.restarts.recent

@@ -17,6 +17,7 @@ from concertina.api import KIND, TRAINER
 from concertina.api.model import Observed
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.status import JobStatus, unix_seconds
+from concertina.cli.agent_report import agent_command
 from concertina.diagnosis import agents
 from concertina.diagnosis.evidence import AgentFigures, Evidence, StepLine
 from concertina.kube.client import Client
@@ -157,12 +158,11 @@ async def _to_ask(client: Client, namespace: str, name: str, lead: str | None) -
 async def _ask(client: Client, namespace: str, pod: Raw) -> AgentFigures | str:
     """What its agent's metrics say, or why that is not known."""
     name = pod["metadata"]["name"]
-    trainer: Raw = next((each for each in pod["spec"]["containers"] if each["name"] == TRAINER), {})
-    python = (trainer.get("command") or ["python3"])[0]
     try:
+        python, _ = agent_command(pod)
         text = await execute(client, namespace, name, TRAINER, [python, "-c", _ASK], seconds=15.0)
         return agents.figures(name, time.time(), text) if text else "the operator was installed without"
-    except (ApiError, ValueError) as error:
+    except (ApiError, ValueError, Complaint) as error:
         return str(error)[-300:]
 
 

@@ -45,6 +45,33 @@ def run(
 
 
 @app.command(rich_help_panel=JOBS)
+def plan(
+    file: Annotated[Path, typer.Argument(help="Manifest of one TrainingJob; - reads standard input.")],
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", min=1, help="Default: as many as the job wants.")
+    ] = None,
+    gpu: Annotated[str, typer.Option("--gpu", help="A100, H100, H200 or B200.")] = "H100",
+    fabric: Annotated[
+        str, typer.Option("--fabric", help="Between nodes, for each GPU: Ethernet-100|400, InfiniBand-200|400|800.")
+    ] = "InfiniBand-400",
+    tokens: Annotated[float | None, typer.Option("--tokens", help="Of the whole run. Default: what steps say.")] = None,
+    search: Annotated[
+        int, typer.Option("--search", min=0, max=50, help="Show so many of the fastest layouts instead.")
+    ] = 0,
+    memory: Annotated[bool, typer.Option(help="Measure the memory of ranks, which needs torch.")] = True,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Draw ranks on nodes into this SVG file.")] = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="json: as JSON.")] = "",
+) -> None:
+    """Say what a job will take and bring before anything runs: sizes, memory, traffic, speed, cost."""
+    from concertina.cli.plan import Asked, asked_hardware, run
+
+    async def planned() -> None:
+        run(file, Asked(replicas, *asked_hardware(gpu, fabric), tokens, search, memory, picture, output == "json"))
+
+    call(planned())
+
+
+@app.command(rich_help_panel=JOBS)
 def status(
     job: Annotated[str | None, typer.Argument(help="Name of one TrainingJob. Default: a table of all.")] = None,
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
@@ -81,6 +108,21 @@ def top(
     from concertina.cli import top
 
     call(top.top(Target(kubeconfig, context, namespace), all_namespaces, by, sort, once, output))
+
+
+@app.command(rich_help_panel=JOBS)
+def dashboard(
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    by: Annotated[str, typer.Option("--by", help="Group by: namespace, queue (Kueue's label), or a label's key.")] = "",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="On this machine; 0: any that is free.")] = 8470,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Serve pages of all jobs and of each job to a browser on this machine, read-only. Ctrl-C ends it."""
+    from concertina.cli.dashboard import run
+
+    call(run(Target(kubeconfig, context, namespace), all_namespaces, by, port))
 
 
 @app.command(rich_help_panel=JOBS)

@@ -9,15 +9,17 @@ from concertina.cli.evidence import look
 from concertina.report.page import page
 from concertina.terminal.connection import Complaint, Target
 from concertina.terminal.console import plain
+from concertina.terminal.follow import events_of
 
 
 async def run(target: Target, name: str, out: Path | None, seconds: float) -> int:
     async with target.connect() as (client, namespace):
         record = await look(client, namespace, name, seconds)
+        events = await events_of(client, record.job)
     seen, found = judge(record)
     file = out or Path(f"{name}.html")
     try:
-        file.write_text(page(record.name, seen, found, record.unseen), encoding="utf-8")
+        file.write_text(page(record.name, seen, found, record.unseen, events), encoding="utf-8")
     except OSError as error:
         raise Complaint(f"{file} can't be written: {error.strerror}") from error
     plain().print(f"{file} tells of {record.name}, as it was at {record.status.goodput.at or 'its creation'}.")

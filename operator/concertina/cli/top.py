@@ -40,24 +40,25 @@ async def top(target: Target, all_namespaces: bool, by: str, sort: str, once: bo
         where = None if view.all_namespaces else namespace
         rows: list[Row] = []
         async for page, _ in client.pages(TRAINING_JOBS, where):
-            rows += [row(job, view.by) for job in page]
+            rows += map(row, page)
+        rows = ordered(rows, view.order, view.by)
         if output:
-            sys.stdout.write(json.dumps([as_json(each) for each in ordered(rows, view.order)], indent=2) + "\n")
+            sys.stdout.write(json.dumps([as_json(each, view.by) for each in rows], indent=2) + "\n")
         elif once or not console.is_terminal:
-            console.print(screen(ordered(rows, view.order), time.time(), view.all_namespaces, view.by))
+            console.print(screen(rows, time.time(), view.all_namespaces, view.by))
         else:
             await _follow(client, where, view)
 
 
 async def _follow(client: Client, namespace: str | None, view: View) -> None:
     """Until Ctrl-C."""
-    jobs = Reflector(client, TRAINING_JOBS, lambda job: row(job, view.by), lambda old, new: None, namespace)
+    jobs = Reflector(client, TRAINING_JOBS, row, lambda old, new: None, namespace)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(jobs.run())
         await jobs.synced.wait()
         with Live(console=console, auto_refresh=False, screen=True) as display:
             while True:
-                rows = ordered(jobs.values(), view.order)
+                rows = ordered(jobs.values(), view.order, view.by)
                 shown = screen(rows, time.time(), view.all_namespaces, view.by, console.size.height)
                 display.update(shown, refresh=True)
                 await asyncio.sleep(REFRESH_SECONDS)

@@ -16,7 +16,8 @@ from typing import Any
 import typer
 
 from concertina.api import TRAINER
-from concertina.api.status import JobStatus, World
+from concertina.api.status import JobStatus
+from concertina.api.world import World
 from concertina.cli.agent_report import agent_command, report_of
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError

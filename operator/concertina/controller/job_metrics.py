@@ -14,14 +14,7 @@ from prometheus_client.registry import Collector
 
 from concertina.api.accounting import Cost
 from concertina.api.checkpoint_interval import checkpoint_interval
-from concertina.api.status import (
-    CheckpointMark,
-    ConditionType,
-    JobProgress,
-    JobStatus,
-    SnapshotMark,
-    unix_seconds,
-)
+from concertina.api.status import CheckpointMark, ConditionType, JobProgress, JobStatus, SnapshotMark, unix_seconds
 from concertina.plan.facts.decision import Phase
 from concertina.plan.observed import JobView
 

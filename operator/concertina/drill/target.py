@@ -9,7 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from concertina.api import TRAINER
-from concertina.api.status import JobStatus, Member, rfc3339, unix_seconds
+from concertina.api.status import JobStatus, rfc3339, unix_seconds
+from concertina.api.world import Member
 from concertina.kube.client import Client
 from concertina.kube.execute import execute
 from concertina.kube.parse.views import status_of

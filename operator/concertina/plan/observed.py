@@ -9,7 +9,8 @@ from decimal import Decimal
 
 import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
-from concertina.api.status import Claim, JobStatus
+from concertina.api.status import JobStatus
+from concertina.api.world import Claim
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ def line(points: Sequence[Point], x_name: str, y_name: str, steps: bool = False)
 
     found = xml.Element("svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
     xml.SubElement(found, "title").text = f"{y_name} by {x_name}"
-    for value in (low, (low + high) / 2, high):
+    middle = (low + high) / 2
+    for value in (low, middle, high) if not steps or middle.is_integer() else (low, high):
         across, down = place(left, value).split(",")
         xml.SubElement(found, "line", {"class": "grid", "x1": across, "x2": f"{WIDTH - RIGHT}", "y1": down, "y2": down})
         _text(found, f"{LEFT - 6}", f"{float(down) + 4:.1f}", "end", f"{value:.4g}")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from concertina.api.status import World, unix_seconds
+from concertina.api.status import unix_seconds
+from concertina.api.world import World
 from concertina_protocol import log_lines
 from concertina_protocol.log_lines import StepDone
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 _COLLECTIVES = 1 << 30
 """A thread id that no thread has: the row of the flight recorder."""
 
@@ -26,7 +26,7 @@ class RankTrace:
         return int(self.trace.get("baseTimeNanoseconds") or 0)
 
     @property
-    def events(self) -> Iterable[Event]:
+    def events(self) -> Iterable[TraceEvent]:
         """Those of processes and devices; the profiler's own marks have words as pid."""
         return (event for event in self.trace.get("traceEvents", ()) if isinstance(event.get("pid"), int))
 
@@ -40,7 +40,7 @@ def merged(traces: Sequence[RankTrace]) -> dict[str, Any]:
     """On one clock (as far as the nodes' clocks agree), a process for each rank and each of its devices. The flight
     records are in it whole, too."""
     origin = min((each.begin for each in traces), default=0)
-    events: list[Event] = []
+    events: list[TraceEvent] = []
     for each in traces:
         events += _events(each, origin)
         events += _collectives(each, origin)
@@ -48,7 +48,7 @@ def merged(traces: Sequence[RankTrace]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms", "flightRecorder": records}
 
 
-def _events(of: RankTrace, origin: int) -> Iterable[Event]:
+def _events(of: RankTrace, origin: int) -> Iterable[TraceEvent]:
     pids: dict[int, int] = {}
     for event in of.events:
         known = event["pid"] in pids
@@ -69,14 +69,14 @@ def _pid(rank: int, number: int) -> int:
     return rank * 100 + number + 1
 
 
-def _named(of: RankTrace, pid: int, number: int) -> Iterable[Event]:
+def _named(of: RankTrace, pid: int, number: int) -> Iterable[TraceEvent]:
     """The first process is the worker itself, the others are its devices."""
     name = f"rank {of.rank} ({of.replica})" + (f" device {number - 1}" if number else "")
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
 
 
-def _collectives(of: RankTrace, origin: int) -> Iterable[Event]:
+def _collectives(of: RankTrace, origin: int) -> Iterable[TraceEvent]:
     """From the flight recorder, as a row of the rank's own: those of the time of the trace."""
     pid = _pid(of.rank, 0)
     rows = [

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from concertina.api import history
 from concertina.api.accounting import Cost, Goodput, Incident
-from concertina.api.status import Condition, ConditionType, JobProgress, JobStatus, World, unix_seconds
+from concertina.api.status import CheckpointEvery, Condition, ConditionType, JobProgress, JobStatus, unix_seconds
+from concertina.api.world import World
 from concertina.durations import duration
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import Raw
@@ -23,6 +24,7 @@ from concertina_protocol.messages.ranges import words
 COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Training": "green", "Suspended": "dim"}
 _TIME_COLOURS = {"productive": "green", "communication": "green", "suspended": "dim"}
 ENDED = ("Complete", "Failed")
+EVENT_COLUMNS = ("Event", "", "Reason", "Ago", "Message")
 _SHARES, _CAUSES, _EVENTS = 4, 5, 8
 _BAR = 30
 """Characters of the longest bar."""
@@ -85,7 +87,7 @@ def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
     if status.conditions:
         parts.append(_conditions(status))
     if events:
-        parts.append(_last_events(events))
+        parts.append(_events_table(events))
     failure, running = status.last_failure, status.condition(ConditionType.RUNNING)
     if failure and failure.last_lines and not (running and running.status == "True"):
         who = f"{failure.replica}; kubectl logs {failure.replica} has more" if failure.replica else "the worker"
@@ -148,10 +150,12 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         yield "Spares", f"{status.spares.ready} of {len(standing)} ready: {', '.join(standing[:5])}"
     if progress := status.progress:
         yield "Progress", _progress(status)
+        pace = progress.tokens_per_second if status.is_true(ConditionType.RUNNING) else None
+        eta = progress.eta_seconds if status.is_true(ConditionType.RUNNING) else None
         numbers = {
             "loss": f"{progress.loss:.4g}" if progress.loss is not None else "",
-            "tokens/s": f"{progress.tokens_per_second:,.0f}" if progress.tokens_per_second is not None else "",
-            "ETA": duration(progress.eta_seconds) if progress.eta_seconds is not None else "",
+            "tokens/s": f"{pace:,.0f}" if pace is not None else "",
+            "ETA": duration(eta) if eta is not None else "",
             "evaluation loss": _evaluation(progress),
             "MFU": f"{progress.mfu:.1%}" if progress.mfu else "",
         }
@@ -178,12 +182,12 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
     yield (
         "Restarts",
         (
-            f"{restarts.total} ({restarts.in_window} in the window, {restarts.budget} more are borne), "
-            f"{status.rounds} rounds, {status.steps_replayed} steps replayed"
+            f"{restarts.total} ({restarts.in_window} count in the window, {restarts.budget} more are borne), "
+            f"rounds {status.rounds}, steps replayed {status.steps_replayed}"
         ),
     )
     if answers := [f"{use.rung} {use.in_window}" for use in restarts.rungs if use.in_window]:
-        yield "", f"in the window, answered by {', '.join(answers)}"
+        yield "", f"answered in the window by {', '.join(answers)}"
     if failure := status.last_failure:
         where = f"{failure.replica} on {failure.node}, " if failure.replica else ""
         yield "Last failure", f"{where}round {failure.round}, {age(failure.at)} ago: {failure.reason}"
@@ -206,15 +210,22 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
 def _saved(status: JobStatus) -> Iterable[tuple[str, str]]:
     """How often, and what was undone or left out."""
     if every := status.checkpoint_interval:
-        clock = f"every {duration(every.seconds)}" if every.seconds else "by steps alone"
-        cost, failures = f"{every.save_seconds:.2g} s", duration(every.failure_seconds)
-        best = f"best would be every {duration(every.suggested_seconds)}"
-        yield "", f"{clock}; {best} (a save costs {cost}, a failure comes every {failures})"
+        yield "", checkpoints_every(every, status.restarts.total)
     if back := status.rollback:
         where = f"from round {back.round} to step {back.step} or before"
         yield "Rolled back", f"{age(back.at)} ago, {where}: {back.message}"
     if status.skipped:
         yield "Left out", words(tuple((some.begin, some.end) for some in status.skipped))
+
+
+def checkpoints_every(every: CheckpointEvery, failures: int) -> str:
+    """By the clock, and what would be best by the failures that there were."""
+    clock = f"every {duration(every.seconds)} by the clock" if every.seconds else "by steps alone"
+    if not failures:
+        return clock
+    best = f"best would be every {duration(every.suggested_seconds)}"
+    cost, between = f"{every.save_seconds:.2g} s", duration(every.failure_seconds)
+    return f"{clock}; {best} (a save costs {cost}, a failure comes every {between})"
 
 
 def _since(timestamp: str | None) -> str:
@@ -264,20 +275,25 @@ def _time_bars(goodput: Goodput) -> Table:
     return result
 
 
-def _last_events(events: Sequence[Raw]) -> Table:
-    """The newest last, as a log has them. What others wrote, too, is shown as it is."""
-    result = Table("Event", "", "Reason", "Ago", "Message", box=None, header_style="bold", pad_edge=False)
-    newest = sorted(events, key=lambda event: str(event.get("lastTimestamp") or ""))[-_EVENTS:]
-    for event in newest:
+def _events_table(events: Sequence[Raw]) -> Table:
+    """What others wrote, too, is shown as it is."""
+    result = Table(*EVENT_COLUMNS, box=None, header_style="bold", pad_edge=False)
+    for row in last_events(events):
+        result.add_row(*map(Text, row))
+    return result
+
+
+def last_events(events: Sequence[Raw]) -> Iterable[tuple[str, ...]]:
+    """As EVENT_COLUMNS names them; the newest last, as a log has them."""
+    for event in sorted(events, key=lambda event: str(event.get("lastTimestamp") or ""))[-_EVENTS:]:
         times = event.get("count") or 1
-        result.add_row(
+        yield (
             str(event.get("type") or ""),
             f"{times} x" if times > 1 else "",
             str(event.get("reason") or ""),
             age(event.get("lastTimestamp")),
-            Text(" ".join(str(event.get("message") or "").split())),
+            " ".join(str(event.get("message") or "").split()),
         )
-    return result
 
 
 def recovery_spent(goodput: Goodput) -> str:
@@ -302,11 +318,12 @@ def _cost(cost: Cost) -> str:
 
 
 def _conditions(status: JobStatus) -> Table:
-    """A message that stands at the top already isn't said again."""
+    """Those that hold, or say something. A message that stands at the top already isn't said again."""
     result = Table("Condition", "", "Reason", "For", "Message", box=None, header_style="bold", pad_edge=False)
     ready = status.condition(ConditionType.READY)
     for condition in status.conditions:
-        since = age(condition.last_transition_time)
         message = "" if ready and condition.message == ready.message else condition.message
-        result.add_row(condition.type, condition.status, condition.reason, since, Text(message))
+        if condition.status != "False" or message:
+            since = age(condition.last_transition_time)
+            result.add_row(condition.type, condition.status, condition.reason, since, Text(message))
     return result

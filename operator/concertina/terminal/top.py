@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,12 @@ from concertina.terminal.show import COLOURS, word
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """By which Kueue knows the queue of any object."""
+
+
+NO_GROUP = "(none)"
+COLUMNS = (
+    "Name", "Status", "World", "Progress", "ETA", "Loss", "Tokens/s", "Goodput", "Waited", "Cost", "Restarts", "Age",
+)  # fmt: skip
 
 
 class Attention(enum.IntEnum):
@@ -51,7 +57,7 @@ class Row:
 
     namespace: str
     name: str
-    group: str
+    labels: Mapping[str, str]
     attention: Attention
     word: str
     world: str
@@ -71,15 +77,14 @@ class Row:
     """Unix seconds."""
 
 
-def row(job: Raw, by: str = "") -> Row:
-    """`by`: namespace, queue, or a label's key; what a job's group is called. Empty: there are no groups."""
+def row(job: Raw) -> Row:
     status, meta = status_of(job), job["metadata"]
     progress, cost, attention = status.progress, status.cost, _attention(status)
     pace = progress if attention in (Attention.SLOW, Attention.TRAINING) else None  # who does not train has none
     return Row(
         namespace=meta["namespace"],
         name=meta["name"],
-        group=_group(meta, by),
+        labels=meta.get("labels") or {},
         attention=attention,
         word=word(status),
         world=status.world.size,
@@ -98,11 +103,9 @@ def row(job: Raw, by: str = "") -> Row:
     )
 
 
-def _group(meta: Raw, by: str) -> str:
-    if by == "namespace":
-        return str(meta["namespace"])
-    key = QUEUE_LABEL if by == "queue" else by
-    return str((meta.get("labels") or {}).get(key, "")) if key else ""
+def group(row: Row, by: str) -> str:
+    """What its group is called. `by`: namespace, queue, or a label's key; empty: there are no groups."""
+    return row.namespace if by == "namespace" else row.labels.get(QUEUE_LABEL if by == "queue" else by, "")
 
 
 def _attention(status: JobStatus) -> Attention:
@@ -129,15 +132,16 @@ def _least(goodput: float | None) -> float:
     return 100.0 if goodput is None else goodput
 
 
-def ordered(rows: Iterable[Row], order: Order) -> list[Row]:
+def ordered(rows: Iterable[Row], order: Order, by: str = "") -> list[Row]:
     """Within their groups, by name."""
-    return sorted(rows, key=lambda row: (row.group, *_KEYS[order](row), row.namespace, row.name))
+    return sorted(rows, key=lambda row: (group(row, by), *_KEYS[order](row), row.namespace, row.name))
 
 
-def as_json(row: Row) -> dict[str, JsonValue]:
+def as_json(row: Row, by: str = "") -> dict[str, JsonValue]:
     return {
-        "namespace": row.namespace, "name": row.name, "group": row.group, "attention": row.attention.name.capitalize(),
-        "status": row.word, "world": row.world, "replicas": row.replicas, "step": row.step, "percent": row.percent,
+        "namespace": row.namespace, "name": row.name, "group": group(row, by),
+        "attention": row.attention.name.capitalize(), "status": row.word, "world": row.world,
+        "replicas": row.replicas, "step": row.step, "percent": row.percent,
         "etaSeconds": row.eta_seconds, "loss": row.loss, "tokensPerSecond": row.tokens_per_second,
         "goodputPercent": row.goodput, "waitingSeconds": row.waiting_seconds, "cost": row.cost,
         "currency": row.currency, "restarts": row.restarts,
@@ -146,23 +150,23 @@ def as_json(row: Row) -> dict[str, JsonValue]:
 
 def screen(rows: Sequence[Row], now: float, with_namespace: bool, by: str, height: int | None = None) -> RenderableType:
     """`rows` in their order. `now`: Unix seconds. `height`: lines that there are; what does not fit is counted."""
-    names = ["Name", "Status", "World", "Progress", "ETA", "Loss", "Tokens/s", "Goodput", "Waited", "Cost", "Restarts"]
     table = Table(
-        *([by.capitalize()] if by else []), *(["Namespace"] if with_namespace else []), *names, "Age",
+        *([by.capitalize()] if by else []), *(["Namespace"] if with_namespace else []), *COLUMNS,
         box=None, header_style="bold", padding=(0, 2, 0, 0),
     )  # fmt: skip
     shown = rows if height is None else rows[: max(1, height - 3)]
-    group: str | None = None
+    before: str | None = None
     for row in shown:
-        cells = [*([row.namespace] if with_namespace else []), *_cells(row), duration(now - row.created)]
-        first = [row.group or "(none)" if row.group != group else ""] if by else []
-        table.add_row(*first, *cells)
-        group = row.group
+        here = group(row, by)
+        first = [here or NO_GROUP if here != before else ""] if by else []
+        table.add_row(*first, *([row.namespace] if with_namespace else []), *cells(row, now))
+        before = here
     more = len(rows) - len(shown)
-    return Group(Text(_summary(rows), style="bold"), table, *([Text(f"and {more} more")] if more else []))
+    return Group(Text(summary(rows), style="bold"), table, *([Text(f"and {more} more")] if more else []))
 
 
-def _cells(row: Row) -> list[str | Text]:
+def cells(row: Row, now: float) -> list[str | Text]:
+    """As COLUMNS names them. `now`: Unix seconds."""
     return [
         row.name,
         Text(row.word, style=COLOURS.get(row.word, "yellow")),
@@ -177,10 +181,11 @@ def _cells(row: Row) -> list[str | Text]:
         duration(row.waiting_seconds) if row.waiting_seconds >= 1 else "",
         f"{row.cost:,.2f} {row.currency}".strip() if row.cost is not None else "",
         str(row.restarts),
+        duration(now - row.created),
     ]
 
 
-def _summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[Row]) -> str:
     counts = {kind: sum(row.attention is kind for row in rows) for kind in Attention}
     told = ", ".join(f"{count} {kind.name.lower()}" for kind, count in counts.items() if count)
     costs: dict[str, float] = {}
@@ -188,4 +193,5 @@ def _summary(rows: Sequence[Row]) -> str:
         if row.cost is not None:
             costs[row.currency] = costs.get(row.currency, 0.0) + row.cost
     money = "".join(f", {total:,.2f} {currency}".rstrip() for currency, total in sorted(costs.items()))
-    return f"{len(rows)} jobs: {told}; {sum(row.replicas for row in rows)} replicas{money}"
+    jobs = "1 job" if len(rows) == 1 else f"{len(rows)} jobs"
+    return f"{jobs}: {told}; {sum(row.replicas for row in rows)} replicas{money}"

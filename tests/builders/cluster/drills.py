@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from concertina.api.status import JobStatus, unix_seconds
 from concertina.demo import text
 
 Object = dict[str, Any]
@@ -78,3 +79,13 @@ def keep(config: pytest.Config, what: str, *figures: str) -> None:
     """One line for the end of the session, with the machine's load."""
     line = f"{what:<44} {', '.join(figures)} (load {os.getloadavg()[0]:.1f})"
     config.stash.setdefault(FIGURES, []).append(line)
+
+
+def each_second_is_in_one_class(job: Object) -> None:
+    """Of status.goodput, since the creation; operators that were killed or stopped meanwhile included."""
+    goodput = JobStatus.model_validate(job["status"]).goodput
+    assert goodput.at is not None
+    passed = unix_seconds(goodput.at) - unix_seconds(job["metadata"]["creationTimestamp"])
+    assert sum(goodput.by_class.values()) == pytest.approx(passed, rel=0.005)
+    caused = sum(entry.seconds for entry in goodput.recovery)
+    assert caused == pytest.approx(goodput.recovery_seconds, abs=0.1)

@@ -36,8 +36,8 @@ NAMESPACE = setting("NAMESPACE", "concertina-e2e")
 IMAGE, TAG = setting("IMAGE", "concertina/operator"), setting("TAG", "0.1.0")
 """Of operator, agent and trainer where the next ones don't say otherwise."""
 AGENT_IMAGE, TRAINER_IMAGE = setting("AGENT_IMAGE", IMAGE), setting("TRAINER_IMAGE", f"{IMAGE}:{TAG}")
-SITE_PACKAGES = setting("SITE_PACKAGES")
-"""A folder of the nodes with torch in it, for a trainer image without."""
+SITE_PACKAGES, SITE = setting("SITE_PACKAGES"), "/site"
+"""A folder of the nodes with torch in it, for a trainer image without, and where pods have it."""
 BUCKET = setting("BUCKET", "e2e")
 DATA = f"s3://{BUCKET}/data"
 RUN = os.getpid()
@@ -45,9 +45,10 @@ RUN = os.getpid()
 STORAGE = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP")
 
 
-def chart() -> list[Object]:
-    """What the chart makes for an operator in, and of, the tests' namespace alone."""
-    settings = [f"watchNamespaces={{{NAMESPACE}}}", f"image.repository={IMAGE}", f"agentImage.repository={AGENT_IMAGE}"]
+def chart(*more: str) -> list[Object]:
+    """What the chart makes for an operator in, and of, the tests' namespace alone. `more`: values, as NAME=VALUE."""
+    images = (f"image.repository={IMAGE}", f"agentImage.repository={AGENT_IMAGE}")
+    settings = [f"watchNamespaces={{{NAMESPACE}}}", *images, *more]
     texts = [f"image.tag={TAG}", f"agentImage.tag={TAG}"]
     options = [*(f"--set={each}" for each in settings), *(f"--set-string={each}" for each in texts)]
     command = [str(programs.helm(lambda _: None)), "template", "concertina", str(ROOT / "charts/concertina")]
@@ -67,8 +68,8 @@ def trainer(**fields: Any) -> Object:
     """A container `trainer` that can run torch, whatever is in its image."""
     container: Object = {"name": "trainer", "image": TRAINER_IMAGE, **fields}
     if SITE_PACKAGES:
-        container["env"] = [*fields.get("env", ()), {"name": "PYTHONPATH", "value": "/site"}]
-        container["volumeMounts"] = [{"name": "site", "mountPath": "/site", "readOnly": True}]
+        container["env"] = [*fields.get("env", ()), {"name": "PYTHONPATH", "value": SITE}]
+        container["volumeMounts"] = [{"name": "site", "mountPath": SITE, "readOnly": True}]
     return container
 
 
@@ -112,13 +113,43 @@ def bundled_job(name: str, template: Object, **trainer: Any) -> Object:
     return own_job(name, template, trainer=configuration, checkpoint=checkpoint)
 
 
-def on_node(node: str, *words: str) -> None:
-    """Run a command in the network of a node, as root there."""
+def run_concertina(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The real command, on a terminal that is wide enough for its tables."""
+    command = [sys.executable, "-m", "concertina.cli", *arguments]
+    environment = os.environ | {"COLUMNS": "200"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def concertina(*arguments: str) -> str:
+    """What the real command prints; fails with what it complains about."""
+    done = run_concertina(*arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def on_node(node: str, *words: str) -> str:
+    """What a command prints that is run in the network of a node, as root there."""
     run = setting("NODE_RUN")
     if not run:
         pytest.skip('set CONCERTINA_E2E_NODE_RUN="... {node}" to what runs a command in the network of a node')
-    subprocess.run([*shlex.split(run.replace("{node}", node)), *words], check=True, capture_output=True, timeout=60)
+    command = [*shlex.split(run.replace("{node}", node)), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
+
+PROCESS_1 = """
+import os, sys
+wanted = f"CONCERTINA_REPLICA={sys.argv[1]}".encode()
+def process_1():
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            inside = next(line for line in open(f"/proc/{pid}/status") if line.startswith("NSpid:")).split()[-1]
+            if inside == "1" and wanted in open(f"/proc/{pid}/environ", "rb").read().split(b"\\0"):
+                return int(pid)
+        except OSError:
+            pass
+    sys.exit(f"there is no {sys.argv[1]} here")
+"""
+"""The beginning of a program for `on_node`: `process_1()` of a replica's container, as the node numbers it."""
 
 OPERATOR = """
 import os, subprocess, sys

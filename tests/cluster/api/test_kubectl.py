@@ -7,22 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from concertina.api.status import (
-    Base,
-    CheckpointMark,
-    Claim,
-    Condition,
-    Goodput,
-    Internal,
-    JobProgress,
-    JobStatus,
-    Member,
-    Restart,
-    Restarts,
-    SnapshotMark,
-    World,
-    rfc3339,
-)
+from concertina.api.accounting import Goodput
+from concertina.api.internal import Internal
+from concertina.api.restarts import Restart, Restarts
+from concertina.api.status import CheckpointMark, Condition, JobProgress, JobStatus, SnapshotMark, rfc3339
+from concertina.api.world import Base, Claim, Member, World
 from concertina.local.cluster import LocalCluster
 from concertina.local.errors import LocalClusterError
 

@@ -6,7 +6,6 @@ import sys
 
 import torch
 
-from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import microbatches
 from concertina_trainer.data.read.reader import Reader
@@ -16,13 +15,13 @@ from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.engine import engine_of
 from concertina_trainer.training.expert_loads import ExpertLoads
-from concertina_trainer.worker import parallelism
+from concertina_trainer.worker import configuration
 
 
 def main() -> int:
     before = set(sys.modules)
-    config = TrainerConfig.model_validate(json.loads(os.environ["CONCERTINA_TRAINER"]))
-    world = group.join(os.environ, parallelism())
+    config, _, parallelism = configuration()
+    world = group.join(os.environ, parallelism)
     model = parallelized(config.model, config.precision, config.memory, world)
     optimizer = ShardedAdamW(model, config.optimizer, 0)
     TrainState(model, config.model, optimizer, world).initialise(config)

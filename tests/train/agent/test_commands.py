@@ -240,10 +240,10 @@ def test_a_drain_reaches_workers_that_are_only_being_started(folder, warm):
             drain = p.Drain(UID, 1, "claim-1", "scale", durable=False, grace_seconds=50.0)
             assert isinstance(await job.call(job[0], drain), p.Accepted)
             await job.until(job[0], lambda r: r.state == "drained", "never drained")
-            codes = [
-                e["code"] for replica in (job[0], job[1]) for e in replica.events() if e["event"] == "worker_ended"
-            ]
-            assert codes == [-signal.SIGTERM] * 2
+            events = [e for replica in (job[0], job[1]) for e in replica.events()]
+            ended = [-e["code"] for e in events if e["event"] == "worker_ended"]
+            not_started = [e["signal"] for e in events if e["event"] == "worker_not_started"]
+            assert [*ended, *not_started] == [signal.SIGTERM] * 2
 
     run(body)
 

@@ -12,19 +12,11 @@ import urllib.request
 
 import mlflow
 import pytest
-from tensorboard.backend.event_processing import event_accumulator
 
 from builders.train.replicas import newest_complete, running, trained
+from builders.train.tensorboard import scalars
 from concertina_protocol.tracking.records import StepDone
 from concertina_protocol.tracking.spool import SpoolReader
-
-
-def scalars(folder):
-    """Every point that TensorBoard shows, by tag: (step, value)."""
-    found = event_accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
-    found.Reload()
-    texts = {tag: found.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in found.Tags()["tensors"]}
-    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}, texts
 
 
 def test_one_run_through_rounds_and_a_new_lead_has_each_step_once(folder, trainer, tmp_path):

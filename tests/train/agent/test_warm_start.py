@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import concertina_protocol as p
 from builders.programs import SEARCH_PATH
-from builders.train.replicas import GIVE_UP, Job, Replica, running
+from builders.train.replicas import GIVE_UP, UID, Job, Replica, running
 from concertina_agent import main
 
 SCRIPT = """
@@ -93,6 +94,27 @@ def test_a_script_that_is_killed_before_its_imports_came_to_rest_is_warm_from_it
             assert not any(e["event"] == "script_parent" and e["learned"] for e in job[0].events())
             await killed_and_begun(job, 2)
             await seen(job[0], "UP 2 first heavy\n")
+
+    asyncio.run(body())
+
+
+def test_a_drain_does_not_wait_for_the_imports_of_workers_that_are_to_end(folder):
+    """The parent imports for longer than this test lasts; a worker, which knows its rank, does not."""
+    environment = prepared(folder)
+    slow = "import os, time; VALUE = 'first'; 'RANK' in os.environ or time.sleep(600)"
+    (folder / "site-packages" / "heavy" / "__init__.py").write_text(slow)
+
+    async def body():
+        async with running(folder, 1, python(folder), **environment) as job:
+            await job.begin(1, job[0])
+            await seen(job[0], "UP 1 first\n")
+            await killed_and_begun(job, 2)
+            drain = p.Drain(UID, 2, "claim-2", "scale", durable=False, grace_seconds=500.0)
+            assert isinstance(await job.call(job[0], drain), p.Accepted)
+            await job.until(job[0], lambda r: r.round == 2 and r.state == "drained", "never drained")
+            events = [(e["event"], e.get("round")) for e in job[0].events()]
+            assert ("worker_started", 2) not in events
+            assert ("worker_not_started", 2) in events
 
     asyncio.run(body())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from concertina_agent.workers import blas
-from concertina_agent.workers.learned import Imported, Recorder, read
+from concertina_agent.workers.learned import Imported, Recorder, lines_to_tell, read
 
 
 def test_modules_are_written_down_in_order_with_the_variables_that_were_changed_before(
@@ -71,10 +71,32 @@ def test_what_is_asked_about_again_and_again_is_written_once(tmp_path: Path) -> 
     assert read(str(path)) == []
 
 
-def test_what_is_known_is_not_written_again(tmp_path: Path) -> None:
+def test_a_later_worker_that_asks_for_the_same_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's Python asks at each start for modules that are not there; a file that grows has all imported anew."""
     path = tmp_path / "modules"
-    Recorder(str(path), known={"one"}).find_spec("one")
-    assert not path.exists()
+    monkeypatch.setitem(sys.modules, "imported", sys)
+
+    def written() -> bytes:
+        recorder = Recorder(str(path))
+        for name in ("apport_python_hook", "usercustomize", "imported", "last"):
+            recorder.find_spec(name)
+        return path.read_bytes()
+
+    assert written() == written()
+    assert read(str(path)) == [Imported("imported"), Imported("last")]
+
+
+def test_what_another_replica_is_told_is_known_there_too(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.write_bytes(b'["first", {"A": "1"}]\n["not_there", {}]\n["not_there", null]\n["last", {}]\n')
+    there.write_text(lines_to_tell(str(here)))
+    before = there.read_bytes()
+    recorder = Recorder(str(there))
+    for name in ("first", "not_there", "last"):
+        recorder.find_spec(name)
+    assert there.read_bytes() == before
+    recorder.find_spec("new")
+    assert read(str(there)) == [*read(str(here)), Imported("new")], "a line of its own"
 
 
 def test_a_child_of_the_script_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

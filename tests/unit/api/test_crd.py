@@ -10,8 +10,10 @@ import pytest
 from pydantic import BaseModel
 
 from concertina.api import crd
+from concertina.api.internal import Internal
+from concertina.api.restarts import Restart, Restarts
 from concertina.api.rules import RULES
-from concertina.api.status import Internal, JobStatus, Restart, Restarts, rfc3339, unix_seconds
+from concertina.api.status import JobStatus, rfc3339, unix_seconds
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -14,37 +14,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import jobs
+from concertina.api.accounting import Goodput
+from concertina.api.internal import Gang, Growth, Internal, UndoneStates
 from concertina.api.model import Observed
 from concertina.api.packed import pack
+from concertina.api.restarts import LISTED_RESTARTS, AvoidedNode, LastFailure, Restart, Restarts, RungUse
 from concertina.api.spec import MOST_REPLICAS, MOST_SPARES
 from concertina.api.status import (
-    BEGINNING,
-    LISTED_MEMBERS,
-    LISTED_RESTARTS,
-    AvoidedNode,
     CheckpointRequest,
-    Claim,
     Condition,
     ConditionType,
-    Gang,
-    Goodput,
-    Growth,
-    Internal,
     JobStatus,
-    LastFailure,
-    Member,
-    Restart,
-    Restarts,
     Rollback,
-    RungUse,
     SampleRange,
     ShareMark,
     Spares,
     StragglerMark,
-    UndoneStates,
+    rfc3339,
+)
+from concertina.api.world import (
+    BEGINNING,
+    LISTED_MEMBERS,
+    Claim,
+    Member,
     World,
     packed_members,
-    rfc3339,
     shortened,
     unpacked_members,
 )

@@ -14,9 +14,11 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from concertina.agents.bounds import bounded
+from concertina.api.accounting import RoundWaits
 from concertina.api.crd import job_schema
+from concertina.api.internal import OLD_PLACES
 from concertina.api.parse import SpecError, parse_spec, parse_stored
-from concertina.api.status import OLD_PLACES, JobStatus, RoundWaits
+from concertina.api.status import JobStatus
 from concertina.controller.status import dropped
 from concertina.kube.parse.views import job_view
 from concertina.plan.plan import plan

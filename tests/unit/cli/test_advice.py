@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from concertina.api.accounting import Goodput
-from concertina.api.status import (
-    CheckpointMark,
-    Condition,
-    ConditionType,
-    JobStatus,
-    Restarts,
-    StragglerMark,
-    rfc3339,
-)
+from concertina.api.restarts import Restarts
+from concertina.api.status import CheckpointMark, Condition, ConditionType, JobStatus, StragglerMark, rfc3339
 from concertina.terminal.advice import next_step
 
 NOW = rfc3339(1_800_000_000)

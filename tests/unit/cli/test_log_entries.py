@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from concertina.api.status import Member, World, rfc3339
+from concertina.api.status import rfc3339
+from concertina.api.world import Member, World
 from concertina.cli.logs import MOST_STREAMS, chosen
 from concertina.kube.manifests.names import INDEX
 from concertina.terminal.log_entries import LogReader, Wanted, split

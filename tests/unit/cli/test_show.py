@@ -7,18 +7,18 @@ from rich.console import Console
 
 from concertina.api.accounting import Goodput
 from concertina.api.history import History, Point
+from concertina.api.restarts import LastFailure, Restarts
 from concertina.api.status import (
     CheckpointEvery,
     Condition,
+    JobProgress,
     JobStatus,
-    LastFailure,
-    Member,
     Rollback,
     SampleRange,
     ShareMark,
-    World,
     rfc3339,
 )
+from concertina.api.world import Member, World
 from concertina.cli import checkpoint, jobs
 from concertina.terminal.show import detail, members
 from concertina_protocol import MemberState, Report
@@ -36,12 +36,14 @@ def test_what_was_undone_what_is_left_out_and_how_often_it_is_saved() -> None:
     back = Rollback(round=3, step=50, reason="LossSpike", message="The loss is 9.", at=rfc3339(1_800_000_000))
     ranges = (SampleRange(begin=8, end=16), SampleRange(begin=40, end=44))
     every = CheckpointEvery(seconds=90, suggested_seconds=90, save_seconds=0.25, failure_seconds=3600)
-    text = said(JobStatus(rollback=back, skipped=ranges, checkpoint_interval=every))
+    failed = Restarts(total=1)
+    text = said(JobStatus(rollback=back, skipped=ranges, checkpoint_interval=every, restarts=failed))
     assert "from round 3 to step 50 or before: The loss is 9." in text
     assert "samples 8 to 15, 40 to 43" in text
-    assert "every 1m30s; best would be every 1m30s (a save costs 0.25 s, a failure comes every 1h)" in text
+    assert "every 1m30s by the clock; best would be every 1m30s (a save costs 0.25 s, a failure comes every 1h)" in text
     by_steps = every.model_copy(update={"seconds": 0.0})
-    assert "by steps alone; best would be every 1m30s" in said(JobStatus(checkpoint_interval=by_steps))
+    assert "by steps alone; best would be every 1m30s" in said(JobStatus(checkpoint_interval=by_steps, restarts=failed))
+    assert "best would be" not in said(JobStatus(checkpoint_interval=every)), "nothing has failed yet"
     plain = said(JobStatus())
     assert not any(word in plain for word in ("Rolled back", "Left out", "best would be"))
 
@@ -160,3 +162,22 @@ def test_the_last_events_are_there_the_newest_last_and_as_they_are() -> None:
         jobs.console.print(detail(job, [event(number) for number in (10, 3, *range(4, 10))] + [{}]), width=200)
     lines = captured.get().splitlines()
     assert [line.split()[1] for line in lines if "[red] words" in line] == [f"R{number}" for number in range(3, 11)]
+
+
+def test_who_does_not_train_has_no_pace_and_only_conditions_that_say_something_are_shown() -> None:
+    def status(holds: str) -> JobStatus:
+        kinds = ("Ready", "Running", "Complete", "Failed")
+        conditions = [
+            Condition(type=kind, status="True" if kind in ("Ready", holds) else "False", reason=f"{kind}Reason",
+                      last_transition_time=rfc3339(1_800_000_000))
+            for kind in kinds
+        ]  # fmt: skip
+        at = rfc3339(1_800_000_000)
+        told = JobProgress(step=5, steps=10, percent=50, loss=2.0, eta_seconds=60, tokens_per_second=100, at=at)
+        return JobStatus(conditions=tuple(conditions), progress=told)
+
+    trains, over = said(status("Running")), said(status("Complete"))
+    assert "loss 2  tokens/s 100  ETA 1m" in trains
+    assert "RunningReason" in trains
+    assert "loss 2" in over
+    assert not any(word in over for word in ("tokens/s", "ETA", "RunningReason", "FailedReason"))

@@ -9,7 +9,7 @@ from rich.console import Console
 from concertina.api.accounting import Cost, Goodput
 from concertina.api.status import Condition, ConditionType, JobProgress, JobStatus, rfc3339
 from concertina.kube.resources import Raw
-from concertina.terminal.top import QUEUE_LABEL, Order, as_json, ordered, row, screen
+from concertina.terminal.top import QUEUE_LABEL, Order, as_json, group, ordered, row, screen
 
 NOW = 1_800_000_000
 
@@ -51,10 +51,10 @@ def test_those_first_that_somebody_should_look_at() -> None:
 
 def test_groups() -> None:
     some = [job("a", labels={QUEUE_LABEL: "night"}), job("b", labels={"user": "ann"}), job("c")]
-    assert [each.group for each in map(row, some)] == ["", "", ""]
-    assert [row(each, "queue").group for each in some] == ["night", "", ""]
-    assert [row(each, "user").group for each in some] == ["", "ann", ""]
-    assert [row(each, "namespace").group for each in some] == ["team"] * 3
+    cases = {"": ["", "", ""], "queue": ["night", "", ""], "user": ["", "ann", ""], "namespace": ["team"] * 3}
+    for by, groups in cases.items():
+        assert [group(row(each), by) for each in some] == groups
+    assert [each.name for each in ordered(map(row, some), Order.NAME, "user")] == ["a", "c", "b"]
 
 
 def test_what_does_not_fit_is_counted() -> None:

@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 
-from concertina.api.status import JobStatus, World
+from concertina.api.status import JobStatus
+from concertina.api.world import World
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.writes import A_TURN, FIRST, SLOTS, SMALLEST, Writes
 from concertina.kube.parse.views import job_view, pod_view

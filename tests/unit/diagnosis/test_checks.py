@@ -9,20 +9,18 @@ import pytest
 
 from builders.jobs import T0, spec
 from concertina.api.accounting import Goodput, Incident
+from concertina.api.restarts import LastFailure, Restart, Restarts
 from concertina.api.status import (
     CheckpointEvery,
     CheckpointMark,
     Condition,
     JobProgress,
     JobStatus,
-    LastFailure,
-    Restart,
-    Restarts,
     Rollback,
     StragglerMark,
-    World,
     rfc3339,
 )
+from concertina.api.world import World
 from concertina.diagnosis.diagnose import CHECKS, cost, diagnose
 from concertina.diagnosis.evidence import AgentFigures, Evidence, StepLine
 from concertina.diagnosis.finding import Severity

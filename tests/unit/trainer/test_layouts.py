@@ -51,6 +51,7 @@ MORE = {
     "hsdp x tensor": (8, {"tensor": 2, "shard": 2}),
     "context x tensor": (8, {"context": 2, "tensor": 2}),
     "pipeline x fsdp": (6, {"pipeline": 2}),
+    "pipeline x tensor": (4, {"pipeline": 2, "tensor": 2}),
     "interleaved x tensor": (4, {"pipeline": 2, "tensor": 2, "schedule": "Interleaved1F1B"}),
     "pipeline x context x tensor": (16, {"pipeline": 2, "context": 2, "tensor": 2}),
 }

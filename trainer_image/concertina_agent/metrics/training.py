@@ -99,7 +99,9 @@ class Training:
             yield Sample(f.RUN_TOKENS, told.tokens)
         if told.tokens_per_second:  # likewise
             yield Sample(f.TOKENS_PER_SECOND, told.tokens_per_second)
-        if self._had_loss:  # a script that tells none has NaN, which would look like a loss that has become so
+        # A script that tells none has NaN, which would look like a loss that has become so; before a round's first step
+        # there is none.
+        if self._had_loss and told.first_step_at is not None:
             yield Sample(f.LOSS, told.loss)
         if told.evaluated is not None:
             yield Sample(f.VALIDATION_LOSS, told.evaluated.loss)

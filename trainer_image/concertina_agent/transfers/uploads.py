@@ -13,6 +13,7 @@ from typing import Optional, TypeVar
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
+from concertina_agent.files.size import size_of
 from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.workers.workers import Process, StartError
@@ -133,7 +134,7 @@ class UploadDriver:
         return None
 
     async def _ship_one(self, end: AgentEnd, effect: e.Ship) -> None:
-        begun, size = time.monotonic(), _size(effect.path)
+        begun, size = time.monotonic(), size_of(effect.path)
         answer = await _ask(end, w.Ship(effect.id, effect.shard, effect.path), w.Shipped)
         self.shipping.seconds += time.monotonic() - begun
         if answer.error:
@@ -176,13 +177,6 @@ async def _ask(end: AgentEnd, message: w.Message, kind: type[T]) -> T:
     if not isinstance(answer, kind):
         raise ConnectionError(f"the uploader answered with {answer!r}")
     return answer
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def _remove(path: str) -> None:

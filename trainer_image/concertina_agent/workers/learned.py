@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 MOST_MODULES, MOST_BYTES = 10_000, 4 << 20
@@ -34,17 +34,18 @@ class Imported:
 class Recorder:
     """The first of the script's finders: it finds nothing, and so sees each module that is looked for. One that was
     only asked about, and not imported, is taken back when the next one comes; from then on it is written only once it
-    is seen to be imported, as some are asked about at each step."""
+    is seen to be imported, as some are asked about at each step, and some at each start: a file that grew by them would
+    have another parent import everything again. What is written there already is known."""
 
-    def __init__(self, path: str, known: Iterable[str] = ()) -> None:
-        """`known`: modules that are written there."""
+    def __init__(self, path: str) -> None:
         self._path, self._pid = path, os.getpid()
         self._given = dict(os.environ)
         self._last = ""
-        self._asked: set[str] = set()
-        """Were taken back."""
         self._changes: dict[str, Optional[str]] = {}
-        self._seen = set(known)
+        known = _last_said(path)
+        self._asked = {name for name, said in known.items() if said is None}
+        """Were taken back."""
+        self._seen = known.keys() - self._asked
 
     def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: object = None) -> None:
         if os.getpid() != self._pid or len(self._seen) >= MOST_MODULES:
@@ -92,16 +93,32 @@ class Recorder:
 def read(path: str) -> list[Imported]:
     """In the order in which they were imported; empty where nothing is written. A line that can't be read, such
     as one that is half written or comes from elsewhere, is passed over."""
-    found: dict[str, Imported] = {}
+    return [said for said in _last_said(path).values() if said is not None]
+
+
+def lines_to_tell(path: str) -> str:
+    """Lines from which another replica goes on as this one would; what was taken back is among them."""
+    said = _last_said(path).items()
+    return "".join(f"{each.line if each else json.dumps([name, None])}\n" for name, each in said)
+
+
+def _last_said(path: str) -> dict[str, Optional[Imported]]:
+    """By name; None: taken back."""
+    found: dict[str, Optional[Imported]] = {}
     with contextlib.suppress(OSError), open(path, "rb") as lines:
         for line in lines.read(MOST_BYTES).splitlines()[:MOST_MODULES]:
             with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
                 name, changes = json.loads(line)
                 if changes is None:
-                    found.pop(name, None)
-                elif _is_module(name) and all(_is_variable(*each) for each in changes.items()):
-                    found.setdefault(name, Imported(name, changes))
-    return list(found.values())
+                    found[name] = None
+                elif (
+                    found.get(name) is None
+                    and _is_module(name)
+                    and all(_is_variable(*each) for each in changes.items())
+                ):
+                    found.pop(name, None)  # its place is behind those that were imported meanwhile
+                    found[name] = Imported(name, changes)
+    return found
 
 
 def _is_module(name: str) -> bool:

@@ -71,17 +71,18 @@ class LocalWorkers:
         """By rank."""
         self._others: list[Process] = []
         self._starting: Optional[asyncio.Task[None]] = None
-        self._over = asyncio.Event()
+        self._over, self._told_to_end = asyncio.Event(), asyncio.Event()
         self._tasks, self._collecting = tasks, Nursery()
         self._started = asyncio.Event()
         self._signal: Optional[int] = None
-        """What the workers of this round were sent; who is started later gets it, too."""
+        """What the workers of this round were sent; who is just being started gets it, too."""
 
     # --- start ------------------------------------------------------------------------------------------------------
 
     def start(self, assign: Assign, me: int, store: Optional[socket.socket], environment: dict[str, str]) -> None:
         """Start the workers of members[me] in the background; `store`: a bound socket to be served here."""
-        self._over, self._started, self._signal = asyncio.Event(), asyncio.Event(), None
+        self._over, self._told_to_end = asyncio.Event(), asyncio.Event()
+        self._started, self._signal = asyncio.Event(), None
         self._starting = self._tasks.start("start workers", self._start(assign, me, store, environment))
 
     async def _start(
@@ -103,17 +104,28 @@ class LocalWorkers:
             self._emit(e.StartFailed(assign.round, f"Workers could not be started: {error}"))
         finally:
             self._started.set()
+            self._not_started(assign, me)
             if store is not None:
                 store.close()
 
+    def _not_started(self, assign: Assign, me: int) -> None:
+        """Who was sent a signal before there was a process has ended by it."""
+        if self._signal is None or self._over.is_set():
+            return
+        member = assign.members[me]
+        for rank in range(member.first_rank, member.first_rank + member.workers):
+            if rank not in self._workers:
+                log_event("worker_not_started", round=assign.round, rank=rank, signal=self._signal)
+                self._emit(e.WorkerExited(assign.round, rank, -self._signal))
+
     async def _until_warm(self) -> bool:
-        """False where the round was over first."""
-        over = asyncio.ensure_future(self._over.wait())
-        either: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._starter.until_warm()), over}
+        """False where the workers were to end first: what a parent still imports, seconds of it, is not for them."""
+        ends = asyncio.ensure_future(self._told_to_end.wait())
+        either: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._starter.until_warm()), ends}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         for each in either:
             each.cancel()
-        return not self._over.is_set()
+        return not self._told_to_end.is_set()
 
     async def _store_may_serve(self) -> bool:
         """False where the round was over first."""
@@ -181,6 +193,7 @@ class LocalWorkers:
 
     def signal(self, number: int) -> None:
         self._signal = number
+        self._told_to_end.set()
         for worker in self._workers.values():
             worker.process.send_signal(number)
 
@@ -225,6 +238,7 @@ class LocalWorkers:
     async def kill(self) -> None:
         """SIGKILL everything of the current round; returns when all of it has been reaped, strays included."""
         self._over.set()
+        self._told_to_end.set()
         if self._starting is not None:
             await asyncio.wait({self._starting})
         processes = [*(worker.process for worker in self._workers.values()), *self._others]

@@ -39,7 +39,7 @@ PACKAGES = ("site-packages", "dist-packages")
 
 
 @dataclasses.dataclass(frozen=True)
-class Parent:
+class ParentConfig:
     """What the agent says to it."""
 
     agent: int
@@ -65,7 +65,7 @@ class Parent:
 
 def run(text: str, known: Iterable[str]) -> None:
     """Returns in each child. `known`: modules that were there before ours."""
-    told = Parent(**json.loads(text))
+    told = ParentConfig(**json.loads(text))
     die_with_parent(told.agent)
     _set_variable("PYTHONPATH", told.python_path)
     control = socket.socket(fileno=told.control)
@@ -82,8 +82,7 @@ def run(text: str, known: Iterable[str]) -> None:
     if why:
         server.send({"error": why})
         os._exit(0)
-    learned = read(told.modules)
-    wanted = _wanted(told, learned)
+    wanted = _wanted(told, read(told.modules))
     _preload(told, wanted, server)
     gc.collect()
     gc.freeze()
@@ -99,7 +98,7 @@ def run(text: str, known: Iterable[str]) -> None:
         signal.signal(number, handler)
     _be_oneself(wanted)
     if forked.request.get("record"):
-        sys.meta_path.insert(0, Recorder(told.modules, {each.name for each in learned}))
+        sys.meta_path.insert(0, Recorder(told.modules))
 
 
 def _be_oneself(wanted: Iterable[Imported]) -> None:
@@ -123,7 +122,7 @@ def _draw_anew() -> None:
 # --- what is imported ---------------------------------------------------------------------------------------------
 
 
-def _wanted(told: Parent, learned: Iterable[Imported]) -> list[Imported]:
+def _wanted(told: ParentConfig, learned: Iterable[Imported]) -> list[Imported]:
     asked = [Imported(name) for name in told.preload]
     installed = [each for each in learned if _is_installed(each.package)]
     return [each for each in (*asked, *installed) if each.package not in told.left_out]
@@ -147,7 +146,7 @@ def _is_filled_by_pip(folder: str) -> bool:
     return False
 
 
-def _preload(told: Parent, wanted: Iterable[Imported], server: Forkserver) -> None:
+def _preload(told: ParentConfig, wanted: Iterable[Imported], server: Forkserver) -> None:
     given = dict(os.environ)
     sys.path.insert(0, told.folder)
     changes: Optional[Mapping[str, Optional[str]]] = None
@@ -181,7 +180,7 @@ def _import(each: Imported, asked_for: bool, server: Forkserver) -> None:
             server.send({"failed": each.name, "why": f"{type(error).__name__}: {error}"[:300]})
 
 
-def _why_not(asked: _Asked, told: Parent) -> str:
+def _why_not(asked: _Asked, told: ParentConfig) -> str:
     """What was imported last must not have been."""
     varying = asked.names & {name.encode() for name in told.varying}
     if varying:

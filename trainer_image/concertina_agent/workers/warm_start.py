@@ -11,13 +11,13 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Optional, Union
 
 import concertina_protocol as p
+from concertina_agent.files.size import size_of
 from concertina_agent.settings import Settings
 from concertina_agent.workers.environment import VARYING, worker_defaults
-from concertina_agent.workers.learned import read
+from concertina_agent.workers.learned import lines_to_tell
 from concertina_agent.workers.memory import container_memory
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.python_command import PythonCommand, Runs, Unsuited, parse
@@ -114,14 +114,14 @@ class WarmStart:
     @property
     def has_learned(self) -> bool:
         """From a worker that was started here, or from another replica."""
-        return _size(self._learned) > 0
+        return size_of(self._learned) > 0
 
     @property
     def learned(self) -> Optional[p.Learned]:
         """What the parent has imported; None while that is nothing."""
         if self._parent is None or self._parent.size == 0:
             return None
-        modules = "\n".join(each.line for each in read(str(self._learned)))
+        modules = lines_to_tell(str(self._learned))
         return p.Learned(modules, self._left_out) if len(modules) <= MOST_TOLD else None
 
     async def take(self, learned: p.Learned) -> None:
@@ -169,7 +169,7 @@ class WarmStart:
         for parent in [parent for parent in self._retired if parent.idle]:
             parent.stop()
             self._retired.remove(parent)
-        size, now = _size(self._learned), asyncio.get_running_loop().time()
+        size, now = size_of(self._learned), asyncio.get_running_loop().time()
         if size != self._size:
             self._size, self._quiet_since = size, now
         elif self._parent is not None and size > self._parent.size and now >= self._quiet_since + QUIET_SECONDS:
@@ -198,7 +198,7 @@ class WarmStart:
             log_event("script_parent", learned=parent.size if parent else None, left_out=self._left_out, why=why)
             before = self._parent
             if parent is None and before is not None and not (before.lost or before.stale):
-                before.size, self._in_vain = _size(self._learned), why  # it lacks something, and is better than none
+                before.size, self._in_vain = size_of(self._learned), why  # it lacks something, and is better than none
                 return
             if before is not None:
                 self._retired.append(before)
@@ -209,7 +209,7 @@ class WarmStart:
     async def _warm_parent(self) -> tuple[Optional[ScriptParent], str]:
         while self._started < MOST_PARENTS:
             self._started += 1
-            parent = ScriptParent(self._reaper, _size(self._learned))
+            parent = ScriptParent(self._reaper, size_of(self._learned))
             try:
                 parent.begin(lambda control: self._line(control, self._command.line))
                 error = await asyncio.wait_for(asyncio.shield(parent.warm), WARM_SECONDS)
@@ -328,10 +328,3 @@ def _unlike_a_shell(command: PythonCommand, environment: Mapping[str, str]) -> s
 def _unlike(one: Mapping[str, str], other: Mapping[str, str]) -> str:
     names = [name for name in (*one, *other) if name.startswith(BEFORE_MAIN)]
     return next((name for name in names if one.get(name) != other.get(name)), "")
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

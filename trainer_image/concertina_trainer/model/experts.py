@@ -115,7 +115,8 @@ class MixtureOfExperts(nn.Module):
         counts = _counted(chosen.flatten(), self.number)
         rows = tokens.index_select(0, order // active)
         results = self.dispatch(rows, counts, self.experts).index_select(0, order.argsort())
-        return (results.unflatten(0, (-1, active)) * shares.unsqueeze(-1)).sum(1)
+        combined: Tensor = (results.unflatten(0, (-1, active)) * shares.unsqueeze(-1)).sum(1)
+        return combined
 
 
 def balance(chances: Tensor, chosen: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from concertina_trainer.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
 
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 """Dense bfloat16 operations a second by device, as the vendor states them."""
@@ -12,6 +15,8 @@ PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 
 def peak_flops(device: torch.device) -> float | None:
     """Of one device; None where it is not in the table."""
+    import torch  # `concertina plan` counts operations without it
+
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return next((peak for model, peak in PEAK_FLOPS.items() if model in name), None)
 

@@ -58,6 +58,12 @@ class DistContext:
         return self.size // self.degrees.group
 
     @property
+    def cut(self) -> str:
+        """What decides which parts of the state each rank has."""
+        expert = self.meshes.expert.size() if self.meshes.expert else 1
+        return f"{self.degrees}, stages of a rank {self.schedule.stages}, expert {expert}"
+
+    @property
     def alike(self) -> list[list[int]]:
         """Groups of ranks that compute with the same weights, though on other tokens: those that the same tensor and
         pipeline ranks are."""

@@ -11,15 +11,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from concertina_state.errors import BadInput
-from concertina_trainer.config import PipelineSchedule, Precision, Resharding
+from concertina_trainer.config import RESHARD_ABOVE, PipelineSchedule, Precision, Resharding
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import local
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import measure
-
-RESHARD_ABOVE = 100_000_000
-"""Parameters from which on a block's weights are freed between forward and backward: below, memory is no matter and
-gathering them again is."""
 
 
 def shard(model: Decoder, precision: Precision, reshard: bool, world: DistContext) -> None:

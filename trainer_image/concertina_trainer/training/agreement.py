@@ -44,8 +44,8 @@ def agree(
     flags: StepFlags,
     *payloads: Tensor,
 ) -> StepResult:
-    """One all-reduce of a few float64; `payloads`: those of `digests`, `balance` and `expert_loads`, which
-    may be empty."""
+    """One all-reduce of a few float64; `payloads`: those of `digests`, `balance` and `expert_loads`, which may be
+    empty."""
     # Not made on the device: that would wait for the backward pass, and the all-reduce would be queued late.
     counts = torch.tensor(dataclasses.astuple(flags), dtype=torch.float64).to(world.device, non_blocking=True)
     parts = [sums.losses(losses), sums.squares(gradients), counts, *payloads]

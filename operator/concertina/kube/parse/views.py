@@ -12,9 +12,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from concertina.api import CHECKPOINT_NOW, KIND, TRAINER, pod_names
+from concertina.api.internal import with_internal, with_packed
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
-from concertina.api.status import JobStatus, unix_seconds, with_internal, with_packed
+from concertina.api.status import JobStatus, unix_seconds
 from concertina.kube.deep_json import DEEPEST
 from concertina.kube.manifests.names import AVOIDS, PORT_NAME, ROUND, TEMPLATE_HASH
 from concertina.kube.manifests.pod import END_POD, template_hash

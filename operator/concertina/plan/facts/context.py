@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from concertina.api.restarts import Restart
 from concertina.api.spec import JobSpec
-from concertina.api.status import JobStatus, Restart, World, unix_seconds
+from concertina.api.status import JobStatus, unix_seconds
+from concertina.api.world import World
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.health import Health
 from concertina.plan.facts.replicas import Replicas

@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from concertina.api.status import Gang, LastFailure, Restart, World
+from concertina.api.internal import Gang
+from concertina.api.restarts import LastFailure, Restart
+from concertina.api.world import World
 from concertina.plan.actions import Action, Event
 
 

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from concertina.api.restarts import Restart
 from concertina.api.spec import JobSpec
-from concertina.api.status import Restart
 from concertina.plan.facts import notices, quorum, sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.health import Health

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import concertina_protocol as protocol
-from concertina.api.status import Claim, Member, World
+from concertina.api.world import Claim, Member, World
 from concertina.plan.facts.cached import cached
 from concertina.plan.observed import Call, Observed
 

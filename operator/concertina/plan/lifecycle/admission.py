@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from concertina.api.status import Gang, rfc3339, unix_seconds
+from concertina.api.internal import Gang
+from concertina.api.status import rfc3339, unix_seconds
 from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext

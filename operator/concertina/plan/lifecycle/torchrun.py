@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from concertina.api.pod_names import rendezvous_name
-from concertina.api.status import Claim, World, rfc3339
+from concertina.api.status import rfc3339
+from concertina.api.world import Claim, World
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext

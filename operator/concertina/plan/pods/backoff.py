@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from concertina.api.pod_names import parse
-from concertina.api.status import Restart, rfc3339, unix_seconds
+from concertina.api.restarts import Restart
+from concertina.api.status import rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.reasons import Reason
 from concertina.plan.observed import PodView

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from concertina.api.status import AvoidedNode, JobStatus, Restart, rfc3339, unix_seconds
+from concertina.api.restarts import AvoidedNode, Restart
+from concertina.api.status import JobStatus, rfc3339, unix_seconds
 from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext

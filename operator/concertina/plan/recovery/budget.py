@@ -3,7 +3,8 @@ none (decision "What uses up maxRestarts")."""
 
 from __future__ import annotations
 
-from concertina.api.status import ConditionType, LastFailure, Restart, Restarts, rfc3339, unix_seconds
+from concertina.api.restarts import LastFailure, Restart, Restarts
+from concertina.api.status import ConditionType, rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.facts.reasons import Reason

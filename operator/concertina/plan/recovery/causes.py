@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import concertina_protocol as protocol
-from concertina.api.status import ConditionType, Restart
+from concertina.api.restarts import Restart
+from concertina.api.status import ConditionType
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext

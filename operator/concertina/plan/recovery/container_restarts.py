@@ -4,7 +4,8 @@ named, and counted as the job's own."""
 
 from __future__ import annotations
 
-from concertina.api.status import Restart, Restarts, rfc3339
+from concertina.api.restarts import Restart, Restarts
+from concertina.api.status import rfc3339
 from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.reasons import Reason

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from concertina.api.restarts import Restart, RungUse
 from concertina.api.spec import JobSpec
-from concertina.api.status import Restart, RungUse
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.reasons import Reason

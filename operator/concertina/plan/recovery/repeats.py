@@ -7,7 +7,7 @@ import re
 import signal
 
 import concertina_protocol as protocol
-from concertina.api.status import Restart
+from concertina.api.restarts import Restart
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.reasons import Reason
 from concertina_protocol import FailureReason

@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from concertina.api.status import Restart, rfc3339
+from concertina.api.restarts import Restart
+from concertina.api.status import rfc3339
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import concertina_protocol as protocol
+from concertina.api.restarts import Restart
 from concertina.api.spec import Reaction
-from concertina.api.status import Restart, StragglerMark, rfc3339
+from concertina.api.status import StragglerMark, rfc3339
 from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import concertina_protocol as protocol
-from concertina.api.status import Claim, Restart, World, rfc3339
+from concertina.api.restarts import Restart
+from concertina.api.status import rfc3339
+from concertina.api.world import Claim, World
 from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext

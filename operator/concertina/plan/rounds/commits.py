@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
-from concertina.api.status import Base, Claim, Member, World, rfc3339, unix_seconds
+from concertina.api.status import rfc3339, unix_seconds
+from concertina.api.world import Base, Claim, Member, World
 from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext

@@ -5,7 +5,8 @@ the old (decision "Growing that fails is tried less often")."""
 from __future__ import annotations
 
 import concertina_protocol as protocol
-from concertina.api.status import Growth, rfc3339, unix_seconds
+from concertina.api.internal import Growth
+from concertina.api.status import rfc3339, unix_seconds
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from concertina.api.status import Distance
+from concertina.api.world import Distance
 from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
 from concertina.plan.state import placement

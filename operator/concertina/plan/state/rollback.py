@@ -3,7 +3,8 @@ rollback is a new round from an older state")."""
 
 from __future__ import annotations
 
-from concertina.api.status import JobStatus, Rollback, SampleRange, UndoneStates, rfc3339
+from concertina.api.internal import UndoneStates
+from concertina.api.status import JobStatus, Rollback, SampleRange, rfc3339
 from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
 from concertina_protocol import Undone

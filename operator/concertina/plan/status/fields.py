@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from concertina.api.status import (
-    CheckpointMark,
-    Condition,
-    Internal,
-    JobProgress,
-    JobStatus,
-    Restarts,
-    Spares,
-    rfc3339,
-)
+from concertina.api.internal import Internal
+from concertina.api.restarts import Restarts
+from concertina.api.status import CheckpointMark, Condition, JobProgress, JobStatus, Spares, rfc3339
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods

@@ -29,10 +29,14 @@ def progress(ctx: JobContext) -> JobProgress | None:
         return ctx.status.progress
     steps = told.steps
     left = max(0, steps - told.step) if steps else 0  # a script of one's own may go on beyond what it had planned
+    percent, at = round(100 * min(1.0, told.step / steps), 2) if steps else None, rfc3339(round(told.at, 3))
+    if told.first_step_at is None:  # its numbers are none yet: what the last round measured is the last that is known
+        before = ctx.status.progress or JobProgress(step=told.step, at=at)
+        return before.model_copy(update={"step": told.step, "steps": steps, "percent": percent, "at": at})
     return JobProgress(
         step=told.step,
         steps=steps,
-        percent=round(100 * min(1.0, told.step / steps), 2) if steps else None,
+        percent=percent,
         eta_seconds=round(left * told.step_seconds, 1) if steps and told.step_seconds else None,
         loss=round(told.loss, 6) if math.isfinite(told.loss) else None,
         step_seconds=round(told.step_seconds, 6) or None,
@@ -40,7 +44,7 @@ def progress(ctx: JobContext) -> JobProgress | None:
         tokens_per_second=round(told.tokens_per_second, 1) or None,  # a script of one's own may not know
         mfu=None if told.mfu is None else round(told.mfu, 4) or None,
         evaluation=_evaluation(ctx, told),
-        at=rfc3339(round(told.at, 3)),
+        at=at,
     )
 
 

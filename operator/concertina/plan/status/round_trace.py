@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import concertina_protocol as protocol
 from concertina.api.accounting import Incident
+from concertina.api.restarts import LastFailure
 from concertina.api.spec import Launcher
-from concertina.api.status import Claim, ConditionType, JobStatus, LastFailure, unix_seconds
+from concertina.api.status import ConditionType, JobStatus, unix_seconds
+from concertina.api.world import Claim
 from concertina.plan.actions import RoundTrace, Span, SpanName
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext

@@ -13,27 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from builders.cluster.operator import Jobs, Operator, endless, paced
 from builders.programs import PROGRAMS, STAND_IN
+from builders.samples import Samples, parsed, total
 from builders.until import until
 from concertina.local.cluster import LocalCluster
 from concertina.local.host import processes
 
 STAY = "import time; time.sleep(3600)"
 TOKEN = "of the tests"
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def parsed(text: str) -> Samples:
-    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
-    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
-
-
-def total(samples: Samples, name: str, /, **labels: str) -> int:
-    """Of all series of this name that have these labels."""
-    return int(sum(v for (n, found), v in samples.items() if n == name and labels.items() <= set(found)))
 
 
 class Scraped:
@@ -58,7 +47,7 @@ class Scraped:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return str(answer.read().decode())
 
-    def total(self, name: str, /, **labels: str) -> int:
+    def total(self, name: str, /, **labels: str) -> float:
         return total(parsed(self.ask()), name, **labels)
 
 
@@ -79,7 +68,7 @@ WRITES = (
 """Which nobody but the operator makes here."""
 
 
-def unseen_writes(cluster: LocalCluster, scraped: Scraped) -> list[int]:
+def unseen_writes(cluster: LocalCluster, scraped: Scraped) -> list[float]:
     """Of each kind, how many more the API server has counted since it began."""
     mine, others = parsed(scraped.ask()), parsed(cluster.kubectl("get", "--raw", "/metrics"))
     return [
@@ -95,7 +84,7 @@ def unseen_writes(cluster: LocalCluster, scraped: Scraped) -> list[int]:
     ]
 
 
-def settled(cluster: LocalCluster, scraped: Scraped) -> list[int]:
+def settled(cluster: LocalCluster, scraped: Scraped) -> list[float]:
     """The same, once the jobs of other tests are gone: the operator acts on them as well, and counts that."""
     until(lambda: not everywhere(cluster), "a cluster without jobs", lambda: everywhere(cluster), pause=0.5)
     return unseen_writes(cluster, scraped)
@@ -218,7 +207,7 @@ def test_what_the_api_server_refuses_is_counted_by_kind(jobs: Jobs, scraped: Scr
     jobs.create("a", STAY, pod={"nodeSelectorr": {"a": "b"}})
     jobs.wait("a", lambda job: jobs.condition(job, "Stalled").get("reason") == "PodRefused")
 
-    def seen() -> list[int]:
+    def seen() -> list[float]:
         lines = scraped.operator.lines("create refused")
         counts = [scraped.total("concertina_creates_refused_total", kind=kind) for kind in ("for_good", "quota")]
         return [*counts, len(lines)]
@@ -235,7 +224,7 @@ def test_a_pass_that_raises_and_a_stream_that_breaks_are_counted(jobs: Jobs, scr
     jobs.create("bad", STAY)
     assert "ZeroDivisionError: planted" in jobs.condition(jobs.wait_true("bad", "ReconcileError"), "Stalled")["message"]
 
-    def seen() -> list[int]:
+    def seen() -> list[float]:
         now = parsed(scraped.ask())
         return [
             total(now, "controller_runtime_reconcile_errors_total", controller="trainingjob"),
@@ -247,7 +236,7 @@ def test_a_pass_that_raises_and_a_stream_that_breaks_are_counted(jobs: Jobs, scr
     assert min(until(lambda: seen() if len(set(seen())) == 1 else [], "the same by all", seen)) >= 1
     (scraped.faults / "raise").unlink()
 
-    def broken() -> int:
+    def broken() -> float:
         now = parsed(scraped.ask())
         reasons = ("closed", "not_listening", "unreachable", "silent")
         return sum(total(now, "concertina_agent_stream_ends_total", reason=reason) for reason in reasons)
@@ -260,7 +249,7 @@ def test_a_pass_that_raises_and_a_stream_that_breaks_are_counted(jobs: Jobs, scr
 def test_watches_that_break_are_counted(cluster: LocalCluster, scraped: Scraped) -> None:
     watched = ("nodes", "pods", "trainingjobs")
 
-    def broken() -> list[int]:
+    def broken() -> list[float]:
         now = parsed(scraped.ask())
         return [total(now, "concertina_watch_restarts_total", resource=each, reason="broken") for each in watched]
 

@@ -4,7 +4,6 @@ nothing but traces."""
 from __future__ import annotations
 
 import base64
-import itertools
 import signal
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from builders.cluster.operator import Jobs, Object, Operator, bundled
-from builders.otlp import Manner, Receiver, attributes, receiver
+from builders.otlp import Manner, Receiver, check_round, receiver
 from builders.until import until
 from concertina.local.host import processes
 from concertina_protocol.traces import trace_id
@@ -23,7 +22,6 @@ from concertina_protocol.traces import trace_id
 METRICS_TOKEN, COLLECTOR_TOKEN = "of-who-scrapes", "of-the-collector"
 SPANS = "concertina_trace_spans_total"
 ANNOTATION = "concertina.dev/trace-id"
-AFTER_A_FAILURE = ["detect", "decide", "prepare", "assign", "start", "group", "build", "restore", "first_step"]
 
 
 @pytest.fixture
@@ -83,19 +81,9 @@ def test_a_round_is_one_trace_whose_id_all_say(
     uid = jobs.wait_training("a", 2)["metadata"]["uid"]
     world = killed(jobs, 2)["status"]["world"]
     trace = trace_id(uid, world["round"])
-    root, *spans = until(lambda: collector.traces().get(trace), "the round's trace", collector.traces)
+    spans = until(lambda: collector.traces().get(trace), "the round's trace", collector.traces)
 
-    assert root.name == "round"
-    assert attributes(root)["concertina.trainingjob.name"] == "a"
-    direct = [span for span in spans if span.parent_span_id == root.span_id]
-    assert [span.name for span in direct] == AFTER_A_FAILURE
-    members = {attributes(span)["k8s.pod.name"] for span in spans if span.name == "prepare member"}
-    assert members == set(jobs.members(jobs.get("a")))
-    for before, after in itertools.pairwise(direct):
-        assert before.start_time_unix_nano <= after.start_time_unix_nano
-        assert root.start_time_unix_nano <= before.end_time_unix_nano <= root.end_time_unix_nano
-    detect = attributes(direct[0])
-    assert detect["concertina.failure"] == "WorkerSignaled"
+    root = check_round(spans, "a", "WorkerSignaled", jobs.members(jobs.get("a")))
     (incident,) = jobs.get("a")["status"]["incidents"]
     assert incident["seconds"] == pytest.approx((root.end_time_unix_nano - root.start_time_unix_nano) / 1e9, abs=0.1)
 

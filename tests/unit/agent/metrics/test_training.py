@@ -82,6 +82,7 @@ def test_a_script_that_tells_no_loss_has_none_and_one_whose_loss_breaks_has_nan(
     assert (f.LOSS,) not in values(training, told(1, loss=math.nan))
     training.on_progress(1, told(2, loss=1.0), 0.0)
     assert math.isnan(values(training, told(3, loss=math.nan))[f.LOSS,])
+    assert (f.LOSS,) not in values(training, told(2, loss=0.0, first_step_at=None)), "a round that begins has none yet"
 
 
 def test_metrics_have_names_of_ours_or_their_own_and_are_bounded() -> None:

@@ -10,7 +10,8 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import JobStatus, World
+from concertina.api.status import JobStatus
+from concertina.api.world import World
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.health import Evidence, Life, Verdict

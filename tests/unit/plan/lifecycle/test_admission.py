@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import Gang, Internal, JobStatus, World, rfc3339
+from concertina.api.internal import Gang, Internal
+from concertina.api.status import JobStatus, rfc3339
+from concertina.api.world import World
 from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase

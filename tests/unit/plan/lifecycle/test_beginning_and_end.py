@@ -10,7 +10,8 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import Base, JobStatus, rfc3339
+from concertina.api.status import JobStatus, rfc3339
+from concertina.api.world import Base
 from concertina.plan.actions import CreatePod, DeleteJob, DeletePod, EndPod, Plan
 from concertina.plan.facts import constants
 from concertina.plan.observed import Observed, PodPhase

@@ -9,7 +9,7 @@ import pytest
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import Gang, Internal
+from concertina.api.internal import Gang, Internal
 from concertina.controller.status import claim_tests
 from concertina.plan.actions import CreatePod, CreateRendezvous, DeletePod, Plan, Rendezvous
 from concertina.plan.observed import Observed, PodPhase

@@ -11,7 +11,8 @@ from hypothesis import strategies as some
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import AvoidedNode, JobStatus, Restart, Restarts, rfc3339, unix_seconds
+from concertina.api.restarts import AvoidedNode, Restart, Restarts
+from concertina.api.status import JobStatus, rfc3339, unix_seconds
 from concertina.plan.actions import CreatePod, DeletePod
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext

@@ -9,16 +9,10 @@ import pytest
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import (
-    AvoidedNode,
-    Claim,
-    Internal,
-    JobStatus,
-    Restart,
-    Restarts,
-    World,
-    rfc3339,
-)
+from concertina.api.internal import Internal
+from concertina.api.restarts import AvoidedNode, Restart, Restarts
+from concertina.api.status import JobStatus, rfc3339
+from concertina.api.world import Claim, World
 from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.observed import NodeView, Observed, Refusal, Refused
 from concertina.plan.plan import plan

@@ -12,7 +12,8 @@ from hypothesis import strategies as some
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import CheckpointMark, Restart, Restarts, rfc3339
+from concertina.api.restarts import Restart, Restarts
+from concertina.api.status import CheckpointMark, rfc3339
 from concertina.plan.actions import Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.observed import NodeView, Observed

@@ -10,7 +10,8 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import Internal, rfc3339
+from concertina.api.internal import Internal
+from concertina.api.status import rfc3339
 from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.observed import Observed
 from concertina.plan.plan import plan

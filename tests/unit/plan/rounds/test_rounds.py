@@ -10,7 +10,8 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import JobStatus, Restart, Restarts, rfc3339
+from concertina.api.restarts import Restart, Restarts
+from concertina.api.status import JobStatus, rfc3339
 from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.observed import Call, ConnectionRefusal, Observed
 from concertina.plan.plan import plan

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import jobs
-from concertina.api.status import Base, CheckpointMark, JobStatus, World, rfc3339
+from concertina.api.status import CheckpointMark, JobStatus, rfc3339
+from concertina.api.world import Base, World
 from concertina.plan.state import restore
 from concertina_protocol import Durable, HeldSnapshot, Prepared, SnapshotId, Storage
 

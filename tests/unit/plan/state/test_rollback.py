@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import concertina_protocol as protocol
 from builders import jobs
-from concertina.api.status import CheckpointMark, Internal, JobStatus, Rollback, SampleRange, UndoneStates, rfc3339
+from concertina.api.internal import Internal, UndoneStates
+from concertina.api.status import CheckpointMark, JobStatus, Rollback, SampleRange, rfc3339
 from concertina.plan.plan import plan
 from concertina.plan.state import restore
 from concertina_protocol import Durable, HeldSnapshot, Prepared, SnapshotId, Storage, Undone

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import PACKED, Internal, JobStatus
+from concertina.api.internal import PACKED, Internal
+from concertina.api.status import JobStatus
 from concertina.plan.plan import plan
 from concertina.plan.status.fields import FIELDS, INTERNAL, INTERNAL_CLOCK
 

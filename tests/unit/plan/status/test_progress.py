@@ -138,3 +138,18 @@ def test_the_course_of_a_run_grows_with_news_of_it_alone() -> None:
     assert told_of == [(40, 2.5, 3), (44, 2.0, 3), (50, 2.0, 3)]
     later = plan(with_lead(seen, progress=progress(50, T0 + 16)), T0 + 60)
     assert later.status.history == seen.job.status.history, "nothing was told since"
+
+
+def test_before_a_rounds_first_step_the_last_loss_and_pace_are_those_of_the_round_before() -> None:
+    seen = jobs.running(jobs.spec())
+    told = with_lead(seen, progress=progress(44, T0 + 12))
+    seen = jobs.then(told, plan(told, T0 + 12))
+    starting = protocol.Progress(43, 100, 0.0, 0.0, 0.0, 0, "restoring", T0 + 16)
+    status = plan(with_lead(seen, progress=starting), T0 + 16).status
+    found = status.progress
+    assert (found.step, found.percent) == (43, 43.0)
+    assert (found.loss, found.tokens_per_second, found.step_seconds) == (2.0, 1000.0, 0.5)
+    assert all(point.loss for point in unpacked(status.history).points)
+    first = jobs.running(jobs.spec(), progress=None)
+    alone = plan(with_lead(first, progress=replace(starting, step=0)), T0 + 16).status.progress
+    assert (alone.step, alone.loss, alone.tokens_per_second) == (0, None, None)

@@ -1,0 +1,144 @@
+"""status.internal: the operator's own memory, where it stood before there was one place for it, and what of the status
+is packed there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from concertina.api.accounting import Count, Incident, Name, RoundWaits, Timestamp
+from concertina.api.model import Observed
+from concertina.api.packed import MOST_CHARACTERS
+from concertina.api.restarts import unpacked_restarts
+from concertina.api.world import LISTED_MEMBERS, unpacked_members
+
+Packed = Annotated[str, Field(max_length=MOST_CHARACTERS)]
+
+
+class UndoneStates(Observed):
+    """States that a rollback has made void."""
+
+    round: Count = Field(description="Of this round or an earlier one, and ...")
+    step: Count = Field(description="... beyond this step.")
+
+
+class Growth(Observed):
+    """The last time that replicas joined the running job, and how often in a row that went wrong."""
+
+    round: Count = Field(default=0, description="The round that they joined in; 0 while none has.")
+    joined: tuple[Name, ...] = Field(default=(), max_length=100, description="Who joined (the first hundred).")
+    failures: Count = Field(default=0, description="How often in a row those who joined were soon lost again.")
+    at: Timestamp | None = Field(default=None, description="When that was seen last.")
+    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="What went wrong, in a sentence.")
+
+
+class Gang(Observed):
+    """How it lets others go first that wait for room too, because it could not start."""
+
+    releases: Count = Field(default=0, description="How often in a row.")
+    since: Timestamp | None = Field(default=None, description="Since when it holds no pods. Absent: it may hold some.")
+    until: Timestamp | None = Field(
+        default=None, description="Until when the others go first. Absent: while somebody is ahead."
+    )
+    turn: Timestamp | None = Field(default=None, description="Since when it is first among those that wait.")
+    priority: int = Field(default=0, description="Priority of its pods.")
+    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="For whom and why, in a sentence.")
+
+
+class Internal(Observed):
+    """The operator's own memory: what it must not forget when it is started again, and nobody else needs."""
+
+    attempts: tuple[int, ...] = Field(
+        default=(), max_length=11000, description="Attempt that each replica index is on; 0 beyond the list's end."
+    )
+    container_restarts: tuple[int, ...] = Field(
+        default=(),
+        max_length=10000,
+        description="How often the container of each replica index was started again in its present pod; 0 beyond the "
+        "list's end.",
+    )
+    gang: Gang = Field(default=Gang(), description="Room that was released for other jobs.")
+    growth: Growth = Field(default=Growth(), description="How joining went.")
+    undone: tuple[UndoneStates, ...] = Field(
+        default=(), max_length=16, description="What rollbacks have made void: never gone on from again."
+    )
+    round_waits: RoundWaits = Field(default=RoundWaits(), description="What goodput has counted of this round.")
+    incident: Incident | None = Field(default=None, description="That under way; it comes into status.incidents.")
+    tokens_before: Count | None = Field(
+        default=None, description="Of progress.tokens: trained on by the job that this one goes on from."
+    )
+    members: Packed | None = Field(
+        default=None, description="Members of a world that is too large to list, packed. Absent: world.members has all."
+    )
+    restarts: Packed | None = Field(
+        default=None, description="Failures of the window before those of restarts.recent, packed. Absent: it has all."
+    )
+
+
+OLD_PLACES: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("attempts",): ("attempts",),
+    ("containerRestarts",): ("containerRestarts",),
+    ("gang",): ("gang",),
+    ("growth",): ("growth",),
+    ("undone",): ("undone",),
+    ("roundWaits", "round"): ("goodput", "round"),
+    ("roundWaits", "checkpointSeconds"): ("goodput", "roundCheckpointSeconds"),
+    ("roundWaits", "stalledSeconds"): ("goodput", "roundStalledSeconds"),
+}
+"""Where in the status each part of `internal` stood before there was `internal`. For now it is written there as well:
+an older CRD prunes `internal`, and an older operator looks in the old places only (decision "The operator's memory is
+status.internal")."""
+
+
+def with_internal(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A status with what is internal in its place, as any operator wrote it."""
+    if "internal" in status:
+        return status
+    internal: dict[str, Any] = {}
+    for new, old in OLD_PLACES.items():
+        value = _at(status, old)
+        if value is not None:
+            _put(internal, new, value)
+    return {**status, "internal": internal}
+
+
+def with_old_places(status: dict[str, Any]) -> dict[str, Any]:
+    """The same, with what is internal in its old places too, but for lists that are too long to stand there twice."""
+    for new, old in OLD_PLACES.items():
+        value = _at(status["internal"], new)
+        if not isinstance(value, list) or len(value) <= LISTED_MEMBERS:
+            _put(status, old, value)
+    return status
+
+
+PACKED = ("members", "restarts")
+"""Of `internal`: not for plan(), which finds all in world.members and restarts.recent."""
+
+
+def with_packed(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A status with what is packed in its place."""
+    internal = status.get("internal")
+    if not isinstance(internal, Mapping) or internal.keys().isdisjoint(PACKED):
+        return status
+    found = {**status, "internal": {**internal}}
+    members, restarts = (found["internal"].pop(name, None) for name in PACKED)
+    if isinstance(members, str) and isinstance(world := status.get("world"), Mapping):
+        found["world"] = {**world, "members": unpacked_members(members)}
+    if isinstance(restarts, str) and isinstance(told := status.get("restarts"), Mapping):
+        listed = told.get("recent") or ()
+        found["restarts"] = {**told, "recent": [*unpacked_restarts(restarts), *listed]}
+    return found
+
+
+def _at(manifest: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        manifest = manifest.get(name) if isinstance(manifest, Mapping) else None
+    return manifest
+
+
+def _put(manifest: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for name in path[:-1]:
+        manifest = manifest.setdefault(name, {})
+    manifest[path[-1]] = value

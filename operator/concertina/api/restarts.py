@@ -1,0 +1,96 @@
+"""status.restarts and what else the status remembers of failures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from concertina.api.accounting import Count, Name, Seconds, Timestamp
+from concertina.api.model import Observed
+from concertina.api.packed import pack, unpack
+
+
+class Restart(Observed):
+    """One failure that needed a new round."""
+
+    at: Timestamp = Field(description="When it was seen.")
+    replica: Name = Field(description="The replica that failed first.")
+    node: Name = Field(default="", description="Its node.")
+    reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one word.")
+    step: Count = Field(default=0, description="Steps finished before it.")
+    counted: bool = Field(default=True, description="False where the cause lies outside of the job: a lost node, say.")
+    rung: Annotated[str, Field(max_length=32)] = Field(
+        default="", description="What answered it: NewRound, WithoutMember, ReplacePod or WholeRestart."
+    )
+    error: Annotated[str, Field(max_length=200)] = Field(
+        default="", description="What was said, without numbers and addresses: two with the same are the same failure."
+    )
+    after_seconds: Seconds = Field(default=0.0, description="Seconds since the round began.")
+
+
+class LastFailure(Observed):
+    """The last failure that ended a round, and what the worker that failed printed last."""
+
+    at: Timestamp = Field(description="When it was seen.")
+    round: Count = Field(description="The round that it ended.")
+    replica: Name = Field(default="", description="The replica that failed; empty where none is to blame.")
+    node: Name = Field(default="", description="Its node.")
+    exit_code: int | None = Field(
+        default=None, description="Of the worker; a negative one is the signal that killed it."
+    )
+    reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one word.")
+    message: Annotated[str, Field(max_length=1024)] = Field(description="Why, in a sentence.")
+    last_lines: tuple[Annotated[str, Field(max_length=400)], ...] = Field(
+        default=(), max_length=20, description="What the worker printed last. The log of its pod has all of it."
+    )
+
+
+class RungUse(Observed):
+    """How much of one rung of the recovery ladder is used up."""
+
+    rung: Annotated[str, Field(max_length=32)] = Field(description="NewRound, WithoutMember, ReplacePod, WholeRestart.")
+    in_window: Count = Field(default=0, description="Failures within the window that it answered.")
+    budget: Count | None = Field(
+        default=None, description="Failures that it still answers in this window. Absent: there is no limit."
+    )
+
+
+class AvoidedNode(Observed):
+    """A node that failed this job."""
+
+    node: Name = Field(description="Its name.")
+    until: Timestamp = Field(
+        description="New pods keep off it until then; afterwards the entry only remembers it for a window."
+    )
+    reason: Annotated[str, Field(max_length=300)] = Field(default="", description="Why, in a sentence.")
+    times: Count = Field(default=1, description="How often it was avoided: each time for twice as long.")
+
+
+class Restarts(Observed):
+    """Failures of the job's replicas."""
+
+    in_window: Count = Field(default=0, description="Failures within failurePolicy.windowSeconds.")
+    budget: Count = Field(default=0, description="Failures that are still borne in this window.")
+    total: Count = Field(default=0, description="Failures since the job was created.")
+    rungs: tuple[RungUse, ...] = Field(default=(), max_length=8, description="The recovery ladder, from the least up.")
+    recent: tuple[Restart, ...] = Field(
+        default=(), max_length=1001, description="The failures within the window, the newest fifty of them."
+    )
+
+
+LISTED_RESTARTS = 50
+"""The newest; those before them are packed."""
+
+
+def packed_restarts(entries: Sequence[Restart]) -> str:
+    return pack([entry.model_dump(mode="json", by_alias=True, exclude_defaults=True) for entry in entries])
+
+
+def unpacked_restarts(text: str) -> tuple[Restart, ...]:
+    """None of them where that can't be read."""
+    try:
+        return tuple(map(Restart.model_validate, unpack(text)))
+    except (ValueError, TypeError):
+        return ()

@@ -1,0 +1,162 @@
+"""status.world: the current round and who is in it."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from typing import Annotated
+
+from pydantic import Field
+
+from concertina.api.accounting import Count, Name, Timestamp
+from concertina.api.model import Observed
+from concertina.api.packed import pack, unpack
+
+
+class Distance(enum.StrEnum):
+    """Between a member and the copies of its snapshots."""
+
+    ZONE = "Zone"
+    NODE = "Node"
+    SAME_NODE = "SameNode"
+    NONE = "None"
+    """There is one member."""
+    NO_SNAPSHOTS = ""
+    """As operators have written it from the beginning; what the CRD refused they could not write any more."""
+
+
+class Claim(Observed):
+    """The highest round that the operator has claimed; written before anything of an older round is stopped."""
+
+    round: Count = Field(description="Number of the claimed round; only ever grows.")
+    claim_id: Name = Field(description="Which claim of this round it is: two operators never share one.")
+    committed: bool = Field(default=False, description="Whether members were committed under it: that is done once.")
+    at: Timestamp | None = Field(default=None, description="When it was made.")
+    reason: Annotated[str, Field(max_length=128)] = Field(default="", description="Why, in one word.")
+    message: Annotated[str, Field(max_length=4096)] = Field(default="", description="Why, in a sentence.")
+    from_storage: bool = Field(
+        default=False, description="A whole restart: the round starts from durable storage, not from node memory."
+    )
+
+
+class Member(Observed):
+    """A replica that is part of the current round."""
+
+    replica: Name = Field(description="Name of its pod.")
+    uid: Name = Field(description="The pod's uid.")
+    instance: Name = Field(description="The agent's instance id, another one after each start of its container.")
+    node: Name = Field(default="", description="The pod's node. Empty in a world that is too large to list.")
+    workers: Count = Field(description="Training processes in it.")
+
+    def is_pod(self, uid: str) -> bool:
+        """Whether that is its pod's uid, of which a large world keeps the beginning."""
+        return _stands_for(self.uid, uid)
+
+    def is_agent(self, instance: str) -> bool:
+        """Whether that is its agent's instance id, of which a large world keeps the beginning."""
+        return _stands_for(self.instance, instance)
+
+
+BEGINNING, CUT = 8, "~"
+"""Of random ids, in a large world: 32 bits tell the pod or agent of a name from the next one of that name."""
+
+
+def shortened(id: str) -> str:
+    """Its beginning, which says that it is one."""
+    return id if len(id) <= BEGINNING or id.endswith(CUT) else id[:BEGINNING] + CUT
+
+
+def _stands_for(kept: str, id: str) -> bool:
+    return kept == id or (kept.endswith(CUT) and id.startswith(kept[:-1]))
+
+
+class Base(Observed):
+    """Where the current round started from: snapshots of lower rounds beyond `step` are void."""
+
+    round: Count = Field(description="The round that was started from this step.")
+    step: Count = Field(description="Steps finished when the round started.")
+    source: Annotated[str, Field(max_length=16)] = Field(
+        default="", description="Where that state came from: Fresh (there was none), Memory or Storage."
+    )
+
+
+class World(Observed):
+    """The current round and who is in it."""
+
+    round: Count = Field(default=0, description="Number of the round that was last committed; 0 before the first.")
+    claim: Claim | None = Field(default=None, description="The highest round claimed.")
+    size: Annotated[str, Field(max_length=32)] = Field(
+        default="", description="Members of the current round and replicas wanted, as 6/8."
+    )
+    replicas: Count = Field(default=0, description="Members of the current round.")
+    workers: Count = Field(default=0, description="Training processes of the current round.")
+    lead: Name | None = Field(default=None, description="The member whose agent leads the round (it has rank 0).")
+    members: tuple[Member, ...] = Field(
+        default=(),
+        max_length=10000,
+        description="In order of rank. Empty with more than 64: `concertina status --members` lists them.",
+    )
+    layout: Annotated[str, Field(max_length=256)] | None = Field(
+        default=None,
+        description="How the ranks of the current round are shared out, outermost first, as replicate 2 x shard 4 x "
+        "tensor 2. Absent: spec.parallelism says nothing.",
+    )
+    crossing: Annotated[str, Field(max_length=1024)] | None = Field(
+        default=None,
+        description="Which tensor and context groups are not within one domain of spec.topology, and over which link "
+        "they go. Absent: none.",
+    )
+    copies: Distance = Field(
+        default=Distance.NO_SNAPSHOTS,
+        description="Where each member's snapshots are copied to: a member in another zone, on another node, for some "
+        "on the same node, or none (there is one member). Empty: a command of its own has no snapshots.",
+    )
+    base: Base | None = Field(default=None, description="Where the current round started from.")
+    since: Timestamp | None = Field(default=None, description="When the current round was committed.")
+
+    @property
+    def latest_round(self) -> int:
+        """The round that is being made, else the last one; 0 before the first. (A claim that no round follows is
+        committed as it is made.)"""
+        return self.claim.round if self.claim and not self.claim.committed else self.round
+
+    def ranks_of(self, replica: str) -> range:
+        """Of its workers; an empty one where it is no member."""
+        first = 0
+        for member in self.members:
+            if member.replica == replica:
+                return range(first, first + member.workers)
+            first += member.workers
+        return range(0)
+
+    def replica_of(self, rank: int) -> str:
+        """Whose worker that is; nothing where there is no such rank."""
+        first = 0
+        for member in self.members:
+            if first <= rank < first + member.workers:
+                return member.replica
+            first += member.workers
+        return ""
+
+
+LISTED_MEMBERS = 64
+"""More of them are packed (decision "A large status is packed"). No version before this one runs larger worlds."""
+
+
+@functools.lru_cache(maxsize=16)
+def packed_members(members: tuple[Member, ...]) -> str:
+    """By column: what is alike stands together. Nodes are known from pods."""
+    rows = ((m.replica, shortened(m.uid), shortened(m.instance), m.workers) for m in members)
+    return pack([list(column) for column in zip(*rows, strict=True)])
+
+
+@functools.lru_cache(maxsize=16)
+def unpacked_members(text: str) -> tuple[Member, ...]:
+    """None of them where that can't be read. Of one world they are the same objects, however often it is read."""
+    try:
+        return tuple(
+            Member(replica=replica, uid=uid, instance=instance, workers=workers)
+            for replica, uid, instance, workers in zip(*unpack(text), strict=True)
+        )
+    except (ValueError, TypeError):
+        return ()

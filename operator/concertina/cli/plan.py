@@ -1,0 +1,265 @@
+"""`concertina plan`: what a job will take and bring, before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from concertina.api.parse import SpecError, parse_spec
+from concertina.api.spec import JobSpec
+from concertina.cli.jobs import read_manifest
+from concertina.durations import duration
+from concertina.plan.facts import sizes
+from concertina.planning import search
+from concertina.planning.hardware import FABRICS, GPUS, FabricName, Gpu, GpuName
+from concertina.planning.layout import Dimension, Layout, of
+from concertina.planning.outlook import Outlook, RankMemory, as_object, bottleneck, outlook, rank_memory
+from concertina.planning.outlook import sizes as valid_sizes
+from concertina.planning.traffic import batch
+from concertina.report.ranks import picture
+from concertina.terminal.connection import Complaint
+from concertina.terminal.console import plain
+from concertina_trainer.layouts import problems
+from concertina_trainer.model.flops import token_flops
+
+MOST_MEASURED = 4
+"""Layouts that a search runs for each one that it shows."""
+WITHOUT_TORCH = (
+    "Memory is not measured: that needs torch, which is not installed here. In the trainer's image it is:\n"
+    '  docker run --rm -i --entrypoint concertina {image} plan - -o json < "{file}"\n'
+    '  kubectl run plan --rm -i --restart=Never --image={image} --command -- concertina plan - < "{file}"'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    replicas: int | None
+    gpu: GpuName
+    fabric: FabricName
+    tokens: float | None
+    search: int
+    """How many layouts to show; 0: no search."""
+    memory: bool
+    picture: Path | None
+    json: bool
+
+
+def asked_hardware(gpu: str, fabric: str) -> tuple[GpuName, FabricName]:
+    """Raises Complaint."""
+    try:
+        return GpuName(gpu), FabricName(fabric)
+    except ValueError:
+        known = ", ".join([*GpuName, *FabricName])
+        raise Complaint(f"{gpu} on {fabric} is not known; these are: {known}") from None
+
+
+def run(file: Path, asked: Asked) -> None:
+    """Raises Complaint."""
+    name, spec = _read(file)
+    gpu = GPUS[asked.gpu]
+    replicas = asked.replicas or sizes.most(spec)
+    layout = _layout(spec, replicas)
+    measure = asked.memory and _has_torch()
+    if asked.search:
+        found = _searched(spec, layout, gpu, asked, measure)
+    else:
+        least = sizes.least(spec)
+        wanted = [replicas] + [least] * (asked.replicas is None and 0 < least < replicas)
+        found = [_seen(spec, _layout(spec, size), gpu, asked, measure) for size in wanted]
+    if asked.picture:
+        _write(asked.picture, picture(name, found[0].layout if found else layout))
+    if asked.json:
+        key = "layouts" if asked.search else "sizes"
+        valid = valid_sizes(spec, sizes.least(spec), sizes.most(spec))
+        print(json.dumps({"job": name, "validReplicas": valid, key: [as_object(one) for one in found]}, indent=1))
+        return
+    console = plain()
+    if asked.search:
+        _print_search(console, name, layout, found)
+    else:
+        _print(console, name, spec, found[0])
+        for smaller in found[1:]:
+            _print_smaller(console, smaller)
+    if asked.memory and not measure:
+        console.print("\n" + WITHOUT_TORCH.format(image=spec.template.trainer.image or "concertina/trainer", file=file))
+
+
+def _read(file: Path) -> tuple[str, JobSpec]:
+    manifest = read_manifest(file)
+    try:
+        spec = parse_spec(manifest)
+    except SpecError as error:
+        raise Complaint(f"{file} would be refused: {error}") from error
+    if spec.trainer is None:
+        raise Complaint(
+            f"{file} runs a command of its own, which only its author can plan: `concertina plan` knows spec.trainer."
+        )
+    return str(manifest["metadata"]["name"]), spec
+
+
+def _layout(spec: JobSpec, replicas: int) -> Layout:
+    if not replicas:
+        raise Complaint(f"no size is valid: {sizes.rounding(spec)}.")
+    layout = of(spec, replicas)
+    if wrong := problems(layout.trainer, layout.parallelism, layout.size):
+        raise Complaint("; ".join(wrong))
+    return layout
+
+
+def _seen(spec: JobSpec, layout: Layout, gpu: Gpu, asked: Asked, measure: bool) -> Outlook:
+    return outlook(spec, layout, gpu, asked.fabric, _measured(layout) if measure else (), asked.tokens)
+
+
+def _searched(spec: JobSpec, layout: Layout, gpu: Gpu, asked: Asked, measure: bool) -> list[Outlook]:
+    found: list[Outlook] = []
+    tried = search.candidates(layout.trainer, gpu, FABRICS[asked.fabric], layout.size, layout.per_node)
+    for each in tried[: MOST_MEASURED * asked.search]:
+        if len(found) == asked.search:
+            break
+        seen = _seen(spec, each, gpu, asked, measure)
+        if seen.fits is not False:
+            found.append(seen)
+    if not found:
+        raise Complaint(
+            f"no layout of {layout.size} ranks was found that fits into {gpu.name}: take more replicas, or a smaller "
+            "microBatchSize."
+        )
+    return found
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def _measured(layout: Layout) -> Sequence[RankMemory]:
+    """In a process of its own: torch is none of the operator's. Raises Complaint."""
+    asked = {
+        "trainer": layout.trainer.model_dump(mode="json", by_alias=True),
+        "parallelism": layout.parallelism.model_dump(mode="json", by_alias=True),
+        "size": layout.size,
+    }
+    command = [sys.executable, "-m", "concertina_trainer.planning"]
+    done = subprocess.run(command, input=json.dumps(asked) + "\n", capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        raise Complaint(f"the layout could not be measured: {said[0][:400]}")
+    return [rank_memory(each) for each in json.loads(done.stdout)]
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Complaint(f"{file} can't be written: {error.strerror}") from error
+
+
+def _print(console: Console, name: str, spec: JobSpec, seen: Outlook) -> None:
+    grid = Table.grid(padding=(0, 2))
+    for row in _facts(spec, seen):
+        grid.add_row(*row)
+    console.print(f"{name}: {seen.layout.size} ranks in {seen.replicas} replicas, {seen.gpu.name}, {seen.fabric}\n")
+    console.print(grid)
+    if seen.memory:
+        console.print(_memory_table(seen))
+    if seen.traffic:
+        console.print(_traffic_table(seen))
+    console.print(f"\nFirst bottleneck: {bottleneck(seen)}")
+
+
+def _facts(spec: JobSpec, seen: Outlook) -> Iterator[tuple[str, str]]:
+    layout, model, plan, time = seen.layout, seen.layout.trainer.model, batch(seen.layout), seen.time
+    valid = valid_sizes(spec, sizes.least(spec), sizes.most(spec))
+    yield "Sizes", f"{_numbers(valid)} replicas" + (f"; {sizes.rounding(spec)}" if sizes.rounding(spec) else "")
+    yield "Layout", _degrees(layout)
+    crossing = [str(each) for each in Dimension if layout.crosses(each)]
+    yield "On nodes", f"{layout.per_node} ranks each; between nodes: {', '.join(crossing) or 'nothing'}"
+    yield "Parameters", f"{model.weights:,}, {token_flops(model):.3g} FLOPs a token"
+    yield (
+        "Batch",
+        (
+            f"{layout.trainer.global_batch_size} sequences of {model.sequence_length} tokens: {plan.microbatches} "
+            f"microbatches of {plan.rows} on each of {layout.data}"
+        ),
+    )
+    yield (
+        "Step",
+        (
+            f"{time.total:.3g} s: {time.compute / time.total:.0%} computation, {time.bubble / time.total:.0%} waiting in "
+            f"the pipeline, {sum(time.communication.values()) / time.total:.0%} communication, "
+            f"{time.optimizer / time.total:.0%} optimizer"
+        ),
+    )
+    yield "Speed", f"{seen.tokens_per_second:,.0f} tokens/s, MFU {seen.mfu:.1%} (estimated: docs/planning.md)"
+    yield (
+        "Node memory",
+        f"{seen.snapshots / 2**30:,.1f} GiB of snapshots a replica"
+        + (f", of {seen.room / 2**30:,.1f} GiB" if seen.room else ""),
+    )
+    if budget := seen.budget:
+        cost = "" if budget.cost is None else f", {budget.cost:,.0f} {budget.currency}"
+        yield "Run", f"{budget.tokens:.3g} tokens in {duration(budget.seconds)}{cost}, if nothing fails"
+
+
+def _degrees(layout: Layout) -> str:
+    found = " x ".join(f"{each} {degree}" for each, degree in layout.degrees.items() if degree > 1) or "one rank"
+    return found + (f", {layout.parallelism.schedule}" if layout.parallelism.pipeline > 1 else "")
+
+
+def _numbers(valid: Sequence[int]) -> str:
+    if len(valid) <= 4:
+        return ", ".join(map(str, valid))
+    return f"{valid[0]}, {valid[1]}, ... {valid[-1]}"
+
+
+def _memory_table(seen: Outlook) -> Table:
+    kinds = list(seen.memory[0].kinds)
+    table = Table("GiB at the peak", "", *kinds, "all", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for rank in seen.memory:
+        figures = [f"{rank.kinds[kind] / 2**30:.2f}" for kind in kinds]
+        table.add_row(f"rank {rank.rank}", rank.phase, *figures, f"{rank.total / 2**30:.2f}")
+    return table
+
+
+def _traffic_table(seen: Outlook) -> Table:
+    table = Table(
+        "A step of a rank", "", "times", "GiB sent", "GB/s", "", box=None, header_style="bold", padding=(0, 2, 0, 0)
+    )
+    for part in seen.traffic:
+        link = f"{seen.fabric}" if seen.layout.crosses(part.dimension) else "NVLink"
+        hidden = "waited for" if part.exposed else "beside computation"
+        table.add_row(
+            str(part.dimension), part.name, f"{part.times}", f"{part.sent / 2**30:.2f}",
+            f"{seen.rate(part) / 1e9:.0f} {link}", hidden,
+        )  # fmt: skip
+    return table
+
+
+def _print_smaller(console: Console, seen: Outlook) -> None:
+    peak = "" if seen.peak is None else f", {seen.peak.total / 2**30:.2f} GiB at the peak of rank {seen.peak.rank}"
+    console.print(
+        f"Shrunk to {seen.replicas} replicas ({_degrees(seen.layout)}): {seen.time.total:.3g} s a step, "
+        f"{seen.tokens_per_second:,.0f} tokens/s{peak}. {bottleneck(seen) if seen.fits is False else ''}".rstrip()
+    )
+
+
+def _print_search(console: Console, name: str, layout: Layout, found: Sequence[Outlook]) -> None:
+    console.print(f"The fastest layouts of {name} on {layout.size} {found[0].gpu.name}, {found[0].fabric}:\n")
+    table = Table(
+        "Layout", "Activations", "tokens/s", "MFU", "GiB", "First bottleneck", box=None, header_style="bold",
+        padding=(0, 2, 0, 0),
+    )  # fmt: skip
+    for seen in found:
+        peak = f"{seen.peak.total / 2**30:.1f}" if seen.peak else "not measured"
+        table.add_row(
+            _degrees(seen.layout), seen.layout.trainer.memory.activations, f"{seen.tokens_per_second:,.0f}",
+            f"{seen.mfu:.1%}", peak, bottleneck(seen).partition(":")[0],
+        )  # fmt: skip
+    console.print(table)

@@ -1,0 +1,73 @@
+"""GPUs and networks that are planned for, as their vendors state them (docs/planning.md names the sources)."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from concertina_trainer.model.flops import PEAK_FLOPS
+
+GIB = float(1 << 30)
+
+
+class GpuName(enum.StrEnum):
+    a100 = "A100"
+    h100 = "H100"
+    h200 = "H200"
+    b200 = "B200"
+
+
+class FabricName(enum.StrEnum):
+    """Between nodes, for each GPU."""
+
+    ethernet100 = "Ethernet-100"
+    ethernet400 = "Ethernet-400"
+    infiniband200 = "InfiniBand-200"
+    infiniband400 = "InfiniBand-400"
+    infiniband800 = "InfiniBand-800"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    name: GpuName
+    memory: float
+    """Bytes."""
+    memory_rate: float
+    """Bytes a second."""
+    nvlink: float
+    """Bytes a second, in each direction, to the GPUs of its node."""
+    kernels: float
+    """Which part of the peak large matrix products and attention come to, by the published runs of
+    benchmarks/planning.py: half of them set it, the others check it."""
+
+    @property
+    def flops(self) -> float:
+        """Of dense bfloat16 products, a second."""
+        return PEAK_FLOPS[self.name]
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu(GpuName.a100, 80e9, 2.0e12, 300e9, 0.75),
+        Gpu(GpuName.h100, 80e9, 3.35e12, 450e9, 0.6),
+        Gpu(GpuName.h200, 141e9, 4.8e12, 450e9, 0.6),
+        Gpu(GpuName.b200, 180e9, 8.0e12, 900e9, 0.6),
+    )
+}
+FABRICS = {
+    FabricName.ethernet100: 12.5e9,
+    FabricName.ethernet400: 50e9,
+    FabricName.infiniband200: 25e9,
+    FabricName.infiniband400: 50e9,
+    FabricName.infiniband800: 100e9,
+}
+"""Bytes a second in each direction."""
+
+REACHED = 0.8
+"""Which part of a link's rate large collectives come to."""
+USABLE = 0.92
+"""Which part of a GPU's memory tensors can have: CUDA's context, NCCL's and cuBLAS' workspaces and the allocator's
+waste have the rest. Not measured on a GPU."""
+LATENCY = 10e-6
+"""Seconds of each doubling of a collective's ranks."""

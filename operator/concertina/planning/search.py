@@ -1,0 +1,70 @@
+"""The layouts of a number of GPUs that are worth a closer look, the fastest first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from concertina.planning.hardware import USABLE, Gpu
+from concertina.planning.layout import Dimension, Layout
+from concertina.planning.timing import step_time
+from concertina.planning.traffic import COMPUTED, batch, rank_weights, stage_blocks
+from concertina_trainer.config import Activations, ParallelismConfig, PipelineSchedule, TrainerConfig
+from concertina_trainer.layouts import problems
+
+STATE, REDUCED = 12, 4
+"""Bytes of a weight and its moments, and of its gradient."""
+DEEPEST, LONGEST = 16, 16
+"""Stages and context groups that are tried: published runs have no more."""
+
+
+def candidates(trainer: TrainerConfig, gpu: Gpu, fabric: float, size: int, per_node: int) -> list[Layout]:
+    """All that the trainer runs and that may fit into memory, by the seconds of a step. Batch and model are the job's;
+    what it says of parallelism and of `memory.activations` is left open."""
+    found = [
+        (step_time(each, gpu, fabric).total, number, each)
+        for number, each in enumerate(_layouts(trainer, size, per_node))
+        if least_memory(each) <= gpu.memory * USABLE
+    ]
+    return [each for _, _, each in sorted(found)]
+
+
+def _layouts(trainer: TrainerConfig, size: int, per_node: int) -> Iterator[Layout]:
+    tensors = _divisors(per_node)
+    pipelines, contexts = ([n for n in _divisors(size) if n <= most] for most in (DEEPEST, LONGEST))
+    for tensor, pipeline, context in itertools.product(tensors, pipelines, contexts):
+        if size % (tensor * pipeline * context):
+            continue
+        data = size // (tensor * pipeline * context)
+        schedules = list(PipelineSchedule) if pipeline > 1 else [PipelineSchedule.one_f_one_b]
+        # All ranks share the state, or those of a node, or those of eight.
+        shards = {None, *(n for n in (max(1, per_node // tensor), 8 * per_node // tensor) if 0 < n < data)}
+        for schedule, shard in itertools.product(schedules, sorted(shards, key=lambda n: n or 0)):
+            given = ParallelismConfig(tensor=tensor, pipeline=pipeline, context=context, schedule=schedule, shard=shard)
+            if problems(trainer, given, size) or trainer.global_batch_size < data:
+                continue
+            for activations in Activations:
+                memory = trainer.memory.model_copy(update={"activations": activations})
+                yield Layout(trainer.model_copy(update={"memory": memory}), given, size, per_node)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def least_memory(layout: Layout) -> float:
+    """Bytes that a rank has at the least: it is not worth trying what these do not fit into. State exactly, of
+    activations what no schedule can do without."""
+    model, given, plan = layout.trainer.model, layout.parallelism, batch(layout)
+    fsdp = layout.degree(Dimension.shard) * given.context
+    weights = rank_weights(layout)
+    waiting = 1.0 if plan.microbatches > 1 else 1 / fsdp
+    tokens = plan.rows * model.sequence_length / given.context / given.tensor
+    width = {
+        Activations.keep: 8 * model.dim + 4 * model.resolved_hidden_dim,
+        Activations.products: 4 * model.dim + 2 * model.resolved_hidden_dim,
+        Activations.recompute: model.dim,
+    }[layout.trainer.memory.activations]
+    held = plan.microbatches if given.schedule is PipelineSchedule.gpipe else min(plan.microbatches, given.pipeline)
+    activations = tokens * width * COMPUTED * stage_blocks(layout) * (held if given.pipeline > 1 else 1)
+    return weights * (STATE / fsdp + REDUCED * waiting) + activations

@@ -1,0 +1,97 @@
+"""Seconds of a step, by a stated model (docs/planning.md); benchmarks/planning.py compares it with published runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from concertina.planning.hardware import LATENCY, REACHED, Gpu
+from concertina.planning.layout import Dimension, Layout
+from concertina.planning.traffic import COMPUTED, Traffic, batch, rank_weights, traffic
+from concertina_trainer.config import Activations, PipelineSchedule
+from concertina_trainer.model.flops import token_flops
+
+AGAIN = {Activations.keep: 1.0, Activations.products: 1.0, Activations.recompute: 4 / 3}
+"""Matrix products that are really computed, of those that are counted."""
+PASSES = 30
+"""Numbers of the width of the residual stream that a block's elementwise operations move for a token, forward and
+backward, in units of dim; and as many of the feed-forward's width as `HIDDEN_PASSES`."""
+HIDDEN_PASSES = 12
+OPTIMIZER_BYTES = 28
+"""Of each weight: it, its gradient and two moments are read, and all but the gradient written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step."""
+
+    compute: float
+    communication: dict[Dimension, float]
+    """What nothing hides."""
+    bubble: float
+    """That a rank waits for the other stages of its pipeline."""
+    optimizer: float
+    filling: float
+    """Of `compute`: rows that hold nothing, since the batch does not divide."""
+
+    @property
+    def total(self) -> float:
+        return self.compute + sum(self.communication.values()) + self.bubble + self.optimizer
+
+
+def bubble_share(layout: Layout, microbatches: int) -> float:
+    """Time that a rank waits in a step for its neighbours in the pipeline, as a part of what it computes: (P - 1) / m
+    (arXiv 2104.04473), over the stages of a rank where they are interleaved; with zero bubble a third of that (arXiv
+    2401.10241)."""
+    waiting = (layout.parallelism.pipeline - 1) / microbatches / layout.stages_per_rank
+    return waiting / 3 if layout.parallelism.schedule is PipelineSchedule.zero_bubble else waiting
+
+
+def link(layout: Layout, part: Traffic, gpu: Gpu, fabric: float) -> float:
+    """Bytes a second that the rank sends by: rings over several nodes use the network of each GPU that a node has in
+    the group."""
+    if not layout.crosses(part.dimension):
+        return gpu.nvlink * REACHED
+    together = layout.on_node(part.dimension)
+    if part.dimension is Dimension.shard:
+        together *= layout.on_node(Dimension.context)
+    if part.dimension is Dimension.pipeline:
+        together = 1
+    return min(gpu.nvlink, together * fabric) * REACHED
+
+
+def seconds_of(layout: Layout, part: Traffic, gpu: Gpu, fabric: float) -> float:
+    return part.sent / link(layout, part, gpu, fabric) + part.times * LATENCY * math.log2(max(2, part.ranks))
+
+
+def step_time(layout: Layout, gpu: Gpu, fabric: float) -> StepTime:
+    """`fabric`: bytes a second of each GPU to other nodes."""
+    trainer, model, given, plan = layout.trainer, layout.trainer.model, layout.parallelism, batch(layout)
+    ranks = given.pipeline * given.context * given.tensor
+    tokens = plan.microbatches * plan.rows * model.sequence_length / ranks
+    products = tokens * token_flops(model) * AGAIN[trainer.memory.activations] / (gpu.flops * gpu.kernels)
+    moved = model.layers * (PASSES * model.dim + HIDDEN_PASSES * model.resolved_hidden_dim) * COMPUTED
+    again = 4 / 3 if trainer.memory.activations is not Activations.keep else 1.0
+    compute = products + tokens * moved * again / gpu.memory_rate
+    communication: dict[Dimension, float] = {}
+    hidden: dict[Dimension, float] = {}
+    for part in traffic(layout):
+        seconds = seconds_of(layout, part, gpu, fabric)
+        into = communication if part.exposed else hidden
+        into[part.dimension] = into.get(part.dimension, 0.0) + seconds
+    for dimension, seconds in hidden.items():
+        # Beside the computation, but for the first block's weights and the last one's gradients.
+        left = max(0.0, seconds - compute) + min(seconds, compute) / (model.layers / given.pipeline + 1)
+        communication[dimension] = communication.get(dimension, 0.0) + left
+    busy = compute + sum(communication.get(each, 0.0) for each in (Dimension.tensor, Dimension.context))
+    bubble = busy * bubble_share(layout, plan.microbatches)
+    fsdp = layout.degree(Dimension.shard) * given.context
+    optimizer = rank_weights(layout) / fsdp * OPTIMIZER_BYTES / gpu.memory_rate
+    return StepTime(compute, communication, bubble, optimizer, compute * (0.0 if plan.fixed else plan.filling))
+
+
+def mfu(layout: Layout, gpu: Gpu, seconds: float) -> float:
+    """Operations that the model needs, over what the GPUs could in that time."""
+    trainer = layout.trainer
+    flops = trainer.global_batch_size * trainer.model.sequence_length * token_flops(trainer.model)
+    return flops / (seconds * layout.size * gpu.flops)

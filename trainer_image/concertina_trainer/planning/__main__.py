@@ -1,0 +1,45 @@
+"""For `concertina plan`, which has no torch: `python -m concertina_trainer.planning` reads layouts as JSON from standard
+input, and writes what their fullest ranks take to standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Any
+
+from concertina_state.errors import BadInput
+from concertina_trainer.config import ParallelismConfig, TrainerConfig
+from concertina_trainer.planning.memory import RankMemory, fullest, memory
+
+BAD_INPUT = 2
+
+
+def measured(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of one layout: {trainer, parallelism, size}. Raises BadInput."""
+    trainer = TrainerConfig.model_validate(asked["trainer"])
+    parallelism = ParallelismConfig.model_validate(asked["parallelism"])
+    size = int(asked["size"])
+    return [_as_object(memory(trainer, parallelism, size, rank)) for rank in fullest(trainer, parallelism, size)]
+
+
+def _as_object(found: RankMemory) -> dict[str, Any]:
+    peaks = {
+        phase.value: {kind.value: round(size) for kind, size in kinds.items()} for phase, kinds in found.peaks.items()
+    }
+    return {"rank": found.rank, "peaks": peaks, "sent": {name: round(size) for name, size in found.sent.items()}}
+
+
+def main() -> int:
+    warnings.simplefilter("ignore")
+    for line in sys.stdin:
+        try:
+            print(json.dumps(measured(json.loads(line))), flush=True)
+        except BadInput as error:
+            print(error, file=sys.stderr)
+            return BAD_INPUT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

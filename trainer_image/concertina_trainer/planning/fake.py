@@ -1,0 +1,75 @@
+"""A rank of a world that is not there: its process group sends nothing, its tensors hold nothing."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeStore
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import _sharding_prop
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.testing._internal.distributed.fake_pg import FakeProcessGroup  # noqa: F401  # registers the backend
+
+from concertina_trainer.config import ParallelismConfig
+from concertina_trainer.model import decoder
+from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.mesh import Degrees, Meshes
+from concertina_trainer.parallel.step_times import StepTimes
+
+_OF_MESHES = (
+    "__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate", "_compute_coordinates_from_mesh",
+    "_get_mesh_tensor_from_full_mesh",
+)  # fmt: skip
+"""Methods that compute with the ranks themselves."""
+
+
+@contextmanager
+def fake_rank(rank: int, size: int, parallelism: ParallelismConfig) -> Iterator[DistContext]:
+    """Within, no other process group may be there. Raises BadInput as `Degrees.of`."""
+    degrees = Degrees.of(parallelism, size)
+    _forget()
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    device = torch.device("cpu")  # a backward on a fake GPU asks the driver for it
+    try:
+        meshes = Meshes.of(degrees, device.type)
+        yield DistContext(rank, size, device, degrees, meshes, StepTimes(device), parallelism.schedule)
+    finally:
+        dist.destroy_process_group()
+        _forget()
+
+
+def _forget() -> None:
+    """What is cached across process groups, and across modes."""
+    _clear_sharding_prop_cache()  # meshes of another rank are equal to this one's
+    decoder.rotary_table.cache_clear()
+
+
+@contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    with ExitStack() as stack:
+        for name in _OF_MESHES:
+            found = inspect.getattr_static(DeviceMesh, name)
+            real = staticmethod(_really(found.__func__)) if isinstance(found, staticmethod) else _really(found)
+            stack.enter_context(mock.patch.object(DeviceMesh, name, real))
+        # DTensor tries each operation at its global size, which would be counted as if it were there.
+        stack.enter_context(mock.patch.object(_sharding_prop, "detect_fake_mode", return_value=None))
+        # On GPUs masks are of blocks, and take next to nothing; FlexAttention keeps what causal attention does.
+        stack.enter_context(mock.patch.object(decoder, "causal_mask", return_value=None))
+        yield stack.enter_context(FakeTensorMode())
+
+
+def _really(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def real(*arguments: Any, **keywords: Any) -> Any:
+        with unset_fake_temporarily():
+            return method(*arguments, **keywords)
+
+    return real

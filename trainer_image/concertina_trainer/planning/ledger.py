@@ -1,0 +1,157 @@
+"""What is in memory while operations run, by kind, and what travels by each group of ranks."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Kind(enum.StrEnum):
+    weights = "weights"
+    """This rank's part, as the optimizer has it."""
+    moments = "moments"
+    gradients = "gradients"
+    """Reduced or not."""
+    gathered = "gathered"
+    """Weights of layers that are computed just now, whole or as tensor parallelism cuts them."""
+    activations = "activations"
+    communication = "communication"
+    """Buffers of FSDP's collectives."""
+    temporary = "temporary"
+    """Of backward passes and updates."""
+
+
+class Phase(enum.StrEnum):
+    """Each has a peak of its own, since each grows with the number of layers in its own way."""
+
+    forward = "forward"
+    backward = "backward"
+    update = "update"
+
+
+Bytes = Mapping[Kind, int]
+_GATHERS = (torch.ops.c10d._allgather_base_.default,)
+_REDUCES = (torch.ops.c10d._reduce_scatter_base_.default,)
+_SPLIT = torch.ops.fsdp.split_with_sizes_copy.default
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+
+
+class Ledger(TorchDispatchMode):
+    """Of all that is made while it is entered. Sizes are those of storages, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        self.peaks: dict[Phase, dict[Kind, int]] = {}
+        self.sent: collections.Counter[tuple[str, str]] = collections.Counter()
+        """Bytes by the name of the group and of the operation: what is gathered or reduced in all, or sent."""
+        self._known: dict[int, tuple[int, Kind]] = {}
+        self._temporary: set[int] = set()
+        self._backward = False
+        self.updating = False
+
+    def mark(self, kind: Kind, tensors: Sequence[Tensor]) -> None:
+        """What these are, wherever they come from."""
+        for tensor in tensors:
+            self._note(tensor, kind, known=True)
+
+    def fresh(self) -> None:
+        """Peaks and traffic are counted anew."""
+        self.peaks.clear()
+        self.sent.clear()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # it comes again as operations on local tensors
+        kwargs = kwargs or {}
+        # Under fake tensors waiting makes a copy, which it does not.
+        result = args[0] if func is _WAIT else func(*args, **kwargs)
+        self._turn()
+        if func in collective_ops and func not in sync_ops:
+            size = CollectiveOp.get_comm_tensor_size(func, result, args, kwargs)
+            group = CollectiveOp.get_process_group(func, args)
+            self.sent[group.group_name, func.overloadpacket.__name__] += size
+        kind = Kind.temporary if self._backward or self.updating else Kind.activations
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._note(leaf, kind)
+        if func in _GATHERS:
+            self._note(args[0], Kind.communication, known=True)
+        elif func in _REDUCES:
+            self._note(args[1], Kind.communication, known=True)
+            self._note(args[0], Kind.gradients, known=True)
+        elif func is _SPLIT:
+            self.mark(Kind.gathered, kwargs["out"])
+        phase = Phase.update if self.updating else Phase.backward if self._backward else Phase.forward
+        peak = self.peaks.get(phase)
+        if peak is None or sum(self.now.values()) > sum(peak.values()):
+            self.peaks[phase] = dict(self.now)
+        return result
+
+    def _turn(self) -> None:
+        """What a backward pass leaves are gradients that wait to be reduced."""
+        backward = torch._C._current_graph_task_id() != -1
+        if self._backward and not backward:
+            for key in self._temporary:
+                self._move(key, Kind.gradients)
+            self._temporary.clear()
+        self._backward = backward
+
+    def _note(self, tensor: Tensor, kind: Kind, known: bool = False) -> None:
+        if tensor.device.type == "meta":
+            return
+        storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            weakref.finalize(storage, self._gone, key)
+        else:
+            before, was = self._known[key]
+            self.now[was] -= before
+            kind = kind if known else was
+        self._known[key] = size, kind
+        self.now[kind] += size
+        if kind is Kind.temporary:
+            self._temporary.add(key)
+        else:
+            self._temporary.discard(key)
+
+    def _move(self, key: int, kind: Kind) -> None:
+        size, was = self._known[key]
+        self.now[was] -= size
+        self.now[kind] += size
+        self._known[key] = size, kind
+
+    def _gone(self, key: int) -> None:
+        size, kind = self._known.pop(key)
+        self.now[kind] -= size
+        self._temporary.discard(key)
+
+    @contextmanager
+    def resizing(self) -> Iterator[None]:
+        """FSDP frees weights by making their storages empty, which is no operation that dispatches."""
+        original = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> None:
+            original(storage, size)
+            if (found := self._known.get(storage._cdata)) is not None:
+                self.now[found[1]] += size - found[0]
+                self._known[storage._cdata] = size, found[1]
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]

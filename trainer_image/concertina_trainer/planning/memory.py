@@ -1,0 +1,190 @@
+"""Memory of one rank at its peak, and what it sends in a step: two small depths are run, and the rest is a line.
+
+Each block adds the same to all that is there at a peak, and is there at it whatever the depth; so do microbatches that
+GPipe holds. What is run is the trainer's own code: how it cuts the model, its engine, its optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from unittest import mock
+
+import torch
+
+from concertina_trainer.config import ParallelismConfig, PipelineSchedule, Precision, TrainerConfig
+from concertina_trainer.data.read.batch import BatchPlan, plan_batch
+from concertina_trainer.data.read.batches import Microbatch
+from concertina_trainer.model.decoder import Part
+from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.stages import Stages, divided
+from concertina_trainer.parallel import parallelize, summing
+from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.mesh import Degrees
+from concertina_trainer.parallel.tensor import loss_context
+from concertina_trainer.planning.fake import fake_rank, fake_tensors
+from concertina_trainer.planning.ledger import Kind, Ledger, Phase
+from concertina_trainer.training.engine import engine_of
+
+DEPTHS = (2, 3)
+"""Blocks of a stage: with fewer FSDP has none to gather beforehand."""
+MICROBATCHES = 2
+"""From the second on the gradients of those before are there; more are the same again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RankMemory:
+    rank: int
+    peaks: Mapping[Phase, Mapping[Kind, float]]
+    """Bytes."""
+    sent: Mapping[str, float]
+    """Bytes of collectives, by dimension and operation, as `fsdp all-gather`."""
+
+    @property
+    def peak(self) -> Mapping[Kind, float]:
+        return max(self.peaks.values(), key=lambda kinds: sum(kinds.values()))
+
+
+def batch_plan(config: TrainerConfig, degrees: Degrees) -> BatchPlan:
+    return plan_batch(
+        config.global_batch_size,
+        config.micro_batch_size,
+        degrees.replicate * degrees.shard,
+        config.bitwise,
+        degrees.pipeline,
+    )
+
+
+def stages_of(config: TrainerConfig, parallelism: ParallelismConfig) -> list[Part]:
+    count = parallelism.pipeline * (parallelism.schedule.stages if parallelism.pipeline > 1 else 1)
+    return divided(config.model, count)
+
+
+def fullest(config: TrainerConfig, parallelism: ParallelismConfig, size: int) -> list[int]:
+    """Ranks of which one has the highest peak: of a pipeline the first, which has the most microbatches waiting, the
+    first of those that have a block more, and the last, which has the logits."""
+    parts = stages_of(config, parallelism)
+    blocks = [sum(len(part.blocks) for part in parts[i :: parallelism.pipeline]) for i in range(parallelism.pipeline)]
+    wanted = {0, blocks.index(max(blocks)), parallelism.pipeline - 1}
+    return [place * parallelism.context * parallelism.tensor for place in sorted(wanted)]
+
+
+def memory(config: TrainerConfig, parallelism: ParallelismConfig, size: int, rank: int) -> RankMemory:
+    """Raises BadInput where the world is no whole number of blocks."""
+    degrees = Degrees.of(parallelism, size)
+    place = degrees.place(rank).pipeline
+    blocks = [len(part.blocks) for part in stages_of(config, parallelism)[place :: degrees.pipeline]]
+    plan = batch_plan(config, degrees)
+    run = plan.microbatches
+    if degrees.pipeline == 1:
+        run = min(run, MICROBATCHES)
+    elif parallelism.schedule is not PipelineSchedule.gpipe:
+        run = min(run, 2 * degrees.pipeline)  # they wait for no more
+    held = (degrees.pipeline, 2 * degrees.pipeline)
+    axes = [_axis(count, DEPTHS) for count in blocks] + [_axis(run, held if degrees.pipeline > 1 else (1, 2))]
+
+    def at(point: Sequence[int]) -> RankMemory:
+        return _run(config, parallelism, size, rank, point[:-1], dataclasses.replace(plan, microbatches=point[-1]))
+
+    return _extended(rank, axes, at)
+
+
+def _axis(target: int, run: tuple[int, int]) -> list[tuple[int, float]]:
+    """At which points to run, and with which weights these add up to the target."""
+    low, high = run
+    if target <= high:
+        return [(target, 1.0)]
+    beyond = (target - low) / (high - low)
+    return [(low, 1 - beyond), (high, beyond)]
+
+
+def _extended(
+    rank: int, axes: Sequence[Sequence[tuple[int, float]]], at: Callable[[Sequence[int]], RankMemory]
+) -> RankMemory:
+    peaks: dict[Phase, dict[Kind, float]] = {}
+    sent: dict[str, float] = {}
+    for corner in itertools.product(*axes):
+        weight = math.prod(share for _, share in corner)
+        found = at([point for point, _ in corner])
+        for phase, kinds in found.peaks.items():
+            total = peaks.setdefault(phase, dict.fromkeys(Kind, 0.0))
+            for kind, size in kinds.items():
+                total[kind] += weight * size
+        for name, size in found.sent.items():
+            sent[name] = sent.get(name, 0.0) + weight * size
+    return RankMemory(rank, peaks, sent)
+
+
+def _run(
+    config: TrainerConfig,
+    parallelism: ParallelismConfig,
+    size: int,
+    rank: int,
+    blocks: Sequence[int],
+    plan: BatchPlan,
+) -> RankMemory:
+    """With so many blocks in each of the rank's stages, and of the others too."""
+    if config.precision is Precision.auto:
+        config = config.model_copy(update={"precision": Precision.bfloat16})  # as on any GPU that is planned for
+    parts = _parts(stages_of(config, parallelism), blocks, parallelism.pipeline)
+    ledger = Ledger()
+    with ExitStack() as stack:
+        world = stack.enter_context(fake_rank(rank, size, parallelism))
+        stack.enter_context(fake_tensors())
+        stack.enter_context(mock.patch.object(parallelize, "divided", return_value=parts))
+        stack.enter_context(ledger.resizing())
+        stack.enter_context(ledger)
+        stack.enter_context(loss_context(world.meshes.tensor))
+        model = parallelize.parallelized(config.model, config.precision, config.memory, world)
+        optimizer = ShardedAdamW(model, config.optimizer, 0, exact=config.bitwise)
+        _mark(ledger, model, optimizer)
+        ledger.fresh()
+        sums = summing.sums(config.bitwise, model, plan, world)
+        engine = engine_of(model, optimizer, sums, config, plan, world)
+        microbatches = [_microbatch(config, plan) for _ in range(plan.microbatches)]
+        engine.forward_backward(microbatches)
+        sums.squares(optimizer.counted_gradients())
+        ledger.updating = True
+        optimizer.update(1e-3, 0.5)
+        dimensions = _dimensions(world)
+        sent: dict[str, float] = {}
+        for (group, operation), count in ledger.sent.items():
+            name = f"{dimensions.get(group, 'all')} {operation}"
+            sent[name] = sent.get(name, 0.0) + count
+        return RankMemory(rank, {phase: dict(kinds) for phase, kinds in ledger.peaks.items()}, sent)
+
+
+def _parts(stages: Sequence[Part], blocks: Sequence[int], pipeline: int) -> list[Part]:
+    found, begin = [], 0
+    for number, part in enumerate(stages):
+        count = blocks[number // pipeline]
+        found.append(dataclasses.replace(part, blocks=range(begin, begin + count)))
+        begin += count
+    return found
+
+
+def _mark(ledger: Ledger, model: Stages, optimizer: ShardedAdamW) -> None:
+    ledger.mark(Kind.weights, [parameter.detach() for _, parameter in model.named_parameters()])
+    for moments in optimizer.moments().values():
+        ledger.mark(Kind.moments, list(moments.values()))
+
+
+def _microbatch(config: TrainerConfig, plan: BatchPlan) -> Microbatch:
+    length = config.model.sequence_length
+    return Microbatch(
+        torch.zeros(plan.rows, length + 1, dtype=torch.int64), torch.zeros(plan.rows, length), None
+    )  # fmt: skip
+
+
+def _dimensions(world: DistContext) -> Mapping[str, str]:
+    """By the name of the process group."""
+    meshes, found = world.meshes, {}
+    fsdp = ("fsdp",) if meshes.fsdp.ndim == 1 else ("replicate", "fsdp")
+    for at, name in enumerate(fsdp):
+        found[meshes.fsdp.get_group(at).group_name] = name
+    for name in ("pipeline", "context", "tensor"):
+        if (mesh := getattr(meshes, name)) is not None:
+            found[mesh.get_group().group_name] = name
+    return found
