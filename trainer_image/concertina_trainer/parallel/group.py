@@ -42,13 +42,6 @@ class DistContext:
         return DistContext(rank, size, device, degrees, meshes, StepTimes(device), parallelism.schedule)
 
     @property
-    def cut(self) -> str:
-        """How the state is cut: another text for each layout of a world."""
-        return (
-            f"{self.degrees}" if self.meshes.expert is None else f"{self.degrees}, expert={self.meshes.expert.size()}"
-        )
-
-    @property
     def data_rank(self) -> int:
         """Which share of each batch it computes, of `data_size`; the ranks of one group compute the same."""
         return self.rank // self.degrees.group
