@@ -73,6 +73,33 @@ RULES = (
         "schedule is interleaved",
     ),
     LayoutRule(
+        "parallelism.expert",
+        "self.parallelism.expert == 1 || has(self.trainer.model.experts)",
+        lambda trainer, parallelism: parallelism.expert == 1 or trainer.model.experts is not None,
+        "expert deals experts out to workers, and trainer.model.experts says of none",
+    ),
+    LayoutRule(
+        "parallelism.expert",
+        "!has(self.trainer.model.experts) || self.trainer.model.experts.count % self.parallelism.expert == 0",
+        lambda trainer, parallelism: (
+            trainer.model.experts is None or trainer.model.experts.count % parallelism.expert == 0
+        ),
+        "expert does not divide trainer.model.experts.count: each worker of the group has as many",
+    ),
+    LayoutRule(
+        "parallelism.expert",
+        "!has(self.parallelism.shard) || self.parallelism.shard % self.parallelism.expert == 0",
+        lambda trainer, parallelism: parallelism.shard is None or parallelism.shard % parallelism.expert == 0,
+        "expert does not divide shard: experts are dealt out to workers that share one copy",
+    ),
+    LayoutRule(
+        "trainer.model.experts",
+        f"{_GROUP} == 1 || !has(self.trainer.model.experts)",
+        lambda trainer, parallelism: parallelism.group == 1 or trainer.model.experts is None,
+        "a model with experts takes no tensor, pipeline or context parallelism so far: set these to 1 and use "
+        "parallelism.expert, or remove experts",
+    ),
+    LayoutRule(
         "trainer.data.documents",
         f"{_GROUP} == 1 || self.trainer.data.documents != 'bucketed'",
         lambda trainer, parallelism: parallelism.group == 1 or trainer.data.documents is not DocumentMode.bucketed,

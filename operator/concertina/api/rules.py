@@ -206,7 +206,7 @@ RULES: tuple[Rule, ...] = (
         field=".launcher",
         cel="self.launcher != 'torchrun' || !has(self.elastic) || "
         "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context == 1 && "
-        "(!has(self.parallelism.shard) || self.parallelism.shard == 1)",
+        "(has(self.parallelism.shard) ? self.parallelism.shard : self.parallelism.expert) == 1",
         message="torchrun knows no blocks of ranks, so it may pick a size that parallelism doesn't allow: remove "
         "elastic or launcher",
         holds=lambda spec: (

@@ -499,7 +499,7 @@ class JobSpec(Model):
         one and more than the one before. Of a group that ends within a replica: of as many as fill whole ones."""
         degrees = self.parallelism
         ranks = itertools.accumulate(
-            (degrees.tensor, degrees.context, degrees.pipeline, degrees.shard or 1), operator.mul
+            (degrees.tensor, degrees.context, degrees.pipeline, degrees.shard or degrees.expert), operator.mul
         )
         return tuple(sorted({self._replicas_of(count) for count in ranks} - {1}))
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from concertina_protocol import SnapshotId
 from concertina_state.format.read_plan import Box, reads
 from concertina_state.format.shardfile import Header, ShardMetadata, StoredChunk
-from concertina_trainer.config import ParallelismConfig, TrainerConfig
+from concertina_trainer.config import ExpertsConfig, ParallelismConfig, TrainerConfig
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.model.initial import initial_value
 from concertina_trainer.model.optimizer import ShardedAdamW
@@ -38,6 +38,11 @@ LAYOUTS = {
     "fsdp x tensor": (4, {"tensor": 2}),
     "pipeline": (2, {"pipeline": 2}),
 }
+EXPERTS = {
+    "fsdp": (4, {}),
+    "expert x fsdp": (4, {"expert": 2}),
+    "expert x fsdp within experts": (8, {"expert": 4}),
+}
 MORE = {
     "one": (1, {}),
     "uneven": (5, {}),
@@ -52,9 +57,9 @@ MORE = {
 }
 
 
-def saved_by(world, parallelism, tied):
-    """Of each rank: the digest of the layout, and the values that it saves."""
-    config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"tie_embeddings": tied})})
+def saved_by(world, parallelism, **changed):
+    """Of each rank: the digest of the layout, and the values that it saves. `changed`: of the model."""
+    config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update=changed)})
     for rank in range(world):
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
         _clear_sharding_prop_cache()  # equal meshes of another rank are in it
@@ -102,7 +107,14 @@ def check_what_each_reads(saved):
 
 
 def test_every_layout_is_read_by_every_other():
-    saved = {name: list(saved_by(*layout, tied=True)) for name, layout in LAYOUTS.items()}
+    saved = {name: list(saved_by(*layout, tie_embeddings=True)) for name, layout in LAYOUTS.items()}
+    check_what_each_saves(saved)
+    check_what_each_reads(saved)
+
+
+def test_experts_are_dealt_out_and_read_likewise():
+    experts = ExpertsConfig(count=4, hidden_dim=24, shared=1, first_dense=3, bias_rate=0.1)
+    saved = {name: list(saved_by(*layout, experts=experts)) for name, layout in EXPERTS.items()}
     check_what_each_saves(saved)
     check_what_each_reads(saved)
 
@@ -110,6 +122,6 @@ def test_every_layout_is_read_by_every_other():
 @pytest.mark.long(law="tests/unit/trainer/test_layouts.py::test_every_layout_is_read_by_every_other")
 @pytest.mark.parametrize("tied", [True, False])
 def test_so_are_larger_and_stranger_ones(tied):
-    saved = {name: list(saved_by(*layout, tied)) for name, layout in (LAYOUTS | MORE).items()}
+    saved = {name: list(saved_by(*layout, tie_embeddings=tied)) for name, layout in (LAYOUTS | MORE).items()}
     check_what_each_saves(saved)
     check_what_each_reads(saved)

@@ -16,33 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from concertina_protocol import StepPart
-from concertina_state.errors import BadInput
-from concertina_trainer.config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.experts import Experts
-from concertina_trainer.parallel.mesh import Degrees
 from concertina_trainer.parallel.step_times import StepTimes
-
-
-def check(model: ModelConfig, degrees: Degrees, expert: int) -> None:
-    """Raises BadInput for what is not built."""
-    if model.experts is None:
-        if expert > 1:
-            raise BadInput(
-                "spec.parallelism.expert is above 1, and the model has no experts: set trainer.model.experts."
-            )
-        return
-    if degrees.group > 1:
-        raise BadInput(
-            "a model with experts takes no tensor, context or pipeline parallelism so far: set these to 1 in "
-            "spec.parallelism, and use expert."
-        )
-    if model.experts.count % expert:
-        fitting = [degree for degree in range(1, expert) if model.experts.count % degree == 0]
-        raise BadInput(
-            f"{model.experts.count} experts are not dealt out evenly to spec.parallelism.expert, {expert} workers: use "
-            f"{fitting[-1]}."
-        )
 
 
 def cut(model: Decoder, mesh: DeviceMesh, times: StepTimes) -> None:

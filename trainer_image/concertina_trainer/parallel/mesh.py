@@ -36,11 +36,6 @@ class Degrees(NamedTuple):
             )
         data = world // parallelism.group
         shard = parallelism.shard or data
-        if shard % parallelism.expert:
-            raise BadInput(
-                f"spec.parallelism.expert, {parallelism.expert}, does not divide shard, {shard}: experts are dealt out "
-                "to ranks that shard one copy. Make shard a multiple of it."
-            )
         return Degrees(data // shard, shard, parallelism.pipeline, parallelism.context, parallelism.tensor)
 
     @property
@@ -88,7 +83,7 @@ class Meshes:
 
 
 def _with_experts(world: DeviceMesh, degrees: Degrees, expert: int) -> Meshes:
-    """Of data parallelism alone (`expert.check`)."""
+    """Of data parallelism alone, as yet (`layouts`)."""
     copies, shard = degrees.replicate, degrees.shard
     dense = world if copies == 1 else world._unflatten(0, (copies, shard), ("replicate", "shard"))
     names = ("replicate", "expert_shard", "expert")

@@ -14,9 +14,8 @@ from concertina_trainer.parallel.shard import reshards, shard
 
 
 def parallelized(config: ModelConfig, precision: Precision, memory: MemoryConfig, world: DistContext) -> Stages:
-    """What this rank has of it, its memory allocated and not yet filled. Raises BadInput."""
+    """What this rank has of it, its memory allocated and not yet filled."""
     meshes, degrees = world.meshes, world.degrees
-    expert.check(config, degrees, meshes.expert.size() if meshes.expert else 1)
     context = ContextParallel(meshes.context) if meshes.context else None
     stages = divided(config, degrees.pipeline * world.schedule.stages if degrees.pipeline > 1 else 1)
     reshard = reshards(memory.reshard_after_forward, config.weights, world)

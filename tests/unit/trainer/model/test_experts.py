@@ -4,12 +4,10 @@ import pytest
 import torch
 
 from builders.train.routed import Written
-from concertina_state.errors import BadInput
-from concertina_trainer.config import ExpertsConfig, ModelConfig, ParallelismConfig
+from concertina_trainer.config import ExpertsConfig, ModelConfig, ParallelismConfig, TrainerConfig
+from concertina_trainer.layouts import problems
 from concertina_trainer.model.decoder import Decoder, FeedForward
 from concertina_trainer.model.experts import MixtureOfExperts, grouped_product
-from concertina_trainer.parallel import expert
-from concertina_trainer.parallel.mesh import Degrees
 
 DIM, HIDDEN = 16, 24
 
@@ -110,25 +108,26 @@ def test_nothing_is_counted_or_balanced_where_no_weights_are_given():
 def test_weights_are_counted_as_they_are():
     experts = ExpertsConfig(count=6, active_per_token=2, hidden_dim=24, shared=1, first_dense=2)
     config = ModelConfig(layers=5, dim=32, heads=2, experts=experts)
-    with torch.device("meta"):
-        model = Decoder(config)
+    model = Decoder(config)
     assert config.weights == sum(p.numel() for p in model.parameters())
     idle = sum(4 * p.numel() // 6 for moe in model.mixtures() for p in moe.experts.parameters())
     assert config.active_weights == config.weights - idle
 
 
 @pytest.mark.parametrize(
-    ("experts", "parallelism", "world", "said"),
+    ("experts", "parallelism", "said"),
     [
-        (None, {"expert": 2}, 4, "the model has no experts"),
-        (6, {"expert": 4}, 4, "6 experts are not dealt out evenly to spec.parallelism.expert, 4 workers: use 3"),
-        (6, {"tensor": 2}, 4, "takes no tensor, context or pipeline parallelism"),
-        (6, {"expert": 2, "shard": 3}, 6, "does not divide shard, 3"),
-        (6, {"expert": 2}, 5, "no whole number of blocks of 2"),
+        (None, {"expert": 2}, "parallelism.expert: expert deals experts out to workers, and trainer.model.experts says "
+         "of none; expert is 2: the nearest that fit: 1"),
+        (6, {"expert": 4}, "parallelism.expert: expert does not divide trainer.model.experts.count: each worker of the "
+         "group has as many; expert is 4: the nearest that fit: 3 and 6"),
+        (6, {"expert": 2, "shard": 3}, "parallelism.expert: expert does not divide shard: experts are dealt out to "
+         "workers that share one copy; expert is 2: the nearest that fit: 1 and 3"),
+        (6, {"tensor": 2}, "trainer.model.experts: a model with experts takes no tensor, pipeline or context "
+         "parallelism so far: set these to 1 and use parallelism.expert, or remove experts"),
     ],
-)
-def test_a_layout_that_can_not_be_is_named(experts, parallelism, world, said):
-    model = ModelConfig(experts=ExpertsConfig(count=experts) if experts else None)
-    chosen = ParallelismConfig(**parallelism)
-    with pytest.raises(BadInput, match=said):
-        expert.check(model, Degrees.of(chosen, world), chosen.expert)
+)  # fmt: skip
+def test_a_layout_that_can_not_be_is_named(experts, parallelism, said):
+    model = {"experts": {"count": experts}} if experts else {}
+    trainer = TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": model})
+    assert problems(trainer, ParallelismConfig(**parallelism)) == (said,)
