@@ -495,12 +495,12 @@ class JobSpec(Model):
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """In replicas: of a tensor group, of a context group, of a pipeline and of a block, where it takes more than
-        one and more than the one before. Of a group that ends within a replica: of as many as fill whole ones."""
+        """In replicas: of a tensor group, a context group, a pipeline, those that share experts and a block, where it
+        takes more than one and more than the one before. Of a group that ends within a replica: of as many as fill
+        whole ones."""
         degrees = self.parallelism
-        ranks = itertools.accumulate(
-            (degrees.tensor, degrees.context, degrees.pipeline, degrees.shard or degrees.expert), operator.mul
-        )
+        inner = (degrees.tensor, degrees.context, degrees.pipeline, degrees.expert)
+        ranks = (*itertools.accumulate(inner, operator.mul), degrees.block)
         return tuple(sorted({self._replicas_of(count) for count in ranks} - {1}))
 
     def _replicas_of(self, ranks: int) -> int:

@@ -42,7 +42,8 @@ def layout(spec: JobSpec, ranks: int) -> str | None:
         outer = {"replicate": data // degrees.shard, "shard": degrees.shard}
     inner = {"pipeline": degrees.pipeline, "context": degrees.context, "tensor": degrees.tensor}
     said = [f"{name} {degree}" for name, degree in {**outer, **inner}.items() if degree > 1]
-    return " x ".join(said) or "one rank"
+    experts = f", experts over {degrees.expert}" if degrees.expert > 1 else ""
+    return (" x ".join(said) or "one rank") + experts
 
 
 def crossing(ctx: JobContext, members: Mapping[str, int]) -> str | None:

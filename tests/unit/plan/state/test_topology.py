@@ -95,11 +95,22 @@ def test_without_parallelism_nothing_is_said_of_it() -> None:
         ({"shard": 2}, 2, "shard 2"),
         ({"tensor": 2}, 8, "shard 4 x tensor 2"),
         ({"tensor": 2, "pipeline": 2, "context": 2, "shard": 1}, 16, "replicate 2 x pipeline 2 x context 2 x tensor 2"),
+        ({"expert": 2, "shard": 4}, 8, "replicate 2 x shard 4, experts over 2"),
         ({}, 8, None),
     ],
 )
 def test_a_layout_is_a_line(parallelism: dict[str, int], ranks: int, line: str | None) -> None:
     assert layout(spec(16, parallelism=parallelism), ranks) == line
+
+
+def test_sizes_of_groups_are_in_replicas() -> None:
+    degrees = {"tensor": 4, "pipeline": 2, "shard": 3}
+    assert spec(24, parallelism=degrees, workersPerReplica=1).group_sizes == (4, 8, 24)
+    assert spec(24, parallelism=degrees, workersPerReplica=8).group_sizes == (3,)
+    assert spec(24, parallelism={"tensor": 4}, workersPerReplica=3).group_sizes == (4,)
+    experts = jobs.command_spec(replicas=8, parallelism={"expert": 2, "shard": 4})
+    assert experts.group_sizes == (2, 4)
+    assert jobs.command_spec(replicas=8, parallelism={"expert": 2}).group_sizes == (2,)
 
 
 def test_what_ranks_beside_groups_do_is_a_scripts_own_affair() -> None:
