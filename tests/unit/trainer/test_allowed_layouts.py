@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from concertina_trainer import layouts
 from concertina_trainer.config import ParallelismConfig, TrainerConfig
 
-
 SIX_EXPERTS = {"model": {"experts": {"count": 6}}}
 
 
