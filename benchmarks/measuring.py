@@ -37,6 +37,7 @@ import concertina_protocol as p
 from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, Identity, call, connection, receive
 from concertina.demo import text
+from concertina.local.host.namespaces import die_with_parent
 from concertina.local.host.processes import free_ports
 from concertina_trainer.data.build.build import build
 
@@ -117,7 +118,7 @@ class Agent:
         with (folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "concertina_agent.main", "run", *kind.command],
-                env=environment, stdout=log, stderr=log, start_new_session=True,
+                env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
 
     async def begin(self) -> None:

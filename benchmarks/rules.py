@@ -35,6 +35,7 @@ from until import until
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.job_metrics import JobCollector
 from concertina.local.binaries import programs
+from concertina.local.host.namespaces import die_with_parent
 from concertina.local.host.processes import free_ports
 from concertina_agent.metrics import families as f
 from concertina_agent.metrics.text import Sample, render
@@ -131,7 +132,8 @@ def prometheus(program: Path, folder: Path, target: int) -> Iterator[tuple[str, 
     file.write_text(yaml.safe_dump({"global": often, "rule_files": [str(RULES)], "scrape_configs": scrapes}))
     command = [str(program), f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}"]
     with (folder / "log").open("wb") as log:
-        started = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+        address = f"--web.listen-address=127.0.0.1:{port}"
+        started = subprocess.Popen([*command, address], stdout=log, stderr=log, preexec_fn=die_with_parent)
     url = f"http://127.0.0.1:{port}"
     try:
         until("Prometheus", 120.0, lambda: _ready(url))

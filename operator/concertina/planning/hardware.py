@@ -37,8 +37,8 @@ class Gpu:
     nvlink: float
     """Bytes a second, in each direction, to the GPUs of its node."""
     kernels: float
-    """Which part of the peak large matrix products and attention come to, by the published runs of
-    benchmarks/planning.py: half of them set it, the others check it."""
+    """Which part of the peak matrix products and attention come to; set by some of the published runs of
+    benchmarks/planning.py, and checked by the others. Of H200 and B200 there was none: assumed."""
 
     @property
     def flops(self) -> float:
@@ -50,9 +50,9 @@ GPUS = {
     gpu.name: gpu
     for gpu in (
         Gpu(GpuName.a100, 80e9, 2.0e12, 300e9, 0.75),
-        Gpu(GpuName.h100, 80e9, 3.35e12, 450e9, 0.6),
-        Gpu(GpuName.h200, 141e9, 4.8e12, 450e9, 0.6),
-        Gpu(GpuName.b200, 180e9, 8.0e12, 900e9, 0.6),
+        Gpu(GpuName.h100, 80e9, 3.35e12, 450e9, 0.55),
+        Gpu(GpuName.h200, 141e9, 4.8e12, 450e9, 0.55),
+        Gpu(GpuName.b200, 180e9, 8.0e12, 900e9, 0.5),
     )
 }
 FABRICS = {

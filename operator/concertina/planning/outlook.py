@@ -126,13 +126,13 @@ def bottleneck(seen: Outlook) -> str:
     if peak is not None and not seen.fits:
         largest = max(peak.kinds, key=lambda kind: peak.kinds[kind])
         return (
-            f"Memory: rank {peak.rank} needs {_gib(peak.total)} of the {_gib(gpu.memory * USABLE)} that tensors can have "
-            f"on {gpu.name}, most of it {largest} ({_gib(peak.kinds[largest])}): {_less(seen, largest)}."
+            f"Memory: rank {peak.rank} needs {_gib(peak.total)} of the {_gib(gpu.memory * USABLE)} that tensors can "
+            f"have on {gpu.name}, most of it {largest} ({_gib(peak.kinds[largest])}): {_less(seen, largest)}."
         )
     if seen.room is not None and seen.snapshots > seen.room:
         return (
-            f"Memory of nodes: the snapshots of a replica take {_gib(seen.snapshots)}, and nine tenths of the container's "
-            f"limit are {_gib(seen.room)}: raise resources.limits.memory, or have more replicas."
+            f"Memory of nodes: the snapshots of a replica take {_gib(seen.snapshots)}, and nine tenths of the "
+            f"container's limit are {_gib(seen.room)}: raise resources.limits.memory, or have more replicas."
         )
     parts: dict[str, float] = {"bubble": time.bubble, "filling": time.filling, "optimizer": time.optimizer}
     parts |= {str(dimension): seconds for dimension, seconds in time.communication.items()}
@@ -186,8 +186,8 @@ def _less(seen: Outlook, kind: str) -> str:
         return "raise parallelism.tensor or parallelism.context"
     if kind == "gradients" and batch(seen.layout).microbatches > 1:
         return (
-            "gradients of several microbatches add up whole before they are reduced; raise microBatchSize, so that there "
-            "is one, or parallelism.tensor or pipeline"
+            "gradients of several microbatches add up whole before they are reduced; raise microBatchSize, so that "
+            "there is one, or parallelism.tensor or pipeline"
         )
     if kind in ("weights", "moments") and given.shard is not None:
         return "raise parallelism.shard, or leave it out"

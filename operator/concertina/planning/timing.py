@@ -13,10 +13,11 @@ from concertina_trainer.model.flops import token_flops
 
 AGAIN = {Activations.keep: 1.0, Activations.products: 1.0, Activations.recompute: 4 / 3}
 """Matrix products that are really computed, of those that are counted."""
-PASSES = 30
-"""Numbers of the width of the residual stream that a block's elementwise operations move for a token, forward and
-backward, in units of dim; and as many of the feed-forward's width as `HIDDEN_PASSES`."""
-HIDDEN_PASSES = 12
+PASSES, HIDDEN_PASSES = 200, 80
+"""Numbers that a block's elementwise operations, each a kernel of its own, read and write for a token, forward and
+backward: in units of dim, and of the feed-forward's width. Set by the published runs, as `Gpu.kernels` is."""
+LOGIT_BYTES = 30
+"""Of each of a token's logits: in bfloat16 and in float32, the loss and its gradient."""
 OPTIMIZER_BYTES = 28
 """Of each weight: it, its gradient and two moments are read, and all but the gradient written."""
 
@@ -72,7 +73,8 @@ def step_time(layout: Layout, gpu: Gpu, fabric: float) -> StepTime:
     products = tokens * token_flops(model) * AGAIN[trainer.memory.activations] / (gpu.flops * gpu.kernels)
     moved = model.layers * (PASSES * model.dim + HIDDEN_PASSES * model.resolved_hidden_dim) * COMPUTED
     again = 4 / 3 if trainer.memory.activations is not Activations.keep else 1.0
-    compute = products + tokens * moved * again / gpu.memory_rate
+    bytes_moved = tokens * (moved * again + LOGIT_BYTES * model.vocab_size)
+    compute = products + bytes_moved / gpu.memory_rate
     communication: dict[Dimension, float] = {}
     hidden: dict[Dimension, float] = {}
     for part in traffic(layout):

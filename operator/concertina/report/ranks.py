@@ -9,7 +9,10 @@ from concertina.planning.layout import Dimension, Layout
 CELL, GAP, TOP, MOST_NODES, MOST_PER_NODE, NODES_IN_ROW = 24, 10, 58, 64, 16, 8
 SHARES = ("#1565c0", "#2e7d32", "#ef6c00", "#6a1b9a", "#0277bd", "#c62828", "#5d4037", "#00838f")
 """Colours of groups that compute different sequences, repeated."""
-STYLE = "text { font: 11px system-ui, sans-serif; fill: #222 } .small { font-size: 9px; fill: #fff } .head { font-size: 14px }"
+STYLE = """
+text { font: 11px system-ui, sans-serif; fill: #222 }
+.small { font-size: 9px; fill: #fff } .head { font-size: 14px }
+"""
 
 
 def picture(name: str, layout: Layout) -> str:

@@ -22,7 +22,7 @@ Object = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = "8"
 DIVISOR = 120
-"""Alerts fire: half an hour is fifteen seconds, some steps and some writes of a status."""
+"""Of the time that rules ask for: half an hour is fifteen seconds, some steps and some writes of a status."""
 LOOK_BACK = 3600 / DIVISOR
 """Seconds: the longest that a rule looks back."""
 
@@ -75,10 +75,11 @@ class Alerts:
         alerts = (each for each in self.prometheus.alerts() if each["state"] == "firing")
         return {_problem(each["labels"]) for each in alerts if job <= each["labels"].items()}
 
-    def wait(self, name: str, problem: Problem) -> None:
-        """Until its alert fires for this job, and no other does: what comes of a start is over by then."""
+    def wait(self, name: str, problem: Problem, besides: frozenset[Problem] = frozenset()) -> None:
+        """Until its alert fires for this job, and no other does (but those `besides`, which follow from it): what comes
+        of a start is over by then."""
         until(
-            lambda: self.firing(name) == {problem},
+            lambda: self.firing(name) - besides == {problem},
             f"the alert of {problem} for {name}, and no other",
             lambda: [self.prometheus.alerts(), self.jobs.describe(name)],
         )
@@ -93,7 +94,8 @@ class Alerts:
     def judged(self, name: str, since: float) -> int:
         """How often since then the rules had a whole window of this job's time before them."""
         spent = f'{SPENT}{{namespace="{self.jobs.namespace}", trainingjob="{name}"}}'
-        series = self.prometheus.ask(f"count_over_time({spent}[{time.time() - since:.0f}s])")
+        seconds = max(1, round(time.time() - since))
+        series = self.prometheus.ask(f"count_over_time({spent}[{seconds}s])")
         return max((int(each["value"][1]) for each in series), default=0)
 
 

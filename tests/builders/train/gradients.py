@@ -1,4 +1,4 @@
-"""The gradient of one global batch, as workers in some layout compute it."""
+"""What workers in some layout compute of one global batch: its gradient, or what another program saves of it."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import torch
 from concertina_trainer.config import TrainerConfig
 
 
-def whole_gradient(parent, trainer, world, tmp_path, shares=(), parallelism=None):
+def whole_gradient(parent, trainer, world, tmp_path, shares=(), parallelism=None, program="workers.gradients:main"):
     listener = socket.create_server(("127.0.0.1", 0))
     result = tmp_path / f"gradient-{world}"
     with tempfile.TemporaryFile("w+b") as log:
@@ -28,9 +28,7 @@ def whole_gradient(parent, trainer, world, tmp_path, shares=(), parallelism=None
             "SHARES": json.dumps(shares),
         }
         listener.close()
-        ranks = [
-            parent.fork("workers.gradients:main", {**environment, "RANK": str(r)}, log.fileno()) for r in range(world)
-        ]
+        ranks = [parent.fork(program, {**environment, "RANK": str(r)}, log.fileno()) for r in range(world)]
         codes = [parent.wait(pid) for pid in ranks]
         os.kill(store, 9)
         parent.wait(store)

@@ -131,6 +131,7 @@ def test_a_loss_that_is_not_finite_ends_the_round_and_is_not_kept(folder, parent
     job = node.Job(folder, parent, {**trainer, "optimizer": wild, "steps": 400})
     outcome = job.run(1)
     assert outcome.codes == {0: 1}
+    assert outcome.faults[0].reason == "LossNotFinite"
     [bad] = re.findall(r"step (\d+) \(.*\): the loss is .*; nothing of that step is kept", outcome.output)
     assert int(bad) == outcome.progress[-1].step + 1
     assert job.newest().step < int(bad)  # by one, unless the peer was late with the copy that comes before

@@ -164,6 +164,12 @@ def test_the_last_events_are_there_the_newest_last_and_as_they_are() -> None:
     assert [line.split()[1] for line in lines if "[red] words" in line] == [f"R{number}" for number in range(3, 11)]
 
 
+def test_the_layout_and_what_it_crosses() -> None:
+    assert "Layout" not in said(JobStatus())
+    text = said(JobStatus(world=World(layout="shard 4 x tensor 2", crossing="1 of 4 tensor groups cross rack")))
+    assert "shard 4 x tensor 2; 1 of 4 tensor groups cross rack" in text
+
+
 def test_who_does_not_train_has_no_pace_and_only_conditions_that_say_something_are_shown() -> None:
     def status(holds: str) -> JobStatus:
         kinds = ("Ready", "Running", "Complete", "Failed")

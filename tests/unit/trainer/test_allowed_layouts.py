@@ -74,7 +74,8 @@ MODELS = st.builds(
 def test_what_is_named_instead_is_allowed_and_nothing_nearer_is(
     model: dict[str, Any], tensor: int, pipeline: int, context: int
 ) -> None:
-    trainer, degrees = config(model=model), {"tensor": tensor, "pipeline": pipeline, "context": context}
+    trainer = config(model=model)
+    degrees: dict[str, Any] = {"tensor": tensor, "pipeline": pipeline, "context": context}
     for sentence in problems(trainer, **degrees):
         field, _, _ = sentence.partition(": ")
         dimension = field.removeprefix("parallelism.")

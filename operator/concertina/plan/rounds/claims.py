@@ -195,16 +195,17 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
     seconds_left = _patience(ctx)
     going = {} if made.from_storage else {name: ctx.agent(name).prepare_of(made) for name in departing(ctx)}
     extra = {name: call.reply for name, call in going.items() if call and isinstance(call.reply, Prepared)}
-    stay = {name: reply for name, reply in extra.items() if not ctx.replicas.leaves(name)}
-    mutual = quorum.connected({**replies, **stay}, ctx.round.members) if seconds_left is None else ()
+    stay = {name: reply for name, reply in extra.items() if name not in ctx.replicas.notices}
+    known = {**replies, **stay}
+    mutual = quorum.connected(known, ctx.round.members) if seconds_left is None else ()
     chosen = topology.chosen(ctx, [name for name in mutual if name in replies])
     if not chosen:
         if _hopeless(ctx, made):
             return Void("all have answered or failed, and it is not enough")
         return Collecting(seconds_left)
-    known = {**replies, **stay}
-    others = {name: known[name] for name in mutual if name not in chosen}
-    found = include_departing(ctx, {name: replies[name] for name in chosen}, others, going)
+    members = {name: replies[name] for name in chosen}
+    others = {name: known[name] for name in mutual if name not in members}
+    found = include_departing(ctx, members, others, going)
     if found.wait is not None:
         return Collecting(found.wait)
     return Ready(found.replies, found.others, going)

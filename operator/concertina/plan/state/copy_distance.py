@@ -11,6 +11,7 @@ from concertina.plan.state import placement
 from concertina.plan.state.placement import Place
 
 _ADVICE = "spread the replicas with topologySpreadConstraints in spec.template to keep them apart"
+_OF_BLOCKS = "ranks of a block stay together, so keep checkpoints frequent"
 
 
 def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, Place]:
@@ -42,8 +43,9 @@ def events(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place],
         return ()
     in_zone, on_node = placement.shared(members, places)
     count, what = (on_node, "node") if found is Distance.SAME_NODE else (in_zone, "zone")
+    advice = _OF_BLOCKS if ctx.spec.group_sizes else _ADVICE
     message = (
         f"{count} of {len(members)} replicas have the copy of their snapshots within the same {what}: "
-        f"when that is lost, training goes back to the last checkpoint; {_ADVICE}"
+        f"when that is lost, training goes back to the last checkpoint; {advice}"
     )
     return (Event("Warning" if found is Distance.SAME_NODE else "Normal", f"CopiesShare{what.capitalize()}", message),)

@@ -28,7 +28,7 @@ class Blocks:
         """For each size, for each depth of domains, the widest first: how many groups are not within one. Of two
         orders the better one has the smaller tuple."""
         depth = max((len(path) for path in self.domains.values()), default=0)
-        found = []
+        found: list[int] = []
         for size in self.sizes:
             groups = [order[at : at + size] for at in range(0, len(order), size)]
             shared = [len(common(self.domains[name] for name in group)) for group in groups]

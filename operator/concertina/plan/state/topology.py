@@ -53,7 +53,7 @@ def crossing(ctx: JobContext, members: Mapping[str, int]) -> str | None:
         return None
     domains = _domains(ctx, members)
     path_of = [domains[name] for name, workers in members.items() for _ in range(workers)]
-    found = []
+    found: list[str] = []
     for kind, size in (("tensor", degrees.tensor), ("context", degrees.context * degrees.tensor)):
         if (kind == "context" and degrees.context == 1) or size == 1:
             continue
@@ -73,7 +73,8 @@ def _blocks(ctx: JobContext, names: Collection[str]) -> Blocks:
 
 def _domains(ctx: JobContext, names: Iterable[str]) -> dict[str, Path]:
     """Without a label a node is in one domain with all that lack it; but each is a host."""
-    labels, found = ctx.spec.topology.labels if ctx.spec.topology else ANY, {}
+    labels: tuple[str, ...] = ctx.spec.topology.labels if ctx.spec.topology else ANY
+    found: dict[str, Path] = {}
     for name in names:
         pod = ctx.replicas.pods[name]
         known = ctx.node(pod).labels

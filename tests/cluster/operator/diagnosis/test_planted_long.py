@@ -58,11 +58,13 @@ def test_workers_that_are_killed(jobs: Jobs, data: Path, shell: Mapping[str, str
 class Run(NamedTuple):
     name: str
     problem: Problem
+    besides: frozenset[Problem] = frozenset()
+    """Follow from it."""
 
 
 RUNS = {
     "A slow line between two replicas": Run("far-apart", Problem.EXPOSED_COMMUNICATION),
-    "A slow rank": Run("throttled", Problem.STRAGGLER),
+    "A slow rank": Run("throttled", Problem.STRAGGLER, frozenset({Problem.EXPOSED_COMMUNICATION})),
     "A slow store for checkpoints": Run("slow-store", Problem.CHECKPOINT_OLD),
     "A flipped bit in a checkpoint": Run("flipped", Problem.CORRUPT_STATE),
     "A full disk": Run("full-disk", Problem.STORAGE_REFUSES),
@@ -70,6 +72,8 @@ RUNS = {
     "Memory that grows": Run("leaks", Problem.MEMORY_GROWS),
 }
 """By heading."""
+LARGER = {"layers": 2, "dim": 128, "heads": 4, "vocabSize": 256, "sequenceLength": 128}
+"""Model whose steps are arithmetic for the most part, which is what a throttled rank is slow at."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +86,7 @@ def planted(jobs: Jobs, data: Path, alerts: Alerts, folder: Path) -> Iterator[Jo
     """All of RUNS, begun at once; they train, or have failed."""
     with contextlib.ExitStack() as healed:
         bundled(jobs, data, "saved", checkpoint={"uri": saved(folder), "everySteps": 5}, trainer={"steps": 10})
-        bundled(jobs, data, "throttled", replicas=2)
+        bundled(jobs, data, "throttled", replicas=2, trainer={"model": LARGER})
         bundled(jobs, data, "far-apart", replicas=2, environment={"LINE_DELAY": "0.05"})
         bundled(jobs, data, "leaks", fault(folder, "0 leak 1000000"))
         full_disk(jobs, data)
@@ -91,7 +95,7 @@ def planted(jobs: Jobs, data: Path, alerts: Alerts, folder: Path) -> Iterator[Jo
         jobs.wait_true("saved", "Complete")
         flipped_bit(jobs, data, folder)
         other = jobs.members(past(jobs, "throttled", 3))[1]
-        healed.enter_context(throttled(jobs.worker("throttled", other), 0.02))
+        healed.enter_context(throttled(jobs.worker("throttled", other), 0.1))
         yield jobs
 
 
@@ -148,7 +152,7 @@ def looked(planted: Jobs, shell: Mapping[str, str], alerts: Alerts, folder: Path
     """For all of them at once, first for the alert and then by the commands: most of it is waiting."""
 
     def look(section: str, run: Run) -> None:
-        alerts.wait(run.name, run.problem)
+        alerts.wait(run.name, run.problem, run.besides)
         follow(shell, section, run.name, uri=saved(folder))
 
     with ThreadPoolExecutor(len(RUNS)) as beside:

@@ -10,7 +10,8 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import JobStatus, World
+from concertina.api.status import JobStatus
+from concertina.api.world import World
 from concertina.plan.actions import Plan
 from concertina.plan.observed import NodeView, Observed
 from concertina.plan.plan import plan
@@ -147,6 +148,7 @@ def test_who_is_beyond_spec_replicas_hands_over_before_its_pod_goes() -> None:
     assert (message.restore.source, message.restore.step) == ("Memory", 40)
     assert [other.replica for other in message.outside] == ["demo-2-0"]
     assert "demo-2-0" not in jobs.sends(made, protocol.Assign), "it has to stay for what it holds"
+    assert [action for action in made.actions if type(action).__name__ == "DeletePod"] == []
     made = plan(jobs.then(seen, made), T0 + 21)
     deleted = [action.name for action in made.actions if type(action).__name__ == "DeletePod"]
     assert deleted == ["demo-2-0", "demo-3-0"]

@@ -1,0 +1,114 @@
+"""`concertina plan`'s model of time beside published runs: the MFU that it expects, and theirs.
+
+python benchmarks/planning.py [--json FILE]
+
+Sources: torchtitan's docs/performance.md (A100) and benchmarks/llama3_h100_202412_torchtitan.md; The Llama 3 Herd of
+Models, arXiv 2407.21783, table 4; MegaScale, arXiv 2402.15627. MFU of torchtitan's H100 runs is made of their tokens a
+second, by this repository's count of operations. Rows marked `set` are those by which a GPU's `kernels` was chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import report
+
+from concertina.planning.hardware import FABRICS, GPUS, FabricName, GpuName
+from concertina.planning.layout import Layout
+from concertina.planning.timing import mfu, step_time
+from concertina_trainer.config import ParallelismConfig, TrainerConfig
+from concertina_trainer.model.flops import token_flops
+
+LLAMA_8B = {"layers": 32, "dim": 4096, "heads": 32, "kvHeads": 8, "hiddenDim": 14336}
+LLAMA_70B = {"layers": 80, "dim": 8192, "heads": 64, "kvHeads": 8, "hiddenDim": 28672}
+LLAMA_405B = {"layers": 126, "dim": 16384, "heads": 128, "kvHeads": 8, "hiddenDim": 53248}
+GPT_175B = {"layers": 96, "dim": 12288, "heads": 96, "hiddenDim": 32768}
+"""MegaScale's has two matrices of 4 dim where this has three of 8/3."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    name: str
+    gpu: GpuName
+    fabric: FabricName
+    model: dict[str, int]
+    parallelism: dict[str, object]
+    size: int
+    batch: int
+    rows: int
+    activations: str
+    mfu: float | None = None
+    tokens: float | None = None
+    """A second, of each GPU."""
+    length: int = 8192
+    vocabulary: int = 128256
+    chosen_by: bool = False
+    reshard: str = "Auto"
+    """Llama 3 and MegaScale keep gathered weights."""
+
+
+RUNS = [
+    Published("torchtitan 8B, 64 A100, FSDP (set)", GpuName.a100, FabricName.infiniband200, LLAMA_8B, {}, 64, 64, 1,
+              "KeepProducts", tokens=2973, chosen_by=True),
+    Published("torchtitan 70B, 64 A100, FSDP (set)", GpuName.a100, FabricName.infiniband200, LLAMA_70B, {}, 64, 64, 1,
+              "Recompute", tokens=331, chosen_by=True),
+    Published("torchtitan 8B, 8 H100 at 500 W, FSDP (set)", GpuName.h100, FabricName.infiniband400, LLAMA_8B, {}, 8, 16, 2,
+              "KeepProducts", tokens=5762, chosen_by=True),
+    Published("torchtitan 8B, 128 H100 at 500 W, FSDP", GpuName.h100, FabricName.infiniband400, LLAMA_8B, {}, 128, 256,
+              2, "KeepProducts", tokens=5605),
+    Published("Llama 3 405B, 8192 H100 (set)", GpuName.h100, FabricName.ethernet400, LLAMA_405B,
+              {"tensor": 8, "pipeline": 16, "schedule": "Interleaved1F1B"}, 8192, 2048, 1, "Keep", mfu=0.43, reshard="Never",
+              chosen_by=True),
+    Published("Llama 3 405B, 16384 H100", GpuName.h100, FabricName.ethernet400, LLAMA_405B,
+              {"tensor": 8, "pipeline": 16, "schedule": "Interleaved1F1B"}, 16384, 2048, 1, "Keep", mfu=0.41, reshard="Never"),
+    Published("Llama 3 405B, 16384 H100, 131072 tokens", GpuName.h100, FabricName.ethernet400, LLAMA_405B,
+              {"tensor": 8, "pipeline": 16, "context": 16, "schedule": "Interleaved1F1B"}, 16384, 128, 1, "Keep",
+              mfu=0.38, reshard="Never", length=131072),
+    Published("MegaScale 175B, 12288 A100", GpuName.a100, FabricName.infiniband200, GPT_175B,
+              {"tensor": 8, "pipeline": 8, "schedule": "Interleaved1F1B"}, 12288, 6144, 1, "Keep", mfu=0.552, reshard="Never",
+              length=2048, vocabulary=64000),
+]  # fmt: skip
+
+
+def layout(run: Published) -> Layout:
+    model = {**run.model, "vocabSize": run.vocabulary, "sequenceLength": run.length, "tieEmbeddings": False}
+    trainer = TrainerConfig.model_validate(
+        {
+            "data": {"uri": "/none"}, "model": model, "globalBatchSize": run.batch, "microBatchSize": run.rows,
+            "memory": {"activations": run.activations, "reshardAfterForward": run.reshard},
+        }
+    )  # fmt: skip
+    return Layout(trainer, ParallelismConfig.model_validate(run.parallelism), run.size, 8)
+
+
+def published_mfu(run: Published) -> float:
+    if run.mfu is not None:
+        return run.mfu
+    assert run.tokens is not None
+    return run.tokens * token_flops(layout(run).trainer.model) / GPUS[run.gpu].flops
+
+
+def expected_mfu(run: Published) -> float:
+    gpu, planned = GPUS[run.gpu], layout(run)
+    return mfu(planned, gpu, step_time(planned, gpu, FABRICS[run.fabric]).total)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows: dict[str, list[float]] = {}
+    print(f"{'':44} published  expected  error")
+    for run in RUNS:
+        known, expected = published_mfu(run), expected_mfu(run)
+        print(f"{run.name:44} {known:9.1%} {expected:9.1%} {expected / known - 1:+6.0%}")
+        rows |= {f"{run.name}, published MFU": [known], f"{run.name}, expected MFU": [expected]}
+    errors = [abs(expected_mfu(run) / published_mfu(run) - 1) for run in RUNS if not run.chosen_by]
+    print(f"mean error of the runs that set nothing: {sum(errors) / len(errors):.0%}, worst {max(errors):.0%}")
+    report.write(options.json, "planning", {}, rows)
+
+
+if __name__ == "__main__":
+    main()

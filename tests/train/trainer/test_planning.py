@@ -1,0 +1,116 @@
+"""What is planned is what ranks really take and send, at any size."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from builders.train.gradients import whole_gradient
+from concertina.planning.layout import Dimension, Layout
+from concertina.planning.traffic import traffic
+from concertina_state.errors import BadInput
+from concertina_trainer.config import ParallelismConfig, TrainerConfig
+from concertina_trainer.planning import memory as planning
+from concertina_trainer.planning.ledger import Kind, Phase
+
+MODEL = {
+    "layers": 4, "dim": 128, "heads": 8, "kvHeads": 4, "hiddenDim": 352, "vocabSize": 512, "sequenceLength": 128,
+    "tieEmbeddings": False,
+}  # fmt: skip
+LAYOUTS = {
+    "fsdp": {},
+    "hsdp": {"shard": 2},
+    "tensor": {"tensor": 2},
+    "context": {"context": 2},
+    "1F1B": {"pipeline": 2},
+    "GPipe": {"pipeline": 2, "schedule": "GPipe"},
+    "interleaved": {"pipeline": 2, "schedule": "Interleaved1F1B"},
+    "zero bubble": {"pipeline": 2, "schedule": "InterleavedZeroBubble"},
+}
+FORMULA = 0.02
+"""Of the traffic's formulas: norms and the loss's own few numbers are left out."""
+REAL = 0.05
+
+
+def trainer(batch=32, rows=4, precision="float32", memory=None, **model):
+    return {
+        "data": {"uri": "/none"}, "model": {**MODEL, **model}, "globalBatchSize": batch, "microBatchSize": rows,
+        "precision": precision, "memory": memory or {},
+    }  # fmt: skip
+
+
+def config(**fields):
+    return TrainerConfig.model_validate(trainer(**fields))
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "hsdp", "tensor", "1F1B", "interleaved"])
+def test_four_real_ranks_take_what_is_planned(parent, tmp_path, layout):
+    parallelism = LAYOUTS[layout]
+    real = whole_gradient(parent, trainer(), 4, tmp_path, parallelism=parallelism, program="workers.memory:main")
+    planned = planning.memory(config(), ParallelismConfig.model_validate(parallelism), 4, 0)
+    assert planned.peaks[Phase.update][Kind.weights] == real["weights"]
+    assert planned.peaks[Phase.update][Kind.moments] == real["moments"]
+    assert planned.peaks[Phase.update][Kind.gradients] == pytest.approx(real["gradients"], rel=0.01)
+    assert sum(planned.peak.values()) == pytest.approx(real["peak"], rel=REAL)
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "tensor", "interleaved", "GPipe"])
+def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
+    parallelism = ParallelismConfig.model_validate(LAYOUTS[layout])
+    deep = config(layers=14, batch=96, memory={"reshardAfterForward": "Always"})
+    by_line = planning.memory(deep, parallelism, 4, 0)
+    monkeypatch.setattr(planning, "_axis", lambda target, _: [(target, 1.0)])
+    assert by_line == planning.memory(deep, parallelism, 4, 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_512_ranks_are_planned_in_one_process(layout):
+    """And send what the formulas say."""
+    parallelism = ParallelismConfig.model_validate(LAYOUTS[layout])
+    wide = config(dim=512, hiddenDim=1408, vocabSize=2048, batch=2048, layers=8, precision="bfloat16")
+    found = planning.memory(wide, parallelism, 512, 0)
+    state = wide.model.weights * 4 / (512 if "shard" not in LAYOUTS[layout] else 2)
+    if parallelism.pipeline == 1:
+        assert found.peak[Kind.weights] == pytest.approx(state, rel=0.02)
+        assert found.peak[Kind.moments] == pytest.approx(2 * state, rel=0.02)
+    assert sum(found.peak.values()) > found.peak[Kind.activations] > 0
+    if parallelism.pipeline > 1:
+        return
+    counted = dict.fromkeys(Dimension, 0.0)
+    for name, size in found.sent.items():
+        dimension = name.partition(" ")[0]
+        if dimension != "all":
+            counted[Dimension.shard if dimension == "fsdp" else Dimension(dimension)] += size
+    formulas = dict.fromkeys(Dimension, 0.0)
+    for part in traffic(Layout(wide, parallelism, 512, 8)):
+        formulas[part.dimension] += part.bytes
+    for dimension, size in counted.items():
+        assert formulas[dimension] == pytest.approx(size, rel=FORMULA), dimension
+
+
+def test_the_fullest_ranks_of_a_pipeline_are_named():
+    parallelism = ParallelismConfig(pipeline=4, tensor=2)
+    wide = config(layers=18, vocabSize=65536)
+    assert planning.fullest(wide, parallelism, 16) == [0, 2 * _first_of_the_most(wide, parallelism), 6]
+    assert planning.fullest(wide, ParallelismConfig(), 16) == [0]
+
+
+def _first_of_the_most(wide, parallelism):
+    counts = [len(part.blocks) for part in planning.stages_of(wide, parallelism)]
+    return counts.index(max(counts))
+
+
+def test_half_a_block_is_refused():
+    with pytest.raises(BadInput, match="whole number of blocks"):
+        planning.memory(config(), ParallelismConfig(tensor=4), 6, 0)
+
+
+def test_the_command_measures_in_a_process_of_its_own():
+    asked = {"trainer": trainer(), "parallelism": {"tensor": 2}, "size": 4}
+    command = [sys.executable, "-m", "concertina_trainer.planning"]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=True)
+    [found] = json.loads(done.stdout)
+    expected = dataclasses.asdict(planning.memory(config(), ParallelismConfig(tensor=2), 4, 0))
+    assert found == json.loads(json.dumps(expected))
