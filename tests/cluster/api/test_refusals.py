@@ -58,6 +58,7 @@ def test_examples_are_accepted_by_both(cluster: LocalCluster, example: Path) -> 
 
 
 HEADS = ("spec.trainer.model.heads", 8)
+SIX_EXPERTS = ("spec.trainer.model.experts", {"count": 6})
 FEW_HEADS = ("spec.trainer.model.kvHeads", 2)
 BITWISE = [("spec.trainer.determinism", "bitwise")]
 
@@ -156,6 +157,43 @@ ALL_REFUSED = [
         "those of a tensor, pipeline or context group compute the same sequences",
     ),
     ("copies and bitwise", JOB, [*BITWISE, ("spec.parallelism", {"shard": 2})], "bitwise knows one order of summing"),
+    ("expert and no experts", JOB, [("spec.parallelism", {"expert": 2})], "trainer.model.experts says of none"),
+    (
+        "expert and experts",
+        JOB,
+        [SIX_EXPERTS, ("spec.parallelism", {"expert": 4})],
+        "expert does not divide trainer.model.experts.count",
+    ),
+    (
+        "expert and copies",
+        JOB,
+        [SIX_EXPERTS, ("spec.parallelism", {"expert": 2, "shard": 3})],
+        "expert does not divide shard",
+    ),
+    (
+        "experts and tensor",
+        JOB,
+        [SIX_EXPERTS, ("spec.parallelism", {"tensor": 2})],
+        "a model with experts takes no tensor, pipeline or context parallelism so far",
+    ),
+    (
+        "more experts of a token than there are",
+        JOB,
+        [("spec.trainer.model.experts", {"count": 2, "activePerToken": 3})],
+        "activePerToken must not be above count",
+    ),
+    (
+        "experts and bitwise",
+        JOB,
+        [*BITWISE, SIX_EXPERTS],
+        "determinism bitwise knows no experts",
+    ),
+    (
+        "torchrun and experts",
+        OWN,
+        [("spec.launcher", "torchrun"), ("spec.elastic", {"minReplicas": 1}), ("spec.parallelism", {"expert": 2})],
+        "torchrun knows no blocks of ranks",
+    ),
     (
         "torchrun and copies",
         OWN,

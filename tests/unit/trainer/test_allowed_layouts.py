@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from concertina_trainer import layouts
 from concertina_trainer.config import ParallelismConfig, TrainerConfig
 
+SIX_EXPERTS = {"model": {"experts": {"count": 6}}}
+
 
 def config(**fields: Any) -> TrainerConfig:
     return TrainerConfig.model_validate({"data": {"uri": "/data"}, **fields})
@@ -31,6 +33,10 @@ def problems(trainer: TrainerConfig, world: int | None = None, **degrees: Any) -
         ({"data": {"uri": "/d", "documents": "bucketed"}}, {"tensor": 2}, "trainer.data.documents: ", "documents"),
         ({"data": {"uri": "/d", "balance": "speed"}}, {"context": 2}, "trainer.data.balance: ", "to even"),
         ({"determinism": "bitwise"}, {"shard": 2}, "trainer.determinism: ", "remove parallelism"),
+        ({}, {"expert": 2}, "parallelism.expert: expert deals experts out", "expert is 2: the nearest that fit: 1"),
+        (SIX_EXPERTS, {"expert": 4}, "parallelism.expert: ", "expert is 4: the nearest that fit: 3 and 6"),
+        (SIX_EXPERTS, {"expert": 2, "shard": 3}, "parallelism.expert: ", "expert is 2: the nearest that fit: 1 and 3"),
+        (SIX_EXPERTS, {"tensor": 2}, "trainer.model.experts: ", "use parallelism.expert, or remove experts"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_with_the_nearest_that_does(

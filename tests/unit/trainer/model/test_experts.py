@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from builders.train.routed import Written
-from concertina_trainer.config import ExpertsConfig, ModelConfig, ParallelismConfig, TrainerConfig
-from concertina_trainer.layouts import problems
+from concertina_trainer.config import ExpertsConfig, ModelConfig
 from concertina_trainer.model.decoder import Decoder, FeedForward
 from concertina_trainer.model.experts import MixtureOfExperts, grouped_product
 
@@ -112,22 +111,3 @@ def test_weights_are_counted_as_they_are():
     assert config.weights == sum(p.numel() for p in model.parameters())
     idle = sum(4 * p.numel() // 6 for moe in model.mixtures() for p in moe.experts.parameters())
     assert config.active_weights == config.weights - idle
-
-
-@pytest.mark.parametrize(
-    ("experts", "parallelism", "said"),
-    [
-        (None, {"expert": 2}, "parallelism.expert: expert deals experts out to workers, and trainer.model.experts says "
-         "of none; expert is 2: the nearest that fit: 1"),
-        (6, {"expert": 4}, "parallelism.expert: expert does not divide trainer.model.experts.count: each worker of the "
-         "group has as many; expert is 4: the nearest that fit: 3 and 6"),
-        (6, {"expert": 2, "shard": 3}, "parallelism.expert: expert does not divide shard: experts are dealt out to "
-         "workers that share one copy; expert is 2: the nearest that fit: 1 and 3"),
-        (6, {"tensor": 2}, "trainer.model.experts: a model with experts takes no tensor, pipeline or context "
-         "parallelism so far: set these to 1 and use parallelism.expert, or remove experts"),
-    ],
-)  # fmt: skip
-def test_a_layout_that_can_not_be_is_named(experts, parallelism, said):
-    model = {"experts": {"count": experts}} if experts else {}
-    trainer = TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": model})
-    assert problems(trainer, ParallelismConfig(**parallelism)) == (said,)
