@@ -192,8 +192,9 @@ def _facts(spec: JobSpec, seen: Outlook) -> Iterator[tuple[str, str]]:
     yield (
         "Step",
         (
-            f"{time.total:.3g} s: {time.compute / time.total:.0%} computation, {time.bubble / time.total:.0%} waiting in "
-            f"the pipeline, {sum(time.communication.values()) / time.total:.0%} communication, "
+            f"{time.total:.3g} s: {time.compute / time.total:.0%} computation, "
+            f"{time.bubble / time.total:.0%} waiting in the pipeline, "
+            f"{sum(time.communication.values()) / time.total:.0%} communication, "
             f"{time.optimizer / time.total:.0%} optimizer"
         ),
     )

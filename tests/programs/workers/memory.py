@@ -1,19 +1,17 @@
 """Run in forked workers: what rank 0 really has in memory, by torch's own tracker and by the tensors themselves."""
 
-import json
 import os
 
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW, local
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.training.engine import engine_of
-from concertina_trainer.worker import parallelism
+from concertina_trainer.worker import configuration
 
 
 class Totals(MemTracker):
@@ -34,8 +32,8 @@ def bytes_of(tensors):
 
 
 def main() -> int:
-    config = TrainerConfig.model_validate(json.loads(os.environ["CONCERTINA_TRAINER"]))
-    world = group.join(os.environ, parallelism())
+    config, _, parallelism = configuration()
+    world = group.join(os.environ, parallelism)
     model = parallelized(config.model, config.precision, config.memory, world)
     with torch.no_grad():
         for _, parameter in model.named_parameters():

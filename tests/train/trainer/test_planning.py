@@ -69,7 +69,9 @@ def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
 def test_512_ranks_are_planned_in_one_process(layout):
     """And send what the formulas say."""
     parallelism = ParallelismConfig.model_validate(LAYOUTS[layout])
-    wide = config(dim=512, hiddenDim=1408, vocabSize=2048, batch=2048, layers=8, precision="bfloat16")
+    wide = config(
+        dim=512, kvHeads=8, hiddenDim=1536, vocabSize=2048, batch=2048, layers=8, precision="bfloat16"
+    )  # divided by 512 without a rest
     found = planning.memory(wide, parallelism, 512, 0)
     state = wide.model.weights * 4 / (512 if "shard" not in LAYOUTS[layout] else 2)
     if parallelism.pipeline == 1:

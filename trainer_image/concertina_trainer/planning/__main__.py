@@ -1,5 +1,5 @@
-"""For `concertina plan`, which has no torch: `python -m concertina_trainer.planning` reads layouts as JSON, a line each,
-from standard input, and writes what their fullest ranks take to standard output."""
+"""For `concertina plan`, which has no torch: `python -m concertina_trainer.planning` reads layouts from standard input,
+JSON, a line each, and writes what their fullest ranks take to standard output."""
 
 from __future__ import annotations
 

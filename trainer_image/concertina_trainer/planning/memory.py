@@ -83,10 +83,14 @@ def memory(config: TrainerConfig, parallelism: ParallelismConfig, size: int, ran
     elif parallelism.schedule is not PipelineSchedule.gpipe:
         run = min(run, 2 * degrees.pipeline)  # they wait for no more
     held = (degrees.pipeline, 2 * degrees.pipeline)
-    axes = [_axis(count, DEPTHS) for count in blocks] + [_axis(run, held if degrees.pipeline > 1 else (1, 2))]
+    # Stages of one rank grow together: with their proportions the moment of the peak would change.
+    shallow = min(blocks)
+    axes = [_axis(shallow, DEPTHS), _axis(run, held if degrees.pipeline > 1 else (1, 2))]
 
     def at(point: Sequence[int]) -> RankMemory:
-        return _run(config, parallelism, size, rank, point[:-1], dataclasses.replace(plan, microbatches=point[-1]))
+        depth, count = point
+        depths = [each - shallow + depth for each in blocks]
+        return _run(config, parallelism, size, rank, depths, dataclasses.replace(plan, microbatches=count))
 
     return _extended(rank, axes, at)
 

@@ -1,0 +1,112 @@
+"""What is said of a layout, without torch and without running anything."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree as xml
+
+import pytest
+
+from builders.jobs import spec
+from concertina.planning import search
+from concertina.planning.hardware import FABRICS, GPUS, FabricName, GpuName
+from concertina.planning.layout import Dimension, Layout, of
+from concertina.planning.outlook import RankMemory, as_object, bottleneck, outlook
+from concertina.planning.timing import bubble_share, step_time
+from concertina.planning.traffic import traffic
+from concertina.report.ranks import picture
+from concertina_trainer.config import ParallelismConfig, TrainerConfig
+
+H100, NETWORK = GPUS[GpuName.h100], FabricName.infiniband400
+MODEL = {
+    "layers": 32, "dim": 4096, "heads": 32, "kvHeads": 8, "hiddenDim": 14336, "vocabSize": 128256,
+    "sequenceLength": 8192, "tieEmbeddings": False,
+}  # fmt: skip
+
+
+def job(**fields: Any) -> Any:
+    trainer = {"steps": 100, "data": {"uri": "/data"}, "model": MODEL, "globalBatchSize": 512, "microBatchSize": 1}
+    return spec(**{"replicas": 8, "elastic": None, "workersPerReplica": 8, "trainer": trainer, **fields})
+
+
+def layout(size: int = 64, batch: int = 512, **parallelism: Any) -> Layout:
+    trainer = TrainerConfig.model_validate(
+        {"data": {"uri": "/data"}, "model": MODEL, "globalBatchSize": batch, "microBatchSize": 1}
+    )
+    return Layout(trainer, ParallelismConfig.model_validate(parallelism), size, 8)
+
+
+def test_ranks_lie_in_blocks_the_tensor_group_innermost() -> None:
+    here = layout(tensor=4, context=2, pipeline=2, shard=2)
+    assert list(here.degrees.values()) == [2, 2, 2, 2, 4]
+    assert here.place(0b1010_11) == dict(zip(Dimension, (1, 0, 1, 0, 3), strict=True))
+    assert [str(each) for each in Dimension if here.crosses(each)] == ["replicate", "shard", "pipeline"]
+    assert here.on_node(Dimension.tensor) == 4
+
+
+def test_waiting_in_a_pipeline_by_schedule() -> None:
+    shares = {
+        name: bubble_share(layout(pipeline=4, schedule=name), 8)
+        for name in ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble")
+    }
+    assert shares["1F1B"] == shares["GPipe"] == pytest.approx(3 / 8)
+    assert shares["Interleaved1F1B"] == pytest.approx(3 / 16)
+    assert shares["InterleavedZeroBubble"] == pytest.approx(1 / 16)
+
+
+def test_a_group_that_leaves_its_node_is_slower() -> None:
+    near, far = (step_time(layout(tensor=degree), H100, FABRICS[NETWORK]) for degree in (8, 16))
+    assert far.communication[Dimension.tensor] > 2 * near.communication[Dimension.tensor]
+
+
+def test_what_is_sent_grows_with_what_is_cut() -> None:
+    assert traffic(layout(size=1)) == []
+    parts = {part.dimension for part in traffic(layout(tensor=2, context=2, pipeline=2, shard=2))}
+    assert parts == set(Dimension)
+
+
+def test_the_first_bottleneck_is_named_with_what_to_try() -> None:
+    seen = outlook(job(), of(job(), 8), H100, NETWORK)
+    assert bottleneck(seen).startswith("Computation: ")
+    tight = [RankMemory(3, "forward", {"weights": 1 << 30, "activations": 90 << 30})]
+    full = outlook(job(), of(job(), 8), H100, NETWORK, tight)
+    assert full.fits is False
+    assert bottleneck(full).startswith("Memory: rank 3 needs 91.0 GiB of the 68.5 GiB")
+    assert "set trainer.memory.activations to Recompute" in bottleneck(full)
+    few = outlook(job(), layout(batch=64, pipeline=16), H100, NETWORK)
+    assert bottleneck(few).startswith("The pipeline: ranks wait ")
+
+
+def test_a_budget_has_days_and_a_cost() -> None:
+    priced = job(price={"perReplicaHour": 10.0})
+    seen = outlook(priced, of(priced, 8), H100, NETWORK, tokens=1e12)
+    assert seen.budget is not None
+    assert seen.budget.seconds == pytest.approx(1e12 / seen.tokens_per_second)
+    assert seen.budget.cost == pytest.approx(seen.budget.seconds / 3600 * 8 * 10)
+    told = as_object(seen)
+    assert told["budget"]["days"] == pytest.approx(seen.budget.seconds / 86400)
+    assert 0 < told["mfu"] < H100.kernels
+    assert told["degrees"]["shard"] == 64
+
+
+def test_a_search_gives_only_what_runs_the_fastest_first() -> None:
+    here = layout()
+    found = search.candidates(here.trainer, H100, FABRICS[NETWORK], 64, 8)
+    seconds = [step_time(each, H100, FABRICS[NETWORK]).total for each in found]
+    assert len(found) > 20
+    assert seconds == sorted(seconds)
+    assert all(each.size % each.parallelism.block == 0 and 32 % each.parallelism.tensor == 0 for each in found)
+    assert all(search.least_memory(each) < H100.memory for each in found)
+    assert {each.parallelism.tensor for each in found} > {1, 2}
+
+
+def test_the_picture_has_each_rank_on_its_node() -> None:
+    drawn = xml.fromstring(picture("<demo>", layout(size=16, tensor=2, pipeline=2)))
+    titles = [each.text or "" for each in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert [title for title in titles if title.startswith("rank 5:")] == ["rank 5: shard 1, pipeline 0, tensor 1"]
+    assert len([title for title in titles if title.startswith("rank ")]) == 16
+    frames = [each for each in drawn.iter("{http://www.w3.org/2000/svg}rect") if each.get("fill") == "none"]
+    assert len(frames) == 2
+    many = picture("demo", layout(size=4096))
+    assert "448 more nodes" in many
+    assert "http" not in many.replace("http://www.w3.org/2000/svg", "")
