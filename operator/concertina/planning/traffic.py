@@ -73,7 +73,8 @@ def traffic(layout: Layout) -> list[Traffic]:
     count, blocks = plan.microbatches, stage_blocks(layout)
     tokens = plan.rows * model.sequence_length / given.context
     residual = tokens * model.dim * COMPUTED
-    found = []
+    found: list[Traffic] = []
+    times: float
     fsdp = layout.degree(Dimension.shard) * given.context
     weights = rank_weights(layout)
     if fsdp > 1:
