@@ -81,7 +81,7 @@ def memory(config: TrainerConfig, parallelism: ParallelismConfig, size: int, ran
     if degrees.pipeline == 1:
         run = min(run, MICROBATCHES)
     elif parallelism.schedule is not PipelineSchedule.gpipe:
-        run = min(run, 2 * degrees.pipeline)  # they wait for no more
+        run = min(run, 2 * parallelism.schedule.stages * degrees.pipeline)  # they hold (nearly) no more
     held = (degrees.pipeline, 2 * degrees.pipeline)
     # Stages of one rank grow together: with their proportions the moment of the peak would change.
     shallow = min(blocks)
