@@ -51,7 +51,7 @@ class Ledger(TorchDispatchMode):
     """Of all that is made while it is entered. Sizes are those of storages, in bytes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now: dict[Kind, int] = dict.fromkeys(Kind, 0)
         self.peaks: dict[Phase, dict[Kind, int]] = {}
         self.sent: collections.Counter[tuple[str, str]] = collections.Counter()

@@ -184,7 +184,8 @@ def _microbatch(config: TrainerConfig, plan: BatchPlan) -> Microbatch:
 
 def _dimensions(world: DistContext) -> Mapping[str, str]:
     """By the name of the process group."""
-    meshes, found = world.meshes, {}
+    meshes = world.meshes
+    found: dict[str, str] = {}
     fsdp = ("fsdp",) if meshes.fsdp.ndim == 1 else ("replicate", "fsdp")
     for at, name in enumerate(fsdp):
         found[meshes.fsdp.get_group(at).group_name] = name
