@@ -82,10 +82,11 @@ def memory(config: TrainerConfig, parallelism: ParallelismConfig, size: int, ran
         run = min(run, MICROBATCHES)
     elif parallelism.schedule is not PipelineSchedule.gpipe:
         run = min(run, 2 * parallelism.schedule.stages * degrees.pipeline)  # they hold (nearly) no more
-    held = (degrees.pipeline, 2 * degrees.pipeline)
+    grows = degrees.pipeline > 1 and parallelism.schedule is PipelineSchedule.gpipe
+    held = (degrees.pipeline, 2 * degrees.pipeline) if grows else (run, run)
     # Stages of one rank grow together: with their proportions the moment of the peak would change.
     shallow = min(blocks)
-    axes = [_axis(shallow, DEPTHS), _axis(run, held if degrees.pipeline > 1 else (1, 2))]
+    axes = [_axis(shallow, DEPTHS), _axis(run, held)]
 
     def at(point: Sequence[int]) -> RankMemory:
         depth, count = point
