@@ -48,7 +48,7 @@ class Published:
     """Llama 3 and MegaScale keep gathered weights."""
 
 
-SET, NEVER = " (set)", {"reshard": "Never"}
+SET = " (set)"
 INTERLEAVED = {"tensor": 8, "pipeline": 16, "schedule": "Interleaved1F1B"}
 RUNS = [
     Published(f"torchtitan 8B, 64 A100, FSDP{SET}", GpuName.a100, FabricName.infiniband200, LLAMA_8B, {}, 64, 64, 1,
@@ -60,14 +60,14 @@ RUNS = [
     Published("torchtitan 8B, 128 H100 at 500 W, FSDP", GpuName.h100, FabricName.infiniband400, LLAMA_8B, {}, 128, 256,
               2, "KeepProducts", tokens=5605),
     Published(f"Llama 3 405B, 8192 H100{SET}", GpuName.h100, FabricName.ethernet400, LLAMA_405B, INTERLEAVED, 8192,
-              2048, 1, "Keep", mfu=0.43, **NEVER),
+              2048, 1, "Keep", mfu=0.43, reshard="Never"),
     Published("Llama 3 405B, 16384 H100", GpuName.h100, FabricName.ethernet400, LLAMA_405B, INTERLEAVED, 16384, 2048, 1,
-              "Keep", mfu=0.41, **NEVER),
+              "Keep", mfu=0.41, reshard="Never"),
     Published("Llama 3 405B, 16384 H100, 131072 tokens", GpuName.h100, FabricName.ethernet400, LLAMA_405B,
-              {**INTERLEAVED, "context": 16}, 16384, 128, 1, "Keep", mfu=0.38, length=131072, **NEVER),
+              {**INTERLEAVED, "context": 16}, 16384, 128, 1, "Keep", mfu=0.38, length=131072, reshard="Never"),
     Published("MegaScale 175B, 12288 A100", GpuName.a100, FabricName.infiniband200, GPT_175B,
               {**INTERLEAVED, "pipeline": 8}, 12288, 6144, 1, "Keep", mfu=0.552, length=2048, vocabulary=64000,
-              **NEVER),
+              reshard="Never"),
 ]  # fmt: skip
 
 

@@ -97,11 +97,11 @@ def traffic(layout: Layout) -> list[Traffic]:
         )
     if given.tensor > 1:
         again = layout.trainer.memory.activations is not Activations.keep
-        times = count * (blocks * (12 if again else 8) + 4 / given.pipeline)
+        collectives = count * (blocks * (12 if again else 8) + 4 / given.pipeline)
         found.append(
             Traffic(
-                Dimension.tensor, "gathers and reduce-scatters of activations", given.tensor, round(times),
-                times * residual, True,
+                Dimension.tensor, "gathers and reduce-scatters of activations", given.tensor, round(collectives),
+                collectives * residual, True,
             )
         )  # fmt: skip
     if given.context > 1:

@@ -81,11 +81,12 @@ def memory(config: TrainerConfig, parallelism: ParallelismConfig, size: int, ran
     if degrees.pipeline == 1:
         run = min(run, MICROBATCHES)
     elif parallelism.schedule is not PipelineSchedule.gpipe:
-        run = min(run, 2 * parallelism.schedule.stages * degrees.pipeline)  # they hold (nearly) no more
-    held = (degrees.pipeline, 2 * degrees.pipeline)
+        run = min(run, 2 * degrees.pipeline)  # 1F1B holds no more, interleaved ones 1 to 4 % (docs/planning.md)
+    grows = degrees.pipeline > 1 and parallelism.schedule is PipelineSchedule.gpipe
+    held = (degrees.pipeline, 2 * degrees.pipeline) if grows else (run, run)
     # Stages of one rank grow together: with their proportions the moment of the peak would change.
     shallow = min(blocks)
-    axes = [_axis(shallow, DEPTHS), _axis(run, held if degrees.pipeline > 1 else (1, 2))]
+    axes = [_axis(shallow, DEPTHS), _axis(run, held)]
 
     def at(point: Sequence[int]) -> RankMemory:
         depth, count = point
