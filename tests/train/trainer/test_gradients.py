@@ -69,8 +69,17 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("tied", [True, False])
+LAW = "tests/train/trainer/test_gradients.py::test_every_layout_has_the_same_gradients[tensor-untied]"
+TIED = [pytest.param(layout, True, id=f"{layout}-tied") for layout in LAYOUTS]
+UNTIED = [
+    pytest.param(
+        layout, False, id=f"{layout}-untied", marks=[] if layout == "tensor" else [pytest.mark.long(law=LAW)]
+    )
+    for layout in LAYOUTS
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "tied"), [*TIED, *UNTIED])
 def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, tied):
     world, parallelism = LAYOUTS[layout]
     model = {**trainer["model"], "layers": 5, "heads": 4, "kvHeads": 2, "tieEmbeddings": tied}
@@ -85,8 +94,19 @@ def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, 
     assert not found["late"], "imported after the fork: add it to preload"
 
 
-@pytest.mark.parametrize("activations", ["KeepProducts", "Recompute"])
-@pytest.mark.parametrize("layout", ["fsdp x tensor", "pipeline", "context"])
+AGAIN = "tests/train/trainer/test_gradients.py::test_what_is_computed_again_is_the_same[fsdp x tensor-Recompute]"
+
+
+@pytest.mark.parametrize(
+    ("layout", "activations"),
+    [
+        ("fsdp x tensor", "Recompute"),
+        ("pipeline", "KeepProducts"),
+        pytest.param("fsdp x tensor", "KeepProducts", marks=pytest.mark.long(law=AGAIN)),
+        pytest.param("pipeline", "Recompute", marks=pytest.mark.long(law=AGAIN)),
+        pytest.param("context", "Recompute", marks=pytest.mark.long(law=AGAIN)),
+    ],
+)
 def test_what_is_computed_again_is_the_same(parent, trainer, tmp_path, layout, activations):
     world, parallelism = LAYOUTS[layout]
     model = {**trainer["model"], "heads": 4, "kvHeads": 2}
