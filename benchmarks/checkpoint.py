@@ -107,7 +107,9 @@ class Subject:
         tokens = torch.randint(0, 256, (plan.microbatches, plan.rows, length + 1))
         weights = torch.full((plan.rows, length), 1 / size / length)
         batches = [Microbatch(part, weights, None) for part in tokens]
-        WholeModel(self.model, self.optimizer, summing.PlainSums(tokens.device), self.world).forward_backward(batches)
+        WholeModel(
+            self.model, self.optimizer, summing.PlainSums(tokens.device, each=False), self.world
+        ).forward_backward(batches)
         self.optimizer.update(1e-6, 1.0)
 
     def tensors(self) -> dict[str, torch.Tensor]:

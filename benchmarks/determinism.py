@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from concertina_state.saving import StepFlags
-from concertina_trainer.config import ParallelismConfig, Precision, TrainerConfig
+from concertina_trainer.config import Determinism, ParallelismConfig, Precision, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW
@@ -36,11 +36,12 @@ class Kind:
 
     def __init__(self, bitwise: bool, world: DistContext) -> None:
         self.world = world
+        config = CONFIG.model_copy(update={"determinism": Determinism.bitwise if bitwise else Determinism.order})
         self.model = parallelized(CONFIG.model, Precision.float32, CONFIG.memory, world)
         self.optimizer = ShardedAdamW(self.model, CONFIG.optimizer, 0, exact=bitwise)
         TrainState(self.model, CONFIG.model, self.optimizer, world).initialise(CONFIG)
         self.plan = plan_batch(CONFIG.global_batch_size, CONFIG.micro_batch_size, world.size, fixed=bitwise)
-        self.sums = summing.sums(bitwise, self.model, self.plan, world)
+        self.sums = summing.sums(config, self.model, self.plan, world)
         self.engine = WholeModel(self.model, self.optimizer, self.sums, world)
 
     def step(self) -> float:

@@ -424,8 +424,9 @@ class MemoryConfig(_Section):
     )
     reshard_after_forward: Resharding = Field(
         default=Resharding.auto,
-        description="Whether a block's gathered weights are freed between forward and backward (Always: ZeRO-3; Never: "
-        "ZeRO-2, one gathering less). Auto frees them in models of more than 100 million weights.",
+        description="Whether a block's gathered weights are freed between forward and backward, and gradients cut "
+        "after each microbatch (Always: ZeRO-3; Never: ZeRO-2 with fewer gatherings, and whole gradients). Auto frees "
+        "them in models of more than 100 million weights.",
     )
 
 

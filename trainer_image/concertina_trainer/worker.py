@@ -197,7 +197,7 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
     plan = plan_batch(
         config.global_batch_size, config.micro_batch_size, world.data_size, config.bitwise, world.degrees.pipeline
     )
-    sums = summing.sums(config.bitwise, built.model, plan, world)
+    sums = summing.sums(config, built.model, plan, world)
     engine = engine_of(built.model, built.optimizer, sums, config, plan, world)
     saving = begin_saving(built, start, restored, channel)
     batches = Batches(built.reader, plan, world.data_rank, restored.position, world.device)

@@ -85,11 +85,19 @@ def traffic(layout: Layout) -> list[Traffic]:
         else:  # the backward of each microbatch, and the forwards before the first of them
             times = count + min(count, given.pipeline * layout.stages_per_rank) if resharded(layout) else 1
             gathered = times * in_blocks + ends
+        reductions = count if resharded(layout) and given.pipeline == 1 else 1
         found += [
             Traffic(
                 Dimension.shard, "all-gather of weights", fsdp, count * 2 * (blocks + 1), COMPUTED * gathered, False
             ),
-            Traffic(Dimension.shard, "reduce-scatter of gradients", fsdp, blocks + 1, REDUCED * weights, False),
+            Traffic(
+                Dimension.shard,
+                "reduce-scatter of gradients",
+                fsdp,
+                reductions * (blocks + 1),
+                REDUCED * weights * reductions,
+                False,
+            ),
         ]
     if (copies := layout.degree(Dimension.replicate)) > 1:
         found.append(

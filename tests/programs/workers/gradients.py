@@ -32,7 +32,7 @@ def main() -> int:
     if shares := json.loads(os.environ["SHARES"]):
         plan = plan.shared_out(shares, config.micro_batch_size)
     batch = microbatches(reader, plan, world.data_rank, position=100)
-    sums = summing.sums(False, model, plan, world)
+    sums = summing.sums(config, model, plan, world)
     with tensor.loss_context(world.meshes.tensor):
         losses = engine_of(model, optimizer, sums, config, plan, world).forward_backward(batch)
     reduced = torch.stack([*sums.squares(optimizer.counted_gradients()), *sums.losses(losses)])

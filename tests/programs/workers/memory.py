@@ -47,7 +47,7 @@ def main() -> int:
         Microbatch(torch.zeros(plan.rows, length + 1, dtype=torch.int64), torch.ones(plan.rows, length), None)
         for _ in range(plan.microbatches)
     ]
-    sums = summing.sums(False, model, plan, world)
+    sums = summing.sums(config, model, plan, world)
     tracker = Totals()
     tracker.track_external(*model.parts, optimizer._adam, *(t for m in batch for t in (m.tokens, m.weights)))
     with tensor.loss_context(world.meshes.tensor), tracker:

@@ -94,6 +94,16 @@ def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, 
     assert not found["late"], "imported after the fork: add it to preload"
 
 
+@pytest.mark.parametrize("how", ["Always", "Never"])
+def test_gradients_are_the_same_whenever_they_are_cut(parent, trainer, tmp_path, how):
+    changed = {**trainer, "microBatchSize": 1, "memory": {"reshardAfterForward": how}}
+    expected, loss = mean_gradient(TrainerConfig.model_validate(changed))
+    found = whole_gradient(parent, changed, 4, tmp_path, parallelism={"shard": 2})
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found["gradients"][name], gradient, rtol=1e-4, atol=1e-7)
+    assert found["loss"] == pytest.approx(loss, rel=1e-6)
+
+
 AGAIN = "tests/train/trainer/test_gradients.py::test_what_is_computed_again_is_the_same[fsdp x tensor-Recompute]"
 
 
@@ -112,7 +122,7 @@ def test_what_is_computed_again_is_the_same(parent, trainer, tmp_path, layout, a
     model = {**trainer["model"], "heads": 4, "kvHeads": 2}
     found = [
         whole_gradient(parent, {**trainer, "model": model, "memory": memory}, world, tmp_path, parallelism=parallelism)
-        for memory in ({}, {"activations": activations, "reshardAfterForward": "Always"})
+        for memory in ({}, {"activations": activations})
     ]
     for name, gradient in found[0]["gradients"].items():
         assert torch.equal(found[1]["gradients"][name], gradient)

@@ -65,6 +65,16 @@ def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
     assert by_line == planning.memory(deep, parallelism, 4, 0)
 
 
+def test_gradients_wait_whole_only_where_gathered_weights_stay():
+    never, always = (
+        planning.memory(config(memory={"reshardAfterForward": how}), ParallelismConfig(), 4, 0)
+        for how in ("Never", "Always")
+    )
+    whole = 4 * config().model.weights
+    assert never.peak[Kind.gradients] >= whole
+    assert always.peak[Kind.gradients] < whole / 2
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_512_ranks_are_planned_in_one_process(layout):
     """And send what the formulas say."""

@@ -23,9 +23,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from concertina_protocol import StepPart
+from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.shard import reshards
 from concertina_trainer.parallel.step_times import Allocating, StepTimes
 
 WORDS, BITS = 5, 32
@@ -59,14 +61,18 @@ class Sums(Protocol):
 class PlainSums:
     """A rank may have nothing to add."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, each: bool) -> None:
+        """`each`: whether each microbatch's gradients are cut over ranks at once. Else they add up whole, which takes
+        less communication and the memory of all of the model's gradients."""
+        self._device, self._each = device, each
 
     def begin(self, model: nn.Module, index: int, count: int) -> None:
-        """Only the last microbatch of a step reduces gradients (the others add up unreduced)."""
+        """Copies (HSDP) get each other's with the last one alone."""
         assert isinstance(model, FSDPModule)
-        model.set_requires_gradient_sync(index == count - 1)
-        model.set_is_last_backward(index == count - 1)
+        last = index == count - 1
+        model.set_requires_gradient_sync(last or self._each)
+        model.set_requires_all_reduce(last)
+        model.set_is_last_backward(last)
 
     def finish(self, gradients: Sequence[Tensor]) -> None: ...
 
@@ -198,5 +204,8 @@ class OrderedReduceScatter(Allocating):
         self._sum = output_tensor
 
 
-def sums(ordered: bool, model: Stages, plan: BatchPlan, world: DistContext) -> Sums:
-    return OrderedSums(model, plan, world.rank, world.times) if ordered else PlainSums(world.device)
+def sums(config: TrainerConfig, model: Stages, plan: BatchPlan, world: DistContext) -> Sums:
+    if config.bitwise:
+        return OrderedSums(model, plan, world.rank, world.times)
+    # Who has no room for whole weights has none for whole gradients.
+    return PlainSums(world.device, each=reshards(config.memory.reshard_after_forward, config.model.weights, world))

@@ -146,7 +146,7 @@ def _run(
         optimizer = ShardedAdamW(model, config.optimizer, 0, exact=config.bitwise)
         _mark(ledger, model, optimizer)
         ledger.fresh()
-        sums = summing.sums(config.bitwise, model, plan, world)
+        sums = summing.sums(config, model, plan, world)
         engine = engine_of(model, optimizer, sums, config, plan, world)
         microbatches = [_microbatch(config, plan) for _ in range(plan.microbatches)]
         engine.forward_backward(microbatches)
