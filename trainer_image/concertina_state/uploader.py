@@ -228,13 +228,13 @@ def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[StoredSid
     return sidecars
 
 
-if __name__ == "__main__":
-    main()
-
-
 def _parallelism(ranks: int) -> dict[str, int]:
     """How many ranks each dimension had; "data": how many shares a batch was cut into."""
     asked = json.loads(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
     found = {kind: asked[kind] for kind in ("shard", "pipeline", "context", "tensor") if (asked.get(kind) or 1) > 1}
     group = math.prod(count for kind, count in found.items() if kind != "shard")
     return {"data": ranks // group, **found}
+
+
+if __name__ == "__main__":
+    main()

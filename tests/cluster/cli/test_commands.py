@@ -23,7 +23,7 @@ def test_run_status_suspend_resume_scale(cli: Cli) -> None:
     assert "generation 1" in cli("run", "-", "--detach", stdin=DEMO.read_text()).stdout, "nothing has changed"
     assert "the operator has not seen it yet" in cli("status", "demo").stdout
 
-    cli.write("demo", status("Running", "3 of 3 replicas train"))
+    cli.write("demo", status("Running", "3 of 3 replicas train", "Running"))
     row = cli("status").stdout.splitlines()[1].split()
     assert row[:5] == ["demo", "Running", "3/3", "100", "25%"]
     detail = cli("status", "demo").stdout

@@ -190,7 +190,7 @@ def test_other_data_are_refused_before_and_at_the_start(folder, parent, trainer,
     assert f"{data} has digest " in said
     assert f"was trained on {before}" in said
     outcome = run(folder / "b", parent, manifest)
-    assert [fault.reason for fault in outcome.faults.values()] == ["BadInput"]
+    assert [fault.reason for fault in outcome.faults.values()] == ["DataChanged"]
     assert f"the checkpoint to train again was trained on {before}" in outcome.faults[0].message
 
 

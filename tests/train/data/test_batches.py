@@ -15,7 +15,7 @@ from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import AHEAD, Batches, microbatches
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.model.attention import _blocks, document_mask
+from concertina_trainer.model.attention import _blocks, _pairs
 
 LENGTH = 24
 MODES = ["joined", "masked", "packed", "bucketed"]
@@ -185,13 +185,13 @@ def test_buckets_waste_less(uris):
 
 def test_both_kinds_of_mask_say_the_same():
     document_ids = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1]], dtype=torch.int32)
-    pairs = document_mask(document_ids)
+    place = torch.arange(6)
+    pairs = _pairs(document_ids, place, place)
     assert pairs[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0],
         [0, 0, 0, 0, 0, 1],
     ]  # fmt: skip
-    visible = _blocks(document_ids).mask_mod
-    place = torch.arange(6)
+    visible = _blocks(document_ids, place, place).mask_mod
     for b in range(2):
         blocks = visible(torch.tensor(b), torch.tensor(0), place[:, None], place[None, :])
         assert (blocks == pairs[b, 0]).all()

@@ -95,7 +95,6 @@ def test_without_parallelism_nothing_is_said_of_it() -> None:
         ({"shard": 2}, 2, "shard 2"),
         ({"tensor": 2}, 8, "shard 4 x tensor 2"),
         ({"tensor": 2, "pipeline": 2, "context": 2, "shard": 1}, 16, "replicate 2 x pipeline 2 x context 2 x tensor 2"),
-        ({"expert": 2, "shard": 4}, 8, "replicate 2 x shard 4, experts over 2"),
         ({}, 8, None),
     ],
 )
@@ -115,6 +114,8 @@ def test_sizes_of_groups_are_in_replicas() -> None:
 
 def test_what_ranks_beside_groups_do_is_a_scripts_own_affair() -> None:
     assert layout(jobs.command_spec(parallelism={"tensor": 2}), 8) == "data 4 x tensor 2"
+    experts = jobs.command_spec(replicas=8, parallelism={"expert": 2, "shard": 4})
+    assert layout(experts, 8) == "replicate 2 x shard 4, experts over 2"
 
 
 ID = protocol.SnapshotId(1, 40, "layout", 8)

@@ -1,0 +1,55 @@
+"""A job in tensor groups loses one, is shrunk and grown, and goes on as a pipeline, on real kubelets: what is planned
+costs no step, and a kill a few."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from builders.cluster import drills, e2e
+from builders.cluster.e2e import Cluster
+
+pytestmark = [pytest.mark.usefixtures("operator", "data"), pytest.mark.timeout(900)]
+NAME = "layouts"
+RESOURCES = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "1536Mi"}}
+WIDE = {**drills.TRAINER["model"], "layers": 2, "heads": 4, "kvHeads": 2}
+LOST = 5
+"""Most steps that a kill may cost; steps are some tens of milliseconds."""
+
+
+def patch(cluster: Cluster, **spec: Any) -> None:
+    cluster.kubectl("patch", "tj", NAME, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+
+def step(cluster: Cluster) -> int:
+    return int(cluster.status(NAME)["progress"]["step"])
+
+
+def test_tensor_groups_are_lost_and_come_back_and_a_pipeline_goes_on(cluster: Cluster) -> None:
+    job = e2e.bundled_job(NAME, e2e.pod(e2e.trainer(resources=RESOURCES)), model=WIDE)
+    job["spec"] |= {"replicas": 4, "parallelism": {"tensor": 2}, "elastic": {"minReplicas": 2, "growAfterSeconds": 1}}
+    with cluster.running(job):
+        first = cluster.training(4, name=NAME)
+        assert first["world"]["layout"] == "shard 2 x tensor 2"
+
+        lost, *others = [member["replica"] for member in first["world"]["members"]]
+        cluster.kubectl("delete", "pod", lost, "--grace-period=0", "--force")
+        whole = cluster.training(4, above=first["world"]["round"], name=NAME)
+        assert {member["replica"] for member in whole["world"]["members"]} >= set(others)
+        assert whole["restarts"]["total"] == 1
+        assert whole.get("stepsReplayed", 0) <= LOST
+
+        patch(cluster, replicas=2)
+        small = cluster.training(2, above=whole["world"]["round"], name=NAME)
+        assert small["world"]["layout"] == "tensor 2"
+
+        patch(cluster, suspend=True)
+        cluster.until("its suspension", lambda status: e2e.reason(status) == "Suspended", NAME)
+        suspended = step(cluster)
+        patch(cluster, suspend=False, replicas=4, parallelism={"tensor": 1, "pipeline": 2})
+        piped = cluster.training(4, above=small["world"]["round"], name=NAME)
+        assert piped["world"]["layout"] == "shard 2 x pipeline 2"
+        assert cluster.until("more steps", lambda status: status["progress"]["step"] > suspended + 20, NAME)
+        assert cluster.status(NAME).get("stepsReplayed", 0) == whole.get("stepsReplayed", 0), "of what was planned none"
