@@ -65,7 +65,7 @@ def altered(document: Any, draw: random.Random) -> Any:
     for _ in range(draw.choice((1, 1, 1, 2, 5))):
         found = places(document, [])
         if not found or draw.random() < 0.02:
-            document = draw.choice(STRANGE)
+            document = copy.deepcopy(draw.choice(STRANGE))
             continue
         inside, key = draw.choice(found)
         what = draw.random()
