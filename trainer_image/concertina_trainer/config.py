@@ -429,6 +429,13 @@ class MemoryConfig(_Section):
         "them in models of more than 100 million weights.",
     )
 
+    def frees_weights(self, weights: int, halves: bool) -> bool:
+        """Whether blocks free their gathered weights between forward and backward. `weights`: of the whole model;
+        `halves`: the backward is in two halves (zero bubble), between which torch's FSDP would lose gradients."""
+        if self.reshard_after_forward is Resharding.auto:
+            return weights > RESHARD_ABOVE and not halves
+        return self.reshard_after_forward is Resharding.always
+
 
 class EvaluationConfig(_Section):
     """The loss on documents that were set aside: those of `concertina data build --validation`."""
@@ -716,6 +723,10 @@ class ParallelismConfig(BaseModel):
     def group(self) -> int:
         """Ranks that compute the same sequences."""
         return self.tensor * self.pipeline * self.context
+
+    @property
+    def stages_per_rank(self) -> int:
+        return self.schedule.stages if self.pipeline > 1 else 1
 
     @property
     def block(self) -> int:

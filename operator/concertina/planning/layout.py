@@ -63,10 +63,6 @@ class Layout:
         """Ranks, or groups of them, that compute different sequences."""
         return self.size // self.parallelism.group
 
-    @property
-    def stages_per_rank(self) -> int:
-        return self.parallelism.schedule.stages if self.parallelism.pipeline > 1 else 1
-
 
 def of(spec: JobSpec, replicas: int) -> Layout:
     """For a job of the bundled trainer, of a valid size."""

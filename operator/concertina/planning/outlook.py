@@ -168,7 +168,7 @@ def _facts(seen: Outlook) -> dict[str, Any]:
     }
     return {
         "microbatches": batch(layout).microbatches,
-        "pipeline": layout.parallelism.pipeline * layout.stages_per_rank,
+        "pipeline": layout.parallelism.pipeline * layout.parallelism.stages_per_rank,
         "data": layout.data,
         **crossing,
     }

@@ -44,7 +44,7 @@ def bubble_share(layout: Layout, microbatches: int) -> float:
     """Time that a rank waits in a step for its neighbours in the pipeline, as a part of what it computes: (P - 1) / m
     (arXiv 2104.04473), over the stages of a rank where they are interleaved; with zero bubble a third of that (arXiv
     2401.10241)."""
-    waiting = (layout.parallelism.pipeline - 1) / microbatches / layout.stages_per_rank
+    waiting = (layout.parallelism.pipeline - 1) / microbatches / layout.parallelism.stages_per_rank
     return waiting / 3 if layout.parallelism.schedule is PipelineSchedule.zero_bubble else waiting
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import math
 
 from concertina.planning.layout import Dimension, Layout
-from concertina_trainer.config import RESHARD_ABOVE, Activations, PipelineSchedule, Resharding
+from concertina_trainer.config import Activations, PipelineSchedule
 from concertina_trainer.data.read.batch import BatchPlan, plan_batch
 
 COMPUTED, REDUCED = 2, 4
@@ -60,12 +60,9 @@ def rank_weights(layout: Layout) -> float:
 
 
 def resharded(layout: Layout) -> bool:
-    how, halves = layout.trainer.memory.reshard_after_forward, False
-    if layout.parallelism.pipeline > 1:
-        halves = layout.parallelism.schedule is PipelineSchedule.zero_bubble
-    if how is Resharding.auto:
-        return layout.trainer.model.weights > RESHARD_ABOVE and not halves
-    return how is Resharding.always
+    given = layout.parallelism
+    halves = given.pipeline > 1 and given.schedule is PipelineSchedule.zero_bubble
+    return layout.trainer.memory.frees_weights(layout.trainer.model.weights, halves)
 
 
 def traffic(layout: Layout) -> list[Traffic]:
@@ -83,7 +80,7 @@ def traffic(layout: Layout) -> list[Traffic]:
         if given.pipeline == 1:
             gathered = count * (in_blocks * (2 if resharded(layout) else 1) + ends)
         else:  # the backward of each microbatch, and the forwards before the first of them
-            times = count + min(count, given.pipeline * layout.stages_per_rank) if resharded(layout) else 1
+            times = count + min(count, given.pipeline * given.stages_per_rank) if resharded(layout) else 1
             gathered = times * in_blocks + ends
         reductions = count if resharded(layout) and given.pipeline == 1 else 1
         found += [
@@ -120,7 +117,7 @@ def traffic(layout: Layout) -> list[Traffic]:
             Traffic(Dimension.context, "keys and values", given.context, times, times * whole, True)
         )  # fmt: skip
     if given.pipeline > 1:
-        times = count * (2 * layout.stages_per_rank - 1)
+        times = count * (2 * given.stages_per_rank - 1)
         found.append(
             Traffic(
                 Dimension.pipeline, "activations and their gradients", 2, times, times * residual / given.tensor, False

@@ -18,7 +18,7 @@ def parallelized(config: ModelConfig, precision: Precision, memory: MemoryConfig
     meshes, degrees = world.meshes, world.degrees
     context = ContextParallel(meshes.context) if meshes.context else None
     stages = divided(config, degrees.pipeline * world.schedule.stages if degrees.pipeline > 1 else 1)
-    reshard = reshards(memory.reshard_after_forward, config.weights, world)
+    reshard = reshards(memory, config.weights, world)
     parts = []
     for part in stages[degrees.place(world.rank).pipeline :: degrees.pipeline]:
         with torch.device("meta"):

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from concertina_state.errors import BadInput
-from concertina_trainer.config import RESHARD_ABOVE, PipelineSchedule, Precision, Resharding
+from concertina_trainer.config import MemoryConfig, PipelineSchedule, Precision, Resharding
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import local
 from concertina_trainer.parallel.group import DistContext
@@ -50,18 +50,15 @@ def _expert_cut(weights: nn.Parameter, ranks: int) -> Shard:
     return Shard(1) if experts < ranks and rows % ranks == 0 else Shard(0)
 
 
-def reshards(how: Resharding, weights: int, world: DistContext) -> bool:
+def reshards(memory: MemoryConfig, weights: int, world: DistContext) -> bool:
     """`weights`: of the whole model. Raises BadInput."""
-    # With a backward in two halves (zero bubble) torch's FSDP loses gradients where weights are freed between them.
     halves = world.degrees.pipeline > 1 and world.schedule is PipelineSchedule.zero_bubble
-    if halves and how is Resharding.always:
+    if halves and memory.reshard_after_forward is Resharding.always:
         raise BadInput(
             f"parallelism.schedule {world.schedule} keeps gathered weights until the backward has both its halves: set "
             "trainer.memory.reshardAfterForward to Never or Auto, or choose another schedule."
         )
-    if how is Resharding.auto:
-        return weights > RESHARD_ABOVE and not halves
-    return how is Resharding.always
+    return memory.frees_weights(weights, halves)
 
 
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype:

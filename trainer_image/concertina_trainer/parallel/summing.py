@@ -208,4 +208,4 @@ def sums(config: TrainerConfig, model: Stages, plan: BatchPlan, world: DistConte
     if config.bitwise:
         return OrderedSums(model, plan, world.rank, world.times)
     # Who has no room for whole weights has none for whole gradients.
-    return PlainSums(world.device, each=reshards(config.memory.reshard_after_forward, config.model.weights, world))
+    return PlainSums(world.device, each=reshards(config.memory, config.model.weights, world))

@@ -58,8 +58,7 @@ def batch_plan(config: TrainerConfig, degrees: Degrees) -> BatchPlan:
 
 
 def stages_of(config: TrainerConfig, parallelism: ParallelismConfig) -> list[Part]:
-    count = parallelism.pipeline * (parallelism.schedule.stages if parallelism.pipeline > 1 else 1)
-    return divided(config.model, count)
+    return divided(config.model, parallelism.pipeline * parallelism.stages_per_rank)
 
 
 def fullest(config: TrainerConfig, parallelism: ParallelismConfig, size: int) -> list[int]:
