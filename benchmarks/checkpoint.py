@@ -40,7 +40,8 @@ from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import LocalShard
 from concertina_state.snapshots import Snapshots, Taken
-from concertina_trainer.config import ParallelismConfig, Precision, TrainerConfig
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW
@@ -70,8 +71,10 @@ class Subject:
 
     def __init__(self, mebibytes: float, world: DistContext, memory: Path) -> None:
         self.world = world
-        self.config = TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": _model(mebibytes)})
-        self.model = parallelized(self.config.model, Precision.float32, self.config.memory, world)
+        self.config = TrainerConfig.model_validate(
+            {"data": {"uri": "/none"}, "precision": "float32", "model": _model(mebibytes)}
+        )
+        self.model = parallelized(self.config, world)
         self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)
         self.state = TrainState(self.model, self.config.model, self.optimizer, world)
         self.state.initialise(self.config)

@@ -40,7 +40,7 @@ import trainingjob
 from concertina.local import s3
 from concertina_data.manifest import FORMAT, NAME, DataManifest, TokenizerFacts
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config import DataConfig
+from concertina_trainer.config.data import DataConfig
 from concertina_trainer.data.build.write import Draft
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.reader import Reader

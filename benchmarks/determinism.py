@@ -17,7 +17,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from concertina_state.saving import StepFlags
-from concertina_trainer.config import Determinism, ParallelismConfig, Precision, TrainerConfig
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import Determinism, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW
@@ -28,7 +29,7 @@ from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.agreement import agree
 from concertina_trainer.training.engine import WholeModel
 
-CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}})
+CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}, "precision": "float32"})
 
 
 class Kind:
@@ -37,7 +38,7 @@ class Kind:
     def __init__(self, bitwise: bool, world: DistContext) -> None:
         self.world = world
         config = CONFIG.model_copy(update={"determinism": Determinism.bitwise if bitwise else Determinism.order})
-        self.model = parallelized(CONFIG.model, Precision.float32, CONFIG.memory, world)
+        self.model = parallelized(CONFIG, world)
         self.optimizer = ShardedAdamW(self.model, CONFIG.optimizer, 0, exact=bitwise)
         TrainState(self.model, CONFIG.model, self.optimizer, world).initialise(CONFIG)
         self.plan = plan_batch(CONFIG.global_batch_size, CONFIG.micro_batch_size, world.size, fixed=bitwise)

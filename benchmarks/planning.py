@@ -18,7 +18,8 @@ import report
 from concertina.planning.hardware import FABRICS, GPUS, FabricName, GpuName
 from concertina.planning.layout import Layout
 from concertina.planning.timing import mfu, step_time
-from concertina_trainer.config import ParallelismConfig, TrainerConfig
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.model.flops import token_flops
 
 LLAMA_8B = {"layers": 32, "dim": 4096, "heads": 32, "kvHeads": 8, "hiddenDim": 14336}

@@ -14,7 +14,7 @@ from concertina_data.manifest import VALIDATION
 from concertina_protocol import RestoreSource, Undone, log_lines
 from concertina_protocol.log_lines import RoundStarted
 from concertina_state.checkpoints.reader import StoredCheckpoint
-from concertina_trainer.config import DataConfig
+from concertina_trainer.config.data import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.data.read.skips import positions

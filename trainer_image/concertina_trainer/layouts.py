@@ -6,7 +6,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from concertina_trainer.config import Balancing, DocumentMode, ParallelismConfig, PipelineSchedule, TrainerConfig
+from concertina_trainer.config.data import Balancing, DocumentMode
+from concertina_trainer.config.memory import RESHARD_ABOVE, Resharding
+from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
+from concertina_trainer.config.trainer import TrainerConfig
 
 MOST_DEGREE = 1024
 """Of one dimension, as ParallelismConfig bounds them."""
@@ -27,6 +30,7 @@ class LayoutRule:
 
 _GROUP = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context"
 _HIDDEN = "(has(self.trainer.model.hiddenDim) ? self.trainer.model.hiddenDim : (self.trainer.model.dim + 11) / 12 * 32)"
+_NO_HALVES = f"self.parallelism.schedule != '{PipelineSchedule.zero_bubble.value}'"
 _TWICE = [schedule.value for schedule in PipelineSchedule if schedule.stages == 2]
 
 
@@ -71,6 +75,15 @@ RULES = (
         lambda trainer, parallelism: trainer.model.layers >= parallelism.pipeline * parallelism.schedule.stages,
         "pipeline has more stages than trainer.model.layers: each has a layer or more, and a worker two of them where "
         "schedule is interleaved",
+    ),
+    LayoutRule(
+        "trainer.memory.reshardAfterForward",
+        f"self.trainer.memory.reshardAfterForward != 'Always' || self.parallelism.pipeline == 1 || {_NO_HALVES}",
+        lambda trainer, parallelism: (
+            trainer.memory.reshard_after_forward is not Resharding.always or not parallelism.backward_in_halves
+        ),
+        "the schedule InterleavedZeroBubble keeps gathered weights until the backward has both its halves: set "
+        "reshardAfterForward to Never or Auto, or choose another parallelism.schedule",
     ),
     LayoutRule(
         "parallelism.expert",
@@ -149,6 +162,13 @@ def problems(trainer: TrainerConfig, parallelism: ParallelismConfig, world: int 
             f"parallelism: {world} workers are no whole number of blocks of {parallelism.block}{_instead(near)}"
         )
     return tuple(found)
+
+
+def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
+    """Whether blocks free their gathered weights between forward and backward."""
+    if trainer.memory.reshard_after_forward is Resharding.auto:
+        return trainer.model.weights > RESHARD_ABOVE and not parallelism.backward_in_halves
+    return trainer.memory.reshard_after_forward is Resharding.always
 
 
 def nearest_sizes(size: int, step: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from concertina_state import uploader
-from concertina_trainer.config import of_any_version
+from concertina_trainer.config.trainer import of_any_version
 
 
 def main() -> NoReturn:

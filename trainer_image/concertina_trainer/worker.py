@@ -26,8 +26,11 @@ from concertina_state.lineage import TrainedRound, of_round
 from concertina_state.objects.prefix import StorageError
 from concertina_state.saving import SavePolicy, Saving
 from concertina_state.snapshots import Snapshots
-from concertina_trainer.config import Balancing, CheckpointConfig, ParallelismConfig, TrainerConfig, of_any_version
-from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.config.checkpoint import CheckpointConfig
+from concertina_trainer.config.data import Balancing
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import TrainerConfig, of_any_version
+from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import RollBack
@@ -159,7 +162,7 @@ def build(
         )
     _check_data(config, reader.digest)
     aside = validation_reader(config, begun) if config.evaluation else None
-    model = parallelized(config.model, config.precision, config.memory, world)
+    model = parallelized(config, world)
     optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.bitwise)
     return Built(
         config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, config.model, optimizer, world)
@@ -194,9 +197,7 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
     again = config.reproduction.skipped if config.reproduction else ()
     anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped, again), restored.trend)
     built.reader.leave_out(anomalies.skipped)
-    plan = plan_batch(
-        config.global_batch_size, config.micro_batch_size, world.data_size, config.bitwise, world.degrees.pipeline
-    )
+    plan = batch_plan(config, world.degrees)
     sums = summing.sums(config, built.model, plan, world)
     engine = engine_of(built.model, built.optimizer, sums, config, plan, world)
     saving = begin_saving(built, start, restored, channel)

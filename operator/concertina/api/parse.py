@@ -15,11 +15,11 @@ from pydantic_core import ErrorDetails
 
 from concertina.api.rules import broken
 from concertina.api.spec import JobSpec
-from concertina_trainer import config
+from concertina_trainer.config.trainer import RETIRED as RETIRED_BY_TRAINER
 
 RETIRED: dict[tuple[int | str, ...], object] = {
     ("failurePolicy", "straggler"): {"factor": 2.0},
-    **{("trainer", *path): default for path, default in config.RETIRED.items()},
+    **{("trainer", *path): default for path, default in RETIRED_BY_TRAINER.items()},
 }
 """Fields that are constants now, with the defaults that older CRDs fill in: as little worth a word as their absence
 (decision "Which knobs became constants")."""

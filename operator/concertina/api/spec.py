@@ -12,7 +12,9 @@ from pydantic import ConfigDict, Field, JsonValue
 
 from concertina.api import TRAINER
 from concertina.api.model import Model, Verbatim
-from concertina_trainer.config import CheckpointConfig, ParallelismConfig, TrainerConfig
+from concertina_trainer.config.checkpoint import CheckpointConfig
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import TrainerConfig
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 """Resources of which `workersPerReplica: auto` starts one worker each."""

@@ -74,7 +74,7 @@ def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
     """Since the parent: which of the order that data, seed and what was left out decide."""
     from concertina_protocol.messages.ranges import united
     from concertina_state.lineage import digest
-    from concertina_trainer.config import of_any_version
+    from concertina_trainer.config.trainer import of_any_version
     from concertina_trainer.data.consumed import consumed, positions
 
     if not manifest.trainer:

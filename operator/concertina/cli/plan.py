@@ -20,13 +20,14 @@ from concertina.durations import duration
 from concertina.plan.facts import sizes
 from concertina.planning import search
 from concertina.planning.hardware import FABRICS, GPUS, FabricName, Gpu, GpuName
-from concertina.planning.layout import Dimension, Layout, of
+from concertina.planning.layout import Layout, of
 from concertina.planning.outlook import Outlook, RankMemory, as_object, bottleneck, outlook, rank_memory
 from concertina.planning.outlook import sizes as valid_sizes
 from concertina.planning.traffic import batch
 from concertina.report.ranks import picture
 from concertina.terminal.connection import Complaint
 from concertina.terminal.console import plain
+from concertina_trainer.degrees import Dimension
 from concertina_trainer.layouts import problems
 from concertina_trainer.model.flops import token_flops
 
@@ -210,7 +211,9 @@ def _facts(spec: JobSpec, seen: Outlook) -> Iterator[tuple[str, str]]:
 
 
 def _degrees(layout: Layout) -> str:
-    found = " x ".join(f"{each} {degree}" for each, degree in layout.degrees.items() if degree > 1) or "one rank"
+    found = (
+        " x ".join(f"{each} {degree}" for each, degree in layout.degrees._asdict().items() if degree > 1) or "one rank"
+    )
     return found + (f", {layout.parallelism.schedule}" if layout.parallelism.pipeline > 1 else "")
 
 

@@ -25,7 +25,7 @@ from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.checkpoints.retention import found
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config import of_any_version
+from concertina_trainer.config.trainer import of_any_version
 
 
 def reproduced(uri: str, step: int, wanted: Wanted) -> Reproduction:

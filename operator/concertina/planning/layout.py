@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
-import math
 
 from concertina.api.spec import JobSpec
-from concertina_trainer.config import ParallelismConfig, TrainerConfig
-
-
-class Dimension(enum.StrEnum):
-    """From the outermost on: ranks of the last one are neighbours."""
-
-    replicate = "replicate"
-    shard = "shard"
-    pipeline = "pipeline"
-    context = "context"
-    tensor = "tensor"
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.degrees import Degrees, Dimension
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,33 +20,20 @@ class Layout:
     """Ranks of each replica, which has a node of its own or a part of one."""
 
     @property
-    def degrees(self) -> dict[Dimension, int]:
-        given = self.parallelism
-        data = self.size // given.group
-        shard = given.shard or data
-        return dict(
-            zip(Dimension, (data // shard, shard, given.pipeline, given.context, given.tensor), strict=True)
-        )  # fmt: skip
+    def degrees(self) -> Degrees:
+        return Degrees.of(self.parallelism, self.size)
 
     def degree(self, dimension: Dimension) -> int:
-        return self.degrees[dimension]
-
-    def stride(self, dimension: Dimension) -> int:
-        """How far neighbours of this dimension are from each other."""
-        degrees = list(self.degrees.values())
-        return math.prod(degrees[list(Dimension).index(dimension) + 1 :])
-
-    def place(self, rank: int) -> dict[Dimension, int]:
-        return {each: rank // self.stride(each) % degree for each, degree in self.degrees.items()}
+        return self.degrees.degree(dimension)
 
     def crosses(self, dimension: Dimension) -> bool:
         """Whether it has ranks on different nodes that talk to each other."""
         degree = self.degree(dimension)
-        return degree > 1 and self.stride(dimension) * degree > self.per_node
+        return degree > 1 and self.degrees.stride(dimension) * degree > self.per_node
 
     def on_node(self, dimension: Dimension) -> int:
         """How many ranks of one group are on the same node."""
-        return max(1, min(self.degree(dimension), self.per_node // self.stride(dimension)))
+        return max(1, min(self.degree(dimension), self.per_node // self.degrees.stride(dimension)))
 
     @property
     def data(self) -> int:

@@ -9,10 +9,12 @@ from typing import Any
 from concertina.api.spec import JobSpec
 from concertina.plan.state import snapshot_memory
 from concertina.planning.hardware import FABRICS, USABLE, FabricName, Gpu
-from concertina.planning.layout import Dimension, Layout
+from concertina.planning.layout import Layout
 from concertina.planning.timing import StepTime, bubble_share, link, mfu, step_time
 from concertina.planning.traffic import Traffic, batch, traffic
-from concertina_trainer.config import Activations, PipelineSchedule
+from concertina_trainer.config.memory import Activations
+from concertina_trainer.config.parallelism import PipelineSchedule
+from concertina_trainer.degrees import Dimension
 from concertina_trainer.model.flops import token_flops
 
 DAY, HOUR = 86400.0, 3600.0
@@ -204,7 +206,7 @@ def as_object(seen: Outlook) -> dict[str, Any]:
         "replicas": seen.replicas,
         "ranks": layout.size,
         "ranksPerReplica": layout.per_node,
-        "degrees": {str(each): degree for each, degree in layout.degrees.items()},
+        "degrees": {str(each): degree for each, degree in layout.degrees._asdict().items()},
         "schedule": layout.parallelism.schedule if layout.parallelism.pipeline > 1 else None,
         "activations": layout.trainer.memory.activations,
         "acrossNodes": [str(each) for each in Dimension if layout.crosses(each)],

@@ -6,10 +6,13 @@ import itertools
 from collections.abc import Iterator
 
 from concertina.planning.hardware import USABLE, Gpu
-from concertina.planning.layout import Dimension, Layout
+from concertina.planning.layout import Layout
 from concertina.planning.timing import step_time
 from concertina.planning.traffic import COMPUTED, batch, rank_weights, stage_blocks
-from concertina_trainer.config import Activations, ParallelismConfig, PipelineSchedule, TrainerConfig
+from concertina_trainer.config.memory import Activations
+from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
+from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.degrees import Dimension
 from concertina_trainer.layouts import problems
 
 STATE, REDUCED = 12, 4

@@ -6,9 +6,11 @@ import dataclasses
 import math
 
 from concertina.planning.hardware import LATENCY, REACHED, Gpu
-from concertina.planning.layout import Dimension, Layout
+from concertina.planning.layout import Layout
 from concertina.planning.traffic import COMPUTED, Traffic, batch, rank_weights, traffic
-from concertina_trainer.config import Activations, PipelineSchedule
+from concertina_trainer.config.memory import Activations
+from concertina_trainer.config.parallelism import PipelineSchedule
+from concertina_trainer.degrees import Dimension
 from concertina_trainer.model.flops import token_flops
 
 AGAIN = {Activations.keep: 1.0, Activations.products: 1.0, Activations.recompute: 4 / 3}

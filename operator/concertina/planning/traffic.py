@@ -7,9 +7,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from concertina.planning.layout import Dimension, Layout
-from concertina_trainer.config import Activations, PipelineSchedule
-from concertina_trainer.data.read.batch import BatchPlan, plan_batch
+from concertina.planning.layout import Layout
+from concertina_trainer.config.memory import Activations
+from concertina_trainer.data.read.batch import BatchPlan, batch_plan
+from concertina_trainer.degrees import Dimension
+from concertina_trainer.layouts import frees_weights
 
 COMPUTED, REDUCED = 2, 4
 """Bytes of a number: weights and activations travel in bfloat16, gradients in float32."""
@@ -40,10 +42,7 @@ class Traffic:
 
 
 def batch(layout: Layout) -> BatchPlan:
-    trainer = layout.trainer
-    return plan_batch(
-        trainer.global_batch_size, trainer.micro_batch_size, layout.data, trainer.bitwise, layout.parallelism.pipeline
-    )
+    return batch_plan(layout.trainer, layout.degrees)
 
 
 def stage_blocks(layout: Layout) -> int:
@@ -59,12 +58,6 @@ def rank_weights(layout: Layout) -> float:
     return (stage_blocks(layout) * model.block_weights + ends) / given.tensor
 
 
-def resharded(layout: Layout) -> bool:
-    given = layout.parallelism
-    halves = given.pipeline > 1 and given.schedule is PipelineSchedule.zero_bubble
-    return layout.trainer.memory.frees_weights(layout.trainer.model.weights, halves)
-
-
 def traffic(layout: Layout) -> list[Traffic]:
     model, given, plan = layout.trainer.model, layout.parallelism, batch(layout)
     count, blocks = plan.microbatches, stage_blocks(layout)
@@ -73,16 +66,17 @@ def traffic(layout: Layout) -> list[Traffic]:
     found: list[Traffic] = []
     times: float
     fsdp = layout.degree(Dimension.shard) * given.context
+    free = frees_weights(layout.trainer, given)
     weights = rank_weights(layout)
     if fsdp > 1:
         in_blocks = blocks * model.block_weights / given.tensor
         ends = weights - in_blocks
         if given.pipeline == 1:
-            gathered = count * (in_blocks * (2 if resharded(layout) else 1) + ends)
+            gathered = count * (in_blocks * (2 if free else 1) + ends)
         else:  # the backward of each microbatch, and the forwards before the first of them
-            times = count + min(count, given.pipeline * given.stages_per_rank) if resharded(layout) else 1
+            times = count + min(count, given.pipeline * given.stages_per_rank) if free else 1
             gathered = times * in_blocks + ends
-        reductions = count if resharded(layout) and given.pipeline == 1 else 1
+        reductions = count if free and given.pipeline == 1 else 1
         found += [
             Traffic(
                 Dimension.shard, "all-gather of weights", fsdp, count * 2 * (blocks + 1), COMPUTED * gathered, False

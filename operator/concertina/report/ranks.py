@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as xml
 
-from concertina.planning.layout import Dimension, Layout
+from concertina.planning.layout import Layout
+from concertina_trainer.degrees import Dimension
 
 CELL, GAP, TOP, MOST_NODES, MOST_PER_NODE, NODES_IN_ROW = 24, 10, 58, 64, 16, 8
 SHARES = ("#1565c0", "#2e7d32", "#ef6c00", "#6a1b9a", "#0277bd", "#c62828", "#5d4037", "#00838f")
@@ -30,9 +31,8 @@ def picture(name: str, layout: Layout) -> str:
     )
     xml.SubElement(root, "title").text = f"Ranks of {name} on nodes"
     xml.SubElement(root, "style").text = STYLE
-    degrees = " x ".join(f"{each} {degree}" for each, degree in layout.degrees.items() if degree > 1) or "one rank"
     _text(root, GAP, 20, f"{name}: {layout.size} ranks on {nodes} nodes", "head")
-    _text(root, GAP, 40, degrees)
+    _text(root, GAP, 40, str(layout.degrees))
     for node in range(shown):
         x = GAP + node % across * (wide + GAP)
         y = TOP + node // across * (high + GAP)
@@ -48,13 +48,13 @@ def picture(name: str, layout: Layout) -> str:
 
 
 def _rank(root: xml.Element, x: int, y: int, rank: int, layout: Layout) -> None:
-    place = layout.place(rank)
+    place = layout.degrees.place(rank)
     group = rank // layout.parallelism.group
     square = {
         "x": f"{x}", "y": f"{y}", "width": f"{CELL - 2}", "height": f"{CELL - 2}", "fill": SHARES[group % len(SHARES)],
-        "fill-opacity": f"{1 - 0.5 * place[Dimension.pipeline] / max(1, layout.parallelism.pipeline):.2f}",
+        "fill-opacity": f"{1 - 0.5 * place.pipeline / max(1, layout.parallelism.pipeline):.2f}",
     }  # fmt: skip
-    where = ", ".join(f"{each} {at}" for each, at in place.items() if layout.degree(each) > 1)
+    where = ", ".join(f"{each} {place.degree(each)}" for each in Dimension if layout.degree(each) > 1)
     xml.SubElement(xml.SubElement(root, "rect", square), "title").text = f"rank {rank}: {where}"
     _text(root, x + (CELL - 2) // 2, y + 14, f"{rank}", "small", middle=True)
 

@@ -7,7 +7,7 @@ import tempfile
 
 import torch
 
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig
 
 
 def whole_gradient(parent, trainer, world, tmp_path, shares=(), parallelism=None, program="workers.gradients:main"):

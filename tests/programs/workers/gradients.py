@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import microbatches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.model.optimizer import ShardedAdamW
@@ -22,13 +22,11 @@ def main() -> int:
     before = set(sys.modules)
     config, _, parallelism = configuration()
     world = group.join(os.environ, parallelism)
-    model = parallelized(config.model, config.precision, config.memory, world)
+    model = parallelized(config, world)
     optimizer = ShardedAdamW(model, config.optimizer, 0)
     TrainState(model, config.model, optimizer, world).initialise(config)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
-    plan = plan_batch(
-        config.global_batch_size, config.micro_batch_size, world.data_size, multiple=world.degrees.pipeline
-    )
+    plan = batch_plan(config, world.degrees)
     if shares := json.loads(os.environ["SHARES"]):
         plan = plan.shared_out(shares, config.micro_batch_size)
     batch = microbatches(reader, plan, world.data_rank, position=100)

@@ -5,7 +5,7 @@ import os
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW, local
 from concertina_trainer.parallel import group, summing, tensor
@@ -34,14 +34,12 @@ def bytes_of(tensors):
 def main() -> int:
     config, _, parallelism = configuration()
     world = group.join(os.environ, parallelism)
-    model = parallelized(config.model, config.precision, config.memory, world)
+    model = parallelized(config, world)
     with torch.no_grad():
         for _, parameter in model.named_parameters():
             local(parameter).normal_(0, 0.02)
     optimizer = ShardedAdamW(model, config.optimizer, 0)
-    plan = plan_batch(
-        config.global_batch_size, config.micro_batch_size, world.data_size, multiple=world.degrees.pipeline
-    )
+    plan = batch_plan(config, world.degrees)
     length = config.model.sequence_length
     batch = [
         Microbatch(torch.zeros(plan.rows, length + 1, dtype=torch.int64), torch.ones(plan.rows, length), None)

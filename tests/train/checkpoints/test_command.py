@@ -17,7 +17,7 @@ from concertina_state.checkpoints import catalogue
 from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.reader import Reader
 
 

@@ -10,7 +10,7 @@ from builders.train import small
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.export.export import export
 from concertina_trainer.model.decoder import Decoder
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from builders.train import small
 from concertina.cli.checkpoint import app
 from concertina_data.manifest import parse
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.write import Recipe
 from concertina_trainer.export.tokenizer_files import exported

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from concertina_state.errors import BadInput
 from concertina_trainer import cli
-from concertina_trainer.config import DataConfig
+from concertina_trainer.config.data import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import AHEAD, Batches, microbatches

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from concertina_trainer import cli
-from concertina_trainer.config import DataConfig
+from concertina_trainer.config.data import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read.reader import Reader
 

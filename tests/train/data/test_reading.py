@@ -19,7 +19,7 @@ import torch
 from concertina_data import cache
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
-from concertina_trainer.config import DataConfig
+from concertina_trainer.config.data import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read import batches
 from concertina_trainer.data.read.batch import plan_batch

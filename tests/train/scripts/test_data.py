@@ -20,7 +20,7 @@ from concertina_protocol.sidecar import read_sidecar
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import LocalShard
-from concertina_trainer.config import DataConfig
+from concertina_trainer.config.data import DataConfig
 from concertina_trainer.data.build.write import Draft
 from concertina_trainer.data.read.reader import Reader
 

@@ -17,7 +17,7 @@ import pytest
 import concertina_protocol as p
 from builders.programs import SEARCH_PATH
 from builders.train.replicas import UID, Job, Replica, newest_complete, running
-from concertina_trainer.config import DataConfig
+from concertina_trainer.config.data import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read.reader import Reader
 

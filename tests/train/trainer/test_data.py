@@ -11,7 +11,7 @@ import pytest
 from builders.train import node
 from concertina_state.errors import BadInput
 from concertina_trainer import cli
-from concertina_trainer.config import DataConfig
+from concertina_trainer.config.data import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read.reader import Reader
 

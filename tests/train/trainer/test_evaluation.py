@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from builders.train import node, states
 from concertina.demo import text
 from concertina_protocol.worker_channel import Done
-from concertina_trainer.config import DataConfig, TrainerConfig
+from concertina_trainer.config.data import DataConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.write import Recipe
 from concertina_trainer.data.read.reader import Reader

@@ -10,7 +10,7 @@ from concertina.demo import text
 from concertina_data.manifest import parse
 from concertina_state.format.read_plan import Box
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.packing import pack
 from concertina_trainer.data.read.reader import Reader

@@ -8,10 +8,12 @@ import sys
 import pytest
 
 from builders.train.gradients import whole_gradient
-from concertina.planning.layout import Dimension, Layout
+from concertina.planning.layout import Layout
 from concertina.planning.traffic import traffic
 from concertina_state.errors import BadInput
-from concertina_trainer.config import ParallelismConfig, TrainerConfig
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.degrees import Dimension
 from concertina_trainer.planning import memory as planning
 from concertina_trainer.planning.ledger import Kind, Phase
 

@@ -16,7 +16,7 @@ from concertina_protocol.messages.reports import OUT_OF_MEMORY
 from concertina_state.errors import BadInput, DataChanged
 from concertina_state.format.shardfile import Trend
 from concertina_state.objects.messages import of_files
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.training.agreement import StepFlags, StepResult
 from concertina_trainer.training.anomalies import SEASONED, Anomalies
 

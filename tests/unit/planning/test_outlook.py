@@ -10,12 +10,14 @@ import pytest
 from builders.jobs import spec
 from concertina.planning import search
 from concertina.planning.hardware import FABRICS, GPUS, FabricName, GpuName
-from concertina.planning.layout import Dimension, Layout, of
+from concertina.planning.layout import Layout, of
 from concertina.planning.outlook import RankMemory, as_object, bottleneck, outlook
 from concertina.planning.timing import bubble_share, step_time
 from concertina.planning.traffic import traffic
 from concertina.report.ranks import picture
-from concertina_trainer.config import ParallelismConfig, TrainerConfig
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.degrees import Dimension
 
 H100, NETWORK = GPUS[GpuName.h100], FabricName.infiniband400
 MODEL = {
@@ -38,8 +40,8 @@ def layout(size: int = 64, batch: int = 512, **parallelism: Any) -> Layout:
 
 def test_ranks_lie_in_blocks_the_tensor_group_innermost() -> None:
     here = layout(tensor=4, context=2, pipeline=2, shard=2)
-    assert list(here.degrees.values()) == [2, 2, 2, 2, 4]
-    assert here.place(0b1010_11) == dict(zip(Dimension, (1, 0, 1, 0, 3), strict=True))
+    assert list(here.degrees) == [2, 2, 2, 2, 4]
+    assert here.degrees.place(0b1010_11) == (1, 0, 1, 0, 3)
     assert [str(each) for each in Dimension if here.crosses(each)] == ["replicate", "shard", "pipeline"]
     assert here.on_node(Dimension.tensor) == 4
 

@@ -26,7 +26,7 @@ TOPS = {
     "concertina_agent": (),
     "concertina_protocol": (),
     "concertina_trainer": (),
-    "concertina_trainer.config": ("pydantic",),
+    "concertina_trainer.config.trainer": ("pydantic",),
 }
 
 

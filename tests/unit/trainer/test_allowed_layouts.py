@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concertina_trainer import layouts
-from concertina_trainer.config import ParallelismConfig, TrainerConfig
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import TrainerConfig
 
+FREED = {"memory": {"reshardAfterForward": "Always"}}
+ZERO_BUBBLE = {"pipeline": 2, "schedule": "InterleavedZeroBubble"}
 SIX_EXPERTS = {"model": {"experts": {"count": 6}}}
 
 
@@ -33,6 +36,7 @@ def problems(trainer: TrainerConfig, world: int | None = None, **degrees: Any) -
         ({"data": {"uri": "/d", "documents": "bucketed"}}, {"tensor": 2}, "trainer.data.documents: ", "documents"),
         ({"data": {"uri": "/d", "balance": "speed"}}, {"context": 2}, "trainer.data.balance: ", "to even"),
         ({"determinism": "bitwise"}, {"shard": 2}, "trainer.determinism: ", "remove parallelism"),
+        (FREED, ZERO_BUBBLE, "trainer.memory.reshardAfterForward: ", "choose another parallelism.schedule"),
         ({}, {"expert": 2}, "parallelism.expert: expert deals experts out", "expert is 2: the nearest that fit: 1"),
         (SIX_EXPERTS, {"expert": 4}, "parallelism.expert: ", "expert is 4: the nearest that fit: 3 and 6"),
         (SIX_EXPERTS, {"expert": 2, "shard": 3}, "parallelism.expert: ", "expert is 2: the nearest that fit: 1 and 3"),

@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from concertina.api.spec import Checkpoint
-from concertina_trainer.config import CheckpointConfig, TrainerConfig, of_any_version
+from concertina_trainer.config.checkpoint import CheckpointConfig
+from concertina_trainer.config.trainer import TrainerConfig, of_any_version
 
 DATA = {"data": {"uri": "s3://bucket/data"}}
 
@@ -100,6 +101,6 @@ def test_unknown_fields_of_the_checkpoint_are_the_job_s_business():
 
 
 def test_importing_the_configuration_brings_no_torch():
-    code = "import sys, json, concertina_trainer.config; print(json.dumps(sorted(sys.modules)))"
+    code = "import sys, json, concertina_trainer.layouts; print(json.dumps(sorted(sys.modules)))"
     modules = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
     assert not {"torch", "numpy", "obstore"} & set(modules)

@@ -14,7 +14,9 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from concertina_protocol import SnapshotId
 from concertina_state.format.read_plan import Box, reads
 from concertina_state.format.shardfile import Header, ShardMetadata, StoredChunk
-from concertina_trainer.config import ExpertsConfig, ParallelismConfig, TrainerConfig
+from concertina_trainer.config.model import ExpertsConfig
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.model.initial import initial_value
 from concertina_trainer.model.optimizer import ShardedAdamW
@@ -66,7 +68,7 @@ def saved_by(world, parallelism, **changed):
         try:
             where = torch.device("cpu")
             context = DistContext.of(rank, world, where, ParallelismConfig.model_validate(parallelism))
-            model = parallelized(config.model, config.precision, config.memory, context)
+            model = parallelized(config, context)
             state = TrainState(model, config.model, ShardedAdamW(model, config.optimizer, 0), context)
             state.initialise(config)
             yield state.digest, dict(zip(state.saved.layout.chunks, state.saved.tensors, strict=True))

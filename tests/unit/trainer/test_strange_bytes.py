@@ -26,7 +26,8 @@ from concertina_state.format.read_plan import reads
 from concertina_state.format.shardfile import Chunk, Header, Layout, ShardMetadata, header_length, parse_header
 from concertina_state.objects import retry
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
-from concertina_trainer.config import ModelConfig, TrainerConfig, of_any_version
+from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.trainer import TrainerConfig, of_any_version
 from concertina_trainer.data import packing
 from concertina_trainer.data.build import sources
 from concertina_trainer.data.build.sources import Source

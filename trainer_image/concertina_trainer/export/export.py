@@ -18,7 +18,8 @@ from concertina_state.errors import BadInput
 from concertina_state.format.read_plan import Box, ReadPlan, reads
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config import ExpertsConfig, TrainerConfig, of_any_version
+from concertina_trainer.config.model import ExpertsConfig
+from concertina_trainer.config.trainer import TrainerConfig, of_any_version
 from concertina_trainer.export.tokenizer_files import exported
 from concertina_trainer.format import hf_experts, hf_names
 from concertina_trainer.format.earlier_names import of_today

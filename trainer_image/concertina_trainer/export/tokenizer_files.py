@@ -16,7 +16,7 @@ from concertina_data import manifest as data_manifests
 from concertina_data.manifest import TokenizerFacts
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.tokenizer import BYTES
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"

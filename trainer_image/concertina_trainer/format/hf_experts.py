@@ -10,7 +10,7 @@ import enum
 import re
 
 from concertina_state.errors import BadInput
-from concertina_trainer.config import ExpertsConfig, ModelConfig, RouterScores
+from concertina_trainer.config.model import ExpertsConfig, ModelConfig, RouterScores
 
 
 class Family(enum.Enum):

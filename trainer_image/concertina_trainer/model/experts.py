@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from concertina_trainer.config import ExpertsConfig, RouterScores
+from concertina_trainer.config.model import ExpertsConfig, RouterScores
 
 GROUPED = (torch.float32, torch.bfloat16, torch.float16)
 """What torch has grouped products for."""

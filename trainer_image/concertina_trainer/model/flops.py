@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from concertina_trainer.config import ModelConfig
+from concertina_trainer.config.model import ModelConfig
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from concertina_state.format.read_plan import Box
-from concertina_trainer.config import ModelConfig
+from concertina_trainer.config.model import ModelConfig
 
 RESIDUAL = (
     "attention.output.weight", "feed_forward.down.weight", "feed_forward.experts.down",

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from concertina_trainer.config import ParallelismConfig, PipelineSchedule
-from concertina_trainer.parallel.mesh import Degrees, Meshes
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.degrees import Degrees
+from concertina_trainer.parallel.mesh import Meshes
 from concertina_trainer.parallel.step_times import StepTimes
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
@@ -29,17 +30,17 @@ class DistContext:
     rank: int
     size: int
     device: torch.device
+    parallelism: ParallelismConfig
     degrees: Degrees
     meshes: Meshes
     times: StepTimes
-    schedule: PipelineSchedule = PipelineSchedule.one_f_one_b
 
     @staticmethod
     def of(rank: int, size: int, device: torch.device, parallelism: ParallelismConfig) -> DistContext:
         """In the process group that has been joined. Raises BadInput where the world is no whole number of blocks."""
         degrees = Degrees.of(parallelism, size)
         meshes = Meshes.of(degrees, device.type, parallelism.expert)
-        return DistContext(rank, size, device, degrees, meshes, StepTimes(device), parallelism.schedule)
+        return DistContext(rank, size, device, parallelism, degrees, meshes, StepTimes(device))
 
     @property
     def data_rank(self) -> int:
@@ -48,13 +49,13 @@ class DistContext:
 
     @property
     def data_size(self) -> int:
-        return self.size // self.degrees.group
+        return self.degrees.data
 
     @property
     def cut(self) -> str:
         """What decides which parts of the state each rank has."""
-        expert = self.meshes.expert.size() if self.meshes.expert else 1
-        return f"{self.degrees}, stages of a rank {self.schedule.stages}, expert {expert}"
+        given = self.parallelism
+        return f"{self.degrees}, stages of a rank {given.stages_per_rank}, expert {given.expert}"
 
     @property
     def alike(self) -> list[list[int]]:

@@ -1,54 +1,13 @@
-"""Which ranks share what: the dimensions of parallelism, and their device meshes.
-
-Ranks lie in the order of `Degrees`' fields, the last one innermost: those of a tensor group are neighbours, since they
-talk the most, and those of a block are too, so that a world grows and shrinks at its end (decision "The order of
-ranks")."""
+"""The device meshes of a world: which ranks share what."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from concertina_state.errors import BadInput
-from concertina_trainer.config import ParallelismConfig
-
-
-class Degrees(NamedTuple):
-    """How many ranks each dimension has; or a rank's place in each."""
-
-    replicate: int = 1
-    """Copies of weights and optimizer state."""
-    shard: int = 1
-    pipeline: int = 1
-    context: int = 1
-    tensor: int = 1
-
-    @staticmethod
-    def of(parallelism: ParallelismConfig, world: int) -> Degrees:
-        """Raises BadInput."""
-        if world % parallelism.block:
-            raise BadInput(
-                f"{world} workers are no whole number of blocks of {parallelism.block}, which spec.parallelism asks "
-                f"for: use {max(1, world // parallelism.block) * parallelism.block} workers."
-            )
-        data = world // parallelism.group
-        shard = parallelism.shard or data
-        return Degrees(data // shard, shard, parallelism.pipeline, parallelism.context, parallelism.tensor)
-
-    @property
-    def group(self) -> int:
-        """Ranks that compute the same sequences."""
-        return self.pipeline * self.context * self.tensor
-
-    def place(self, rank: int) -> Degrees:
-        found = []
-        for degree in reversed(self):
-            rank, at = divmod(rank, degree)
-            found.append(at)
-        return Degrees(*reversed(found))
+from concertina_trainer.degrees import Degrees
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from concertina_protocol import StepPart
-from concertina_trainer.config import PipelineSchedule, TrainerConfig
+from concertina_trainer.config.parallelism import PipelineSchedule
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.model.optimizer import local
 from concertina_trainer.model.stages import Stages
@@ -58,7 +59,7 @@ class MeasuredStage(PipelineStage):
 
 def schedule(model: Stages, config: TrainerConfig, plan: BatchPlan, world: DistContext) -> Schedule:
     """Of a step's microbatches. Shapes are said beforehand: torch would find them out by a step more in each round."""
-    mesh, degrees, kind = world.meshes.pipeline, world.degrees, world.schedule
+    mesh, degrees, kind = world.meshes.pipeline, world.degrees, world.parallelism.schedule
     assert mesh is not None
     count = degrees.pipeline * kind.stages
     length = config.model.sequence_length // degrees.context

@@ -10,8 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from concertina_state.errors import BadInput
-from concertina_trainer.config import MemoryConfig, PipelineSchedule, Precision, Resharding
+from concertina_trainer.config.trainer import Precision
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import local
 from concertina_trainer.parallel.group import DistContext
@@ -48,17 +47,6 @@ def _expert_cut(weights: nn.Parameter, ranks: int) -> Shard:
     """By experts, or within each of them where that leaves ranks without any."""
     experts, rows = len(local(weights)), weights.size(1)
     return Shard(1) if experts < ranks and rows % ranks == 0 else Shard(0)
-
-
-def reshards(memory: MemoryConfig, weights: int, world: DistContext) -> bool:
-    """`weights`: of the whole model. Raises BadInput."""
-    halves = world.degrees.pipeline > 1 and world.schedule is PipelineSchedule.zero_bubble
-    if halves and memory.reshard_after_forward is Resharding.always:
-        raise BadInput(
-            f"parallelism.schedule {world.schedule} keeps gathered weights until the backward has both its halves: set "
-            "trainer.memory.reshardAfterForward to Never or Auto, or choose another schedule."
-        )
-    return memory.frees_weights(weights, halves)
 
 
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype:

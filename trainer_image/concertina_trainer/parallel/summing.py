@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from concertina_protocol import StepPart
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
+from concertina_trainer.layouts import frees_weights
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
-from concertina_trainer.parallel.shard import reshards
 from concertina_trainer.parallel.step_times import Allocating, StepTimes
 
 WORDS, BITS = 5, 32
@@ -208,4 +208,4 @@ def sums(config: TrainerConfig, model: Stages, plan: BatchPlan, world: DistConte
     if config.bitwise:
         return OrderedSums(model, plan, world.rank, world.times)
     # Who has no room for whole weights has none for whole gradients.
-    return PlainSums(world.device, each=reshards(config.memory, config.model.weights, world))
+    return PlainSums(world.device, each=frees_weights(config, world.parallelism))

@@ -9,7 +9,8 @@ import warnings
 from typing import Any
 
 from concertina_state.errors import BadInput
-from concertina_trainer.config import ParallelismConfig, TrainerConfig
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.planning.memory import RankMemory, fullest, memory
 
 BAD_INPUT = 2

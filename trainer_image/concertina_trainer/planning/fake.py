@@ -18,11 +18,9 @@ from torch.distributed.tensor import _sharding_prop
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeProcessGroup  # noqa: F401  # registers the backend
 
-from concertina_trainer.config import ParallelismConfig
+from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.model import decoder
 from concertina_trainer.parallel.group import DistContext
-from concertina_trainer.parallel.mesh import Degrees, Meshes
-from concertina_trainer.parallel.step_times import StepTimes
 
 _OF_MESHES = (
     "__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate", "_compute_coordinates_from_mesh",
@@ -33,14 +31,12 @@ _OF_MESHES = (
 
 @contextmanager
 def fake_rank(rank: int, size: int, parallelism: ParallelismConfig) -> Iterator[DistContext]:
-    """Within, no other process group may be there. Raises BadInput as `Degrees.of`."""
-    degrees = Degrees.of(parallelism, size)
+    """Within, no other process group may be there. Raises BadInput where the world is no whole number of blocks."""
     _forget()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     device = torch.device("cpu")  # a backward on a fake GPU asks the driver for it
     try:
-        meshes = Meshes.of(degrees, device.type)
-        yield DistContext(rank, size, device, degrees, meshes, StepTimes(device), parallelism.schedule)
+        yield DistContext.of(rank, size, device, parallelism)
     finally:
         dist.destroy_process_group()
         _forget()

@@ -14,15 +14,16 @@ from unittest import mock
 
 import torch
 
-from concertina_trainer.config import ParallelismConfig, PipelineSchedule, Precision, TrainerConfig
-from concertina_trainer.data.read.batch import BatchPlan, plan_batch
+from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
+from concertina_trainer.config.trainer import Precision, TrainerConfig
+from concertina_trainer.data.read.batch import BatchPlan, batch_plan
 from concertina_trainer.data.read.batches import Microbatch
+from concertina_trainer.degrees import Degrees
 from concertina_trainer.model.decoder import Part
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.model.stages import Stages, divided
 from concertina_trainer.parallel import parallelize, summing
 from concertina_trainer.parallel.group import DistContext
-from concertina_trainer.parallel.mesh import Degrees
 from concertina_trainer.parallel.tensor import loss_context
 from concertina_trainer.planning.fake import fake_rank, fake_tensors
 from concertina_trainer.planning.ledger import Kind, Ledger, Phase
@@ -45,16 +46,6 @@ class RankMemory:
     @property
     def peak(self) -> Mapping[Kind, float]:
         return max(self.peaks.values(), key=lambda kinds: sum(kinds.values()))
-
-
-def batch_plan(config: TrainerConfig, degrees: Degrees) -> BatchPlan:
-    return plan_batch(
-        config.global_batch_size,
-        config.micro_batch_size,
-        degrees.replicate * degrees.shard,
-        config.bitwise,
-        degrees.pipeline,
-    )
 
 
 def stages_of(config: TrainerConfig, parallelism: ParallelismConfig) -> list[Part]:
@@ -141,7 +132,7 @@ def _run(
         stack.enter_context(ledger.resizing())
         stack.enter_context(ledger)
         stack.enter_context(loss_context(world.meshes.tensor))
-        model = parallelize.parallelized(config.model, config.precision, config.memory, world)
+        model = parallelize.parallelized(config, world)
         optimizer = ShardedAdamW(model, config.optimizer, 0, exact=config.bitwise)
         _mark(ledger, model, optimizer)
         ledger.fresh()

@@ -22,7 +22,9 @@ from concertina_state.lineage import Origin
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.objects.retry import final
 from concertina_state.saved import InMemory, SavedState, find
-from concertina_trainer.config import CheckpointConfig, ModelConfig, TrainerConfig
+from concertina_trainer.config.checkpoint import CheckpointConfig
+from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format import hf_config, hf_names
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.state.train_state import TrainState

@@ -14,7 +14,8 @@ from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan, reads
 from concertina_state.format.shardfile import Header
 from concertina_state.holdings import Elsewhere
-from concertina_trainer.config import ModelConfig, TrainerConfig
+from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format.earlier_names import of_today
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.model.decoder import Decoder

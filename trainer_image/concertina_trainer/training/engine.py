@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from concertina_protocol import StepPart
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.attention import Context

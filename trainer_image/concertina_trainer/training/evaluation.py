@@ -20,7 +20,8 @@ from concertina_data.manifest import VALIDATION
 from concertina_protocol import Evaluated, StepPart
 from concertina_state.errors import BadInput
 from concertina_state.saving import Saving
-from concertina_trainer.config import DataConfig, EvaluationConfig, TrainerConfig
+from concertina_trainer.config.data import DataConfig, EvaluationConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.batches import microbatches
 from concertina_trainer.data.read.reader import Reader

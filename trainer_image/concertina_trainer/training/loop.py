@@ -9,7 +9,7 @@ from concertina_protocol import StepPart
 from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.worker_channel import Done, Outcome
 from concertina_state.saving import Saving, StepFlags
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.model.optimizer import ShardedAdamW, learning_rate
 from concertina_trainer.parallel.group import DistContext

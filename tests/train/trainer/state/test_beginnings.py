@@ -20,7 +20,7 @@ from builders.train import node, states
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import Continued
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.format.hf_names import config_json
 from concertina_trainer.model.decoder import Decoder

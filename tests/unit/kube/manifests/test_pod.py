@@ -13,7 +13,7 @@ from concertina.kube.manifests.names import secret_name
 from concertina.kube.manifests.pod import secret_manifest
 from concertina.kube.parse.views import job_view
 from concertina.plan.actions import CreatePod
-from concertina_trainer.config import ParallelismConfig
+from concertina_trainer.config.parallelism import ParallelismConfig
 
 OWN: dict[str, Any] = {
     "template": {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python"], "args": ["a.py"]}]}}

@@ -8,7 +8,7 @@ from concertina.plan.actions import CreatePod
 from concertina.plan.plan import plan
 from concertina.plan.state.snapshot_memory import BESIDES, needed
 from concertina_protocol.tracking import spool
-from concertina_trainer.config import ModelConfig
+from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 
 LARGE = {"layers": 24, "dim": 1024, "heads": 16, "vocabSize": 32768}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from concertina_protocol.messages.ranges import MOST_RANGES, united
 from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import Trend
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.errors import RollBack
 from concertina_trainer.training.agreement import StepFlags, StepResult

@@ -7,6 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.degrees import Degrees
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -70,3 +73,10 @@ def plan_batch(global_size: int, micro_size: int, world: int, fixed: bool = Fals
     count = math.ceil(math.ceil(share / micro_size) / multiple) * multiple
     microbatches = math.ceil(count / world) if fixed else count
     return BatchPlan(global_size, world, microbatches, math.ceil(share / count), fixed)
+
+
+def batch_plan(config: TrainerConfig, degrees: Degrees) -> BatchPlan:
+    """Of a run in a world of these degrees."""
+    return plan_batch(
+        config.global_batch_size, config.micro_batch_size, degrees.data, config.bitwise, multiple=degrees.pipeline
+    )

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from concertina_trainer.config import DocumentMode
+from concertina_trainer.config.data import DocumentMode
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.buckets import buckets
 from concertina_trainer.data.read.reader import Reader

@@ -12,7 +12,7 @@ from concertina_data.manifest import TOO_SHORT
 from concertina_data.opening import OpenShards, Threads
 from concertina_data.places import CacheSettings, OnWait, open_place, read_manifest
 from concertina_state.errors import BadInput
-from concertina_trainer.config import DocumentMode
+from concertina_trainer.config.data import DocumentMode
 from concertina_trainer.data import packing
 from concertina_trainer.data.order import Order
 from concertina_trainer.data.sequence_plan import PLANNERS, SequencePlan

@@ -13,7 +13,7 @@ from concertina_data.manifest import digest_of
 from concertina_data.opening import FETCH_THREADS, Threads
 from concertina_data.places import PATIENCE_SECONDS, CacheSettings, OnWait
 from concertina_state.errors import BadInput
-from concertina_trainer.config import DataConfig, DocumentMode
+from concertina_trainer.config.data import DataConfig, DocumentMode
 from concertina_trainer.data.order import Skipped
 from concertina_trainer.data.read.dataset import DataSet, Opened
 from concertina_trainer.data.read.mixture import Interleave

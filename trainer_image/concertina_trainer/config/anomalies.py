@@ -1,0 +1,61 @@
+"""spec.trainer.anomalies: what follows from steps that look wrong."""
+
+from __future__ import annotations
+
+import enum
+from typing import Literal
+
+from pydantic import Field
+
+from concertina_trainer.config.section import Section
+
+
+class AnomalyResponse(enum.StrEnum):
+    ignore = "Ignore"
+    skip = "Skip"
+    roll_back = "RollBack"
+    stop = "Stop"
+
+
+class AnomalyConfig(Section):
+    """What follows from a step that looks wrong. Skip leaves its batch out; RollBack goes back to a durable checkpoint
+    and leaves out all batches since; both record which samples."""
+
+    non_finite: Literal[AnomalyResponse.skip, AnomalyResponse.roll_back, AnomalyResponse.stop] = Field(
+        default=AnomalyResponse.stop,
+        description="What follows when loss or gradient are not finite: Skip leaves the batch out, RollBack goes "
+        "back to a checkpoint and leaves out all since, Stop tries the step once more and then fails the "
+        "job.",
+    )
+    spike: AnomalyResponse = Field(
+        default=AnomalyResponse.ignore,
+        description="What follows when the loss jumps: Ignore, Skip and RollBack as in nonFinite, or Stop, which "
+        "fails the job.",
+    )
+    spike_deviations: float = Field(
+        default=8.0,
+        ge=2.0,
+        le=1000.0,
+        description="A jump is a loss so many standard deviations above the mean of those before. Raise it for a "
+        "noisy loss.",
+    )
+    rollback_steps: int = Field(
+        default=100,
+        ge=1,
+        le=1000000,
+        description="Steps before the one that looks wrong which RollBack undoes at least.",
+    )
+
+    corruption_check_steps: int = Field(
+        default=100,
+        ge=0,
+        le=1000000,
+        description="Steps between checks that the workers hold the same weights; where they differ, training goes "
+        "back to the last check. 0 never checks.",
+    )
+
+    @property
+    def reaches(self) -> tuple[int, ...]:
+        """Steps that going back may undo, whatever the reason: one checkpoint is kept for each."""
+        rolls_back = AnomalyResponse.roll_back in (self.non_finite, self.spike)
+        return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))

@@ -1,0 +1,58 @@
+"""spec.checkpoint: where checkpoints are, and how often they are made."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class CheckpointConfig(BaseModel):
+    """`spec.checkpoint`, as the trainer reads it: what a newer operator adds is none of its business. (What a person
+    writes is read strictly, as concertina.api.spec.Checkpoint.)"""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+    uri: str = Field(
+        min_length=1,
+        max_length=1024,
+        description="Folder of this job's checkpoints: s3://bucket/folder, gs://bucket/folder, az://container/folder "
+        "or file:///folder. The job goes on from the newest in it; no two live jobs share one.",
+    )
+    every_steps: int | None = Field(
+        default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: everySeconds alone decides."
+    )
+    every_seconds: Annotated[int, Field(ge=1, le=31536000)] | Literal["auto"] = Field(
+        default=600,
+        description="Most seconds between checkpoints, or auto for what loses the least time by how long saves take "
+        "and how often replicas fail (status.checkpointInterval).",
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            "x-kubernetes-validations": [
+                {
+                    "rule": "type(self) == int ? self >= 1 && self <= 31536000 : self == 'auto'",
+                    "message": "must be auto or a number of seconds from 1 to 31536000",
+                }
+            ],
+        },
+    )
+    keep: int = Field(default=5, ge=1, le=1000, description="How many of the newest checkpoints are kept.")
+    keep_every_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000000000,
+        description="Of every so many steps the first checkpoint is kept for good. Absent: only the newest are kept.",
+    )
+    resume_from: str = Field(
+        default="",
+        max_length=1024,
+        description="Another run's checkpoint, or its folder for the newest one, to go on from with its whole state: "
+        "the same data and model. It matters only while there is no checkpoint under uri.",
+    )
+    init_from: str = Field(
+        default="",
+        max_length=1024,
+        description="Weights to begin with at step 0: another run's checkpoint or folder, or safetensors with "
+        "Hugging Face's names for Llama. It matters only while there is no checkpoint under uri.",
+    )

@@ -1,0 +1,55 @@
+"""spec.trainer.memory and .snapshot: what is kept in memory."""
+
+from __future__ import annotations
+
+import enum
+
+from pydantic import Field
+
+from concertina_trainer.config.section import Section
+
+
+class SnapshotConfig(Section):
+    """Copies of the state in node memory: what a crash falls back to."""
+
+    every_steps: int = Field(
+        default=1,
+        ge=1,
+        le=1000000,
+        description="Steps between snapshots: at most so many are trained again after a failure. It is stretched by "
+        "itself where the network is too slow.",
+    )
+
+
+class Activations(enum.StrEnum):
+    keep = "Keep"
+    products = "KeepProducts"
+    recompute = "Recompute"
+
+
+class Resharding(enum.StrEnum):
+    auto = "Auto"
+    always = "Always"
+    never = "Never"
+
+
+RESHARD_ABOVE = 100_000_000
+"""Parameters from which on a block's weights are freed between forward and backward: below, memory is no matter and
+gathering them again is."""
+
+
+class MemoryConfig(Section):
+    """What is done to need less of the devices' memory, for more computation or communication. The results are the
+    same."""
+
+    activations: Activations = Field(
+        default=Activations.keep,
+        description="What a block's backward finds of its forward: Keep everything; KeepProducts, the results of "
+        "matrix products and attention, the rest is computed again; Recompute all from the block's input.",
+    )
+    reshard_after_forward: Resharding = Field(
+        default=Resharding.auto,
+        description="Whether a block's gathered weights are freed between forward and backward, and gradients cut "
+        "after each microbatch (Always: ZeRO-3; Never: ZeRO-2 with fewer gatherings, and whole gradients). Auto frees "
+        "them in models of more than 100 million weights.",
+    )

@@ -1,0 +1,178 @@
+"""spec.trainer.model: what is trained."""
+
+from __future__ import annotations
+
+import enum
+import math
+
+from pydantic import Field
+
+from concertina_trainer.config.section import Rule, Section
+
+
+class RouterScores(enum.StrEnum):
+    softmax = "softmax"
+    sigmoid = "sigmoid"
+
+
+class ExpertsConfig(Section):
+    """A mixture of experts in the place of a layer's feed-forward: a router sends each token through some of them, and
+    none is dropped."""
+
+    count: int = Field(ge=2, le=1024, description="Experts of a layer that the router chooses from.")
+    active_per_token: int = Field(default=2, ge=1, le=64, description="How many of them compute each token.")
+    hidden_dim: int | None = Field(
+        default=None,
+        ge=8,
+        le=1048576,
+        multiple_of=8,
+        description="Width of an expert. Absent: that of model.hiddenDim.",
+    )
+    shared: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Experts beside those, which compute every token: one feed-forward layer as wide as all of them.",
+    )
+    first_dense: int = Field(
+        default=0, ge=0, le=511, description="So many of the first layers have a plain feed-forward instead."
+    )
+    scores: RouterScores = Field(
+        default=RouterScores.softmax,
+        description="What the router makes of its logits. A token's experts are weighed by theirs, which are made to "
+        "add up to 1.",
+    )
+    balance_loss: float = Field(
+        default=0.01,
+        ge=0.0,
+        le=10.0,
+        description="Factor of the loss that pulls the router towards the same load on all experts, in each sequence. "
+        "The loss that is shown is without it. 0 is none.",
+    )
+    bias_rate: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="By how much a step raises the score by which an expert with less than the mean load is chosen, "
+        "and lowers that of one with more (balancing without a loss). 0 leaves these biases as they are. Absent: there "
+        "are none.",
+    )
+
+    RULES = (
+        Rule(
+            "activePerToken",
+            "self.activePerToken <= self.count",
+            lambda experts: experts.active_per_token <= experts.count,
+            "activePerToken must not be above count",
+        ),
+    )
+
+
+class ModelConfig(Section):
+    """A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+
+    layers: int = Field(default=4, ge=1, le=512, description="Number of decoder blocks.")
+    dim: int = Field(default=128, ge=8, le=65536, multiple_of=8, description="Width of the residual stream.")
+    heads: int = Field(
+        default=4, ge=1, le=1024, description="Attention heads; dim must be an even multiple of their number."
+    )
+    kv_heads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Key and value heads; heads must be a multiple of their number. Absent: as many as heads.",
+    )
+    hidden_dim: int | None = Field(
+        default=None,
+        ge=8,
+        le=1048576,
+        description="Width of the feed-forward layer. Absent: 8/3 of dim, rounded up to a multiple of 32.",
+    )
+    vocab_size: int = Field(
+        default=256, ge=2, le=4194304, description="Number of different tokens; 256 is enough for bytes."
+    )
+    sequence_length: int = Field(default=256, ge=2, le=1048576, description="Tokens of a sequence.")
+    tie_embeddings: bool = Field(default=True, description="Whether the output layer shares the embedding's weights.")
+    rope_theta: float = Field(default=10000.0, ge=1.0, le=1e9, description="Base of the rotary position frequencies.")
+    norm_epsilon: float = Field(
+        default=1e-5,
+        ge=1e-12,
+        le=0.1,
+        description="Added to the mean square in RMSNorm. A property of the model: take it from its config.json "
+        "(rms_norm_eps).",
+    )
+    experts: ExpertsConfig | None = Field(
+        default=None, description="A mixture of experts in each layer (docs/experts.md). Absent: the model is dense."
+    )
+
+    @property
+    def resolved_kv_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def resolved_hidden_dim(self) -> int:
+        return self.hidden_dim or math.ceil(self.dim * 8 / 3 / 32) * 32
+
+    @property
+    def expert_dim(self) -> int:
+        """Width of an expert, in a model that has some."""
+        return (self.experts and self.experts.hidden_dim) or self.resolved_hidden_dim
+
+    def routed(self, layer: int) -> bool:
+        """Whether this layer, counted from 0, has experts."""
+        return self.experts is not None and layer >= self.experts.first_dense
+
+    @property
+    def weights(self) -> int:
+        """How many parameters the model has."""
+        return self._weights(self.experts.count if self.experts else 0)
+
+    @property
+    def active_weights(self) -> int:
+        """How many of them a token is multiplied by."""
+        return self._weights(self.experts.active_per_token if self.experts else 0)
+
+    def _weights(self, experts: int) -> int:
+        """With so many of the experts that a router chooses from."""
+        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
+        dense = min(self.layers, self.experts.first_dense) if self.experts else self.layers
+        blocks = dense * self.block_weights
+        if self.experts:
+            feed_forward = 3 * self.dim * self.expert_dim * (experts + self.experts.shared)
+            routed = self.block_weights - 3 * self.dim * self.resolved_hidden_dim + feed_forward
+            blocks += (self.layers - dense) * (routed + self.experts.count * self.dim)
+        return embeddings + blocks + self.dim
+
+    @property
+    def block_weights(self) -> int:
+        """Parameters of one decoder block, a dense one."""
+        head = self.dim // self.heads
+        attention = 2 * self.dim * self.dim + 2 * self.resolved_kv_heads * head * self.dim
+        return attention + 3 * self.dim * self.resolved_hidden_dim + 2 * self.dim
+
+    RULES = (
+        Rule(
+            "dim",
+            "self.dim % (2 * self.heads) == 0",
+            lambda model: model.dim % (2 * model.heads) == 0,
+            "dim must be an even multiple of heads: each head's width must be even",
+        ),
+        Rule(
+            "kvHeads",
+            "!has(self.kvHeads) || self.heads % self.kvHeads == 0",
+            lambda model: model.heads % model.resolved_kv_heads == 0,
+            "heads must be a multiple of kvHeads",
+        ),
+        Rule(
+            "experts.firstDense",
+            "!has(self.experts) || self.experts.firstDense < self.layers",
+            lambda model: model.experts is None or model.experts.first_dense < model.layers,
+            "experts.firstDense must be below layers: else no layer has experts",
+        ),
+        Rule(
+            "hiddenDim",
+            "!has(self.experts) || has(self.experts.hiddenDim) || !has(self.hiddenDim) || self.hiddenDim % 8 == 0",
+            lambda model: model.experts is None or model.expert_dim % 8 == 0,
+            "the width of an expert must be a multiple of 8: set experts.hiddenDim, or another hiddenDim",
+        ),
+    )

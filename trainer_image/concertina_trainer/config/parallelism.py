@@ -1,0 +1,72 @@
+"""spec.parallelism: how many workers each dimension takes."""
+
+from __future__ import annotations
+
+import enum
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class PipelineSchedule(enum.StrEnum):
+    one_f_one_b = "1F1B"
+    gpipe = "GPipe"
+    interleaved = "Interleaved1F1B"
+    zero_bubble = "InterleavedZeroBubble"
+
+    @property
+    def stages(self) -> int:
+        """Of each rank."""
+        return 2 if self in (PipelineSchedule.interleaved, PipelineSchedule.zero_bubble) else 1
+
+
+class ParallelismConfig(BaseModel):
+    """`spec.parallelism`: how many ranks each dimension takes. What is left of the world is data parallelism."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+    tensor: int = Field(default=1, ge=1, le=1024, description="Workers that share each layer (tensor parallelism).")
+    pipeline: int = Field(
+        default=1, ge=1, le=1024, description="Stages that the layers are divided into (pipeline parallelism)."
+    )
+    schedule: PipelineSchedule = Field(
+        default=PipelineSchedule.one_f_one_b,
+        description="Order in which the bundled trainer's stages compute. The interleaved ones have two stages a "
+        "worker: less waiting, and more communication.",
+    )
+    context: int = Field(
+        default=1, ge=1, le=1024, description="Workers that share each sequence (context parallelism)."
+    )
+    shard: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Groups of workers that hold one copy of weights and optimizer state between them; there are as "
+        "many copies as fit (HSDP; 1 is plain data parallelism). Absent: one copy over all (FSDP).",
+    )
+    expert: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Workers that the experts of a layer are dealt out to (expert parallelism), among those that shard "
+        "one copy: it divides shard and trainer.model.experts.count.",
+    )
+
+    @property
+    def group(self) -> int:
+        """Ranks that compute the same sequences."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def stages_per_rank(self) -> int:
+        return self.schedule.stages if self.pipeline > 1 else 1
+
+    @property
+    def backward_in_halves(self) -> bool:
+        """Zero bubble: if weights were freed between them, torch's FSDP would lose gradients."""
+        return self.pipeline > 1 and self.schedule is PipelineSchedule.zero_bubble
+
+    @property
+    def block(self) -> int:
+        """Ranks that only work together: a world is a whole number of blocks."""
+        return self.group * (self.shard or self.expert)

@@ -1,0 +1,48 @@
+"""What the sections of `spec.trainer` have in common: names in camelCase, no name that is not known, and rules that
+the API server checks too."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.alias_generators import to_camel
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What several fields of a section must obey together, in the API server's language and in Python."""
+
+    field: str
+    """The one to name in the refusal."""
+    cel: str
+    holds: Callable[[Any], bool]
+    message: str
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        use_enum_values=False,
+        json_schema_extra=lambda schema, section: section.add_rules(schema),
+    )
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+
+    @classmethod
+    def add_rules(cls, schema: dict[str, Any]) -> None:
+        """To the section's schema, for the CRD."""
+        rules = [{"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.field}"} for rule in cls.RULES]
+        if rules:
+            schema["x-kubernetes-validations"] = rules
+
+    @model_validator(mode="after")
+    def _obeys(self) -> Self:
+        for rule in self.RULES:
+            if not rule.holds(self):
+                raise ValueError(rule.message)
+        return self

@@ -1,0 +1,207 @@
+"""spec.trainer: what the bundled trainer trains, on what, for how long."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from concertina_protocol.messages.ranges import MOST_RANGES, Ranges, united
+from concertina_trainer.config.anomalies import AnomalyConfig
+from concertina_trainer.config.data import Balancing, DataConfig, DocumentMode, EvaluationConfig
+from concertina_trainer.config.memory import MemoryConfig, SnapshotConfig
+from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.optimizer import OptimizerConfig
+from concertina_trainer.config.section import Rule, Section
+
+
+class Precision(enum.StrEnum):
+    auto = "auto"
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+class Determinism(enum.StrEnum):
+    order = "order"
+    bitwise = "bitwise"
+
+
+MOST_FIXED_MICROBATCHES = 16
+
+
+Edge = Annotated[int, Field(ge=0, le=2**53)]  # larger numbers are not the same in all that reads JSON
+
+
+class ReproductionConfig(Section):
+    """What a run is held to that trains a checkpoint again; `concertina reproduce` writes it."""
+
+    last_step: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000000000,
+        description="The run is complete after this step, on the schedule of steps. Absent: after the last of them.",
+    )
+    data_digest: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Other data than those of this digest are refused. Absent: whatever is there is trained on.",
+    )
+    left_out: Annotated[
+        list[Annotated[list[Edge], Field(min_length=2, max_length=2)]], Field(max_length=MOST_RANGES)
+    ] = Field(
+        default=[],
+        description="Positions [begin, end) of the order of samples that are left out, as they were after something "
+        "that looked wrong.",
+    )
+
+    @property
+    def skipped(self) -> Ranges:
+        return united((begin, end) for begin, end in self.left_out)
+
+
+class TrainerConfig(Section):
+    """What the bundled trainer trains, on what, for how long."""
+
+    steps: int = Field(default=1000, ge=1, le=1000000000, description="Optimizer steps of the whole run.")
+    seed: int = Field(
+        default=0, ge=0, le=2147483647, description="Decides the initial weights and the order of the data."
+    )
+    model: ModelConfig = Field(default=ModelConfig(), description="The model, a decoder in the style of Llama.")
+    data: DataConfig = Field(description="The training data.")
+    global_batch_size: int = Field(
+        default=32, ge=1, le=16777216, description="Sequences that one step consumes, whatever the number of workers."
+    )
+    micro_batch_size: int = Field(
+        default=8,
+        ge=1,
+        le=65536,
+        description="Most sequences that a worker computes at once; lower it where memory does not suffice.",
+    )
+    optimizer: OptimizerConfig = Field(
+        default=OptimizerConfig(), description="AdamW and its schedule: a linear warm-up, then a cosine."
+    )
+    precision: Precision = Field(
+        default=Precision.auto,
+        description="Precision of matrix products: auto is bfloat16 where the device has it, and float32 elsewhere.",
+    )
+    determinism: Determinism = Field(
+        default=Determinism.order,
+        description="order trains on the same samples in the same order with any number of workers; bitwise has the "
+        "same weights to the last bit too, more slowly and in at most 16 microbatches.",
+    )
+    snapshot: SnapshotConfig = Field(
+        default=SnapshotConfig(),
+        description="Copies of the state in the memory of nodes, which training goes on from after a failure.",
+    )
+    memory: MemoryConfig = Field(
+        default=MemoryConfig(), description="What is done to need less of the devices' memory."
+    )
+    anomalies: AnomalyConfig = Field(default=AnomalyConfig(), description="What follows from steps that look wrong.")
+    evaluation: EvaluationConfig | None = Field(
+        default=None,
+        description="Measures the loss on documents that `concertina data build --validation` set aside. Absent: it "
+        "is not measured.",
+    )
+
+    reproduction: ReproductionConfig | None = Field(
+        default=None,
+        description="For a run that trains a checkpoint again, as `concertina reproduce` writes it. Absent: it is held "
+        "to nothing.",
+    )
+
+    @property
+    def bitwise(self) -> bool:
+        return self.determinism is Determinism.bitwise
+
+    @property
+    def last_step(self) -> int:
+        """After which the run is complete."""
+        return (self.reproduction and self.reproduction.last_step) or self.steps
+
+    RULES = (
+        Rule(
+            "reproduction",
+            "!has(self.reproduction) || !has(self.reproduction.lastStep) || self.reproduction.lastStep <= self.steps",
+            lambda trainer: trainer.last_step <= trainer.steps,
+            "reproduction.lastStep must not be beyond steps",
+        ),
+        Rule(
+            "microBatchSize",
+            f"self.determinism != 'bitwise' || self.globalBatchSize <= {MOST_FIXED_MICROBATCHES} * self.microBatchSize",
+            lambda trainer: (
+                not trainer.bitwise or trainer.global_batch_size <= MOST_FIXED_MICROBATCHES * trainer.micro_batch_size
+            ),
+            f"determinism bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches: raise microBatchSize, or lower "
+            "globalBatchSize",
+        ),
+        Rule(
+            "data.documents",
+            "self.determinism != 'bitwise' || self.data.documents != 'bucketed'",
+            lambda trainer: not trainer.bitwise or trainer.data.documents is not DocumentMode.bucketed,
+            "determinism bitwise has microbatches of one shape: choose another data.documents",
+        ),
+        Rule(
+            "determinism",
+            "self.determinism != 'bitwise' || !has(self.model.experts)",
+            lambda trainer: not trainer.bitwise or trainer.model.experts is None,
+            "determinism bitwise knows no experts, whose products are of other shapes in another world: set "
+            "determinism to order, or remove model.experts",
+        ),
+        Rule(
+            "data.balance",
+            "self.data.balance != 'speed' || self.determinism != 'bitwise'",
+            lambda trainer: trainer.data.balance is not Balancing.speed or not trainer.bitwise,
+            "data.balance speed makes microbatches of different sizes, and determinism bitwise needs one shape: set "
+            "balance to even, or determinism to order",
+        ),
+        Rule(
+            "data.balance",
+            "self.data.balance != 'speed' || self.data.documents != 'bucketed'",
+            lambda trainer: (
+                trainer.data.balance is not Balancing.speed or trainer.data.documents is not DocumentMode.bucketed
+            ),
+            "data.balance speed counts sequences, and with data.documents bucketed they differ in length: set balance "
+            "to even, or choose another documents",
+        ),
+    )
+
+    def digest(self) -> str:
+        """Digest of what decides the numbers of a run (the data has a digest of its own, by content)."""
+        without = {"data", "snapshot", "evaluation", "micro_batch_size", "memory", "reproduction"}
+        if self.bitwise:
+            without.remove("micro_batch_size")
+        kept = self.model_dump(mode="json", exclude=without)
+        if self.model.experts is None:  # as before there were any
+            del kept["model"]["experts"]
+        # As numbers, however they are said: a run from before there was another way to say them goes on as the same.
+        optimizer = kept["optimizer"]
+        del optimizer["min_learning_rate_factor"]
+        optimizer["min_learning_rate"] = self.optimizer.resolved_min_learning_rate
+        optimizer["warmup_steps"] = self.optimizer.resolved_warmup_steps(self.steps)
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+RETIRED: dict[tuple[str, ...], object] = {
+    ("data", "fetchThreads"): 4,
+    ("data", "patienceSeconds"): 600,
+    ("logEverySteps",): 10,
+}
+"""Fields that older versions had, with the defaults that they had: nobody sets them any more."""
+
+
+def of_any_version(values: Mapping[str, Any]) -> TrainerConfig:
+    """A configuration as this or an older version wrote it, into a pod or a checkpoint. Raises ValidationError."""
+    config = copy.deepcopy(dict(values))
+    for *sections, field in RETIRED:
+        section: Any = config
+        for name in sections:
+            section = section.get(name) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(field, None)
+    return TrainerConfig.model_validate(config)
