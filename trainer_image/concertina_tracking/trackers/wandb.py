@@ -54,3 +54,4 @@ class WandbRun:
 
     def close(self) -> None:
         self._run.finish()
+        wandb.teardown()  # finish does not wait until its process has written the end of a file
