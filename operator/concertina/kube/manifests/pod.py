@@ -17,15 +17,14 @@ from concertina.kube.manifests.agent import PodSettings
 from concertina.kube.manifests.containers import memory_of, trainer_of, with_trainer
 from concertina.kube.manifests.names import (
     ATTEMPT,
-    AVOIDS,
     INDEX,
-    JOB_UID,
     ROUND,
     TEMPLATE_HASH,
     labels,
     owner,
     secret_name,
 )
+from concertina.kube.manifests.placement import placed
 from concertina.kube.resources import Raw
 from concertina.plan.actions import CreatePod, CreateRendezvous
 from concertina.plan.observed import JobView
@@ -64,7 +63,7 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, settings: PodSe
         metrics_port = agent.metrics_port(job, spec, template, create, settings.metrics)
         if settings.metrics is not None and metrics_port is not None:
             pod = agent.with_metrics(pod, spec, metrics_port, settings.metrics)
-    pod = _placed(_with_shared_memory(pod), job, create)
+    pod = placed(_with_shared_memory(pod), job, spec, create)
     return _owned(pod, job, pod_name(job.name, create.index, create.attempt), number, port)
 
 
@@ -121,47 +120,3 @@ def _with_shared_memory(pod: Raw) -> Raw:
     volumes = [*(pod["spec"].get("volumes") or ()), {"name": SHM, "emptyDir": source}]
     mounted = {**trainer, "volumeMounts": [*mounts, {"name": SHM, "mountPath": SHM_PATH}]}
     return with_trainer(pod, mounted, volumes=volumes)
-
-
-def _placed(pod: Raw, job: JobView, create: CreatePod) -> Raw:
-    """Where the pod should run, and where it must not; beside what the template asks for."""
-    of_job = {"labelSelector": {"matchLabels": {JOB_UID: job.uid}}, "topologyKey": "kubernetes.io/hostname"}
-    # Replicas on different nodes where possible: copies of snapshots are for the death of a node.
-    spread = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", **of_job}
-    metadata, spec = pod.get("metadata") or {}, {"topologySpreadConstraints": [spread], **pod["spec"]}
-    if create.avoid_nodes or create.never_nodes:
-        spec["affinity"] = _keeping_off(spec.get("affinity") or {}, create)
-    if create.never_nodes:
-        annotations = {**(metadata.get("annotations") or {}), AVOIDS: ",".join(create.never_nodes)}
-        metadata = {**metadata, "annotations": annotations}
-    if create.spare:
-        # A wish: what takes a member's node shall not take its spare too.
-        wish = {"weight": 100, "podAffinityTerm": of_job}
-        spec["affinity"] = _wishing(spec.get("affinity") or {}, "podAntiAffinity", wish)
-    return {**pod, "metadata": metadata, "spec": spec}
-
-
-def _keeping_off(affinity: Raw, create: CreatePod) -> Raw:
-    """By a wish where the job can't spare the node, by a rule where it can."""
-    if create.avoid_nodes:
-        wish = {"weight": 100, "preference": {"matchFields": _not_on(create.avoid_nodes)}}
-        affinity = _wishing(affinity, "nodeAffinity", wish)
-    if create.never_nodes:
-        of_nodes, key = affinity.get("nodeAffinity") or {}, "requiredDuringSchedulingIgnoredDuringExecution"
-        terms = (of_nodes.get(key) or {}).get("nodeSelectorTerms") or [{}]  # one of them has to hold
-        rule = _not_on(create.never_nodes)
-        terms = [{**term, "matchFields": [*(term.get("matchFields") or ()), *rule]} for term in terms]
-        affinity = {**affinity, "nodeAffinity": {**of_nodes, key: {"nodeSelectorTerms": terms}}}
-    return affinity
-
-
-def _wishing(affinity: Raw, kind: str, wish: Raw) -> Raw:
-    """With one more preference of that kind: nodeAffinity or podAntiAffinity."""
-    key = "preferredDuringSchedulingIgnoredDuringExecution"
-    theirs = affinity.get(kind) or {}
-    return {**affinity, kind: {**theirs, key: [*(theirs.get(key) or ()), wish]}}
-
-
-def _not_on(nodes: tuple[str, ...]) -> list[Raw]:
-    # a field selector takes one value only
-    return [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]

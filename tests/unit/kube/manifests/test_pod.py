@@ -189,6 +189,26 @@ def test_a_spare_prefers_a_node_without_other_replicas_beside_the_users_affinity
     assert "affinity" not in made(job(OWN), CreatePod(3, 0))["spec"]
 
 
+def test_pods_of_a_group_wish_to_be_near_each_other_where_domains_are_named() -> None:
+    spec = {**copy.deepcopy(OWN), "replicas": 16, "parallelism": {"tensor": 2, "pipeline": 4}}
+    assert "affinity" not in made(job(spec), CreatePod(5, 0))["spec"]
+    spec["topology"] = {"labels": ["zone", "nvlink"]}
+    affinity = made(job(spec), CreatePod(5, 0))["spec"]["affinity"]
+    near, block = affinity["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    (apart,) = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+
+    def said(wish: dict[str, Any]) -> tuple[str, str, list[str]]:
+        term = wish["podAffinityTerm"]
+        assert term["labelSelector"]["matchLabels"] == {"concertina.dev/job-uid": UID}
+        (named,) = term["labelSelector"]["matchExpressions"]
+        assert named["key"] == "concertina.dev/replica-index"
+        return term["topologyKey"], named["operator"], named["values"]
+
+    assert said(near) == ("nvlink", "In", ["4", "5"])
+    assert said(apart) == ("nvlink", "NotIn", ["4", "5"])
+    assert said(block) == ("zone", "In", [str(each) for each in range(8)])
+
+
 def test_the_secret_is_the_jobs_and_of_no_other_job_of_that_name() -> None:
     view = job_view(job(OWN))
     manifest = secret_manifest(view, {"ca.crt": "eA=="})
