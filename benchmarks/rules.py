@@ -45,7 +45,9 @@ RULES = Path(__file__).parents[1] / "charts" / "concertina" / "rules" / "concert
 INTERVAL_SECONDS = 15
 PAST_SECONDS = 3900
 """More than the hour that rules look back."""
-EVALUATIONS = 8
+EVALUATIONS = 20
+"""Of the group that is asked for at each scrape."""
+OFTEN = "concertina"
 
 
 def asked_for(rules: dict[str, Any]) -> frozenset[str]:
@@ -151,18 +153,19 @@ def _ready(url: str) -> bool:
 
 def measure(url: str, pid: int) -> tuple[dict[str, list[float]], dict[str, float]]:
     """By row, an evaluation each; and seconds by rule, of the last one."""
-    rows: dict[str, list[float]] = {"seconds of an evaluation": [], "part of the interval": []}
-    seen, used = "", processor_seconds(pid)
+    rows: dict[str, list[float]] = {}
+    seen, used = dict[str, str](), processor_seconds(pid)
     began = time.monotonic()
     groups: list[Any] = []
-    while len(rows["seconds of an evaluation"]) < EVALUATIONS:
+    while len(rows.get(f"{OFTEN}: seconds", ())) < EVALUATIONS:
         time.sleep(1)
         groups = ask(url, "rules")["groups"]
-        [group] = groups
-        if group["lastEvaluation"] != seen and not group["lastEvaluation"].startswith("0001"):
-            seen = group["lastEvaluation"]
-            rows["seconds of an evaluation"].append(group["evaluationTime"])
-            rows["part of the interval"].append(group["evaluationTime"] / INTERVAL_SECONDS)
+        for group in groups:
+            name, at = group["name"], group["lastEvaluation"]
+            if at != seen.get(name) and not at.startswith("0001"):
+                seen[name] = at
+                rows.setdefault(f"{name}: seconds", []).append(group["evaluationTime"])
+                rows.setdefault(f"{name}: part of the interval", []).append(group["evaluationTime"] / group["interval"])
     took = time.monotonic() - began
     rows["processor of Prometheus, cores"] = [(processor_seconds(pid) - used) / took]
     rules = {rule["name"]: rule["evaluationTime"] for group in groups for rule in group["rules"]}

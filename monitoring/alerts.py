@@ -32,6 +32,9 @@ DURATION = "{{ $value | humanizeDuration }}"
 NUMBER = "{{ $value | humanize }}"
 
 
+HALF_AN_HOUR = "30m"
+
+
 class Severity(enum.StrEnum):
     CRITICAL = "critical"
     """Work is lost or may be, or nothing goes on: look now."""
@@ -114,7 +117,7 @@ ALERTS = (
     Alert(
         Problem.LOW_MFU,
         Severity.WARNING,
-        "30m",
+        HALF_AN_HOUR,
         f"{of_jobs('concertina_trainingjob_mfu_ratio')} < {problems.LOW_MFU:g} {TRAINS}",
         f"{JOB}: {PERCENT} of the devices' peak arithmetic is used",
         "Training is slower than its devices could be. Where the time of a step goes says why.",
@@ -228,7 +231,7 @@ ALERTS = (
     Alert(
         Problem.MEMORY_GROWS,
         Severity.WARNING,
-        "30m",
+        HALF_AN_HOUR,
         f"{_MEMORY} > {_BEFORE.format('20m')} > {_BEFORE.format('40m')} "
         f"and ({_MEMORY} - {_BEFORE.format('1h')}) * {_HOURS:g} > {_MEMORY}",
         f"{JOB}: memory of the workers in {{{{ $labels.replica }}}} grows, to {{{{ $value | humanize1024 }}}}B",
@@ -280,4 +283,12 @@ ALERTS = (
 def rules() -> dict[str, Any]:
     """The content of a rules file of Prometheus, which is the spec of a PrometheusRule too."""
     recorded = {"record": SPENT, "expr": grown(TIME, "class", window=WINDOW)}
-    return {"groups": [{"name": "concertina", "rules": [recorded, *(alert.rule() for alert in ALERTS)]}]}
+    often = [recorded, *(alert.rule() for alert in ALERTS if alert.lasts != HALF_AN_HOUR)]
+    seldom = [alert.rule() for alert in ALERTS if alert.lasts == HALF_AN_HOUR]
+    return {
+        "groups": [
+            {"name": "concertina", "rules": often},
+            # What must last so long need not be asked for at each scrape: the memory of 10,000 replicas takes seconds.
+            {"name": "concertina-seldom", "interval": "2m", "rules": seldom},
+        ]
+    }

@@ -65,9 +65,10 @@ def shortened(rules: Path, times: int, written: Path) -> Path:
         return f"{int(match[1]) * MILLISECONDS[match[2]] // times}ms"
 
     content = yaml.safe_load(rules.read_text())
-    for rule in (each for group in content["groups"] for each in group["rules"]):
-        for field in {"expr", "for"} & rule.keys():
-            rule[field] = DURATION.sub(cut, rule[field])
+    for group in content["groups"]:
+        for timed in (group, *group["rules"]):
+            for field in {"interval", "expr", "for"} & timed.keys():
+                timed[field] = DURATION.sub(cut, timed[field])
     written.write_text(yaml.safe_dump(content))
     return written
 

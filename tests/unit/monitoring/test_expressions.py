@@ -34,7 +34,7 @@ def exposed() -> set[str]:
 
 def expressions() -> Iterator[tuple[str, str]]:
     """By the name of what asks."""
-    for rule in alerts.rules()["groups"][0]["rules"]:
+    for rule in (each for group in alerts.rules()["groups"] for each in group["rules"]):
         yield rule.get("alert", rule.get("record")), rule["expr"]
     for board in DASHBOARDS.values():
         for variable in board.variables:
