@@ -18,7 +18,7 @@ from concertina.durations import duration
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import Raw
 from concertina.terminal import advice, curves
-from concertina_protocol import MemberState, Report
+from concertina_protocol import MemberState, Report, State
 from concertina_protocol.messages.ranges import words
 
 COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Training": "green", "Suspended": "dim"}
@@ -114,10 +114,17 @@ def members(world: World, pods: Mapping[str, Raw], report: Report | None) -> Tab
             pod["spec"].get("nodeName") or "" if here else member.node,
             pod.get("status", {}).get("phase", "") if here else Text("Gone", style="red"),
             _doing(known) if known else "",
-            str(known.step) if known and known.step is not None else "",
+            _step(known, report) if known and report else "",
         )
         first += member.workers
     return result
+
+
+def _step(member: MemberState, lead: Report) -> str:
+    """Its own where it has said one, at the end of a round; while all run they are at that of rank 0."""
+    if member.step is not None:
+        return f"{member.step}"
+    return f"{lead.progress.step}" if lead.progress and member.state == State.RUNNING else ""
 
 
 def _doing(member: MemberState) -> str:

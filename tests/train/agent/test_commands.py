@@ -67,6 +67,21 @@ def test_worker_0_which_serves_the_store_comes_before_the_others(folder):
     run(body)
 
 
+def test_an_agent_that_is_slow_to_answer_is_reachable(folder):
+    """As on a node whose cores all belong to workers."""
+
+    async def body():
+        async with running(folder, 2, SLEEPS) as job:
+            await job.ready()
+            slow = job[1].process
+            slow.send_signal(signal.SIGSTOP)
+            asyncio.get_running_loop().call_later(0.5, slow.send_signal, signal.SIGCONT)
+            prepared = await job.prepare(1, job[0], job[1])
+            assert prepared[job[0].name].reachable == tuple(job.names)
+
+    run(body)
+
+
 def test_a_machine_that_stood_still_costs_no_round(folder):
     """All agents pause, and the lead runs first: it has heard of nobody for longer than anybody may be silent."""
 

@@ -21,7 +21,7 @@ from concertina.api.status import (
 from concertina.api.world import Member, World
 from concertina.cli import checkpoint, jobs
 from concertina.terminal.show import detail, members
-from concertina_protocol import MemberState, Report
+from concertina_protocol import MemberState, Progress, Report
 
 
 def said(status: JobStatus) -> str:
@@ -135,6 +135,9 @@ def test_members_with_their_ranks_as_pods_and_their_lead_tell_of_them() -> None:
         ["4-5", "a-2-0", "Gone"],
     ]
     assert said(None)[1] == ["0-1", "a-0-0", "node-7", "Running"]
+    trains = {"a-0-0": MemberState("a-0-0", "i", 3, "c", "running")}
+    training = replace(report, members=trains, progress=Progress(57, None, 2.5, 100.0, 0.1, 570, "training", 0.0))
+    assert said(training)[1] == ["0-1", "a-0-0", "node-7", "Running", "running", "57"]
     assert said(replace(report, round=2)) == said(None)
 
 

@@ -21,7 +21,9 @@ from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_protocol.connection import Connection
 
-PING_SECONDS = 0.3
+PING_SECONDS = 1.0
+"""Workers may have all cores of a node: its agent answered no handshake in 0.3 s, and nobody could join them. Who is
+cut off costs a recovery so much, once."""
 PINGS, MORE_SECONDS = 8, 0.03
 """Handshakes cost milliseconds at both ends, and all agents make theirs at the same time: an agent has so many pings
 under way, and where there are more candidates each has so much longer for each of them."""
