@@ -51,6 +51,9 @@ def traces(folder: Path) -> list[str]:
     return left + [str(process.pid) for process in processes.marked(folder)]
 
 
+@pytest.mark.long(
+    law="tests/cluster/local/test_lifetime.py::test_what_is_left_of_a_broken_cluster_is_cleaned_up_by_the_next"
+)
 def test_commands_bring_a_cluster_up_and_down_twice(name: str) -> None:
     folder = state.directory(name)
     for _ in range(2):

@@ -148,6 +148,9 @@ def test_a_secret_that_is_deleted_is_put_back_with_the_same_key(operator: Operat
     assert key.get() == before
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/controller/test_master_key.py::test_a_chart_applied_again_as_argo_cd_does_and_a_restart_change_no_round"
+)
 def test_running_jobs_go_on_with_their_key_after_a_switch(jobs: Jobs, operator: Operator, key: Key) -> None:
     old = key.get()["key"]
     jobs.create("a", STAY, replicas=2, elastic={"minReplicas": 1, "growAfterSeconds": 1})

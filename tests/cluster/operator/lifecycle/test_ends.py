@@ -79,6 +79,9 @@ def test_a_job_that_fails_for_good_leaves_its_pods_with_the_scripts_last_words(j
     jobs.wait_gone("pod", "-l", "concertina.dev/job=a")
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/lifecycle/test_ends.py::test_a_job_that_fails_for_good_leaves_its_pods_with_the_scripts_last_words"
+)
 @pytest.mark.timeout(280)
 def test_bad_input_of_the_bundled_trainer_can_be_read_in_its_pod(jobs: Jobs, tmp_path: Path) -> None:
     jobs.create("a", **bundled(tmp_path / "nowhere", tmp_path / "fault"))

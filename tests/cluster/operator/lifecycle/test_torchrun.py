@@ -124,6 +124,9 @@ def test_a_member_that_goes_unseen_is_replaced_under_another_name(
     assert "was deleted" in jobs.events("a", "ReplicaReplaced")[0]["message"]
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/lifecycle/test_torchrun.py::test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes"
+)
 def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Jobs, tmp_path: Path) -> None:
     """torchrun can't change a fixed size: all its pods are replaced, in a rendezvous of their own."""
     told = Told(jobs, tmp_path)

@@ -45,6 +45,9 @@ def test_failures_that_differ_use_up_the_budget(jobs: Jobs) -> None:
     assert job["status"]["rounds"] == 4
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/recovery/test_escalation.py::test_a_script_that_always_fails_the_same_way_is_a_bug"
+)
 def test_the_bundled_trainer_on_data_that_it_can_not_digest(jobs: Jobs, tmp_path: Path) -> None:
     """One token beyond the vocabulary that the manifest names: the same step fails whichever replica reads it."""
     text = ("a" * 40 + "\n") * 150

@@ -39,6 +39,9 @@ def test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced(jobs: Jo
     assert (entry["replica"], entry["reason"]) == (victim, "Hang")
 
 
+@pytest.mark.long(
+    law="tests/simulation/stories/test_verdicts.py::test_a_straggler_is_found_and_replaced_where_that_is_wanted"
+)
 def test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost(jobs: Jobs, data: Path, tmp_path: Path) -> None:
     """Its pod leaves as after a notice; its node is avoided."""
     fault = tmp_path / "fault"

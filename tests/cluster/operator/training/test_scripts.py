@@ -57,6 +57,9 @@ def workers(script: Path, argument: str) -> dict[int, int]:
     return found
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/training/test_scripts.py::test_a_script_that_keeps_its_state_goes_on_from_memory_and_from_storage"
+)
 def test_a_plain_ddp_script_goes_on_from_its_own_checkpoints(jobs: Jobs, tmp_path: Path) -> None:
     script = ROOT / "examples" / "scripts" / "ddp.py"
 
