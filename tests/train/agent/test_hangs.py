@@ -16,7 +16,7 @@ from builders.train.replicas import Job, running, trained
 
 OPERATOR = "tests/cluster/operator/recovery/test_hangs.py"
 HANG = f"{OPERATOR}::test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced"
-STRAGGLER = f"{OPERATOR}::test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost"
+STRAGGLER = "tests/simulation/stories/test_verdicts.py::test_a_straggler_is_found_and_replaced_where_that_is_wanted"
 
 
 def environment(trainer, **more: str) -> dict[str, str]:
