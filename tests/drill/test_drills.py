@@ -22,6 +22,7 @@ from concertina.drill.scenarios import SCENARIOS
 
 JOBS = "tests/cluster/operator/lifecycle/test_jobs.py"
 RECOVERY = "tests/cluster/operator/recovery"
+VERDICTS = "tests/simulation/stories/test_verdicts.py"
 HEARD = "tests/unit/agents/test_connections.py"
 SAME = {
     "kill-node": f"{RECOVERY}/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back[OnFailure]",
@@ -30,7 +31,7 @@ SAME = {
     "stop-node": f"{RECOVERY}/test_faults.py::test_a_node_that_is_stopped_and_goes_on",
     "apiserver-restart": f"{RECOVERY}/test_faults.py::test_an_api_server_that_is_restarted",
     "hang": f"{RECOVERY}/test_hangs.py::test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced",
-    "straggle": "tests/simulation/stories/test_verdicts.py::test_a_straggler_is_found_and_replaced_where_that_is_wanted",
+    "straggle": f"{VERDICTS}::test_a_straggler_is_found_and_replaced_where_that_is_wanted",
     "operator-stop": f"{HEARD}::test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent",
     "refused-pods": f"{RECOVERY}/test_faults.py::test_a_job_recovers_while_no_pod_can_be_made",
 }
