@@ -1,18 +1,37 @@
 """What workers in some layout compute of one global batch: its gradient, or what another program saves of it."""
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import tempfile
 
+import pytest
 import torch
 
 from concertina_trainer.config.trainer import TrainerConfig
 
+CLOSE = {
+    torch.float32: {"rtol": 1e-4, "atol": 1e-7, "norm": 1e-5, "loss": 1e-6},
+    torch.float64: {"rtol": 1e-10, "atol": 1e-14, "norm": 1e-12, "loss": 1e-13},
+}
+"""How near a batch's sums come to the same sums in another order. In float64 they are n terms of 1e-16 each, n being
+some hundred tokens times the depth, and gradients lose two or three digits to cancellation."""
 
-def whole_gradient(parent, trainer, world, tmp_path, shares=(), parallelism=None, program="workers.gradients:main"):
+
+def whole_gradient(
+    parent, trainer, world, tmp_path, shares=(), parallelism=None, program="workers.gradients:main", dtype=torch.float32
+):
+    """`dtype`: of weights, and of all that is computed."""
+    variables = {"SHARES": json.dumps(shares), "DTYPE": str(dtype).removeprefix("torch.")}
+    return computed(parent, program, trainer, world, tmp_path, parallelism, **variables)
+
+
+def computed(parent, program, trainer, world, tmp_path, parallelism=None, **variables):
+    """What rank 0 has saved in RESULT."""
     listener = socket.create_server(("127.0.0.1", 0))
-    result = tmp_path / f"gradient-{world}"
+    result = tmp_path / f"result-{world}"
     with tempfile.TemporaryFile("w+b") as log:
         store = parent.fork("concertina_trainer.store:serve", {}, log.fileno(), listener.fileno())
         environment = {
@@ -25,13 +44,34 @@ def whole_gradient(parent, trainer, world, tmp_path, shares=(), parallelism=None
             "WORLD_SIZE": str(world),
             "LOCAL_RANK": "0",
             "RESULT": str(result),
-            "SHARES": json.dumps(shares),
+            **variables,
         }
         listener.close()
         ranks = [parent.fork(program, {**environment, "RANK": str(r)}, log.fileno()) for r in range(world)]
-        codes = [parent.wait(pid) for pid in ranks]
-        os.kill(store, 9)
+        try:
+            codes = [parent.wait(pid) for pid in ranks]
+        except TimeoutError:
+            for pid in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)  # it says where it is then
+            codes = [parent.wait(pid) for pid in ranks]
+        os.kill(store, signal.SIGKILL)
         parent.wait(store)
         log.seek(0)
         assert codes == [0] * world, log.read().decode()
     return torch.load(result)
+
+
+def check(found, gradients, loss):
+    """That workers have found these gradients, by name, and this loss."""
+    assert found["gradients"].keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        close = CLOSE[gradient.dtype]
+        torch.testing.assert_close(
+            found["gradients"][name], gradient, rtol=close["rtol"], atol=close["atol"],
+            msg=lambda said, name=name: f"{name}: {said}",
+        )  # fmt: skip
+    norm = torch.cat([gradient.flatten() for gradient in gradients.values()]).norm().item()
+    assert found["norm"] == pytest.approx(norm, rel=close["norm"], abs=0)
+    assert found["loss"] == pytest.approx(loss, rel=close["loss"], abs=0)
+    assert not found["late"], "imported after the fork: add it to preload"

@@ -1,4 +1,6 @@
-"""The same training in plain PyTorch: its own AdamW and clipping, one unsharded model, a whole batch at a time."""
+"""The same training in plain PyTorch: its own AdamW, one unsharded model, a whole batch at a time."""
+
+import dataclasses
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +13,23 @@ from concertina_trainer.model.initial import initial_value
 from concertina_trainer.model.optimizer import learning_rate
 
 
-def losses(trainer, nudged=False, wrong_at=None):
-    """By step. `nudged`: every initial weight is the next float32. `wrong_at`: this step (from 0) has the first sample
-    of the next batch in the place of its last."""
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    losses: dict[int, float]
+    """By step."""
+    weights: dict[str, torch.Tensor]
+    """After the last one."""
+
+
+def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
+    """`nudged`: every initial weight is the next number. `wrong_at`: this step (from 0) has the first sample of the
+    next batch in the place of its last."""
     config = TrainerConfig.model_validate(trainer)
     model = Decoder(config.model)
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(initial_value(name, p.shape, Box((0,) * p.dim(), tuple(p.shape)), config.model, config.seed))
+        for p in model.to(dtype).parameters():
             if nudged:
                 p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
     decayed = [p for p in model.parameters() if p.dim() > 1]
@@ -34,30 +45,63 @@ def losses(trainer, nudged=False, wrong_at=None):
         adam.zero_grad()
         loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        for p in model.parameters():  # torch's clip_grad_norm_ adds 1e-6 to the norm
+            p.grad.mul_(min(1.0, 1.0 / norm.item()))
         for group in adam.param_groups:
             group["lr"] = learning_rate(step, config.steps, config.optimizer)
         adam.step()
         found[step + 1] = loss.item()
-    return found
+    return Trained(found, {name: p.detach() for name, p in model.named_parameters()})
+
+
+def losses(trainer):
+    """By step."""
+    return trained(trainer).losses
+
+
+def apart(one, other):
+    """The greatest difference of two runs' losses, relatively."""
+    return max(abs(one.losses[step] / other.losses[step] - 1) for step in other.losses)
+
+
+def weights_apart(one, other):
+    """The greatest difference of two runs' weights."""
+    return max((one.weights[name] - weight).abs().max().item() for name, weight in other.weights.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """How far two histories may be apart by rounding."""
+
+    losses: float
+    """Relatively."""
+    weights: float
+    """Each of them."""
+
+
+def bound(trainer, dtype):
+    """A loss is a sum of n positive terms: added in two orders, each result is within (n - 1)u of the true one, u being
+    half the distance from 1 to the next number (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). Gradients
+    are apart by as little, and each update moves weights apart by about a unit in the last place. How training makes
+    that grow is measured: by the greatest difference after moving every initial weight by one such unit. Each step may
+    add as much once more."""
+    terms = trainer["globalBatchSize"] * trainer["model"]["sequenceLength"]
+    straight, nudged = trained(trainer, dtype), trained(trainer, dtype, nudged=True)
+    return Bound(
+        (terms - 1) * torch.finfo(dtype).eps + trainer["steps"] * apart(nudged, straight),
+        trainer["steps"] * weights_apart(nudged, straight),
+    )
 
 
 def rounding_bound(trainer):
-    """How far losses of two histories may be apart, relatively.
-
-    A loss is a sum of n positive float32 terms: added in two orders, each result is within (n - 1)u of the true one,
-    u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). Gradients are apart by as little, and each
-    update moves weights apart by about a unit in the last place. How training makes that grow is measured: A is the
-    greatest difference after moving every initial weight by one such unit. Each step may add as much once more."""
-    terms = trainer["globalBatchSize"] * trainer["model"]["sequenceLength"]
-    straight, nudged = losses(trainer), losses(trainer, nudged=True)
-    growth = max(abs(nudged[step] / straight[step] - 1) for step in straight)
-    return 2 * (terms - 1) * 2**-24 + trainer["steps"] * growth
+    """How far losses of two histories may be apart, relatively, in float32."""
+    return bound(trainer, torch.float32).losses
 
 
-def wrong_sample(trainer):
+def wrong_sample(trainer, dtype=torch.float32):
     """How far one wrong sample in one step moves the losses, relatively: the least of the first, a middle and the last
     step. A bound of rounding has to be below it, or a comparison within it would not see that sample."""
-    straight = losses(trainer)
-    moved = [losses(trainer, wrong_at=step) for step in (0, trainer["steps"] // 2, trainer["steps"] - 1)]
-    return min(max(abs(found[step] / straight[step] - 1) for step in straight) for found in moved)
+    straight = trained(trainer, dtype)
+    steps = (0, trainer["steps"] // 2, trainer["steps"] - 1)
+    return min(apart(trained(trainer, dtype, wrong_at=step), straight) for step in steps)

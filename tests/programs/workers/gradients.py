@@ -20,6 +20,7 @@ from concertina_trainer.worker import configuration
 
 def main() -> int:
     before = set(sys.modules)
+    torch.set_default_dtype(getattr(torch, os.environ["DTYPE"]))
     config, _, parallelism = configuration()
     world = group.join(os.environ, parallelism)
     model = parallelized(config, world)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from builders.train import node
 from builders.train.published import publish, shard_file
@@ -73,21 +71,6 @@ def test_a_drain_is_durable_when_asked(folder, parent, trainer, tmp_path):
     step = outcome.done[0].step
     assert [(d.step, d.complete) for d in outcome.durable] == [(step, False)]
     assert outcome.done == {0: outcome.done[0], 1: outcome.done[0]}
-
-
-def test_torchs_own_reader_loads_a_checkpoint(folder, parent, trainer, tmp_path):
-    """The format is DCP's: HuggingFaceStorageReader puts three shards together into whole tensors."""
-    job = node.Job(folder, parent, trainer, {"uri": f"file://{tmp_path}/c"})
-    [durable] = job.run(3).durable
-    path = durable.uri.removeprefix("file://")
-    reader = HuggingFaceStorageReader(path)
-    saved = reader.read_metadata().state_dict_metadata
-    whole = {name: torch.full(entry.size, torch.nan) for name, entry in saved.items()}
-    dcp.load(whole, storage_reader=HuggingFaceStorageReader(path), no_dist=True)
-    assert whole["model.embedding.weight"].shape == (256, 32)
-    assert "optimizer.exp_avg_sq.blocks.1.attention.query.weight" in whole
-    assert all(tensor.isfinite().all() for tensor in whole.values())
-    assert len({name.removeprefix("model.") for name in whole if name.startswith("model.")}) * 3 == len(whole)
 
 
 def test_a_damaged_part_is_refused_with_a_sentence(folder, parent, trainer, tmp_path):

@@ -17,6 +17,7 @@ from concertina_trainer.config.memory import Activations
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.model.attention import Context, Mask, attend, causal_mask
 from concertina_trainer.model.experts import MixtureOfExperts
+from concertina_trainer.model.precision import precise
 
 
 class RMSNorm(nn.Module):
@@ -45,7 +46,7 @@ def rotate(x: Tensor, theta: float, context: Context | None) -> Tensor:
         length = x.size(-2) * context.size
         rows = context.queries(length, x.device)
         cos, sin = (table[rows] for table in rotary_table(length, x.size(-1), theta, x.device))
-    first, second = x.float().chunk(2, dim=-1)
+    first, second = precise(x).chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).type_as(x)
 
 
@@ -220,6 +221,6 @@ class Decoder(nn.Module):
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of each token, float32 [batch, length]."""
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+    """Cross entropy of each token, in float32 at least, [batch, length]."""
+    losses = F.cross_entropy(precise(logits.flatten(0, 1)), targets.flatten(), reduction="none")
     return (losses.to_local() if isinstance(losses, DTensor) else losses).view_as(targets)

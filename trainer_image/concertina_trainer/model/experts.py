@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from concertina_trainer.config.model import ExpertsConfig, RouterScores
+from concertina_trainer.model.precision import precise
 
 GROUPED = (torch.float32, torch.bfloat16, torch.float16)
 """What torch has grouped products for."""
@@ -33,8 +34,7 @@ class Router(nn.Module):
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Of tokens [n, dim] the scores [n, experts] of all experts, in float32 at least, and the numbers of those that
         are chosen, int64 [n, active]."""
-        precise = torch.promote_types(tokens.dtype, torch.float32)
-        logits = F.linear(tokens.to(precise), self.weight.to(precise))
+        logits = F.linear(precise(tokens), precise(self.weight))
         scores = logits.softmax(-1) if self.scores is RouterScores.softmax else logits.sigmoid()
         wanted = scores.detach() if self.bias is None else scores.detach() + self.bias
         return scores, wanted.topk(self.active, dim=-1, sorted=False).indices

@@ -32,7 +32,7 @@ AT_ONCE = 1 << 20
 def initial_value(name: str, whole: Sequence[int], box: Box, config: ModelConfig, seed: int) -> Tensor:
     """float32 on CPU, of the box's shape. Norms are 1, biases of routers 0; matrices normal, those that write into the
     residual stream scaled down."""
-    value = torch.empty(box.shape)
+    value = torch.empty(box.shape, dtype=torch.float32)
     if len(whole) == 1:
         return value.fill_(0.0 if name.endswith("router.bias") else 1.0)
     residual = name.endswith(RESIDUAL)

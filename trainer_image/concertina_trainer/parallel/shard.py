@@ -24,7 +24,9 @@ def shard(model: Decoder, precision: Precision, reshard: bool, world: DistContex
     divided by the global token count, and gloo has no pre-multiplied sum."""
     # Inputs stay as they are: a batch's weights would lose bits.
     policy = MixedPrecisionPolicy(
-        param_dtype=compute_dtype(precision, world.device), reduce_dtype=torch.float32, cast_forward_inputs=False
+        param_dtype=compute_dtype(precision, world.device),
+        reduce_dtype=torch.get_default_dtype(),
+        cast_forward_inputs=False,
     )
     mesh = world.meshes.fsdp
     for moe in model.mixtures():  # by themselves: there may be more ranks than experts, and other ranks with others
@@ -50,8 +52,8 @@ def _expert_cut(weights: nn.Parameter, ranks: int) -> Shard:
 
 
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype:
-    """What matrix products run in; weights and optimizer state are float32."""
+    """What matrix products run in; weights and optimizer state are of torch's default, float32."""
+    half = precision is Precision.bfloat16
     if precision is Precision.auto:
         half = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        return torch.bfloat16 if half else torch.float32
-    return torch.bfloat16 if precision is Precision.bfloat16 else torch.float32
+    return torch.bfloat16 if half else torch.get_default_dtype()

@@ -1,0 +1,11 @@
+"""What half precision does not suffice for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """In float32 at least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
