@@ -33,7 +33,7 @@ def bytes_of(tensors):
 
 def main() -> int:
     config, _, parallelism = configuration()
-    world = group.join(os.environ, parallelism)
+    world = group.join(os.environ, parallelism, config.model.experts is not None)
     model = parallelized(config, world)
     with torch.no_grad():
         for _, parameter in model.named_parameters():

@@ -24,9 +24,40 @@ LAYOUTS = {
     "ep 2 x copies": (4, {"expert": 2, "shard": 2}),
 }
 
+BESIDE = {
+    "context": (2, {"context": 2}),
+    "ep 2 x context": (4, {"expert": 2, "context": 2}),
+    "ep 4 x context": (4, {"expert": 4, "context": 2}),
+    "ep 2 x context x copies": (4, {"expert": 2, "context": 2, "shard": 1}),
+    "pipeline": (2, {"pipeline": 2}),
+    "ep 2 x pipeline": (4, {"expert": 2, "pipeline": 2}),
+    "ep 2 x GPipe": (4, {"expert": 2, "pipeline": 2, "schedule": "GPipe"}),
+    "ep 2 x interleaved": (4, {"expert": 2, "pipeline": 2, "schedule": "Interleaved1F1B"}),
+    "zero bubble": (2, {"pipeline": 2, "schedule": "InterleavedZeroBubble"}),
+    "ep 2 x zero bubble": (4, {"expert": 2, "pipeline": 2, "schedule": "InterleavedZeroBubble"}),
+    "ep 2 x pipeline x context": (4, {"expert": 2, "pipeline": 2, "context": 2}),
+    "tensor": (2, {"tensor": 2}),
+    "fsdp x tensor": (4, {"tensor": 2}),
+    "ep 2 x tensor": (4, {"expert": 2, "tensor": 2}),
+    "ep 4 x tensor": (4, {"expert": 4, "tensor": 2}),
+    "ep 2 x tensor x copies": (4, {"expert": 2, "tensor": 2, "shard": 1}),
+    "ep 4 x context x tensor": (4, {"expert": 4, "context": 2, "tensor": 2}),
+    "ep 2 x pipeline x tensor": (4, {"expert": 2, "pipeline": 2, "tensor": 2}),
+}
+"""Beside the other dimensions, of a model that has heads and layers enough for them."""
+LAW = "tests/train/trainer/test_experts.py::test_every_layout_has_the_gradients_of_one_process[ep 2 x context]"
+QUICK = (*LAYOUTS, "ep 2 x context")
+CASES = [
+    layout if layout in QUICK else pytest.param(layout, marks=pytest.mark.long(law=LAW)) for layout in LAYOUTS | BESIDE
+]
 
-def with_experts(trainer, **fields):
-    return {**trainer, "model": {**trainer["model"], "experts": {**EXPERTS, **fields}}}
+
+def with_experts(trainer, **changed):
+    """`changed`: of the model."""
+    return {**trainer, "model": {**trainer["model"], "experts": EXPERTS, **changed}}
+
+
+WIDE = {"layers": 5, "heads": 4, "kvHeads": 2}
 
 
 def written_out(trainer):
@@ -51,15 +82,17 @@ def written_out(trainer):
 
 
 @pytest.fixture(scope="module")
-def reference(trainer):
-    return written_out(with_experts(trainer))
+def references(trainer):
+    """Of a model as the layouts alone need it, and of one as those beside them do."""
+    return {wide: (changed, written_out(changed)) for wide, changed in
+            ((wide, with_experts(trainer, **(WIDE if wide else {}))) for wide in (False, True))}  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_has_the_gradients_of_one_process(parent, trainer, reference, tmp_path, layout):
-    world, parallelism = LAYOUTS[layout]
-    loss, gradients, loads, biases = reference
-    found = whole_gradient(parent, with_experts(trainer), world, tmp_path, parallelism=parallelism)
+@pytest.mark.parametrize("layout", CASES)
+def test_every_layout_has_the_gradients_of_one_process(parent, references, tmp_path, layout):
+    world, parallelism = (LAYOUTS | BESIDE)[layout]
+    changed, (loss, gradients, loads, biases) = references[layout in BESIDE]
+    found = whole_gradient(parent, changed, world, tmp_path, parallelism=parallelism)
     assert found["gradients"].keys() == gradients.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(found["gradients"][name].double(), gradient, rtol=1e-4, atol=1e-7, msg=name)
@@ -67,26 +100,39 @@ def test_every_layout_has_the_gradients_of_one_process(parent, trainer, referenc
     assert found["loss"] == pytest.approx(loss, rel=1e-6)
     assert found["loads"] == loads
     assert min(loads) < max(loads), "loads are uneven"
-    for bias, expected in zip(found["biases"].values(), biases, strict=True):
+    for (_, bias), expected in zip(sorted(found["biases"].items()), biases, strict=True):
         torch.testing.assert_close(bias, expected.float())
     assert not found["late"], "imported after the fork: add it to preload"
 
 
-CHAIN = ("ep 2", "one", "ep 4", "ep 2 x copies")
+ALONE = ("ep 2", "one", "ep 4", "ep 2 x copies")
+GOES_ON = "tests/train/trainer/test_experts.py::test_killed_it_goes_on_in_another_layout"
+AGAIN = f"{GOES_ON}[{' > '.join(ALONE)}]"
+CHAINS = [
+    ALONE,
+    *(
+        pytest.param(chain, marks=pytest.mark.long(law=AGAIN))
+        for chain in (
+            ("ep 2 x context", "ep 2 x interleaved", "fsdp", "ep 2 x pipeline x tensor"),
+            ("ep 4 x tensor", "ep 2 x pipeline", "context", "ep 4 x context x tensor"),
+        )
+    ),
+]
 STEPS = 12
 
 
-def test_killed_it_goes_on_at_another_degree(folder, parent, trainer):
+@pytest.mark.parametrize("chain", CHAINS, ids=" > ".join)
+def test_killed_it_goes_on_in_another_layout(folder, parent, trainer, chain):
     """With the losses, and the biases, of one worker that nothing happens to."""
-    trainer = with_experts(trainer)
+    trainer = with_experts(trainer, **({} if chain is ALONE else WIDE))
     alone = node.Job(folder / "alone", parent, trainer)
     reference = alone.run(1)
     assert reference.codes == {0: 0}, reference.output
     job, losses, restore = node.Job(folder / "killed", parent, trainer), {}, node.FRESH
-    for i, name in enumerate(CHAIN):
-        world, parallelism = LAYOUTS[name]
+    for i, name in enumerate(chain):
+        world, parallelism = (LAYOUTS | BESIDE)[name]
         job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
-        last = i == len(CHAIN) - 1
+        last = i == len(chain) - 1
         script = node.Script() if last else node.Script(kill=(3 * (i + 1), tuple(range(world))))
         outcome = job.run(world, restore, script)
         assert outcome.losses, outcome.output
@@ -95,9 +141,11 @@ def test_killed_it_goes_on_at_another_degree(folder, parent, trainer):
     assert set(outcome.codes.values()) == {0}, outcome.output
     assert list(losses) == list(range(1, STEPS + 1))
     assert losses == pytest.approx(reference.losses, rel=2e-4)
-    [(name, bias)] = [(name, value) for name, value in states.whole(alone).items() if name.endswith("router.bias")]
-    assert bias.any(), "it has moved"
-    torch.testing.assert_close(states.whole(job)[name], bias)
+    biases = {name: value for name, value in states.whole(alone).items() if name.endswith("router.bias")}
+    found = states.whole(job)
+    for name, bias in biases.items():
+        assert bias.any(), "it has moved"
+        torch.testing.assert_close(found[name], bias)
     told = outcome.progress[-1]
     assert 1 <= told.metrics["busiest_expert"] < EXPERTS["count"]
     assert told.seconds["all_to_all"] > 0
