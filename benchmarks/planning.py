@@ -3,14 +3,17 @@
 python benchmarks/planning.py [--json FILE]
 
 Sources: torchtitan's docs/performance.md (A100) and benchmarks/llama3_h100_202412_torchtitan.md; The Llama 3 Herd of
-Models, arXiv 2407.21783, table 4; MegaScale, arXiv 2402.15627. MFU of torchtitan's H100 runs is made of their tokens a
-second, by this repository's count of operations. Rows marked `set` are those by which a GPU's `kernels` was chosen.
+Models, arXiv 2407.21783, table 4; MegaScale, arXiv 2402.15627; DeepSeek-V3, arXiv 2412.19437, table 1 and section 3
+(14.8 trillion tokens in 2.664 million hours of H800; products in FP8; zero bubble stands for DualPipe). MFU of
+torchtitan's H100 runs and of DeepSeek-V3 is made of their tokens a second, by this repository's count of operations,
+over the peak of bfloat16. Rows marked `set` are those by which a GPU's `kernels` was chosen.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import report
@@ -27,6 +30,11 @@ LLAMA_70B = {"layers": 80, "dim": 8192, "heads": 64, "kvHeads": 8, "hiddenDim": 
 LLAMA_405B = {"layers": 126, "dim": 16384, "heads": 128, "kvHeads": 8, "hiddenDim": 53248}
 GPT_175B = {"layers": 96, "dim": 12288, "heads": 96, "hiddenDim": 32768}
 """MegaScale's has two matrices of 4 dim where this has three of 8/3."""
+DEEPSEEK_V3: dict[str, object] = {
+    "layers": 61, "dim": 7168, "heads": 128, "hiddenDim": 18432,
+    "experts": {"count": 256, "activePerToken": 8, "hiddenDim": 2048, "shared": 1, "firstDense": 3},
+}  # fmt: skip
+"""Its attention has 187 million weights a layer (latent, with heads of 192 and 128), where this has 205."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Published:
     name: str
     gpu: GpuName
     fabric: FabricName
-    model: dict[str, int]
+    model: Mapping[str, object]
     parallelism: dict[str, object]
     size: int
     batch: int
@@ -69,6 +77,9 @@ RUNS = [
     Published("MegaScale 175B, 12288 A100", GpuName.a100, FabricName.infiniband200, GPT_175B,
               {**INTERLEAVED, "pipeline": 8}, 12288, 6144, 1, "Keep", mfu=0.552, length=2048, vocabulary=64000,
               reshard="Never"),
+    Published("DeepSeek-V3 671B, 2048 H800, FP8", GpuName.h100, FabricName.infiniband400, DEEPSEEK_V3,
+              {"pipeline": 16, "schedule": "InterleavedZeroBubble", "expert": 64}, 2048, 15360, 1, "Keep",
+              tokens=14.8e12 / (2.664e6 * 3600), length=4096, vocabulary=129280, reshard="Never"),
 ]  # fmt: skip
 
 

@@ -30,12 +30,18 @@ class LayoutRule:
 
 _GROUP = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context"
 _HIDDEN = "(has(self.trainer.model.hiddenDim) ? self.trainer.model.hiddenDim : (self.trainer.model.dim + 11) / 12 * 32)"
+_EXPERT = f"(has(self.trainer.model.experts.hiddenDim) ? self.trainer.model.experts.hiddenDim : {_HIDDEN})"
 _NO_HALVES = f"self.parallelism.schedule != '{PipelineSchedule.zero_bubble.value}'"
 _TWICE = [schedule.value for schedule in PipelineSchedule if schedule.stages == 2]
 
 
 def _divides_sequence(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
     return parallelism.context == 1 or trainer.model.sequence_length % (2 * parallelism.context) == 0
+
+
+def _divides_shared(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
+    experts = trainer.model.experts
+    return experts is None or experts.shared * trainer.model.expert_dim % parallelism.tensor == 0
 
 
 RULES = (
@@ -101,16 +107,18 @@ RULES = (
     ),
     LayoutRule(
         "parallelism.expert",
-        "!has(self.parallelism.shard) || self.parallelism.shard % self.parallelism.expert == 0",
-        lambda trainer, parallelism: parallelism.shard is None or parallelism.shard % parallelism.expert == 0,
-        "expert does not divide shard: experts are dealt out to workers that share one copy",
+        "!has(self.parallelism.shard) || self.parallelism.shard * self.parallelism.context * self.parallelism.tensor % "
+        "self.parallelism.expert == 0",
+        lambda trainer, parallelism: parallelism.shard is None or parallelism.shard % parallelism.expert_shards == 0,
+        "expert does not divide shard x context x tensor: experts are dealt out to workers of a stage that share one "
+        "copy",
     ),
     LayoutRule(
-        "trainer.model.experts",
-        f"{_GROUP} == 1 || !has(self.trainer.model.experts)",
-        lambda trainer, parallelism: parallelism.group == 1 or trainer.model.experts is None,
-        "a model with experts takes no tensor, pipeline or context parallelism so far: set these to 1 and use "
-        "parallelism.expert, or remove experts",
+        "parallelism.tensor",
+        f"!has(self.trainer.model.experts) || self.trainer.model.experts.shared * {_EXPERT} % "
+        "self.parallelism.tensor == 0",
+        _divides_shared,
+        "tensor does not divide the width of the shared experts, shared x hiddenDim of trainer.model.experts",
     ),
     LayoutRule(
         "trainer.data.documents",

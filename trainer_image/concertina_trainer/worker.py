@@ -133,7 +133,7 @@ def run(channel: WorkerEnd) -> Done:
     reporter = Reporter(config, int(os.environ["RANK"]), channel)
     reporter.starting(WorkerPhase.STARTING, start.restore.step)
     with reporter.timed("group"):
-        world = group.join(os.environ, parallelism)
+        world = group.join(os.environ, parallelism, config.model.experts is not None)
     with reporter.timed("build"):
         built = build(config, checkpoint, world, start.restore.step, reporter)
     reporter.starting(WorkerPhase.RESTORING, start.restore.step)
@@ -211,7 +211,7 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
             config.evaluation, built.aside, plan, built.model, engine, sums, world, reporter, saving
         )  # fmt: skip
     return Run(
-        config, world, engine, built.optimizer, sums, batches, balance, ExpertLoads(built.model, config.model.experts),
+        config, world, engine, built.optimizer, sums, batches, balance, ExpertLoads(built.model, config.model),
         anomalies, digests, saving, reporter, evaluation,
     )  # fmt: skip
 

@@ -501,7 +501,7 @@ class JobSpec(Model):
         takes more than one and more than the one before. Of a group that ends within a replica: of as many as fill
         whole ones."""
         degrees = self.parallelism
-        inner = (degrees.tensor, degrees.context, degrees.pipeline, degrees.expert)
+        inner = (degrees.tensor, degrees.context, degrees.pipeline, degrees.expert_shards)
         ranks = (*itertools.accumulate(inner, operator.mul), degrees.block)
         return tuple(sorted({self._replicas_of(count) for count in ranks} - {1}))
 

@@ -27,7 +27,6 @@ from concertina.planning.traffic import batch
 from concertina.report.ranks import picture
 from concertina.terminal.connection import Complaint
 from concertina.terminal.console import plain
-from concertina_trainer.degrees import Dimension
 from concertina_trainer.layouts import problems
 from concertina_trainer.model.flops import token_flops
 
@@ -180,7 +179,7 @@ def _facts(spec: JobSpec, seen: Outlook) -> Iterator[tuple[str, str]]:
     valid = valid_sizes(spec, sizes.least(spec), sizes.most(spec))
     yield "Sizes", f"{_numbers(valid)} replicas" + (f"; {sizes.rounding(spec)}" if sizes.rounding(spec) else "")
     yield "Layout", _degrees(layout)
-    crossing = [str(each) for each in Dimension if layout.crosses(each)]
+    crossing = [str(each) for each in layout.groups if layout.crosses(each)]
     yield "On nodes", f"{layout.per_node} ranks each; between nodes: {', '.join(crossing) or 'nothing'}"
     yield "Parameters", f"{model.weights:,}, {token_flops(model):.3g} FLOPs a token"
     yield (
@@ -214,6 +213,7 @@ def _degrees(layout: Layout) -> str:
     found = (
         " x ".join(f"{each} {degree}" for each, degree in layout.degrees._asdict().items() if degree > 1) or "one rank"
     )
+    found += f", experts over {layout.parallelism.expert}" if layout.parallelism.expert > 1 else ""
     return found + (f", {layout.parallelism.schedule}" if layout.parallelism.pipeline > 1 else "")
 
 

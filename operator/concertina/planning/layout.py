@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
+from typing import TypeAlias
 
 from concertina.api.spec import JobSpec
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.degrees import Degrees, Dimension
+
+
+class Carved(enum.StrEnum):
+    """A group that is carved out of those of other dimensions."""
+
+    expert = "expert"
+
+
+Group: TypeAlias = Dimension | Carved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,17 +34,32 @@ class Layout:
     def degrees(self) -> Degrees:
         return Degrees.of(self.parallelism, self.size)
 
-    def degree(self, dimension: Dimension) -> int:
-        return self.degrees.degree(dimension)
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return (*Dimension, *Carved)
 
-    def crosses(self, dimension: Dimension) -> bool:
+    def degree(self, group: Group) -> int:
+        return self.parallelism.expert if isinstance(group, Carved) else self.degrees.degree(group)
+
+    def crosses(self, group: Group) -> bool:
         """Whether it has ranks on different nodes that talk to each other."""
-        degree = self.degree(dimension)
-        return degree > 1 and self.degrees.stride(dimension) * degree > self.per_node
+        return self.degree(group) > 1 and self.on_node(group) < self.degree(group)
 
-    def on_node(self, dimension: Dimension) -> int:
+    def on_node(self, group: Group) -> int:
         """How many ranks of one group are on the same node."""
-        return max(1, min(self.degree(dimension), self.per_node // self.degrees.stride(dimension)))
+        if isinstance(group, Carved):
+            shards, within = self.parallelism.expert_shards, self.parallelism.expert // self.parallelism.expert_shards
+            return min(within, self.per_node) * self._near(shards, self.degrees.stride(Dimension.shard))
+        return self._near(self.degree(group), self.degrees.stride(group))
+
+    def _near(self, degree: int, stride: int) -> int:
+        return max(1, min(degree, self.per_node // stride))
+
+    def expert_place(self, rank: int) -> int:
+        """Which part of the experts it has, of `parallelism.expert`."""
+        place, shards = self.degrees.place(rank), self.parallelism.expert_shards
+        within = self.parallelism.expert // shards
+        return place.shard % shards * within + (place.context * self.degrees.tensor + place.tensor) % within
 
     @property
     def data(self) -> int:

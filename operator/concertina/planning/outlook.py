@@ -14,7 +14,6 @@ from concertina.planning.timing import StepTime, bubble_share, link, mfu, step_t
 from concertina.planning.traffic import Traffic, batch, traffic
 from concertina_trainer.config.memory import Activations
 from concertina_trainer.config.parallelism import PipelineSchedule
-from concertina_trainer.degrees import Dimension
 from concertina_trainer.model.flops import token_flops
 
 DAY, HOUR = 86400.0, 3600.0
@@ -155,6 +154,8 @@ _WORDS = {
     "it a multiple of {data} x microBatchSize",
     "optimizer": "The optimizer: {share} of a step reads and writes weights and moments: shard over more ranks",
     "tensor": "Tensor parallelism: {share} of a step waits for its activations{tensor_link}: use fewer ranks a group",
+    "expert": "Experts: {share} of a step sends tokens to experts and back{expert_link}: use fewer ranks a group, on a "
+    "node if they can be",
     "context": "Context parallelism: {share} of a step gathers keys and values{context_link}: use fewer ranks a group",
     "shard": "FSDP: {share} of a step waits for weights or gradients that no computation hides{shard_link}: raise "
     "microBatchSize, set memory.reshardAfterForward to Never, or parallelism.shard to fewer ranks",
@@ -166,7 +167,7 @@ _WORDS = {
 def _facts(seen: Outlook) -> dict[str, Any]:
     layout = seen.layout
     crossing = {
-        f"{each}_link": f", over {seen.fabric} between nodes" if layout.crosses(each) else "" for each in Dimension
+        f"{each}_link": f", over {seen.fabric} between nodes" if layout.crosses(each) else "" for each in layout.groups
     }
     return {
         "microbatches": batch(layout).microbatches,
@@ -193,6 +194,8 @@ def _less(seen: Outlook, kind: str) -> str:
         )
     if kind in ("weights", "moments") and given.shard is not None:
         return "raise parallelism.shard, or leave it out"
+    if kind in ("gathered", "gradients") and trainer.model.experts is not None:
+        return "raise parallelism.expert"
     return "raise parallelism.tensor or parallelism.pipeline"
 
 
@@ -206,10 +209,10 @@ def as_object(seen: Outlook) -> dict[str, Any]:
         "replicas": seen.replicas,
         "ranks": layout.size,
         "ranksPerReplica": layout.per_node,
-        "degrees": {str(each): degree for each, degree in layout.degrees._asdict().items()},
+        "degrees": {str(each): layout.degree(each) for each in layout.groups},
         "schedule": layout.parallelism.schedule if layout.parallelism.pipeline > 1 else None,
         "activations": layout.trainer.memory.activations,
-        "acrossNodes": [str(each) for each in Dimension if layout.crosses(each)],
+        "acrossNodes": [str(each) for each in layout.groups if layout.crosses(each)],
         "parameters": model.weights,
         "flopsPerToken": token_flops(model),
         "microbatches": plan.microbatches,

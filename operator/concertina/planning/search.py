@@ -12,7 +12,6 @@ from concertina.planning.traffic import COMPUTED, batch, rank_weights, stage_blo
 from concertina_trainer.config.memory import Activations
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.degrees import Dimension
 from concertina_trainer.layouts import problems
 
 STATE, REDUCED = 12, 4
@@ -35,6 +34,7 @@ def candidates(trainer: TrainerConfig, gpu: Gpu, fabric: float, size: int, per_n
 def _layouts(trainer: TrainerConfig, size: int, per_node: int) -> Iterator[Layout]:
     tensors = _divisors(per_node)
     pipelines, contexts = ([n for n in _divisors(size) if n <= most] for most in (DEEPEST, LONGEST))
+    experts = _divisors(trainer.model.experts.count) if trainer.model.experts else [1]
     for tensor, pipeline, context in itertools.product(tensors, pipelines, contexts):
         if size % (tensor * pipeline * context):
             continue
@@ -42,8 +42,10 @@ def _layouts(trainer: TrainerConfig, size: int, per_node: int) -> Iterator[Layou
         schedules = list(PipelineSchedule) if pipeline > 1 else [PipelineSchedule.one_f_one_b]
         # All ranks share the state, or those of a node, or those of eight.
         shards = {None, *(n for n in (max(1, per_node // tensor), 8 * per_node // tensor) if 0 < n < data)}
-        for schedule, shard in itertools.product(schedules, sorted(shards, key=lambda n: n or 0)):
-            given = ParallelismConfig(tensor=tensor, pipeline=pipeline, context=context, schedule=schedule, shard=shard)
+        for schedule, shard, expert in itertools.product(schedules, sorted(shards, key=lambda n: n or 0), experts):
+            given = ParallelismConfig(
+                tensor=tensor, pipeline=pipeline, context=context, schedule=schedule, shard=shard, expert=expert
+            )
             if problems(trainer, given, size) or trainer.global_batch_size < data:
                 continue
             for activations in Activations:
@@ -59,15 +61,14 @@ def least_memory(layout: Layout) -> float:
     """Bytes that a rank has at the least: it is not worth trying what these do not fit into. State exactly, of
     activations what no schedule can do without."""
     model, given, plan = layout.trainer.model, layout.parallelism, batch(layout)
-    fsdp = layout.degree(Dimension.shard) * given.context
     weights = rank_weights(layout)
-    waiting = 1.0 if plan.microbatches > 1 else 1 / fsdp
+    waiting = weights.whole if plan.microbatches > 1 else weights.held
     tokens = plan.rows * model.sequence_length / given.context / given.tensor
     width = {
-        Activations.keep: 8 * model.dim + 4 * model.resolved_hidden_dim,
-        Activations.products: 4 * model.dim + 2 * model.resolved_hidden_dim,
+        Activations.keep: 8 * model.dim + 4 * model.token_width,
+        Activations.products: 4 * model.dim + 2 * model.token_width,
         Activations.recompute: model.dim,
     }[layout.trainer.memory.activations]
     held = plan.microbatches if given.schedule is PipelineSchedule.gpipe else min(plan.microbatches, given.pipeline)
     activations = tokens * width * COMPUTED * stage_blocks(layout) * (held if given.pipeline > 1 else 1)
-    return weights * (STATE / fsdp + REDUCED * waiting) + activations
+    return weights.held * STATE + REDUCED * waiting + activations

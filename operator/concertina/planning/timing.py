@@ -6,9 +6,10 @@ import dataclasses
 import math
 
 from concertina.planning.hardware import LATENCY, REACHED, Gpu
-from concertina.planning.layout import Layout
+from concertina.planning.layout import Carved, Group, Layout
 from concertina.planning.traffic import COMPUTED, Traffic, batch, rank_weights, traffic
 from concertina_trainer.config.memory import Activations
+from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.config.parallelism import PipelineSchedule
 from concertina_trainer.degrees import Dimension
 from concertina_trainer.model.flops import token_flops
@@ -18,6 +19,8 @@ AGAIN = {Activations.keep: 1.0, Activations.products: 1.0, Activations.recompute
 PASSES, HIDDEN_PASSES = 200, 80
 """Numbers that a block's elementwise operations, each a kernel of its own, read and write for a token, forward and
 backward: in units of dim, and of the feed-forward's width. Set by the published runs, as `Gpu.kernels` is."""
+ROUTED_PASSES = 40
+"""The same of each row that goes to an expert and back, in units of dim: counted in the code, not set by a run."""
 LOGIT_BYTES = 30
 """Of each of a token's logits: in bfloat16 and in float32, the loss and its gradient."""
 OPTIMIZER_BYTES = 28
@@ -29,7 +32,7 @@ class StepTime:
     """Seconds of a step."""
 
     compute: float
-    communication: dict[Dimension, float]
+    communication: dict[Group, float]
     """What nothing hides."""
     bubble: float
     """That a rank waits for the other stages of its pipeline."""
@@ -60,6 +63,9 @@ def link(layout: Layout, part: Traffic, gpu: Gpu, fabric: float) -> float:
         together *= layout.on_node(Dimension.context)
     if part.dimension is Dimension.pipeline:
         together = 1
+    if part.dimension is Carved.expert:
+        # Each rank sends by its own network what is for other nodes.
+        return min(gpu.nvlink, fabric * (part.ranks - 1) / (part.ranks - together)) * REACHED
     return min(gpu.nvlink, together * fabric) * REACHED
 
 
@@ -73,12 +79,11 @@ def step_time(layout: Layout, gpu: Gpu, fabric: float) -> StepTime:
     ranks = given.pipeline * given.context * given.tensor
     tokens = plan.microbatches * plan.rows * model.sequence_length / ranks
     products = tokens * token_flops(model) * AGAIN[trainer.memory.activations] / (gpu.flops * gpu.kernels)
-    moved = model.layers * (PASSES * model.dim + HIDDEN_PASSES * model.resolved_hidden_dim) * COMPUTED
     again = 4 / 3 if trainer.memory.activations is not Activations.keep else 1.0
-    bytes_moved = tokens * (moved * again + LOGIT_BYTES * model.vocab_size)
+    bytes_moved = tokens * (_moved(model) * again + LOGIT_BYTES * model.vocab_size)
     compute = products + bytes_moved / gpu.memory_rate
-    communication: dict[Dimension, float] = {}
-    hidden: dict[Dimension, float] = {}
+    communication: dict[Group, float] = {}
+    hidden: dict[Group, float] = {}
     for part in traffic(layout):
         seconds = seconds_of(layout, part, gpu, fabric)
         into = communication if part.exposed else hidden
@@ -87,11 +92,21 @@ def step_time(layout: Layout, gpu: Gpu, fabric: float) -> StepTime:
         # Beside the computation, but for the first block's weights and the last one's gradients.
         left = max(0.0, seconds - compute) + min(seconds, compute) / (model.layers / given.pipeline + 1)
         communication[dimension] = communication.get(dimension, 0.0) + left
-    busy = compute + sum(communication.get(each, 0.0) for each in (Dimension.tensor, Dimension.context))
+    within = (Dimension.tensor, Dimension.context, Carved.expert)
+    busy = compute + sum(communication.get(each, 0.0) for each in within)
     bubble = busy * bubble_share(layout, plan.microbatches)
-    fsdp = layout.degree(Dimension.shard) * given.context
-    optimizer = rank_weights(layout) / fsdp * OPTIMIZER_BYTES / gpu.memory_rate
+    optimizer = rank_weights(layout).held * OPTIMIZER_BYTES / gpu.memory_rate
     return StepTime(compute, communication, bubble, optimizer, compute * (0.0 if plan.fixed else plan.filling))
+
+
+def _moved(model: ModelConfig) -> float:
+    """Bytes that elementwise operations of all blocks read and write for a token."""
+    plain = (model.layers - model.routed_layers) * model.resolved_hidden_dim
+    numbers = model.layers * PASSES * model.dim + HIDDEN_PASSES * plain
+    if model.experts is not None:
+        rows, width = model.experts.active_per_token, model.token_width
+        numbers += model.routed_layers * (HIDDEN_PASSES * width + ROUTED_PASSES * rows * model.dim)
+    return float(numbers * COMPUTED)
 
 
 def mfu(layout: Layout, gpu: Gpu, seconds: float) -> float:

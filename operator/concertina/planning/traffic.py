@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from concertina.planning.layout import Layout
+from concertina.planning.layout import Carved, Group, Layout
 from concertina_trainer.config.memory import Activations
 from concertina_trainer.data.read.batch import BatchPlan, batch_plan
 from concertina_trainer.degrees import Dimension
@@ -19,8 +19,8 @@ COMPUTED, REDUCED = 2, 4
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    dimension: Dimension
-    """`shard` is FSDP's, over context groups too."""
+    dimension: Group
+    """`shard` is FSDP's, over context groups too, and of experts over tensor groups."""
     name: str
     ranks: int
     """Of the group."""
@@ -50,71 +50,139 @@ def stage_blocks(layout: Layout) -> int:
     return math.ceil(layout.trainer.model.layers / layout.parallelism.pipeline)
 
 
-def rank_weights(layout: Layout) -> float:
-    """Most weights of a rank's blocks and what comes before or after them, as tensor parallelism leaves them whole."""
-    model, given = layout.trainer.model, layout.parallelism
+def routed_blocks(layout: Layout) -> int:
+    """How many of these have experts."""
+    return min(stage_blocks(layout), layout.trainer.model.routed_layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class RankWeights:
+    """Most weights of a rank, as they are gathered to compute: whole but for tensor and expert parallelism."""
+
+    blocks: float
+    ends: float
+    """What comes before the blocks, or after them."""
+    experts: float
+    ranks: int
+    """That share all but experts."""
+    expert_ranks: int
+    """That share the same experts."""
+
+    @property
+    def held(self) -> float:
+        """This rank's part."""
+        return (self.blocks + self.ends) / self.ranks + self.experts / self.expert_ranks
+
+    @property
+    def whole(self) -> float:
+        return self.blocks + self.ends + self.experts
+
+
+def rank_weights(layout: Layout) -> RankWeights:
+    model, given, routed = layout.trainer.model, layout.parallelism, routed_blocks(layout)
     embedding = model.vocab_size * model.dim
     ends = embedding * (2 if given.pipeline == 1 and not model.tie_embeddings else 1)
-    return (stage_blocks(layout) * model.block_weights + ends) / given.tensor
+    experts = model.experts.count if model.experts else 0
+    router = experts * model.dim
+    # Routers are not cut.
+    cut = (stage_blocks(layout) - routed) * model.block_weights + routed * (model.routed_block_weights(0) - router)
+    shared = layout.degree(Dimension.shard) * given.context
+    dealt_out = routed * experts * model.expert_weights / given.expert
+    return RankWeights(
+        cut / given.tensor + routed * router, ends / given.tensor, dealt_out, shared,
+        shared * given.tensor // given.expert,
+    )  # fmt: skip
 
 
 def traffic(layout: Layout) -> list[Traffic]:
-    model, given, plan = layout.trainer.model, layout.parallelism, batch(layout)
-    count, blocks = plan.microbatches, stage_blocks(layout)
-    tokens = plan.rows * model.sequence_length / given.context
-    residual = tokens * model.dim * COMPUTED
-    found: list[Traffic] = []
-    times: float
-    fsdp = layout.degree(Dimension.shard) * given.context
-    free = frees_weights(layout.trainer, given)
-    weights = rank_weights(layout)
-    if fsdp > 1:
-        in_blocks = blocks * model.block_weights / given.tensor
-        ends = weights - in_blocks
-        if given.pipeline == 1:
-            gathered = count * (in_blocks * (2 if free else 1) + ends)
-        else:  # the backward of each microbatch, and the forwards before the first of them
-            times = count + min(count, given.pipeline * given.stages_per_rank) if free else 1
-            gathered = times * in_blocks + ends
-        reductions = count if free and given.pipeline == 1 else 1
-        found += [
-            Traffic(
-                Dimension.shard, "all-gather of weights", fsdp, count * 2 * (blocks + 1), COMPUTED * gathered, False
-            ),
-            Traffic(
-                Dimension.shard,
-                "reduce-scatter of gradients",
-                fsdp,
-                reductions * (blocks + 1),
-                REDUCED * weights * reductions,
-                False,
-            ),
-        ]
-    if (copies := layout.degree(Dimension.replicate)) > 1:
-        found.append(
-            Traffic(Dimension.replicate, "all-reduce of gradients", copies, blocks + 1, REDUCED * weights / fsdp, False)
-        )
+    given, plan = layout.parallelism, batch(layout)
+    tokens = plan.rows * layout.trainer.model.sequence_length / given.context
+    residual = tokens * layout.trainer.model.dim * COMPUTED
+    found = _of_weights(layout, plan)
     if given.tensor > 1:
-        again = layout.trainer.memory.activations is not Activations.keep
-        collectives = count * (blocks * (12 if again else 8) + 4 / given.pipeline)
-        found.append(
-            Traffic(
-                Dimension.tensor, "gathers and reduce-scatters of activations", given.tensor, round(collectives),
-                collectives * residual, True,
-            )
-        )  # fmt: skip
+        found.append(_of_tensor_groups(layout, plan, residual))
     if given.context > 1:
-        kv = 2 * model.resolved_kv_heads * (model.dim // model.heads) / given.tensor
-        whole = plan.rows * model.sequence_length * kv * COMPUTED
-        times = count * blocks * 2
-        found.append(
-            Traffic(Dimension.context, "keys and values", given.context, times, times * whole, True)
-        )  # fmt: skip
+        found.append(_of_context_groups(layout, plan))
+    if given.expert > 1:
+        found.append(_of_experts(layout, plan.microbatches, residual / given.tensor))
     if given.pipeline > 1:
-        times = count * (2 * given.stages_per_rank - 1)
+        times = plan.microbatches * (2 * given.stages_per_rank - 1)
         found.append(
             Traffic(
                 Dimension.pipeline, "activations and their gradients", 2, times, times * residual / given.tensor, False
             )
         )
     return found
+
+
+def _of_weights(layout: Layout, plan: BatchPlan) -> list[Traffic]:
+    given, count, weights = layout.parallelism, plan.microbatches, rank_weights(layout)
+    free = frees_weights(layout.trainer, given)
+    if given.pipeline == 1:
+        gathers, of_ends = count * (2 if free else 1), count
+    else:  # the backward of each microbatch, and the forwards before the first of them
+        gathers, of_ends = count + min(count, given.pipeline * given.stages_per_rank) if free else 1, 1
+    reductions = _reductions(layout, plan)
+
+    def over(ranks: int, name: str, modules: int, blocks: float, ends: float) -> list[Traffic]:
+        if ranks == 1:
+            return []
+        gathered, reduced = COMPUTED * (gathers * blocks + of_ends * ends), REDUCED * reductions * (blocks + ends)
+        return [
+            Traffic(Dimension.shard, f"all-gather of {name}", ranks, count * 2 * modules, gathered, False),
+            Traffic(
+                Dimension.shard, f"reduce-scatter of {name}' gradients", ranks, reductions * modules, reduced, False
+            ),
+        ]
+
+    blocks, routed = stage_blocks(layout), routed_blocks(layout)
+    found = over(weights.ranks, "weights", blocks + 1, weights.blocks, weights.ends)
+    if routed:
+        found += over(weights.expert_ranks, "experts", routed, weights.experts, 0.0)
+    if (copies := layout.degree(Dimension.replicate)) > 1:
+        size = REDUCED * weights.held
+        times = blocks + 1 + routed
+        found.append(Traffic(Dimension.replicate, "all-reduce of gradients", copies, times, size, False))
+    return found
+
+
+def _reductions(layout: Layout, plan: BatchPlan) -> int:
+    """How often in a step gradients are added up over ranks."""
+    given = layout.parallelism
+    return plan.microbatches if given.pipeline == 1 and frees_weights(layout.trainer, given) else 1
+
+
+def _of_tensor_groups(layout: Layout, plan: BatchPlan, residual: float) -> Traffic:
+    """Of a block with experts attention alone, and shared experts; besides, the gradients of routers."""
+    model, routed = layout.trainer.model, routed_blocks(layout)
+    again = layout.trainer.memory.activations is not Activations.keep
+    halves = 2 * stage_blocks(layout)
+    routers = 0.0
+    if model.experts is not None:
+        halves -= 0 if model.experts.shared else routed
+        routers = float(REDUCED * _reductions(layout, plan) * routed * model.experts.count * model.dim)
+    collectives = plan.microbatches * (halves * (6 if again else 4) + 4 / layout.parallelism.pipeline)
+    return Traffic(
+        Dimension.tensor, "gathers and reduce-scatters of activations", layout.parallelism.tensor, round(collectives),
+        collectives * residual + routers, True,
+    )  # fmt: skip
+
+
+def _of_context_groups(layout: Layout, plan: BatchPlan) -> Traffic:
+    model = layout.trainer.model
+    kv = 2 * model.resolved_kv_heads * (model.dim // model.heads) / layout.parallelism.tensor
+    times = plan.microbatches * stage_blocks(layout) * 2
+    whole = plan.rows * model.sequence_length * kv * COMPUTED
+    return Traffic(Dimension.context, "keys and values", layout.parallelism.context, times, times * whole, True)
+
+
+def _of_experts(layout: Layout, microbatches: int, residual: float) -> Traffic:
+    """Tokens to their experts and back, and the gradients of both: even loads, so the same from each rank."""
+    experts = layout.trainer.model.experts
+    assert experts is not None
+    again = layout.trainer.memory.activations is not Activations.keep
+    times = microbatches * routed_blocks(layout) * (6 if again else 4)
+    return Traffic(
+        Carved.expert, "tokens to experts and back", layout.parallelism.expert, times,
+        times * experts.active_per_token * residual, True,
+    )  # fmt: skip

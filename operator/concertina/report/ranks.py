@@ -55,6 +55,8 @@ def _rank(root: xml.Element, x: int, y: int, rank: int, layout: Layout) -> None:
         "fill-opacity": f"{1 - 0.5 * place.pipeline / max(1, layout.parallelism.pipeline):.2f}",
     }  # fmt: skip
     where = ", ".join(f"{each} {place.degree(each)}" for each in Dimension if layout.degree(each) > 1)
+    if layout.parallelism.expert > 1:
+        where += f", expert {layout.expert_place(rank)}"
     xml.SubElement(xml.SubElement(root, "rect", square), "title").text = f"rank {rank}: {where}"
     _text(root, x + (CELL - 2) // 2, y + 14, f"{rank}", "small", middle=True)
 

@@ -22,7 +22,7 @@ def main() -> int:
     before = set(sys.modules)
     torch.set_default_dtype(getattr(torch, os.environ["DTYPE"]))
     config, _, parallelism = configuration()
-    world = group.join(os.environ, parallelism)
+    world = group.join(os.environ, parallelism, config.model.experts is not None)
     model = parallelized(config, world)
     optimizer = ShardedAdamW(model, config.optimizer, 0)
     TrainState(model, config.model, optimizer, world).initialise(config)
@@ -37,20 +37,22 @@ def main() -> int:
     reduced = torch.stack([*sums.squares(optimizer.counted_gradients()), *sums.losses(losses)])
     torch.distributed.all_reduce(reduced)
     squared, loss = reduced.tolist()
-    loads = ExpertLoads(model, config.model.experts)
+    loads = ExpertLoads(model, config.model)
     counted = loads.payload(world.device)
     torch.distributed.all_reduce(counted)
     loads.update(counted.tolist())
     whole = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+    biases = dict(model.named_buffers())
     optimizer.update(0.0, 1.0)
     late = set(sys.modules) - before
-    stages = [None] * world.size
-    torch.distributed.all_gather_object(stages, whole)
-    for stage in stages:
-        for name, gradient in stage.items():
-            torch.testing.assert_close(gradient, whole.setdefault(name, gradient), rtol=0, atol=0)
+    for found in (whole, biases):
+        stages = [None] * world.size
+        torch.distributed.all_gather_object(stages, found)
+        for stage in stages:
+            for name, value in stage.items():
+                torch.testing.assert_close(value, found.setdefault(name, value), rtol=0, atol=0)
     if world.rank == 0:
         found = {"gradients": whole, "norm": squared**0.5, "loss": loss, "late": late}
-        found |= {"loads": counted.tolist(), "biases": dict(model.named_buffers())}
+        found |= {"loads": counted.tolist(), "biases": biases}
         torch.save(found, os.environ["RESULT"])
     return 0

@@ -33,7 +33,7 @@ def bytes_of(tensors):
 
 def main() -> int:
     config, _, parallelism = configuration()
-    world = group.join(os.environ, parallelism)
+    world = group.join(os.environ, parallelism, config.model.experts is not None)
     model = parallelized(config, world)
     with torch.no_grad():
         for _, parameter in model.named_parameters():
@@ -42,7 +42,7 @@ def main() -> int:
     plan = batch_plan(config, world.degrees)
     length = config.model.sequence_length
     batch = [
-        Microbatch(torch.zeros(plan.rows, length + 1, dtype=torch.int64), torch.ones(plan.rows, length), None)
+        Microbatch(torch.randint(config.model.vocab_size, (plan.rows, length + 1)), torch.ones(plan.rows, length), None)
         for _ in range(plan.microbatches)
     ]
     sums = summing.sums(config, model, plan, world)

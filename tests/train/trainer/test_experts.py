@@ -24,9 +24,43 @@ LAYOUTS = {
     "ep 2 x copies": (4, {"expert": 2, "shard": 2}),
 }
 
+BESIDE = {
+    "context": (2, {"context": 2}),
+    "ep 2 x context": (4, {"expert": 2, "context": 2}),
+    "ep 4 x context": (4, {"expert": 4, "context": 2}),
+    "ep 2 x context x copies": (4, {"expert": 2, "context": 2, "shard": 1}),
+    "pipeline": (2, {"pipeline": 2}),
+    "ep 2 x pipeline": (4, {"expert": 2, "pipeline": 2}),
+    "ep 2 x GPipe": (4, {"expert": 2, "pipeline": 2, "schedule": "GPipe"}),
+    "ep 2 x interleaved": (4, {"expert": 2, "pipeline": 2, "schedule": "Interleaved1F1B"}),
+    "zero bubble": (2, {"pipeline": 2, "schedule": "InterleavedZeroBubble"}),
+    "ep 2 x zero bubble": (4, {"expert": 2, "pipeline": 2, "schedule": "InterleavedZeroBubble"}),
+    "ep 2 x pipeline x context": (4, {"expert": 2, "pipeline": 2, "context": 2}),
+    "tensor": (2, {"tensor": 2}),
+    "fsdp x tensor": (4, {"tensor": 2}),
+    "ep 2 x tensor": (4, {"expert": 2, "tensor": 2}),
+    "ep 4 x tensor": (4, {"expert": 4, "tensor": 2}),
+    "ep 2 x tensor x copies": (4, {"expert": 2, "tensor": 2, "shard": 1}),
+    "ep 4 x context x tensor": (4, {"expert": 4, "context": 2, "tensor": 2}),
+    "ep 2 x pipeline x tensor": (4, {"expert": 2, "pipeline": 2, "tensor": 2}),
+}
+"""Beside the other dimensions, of a model that has heads and layers enough for them."""
+LAW = "tests/train/trainer/test_experts.py::test_every_layout_has_the_gradients_of_one_process[ep 2 x context, float64]"
+QUICK = ("fsdp", "ep 2 x fsdp", "ep 2 x copies", "ep 2 x context")
+CASES = [
+    pytest.param(layout, dtype, id=f"{layout}, {str(dtype).removeprefix('torch.')}", marks=marks)
+    for layout, dtype in (*((layout, torch.float64) for layout in LAYOUTS | BESIDE), ("ep 2 x fsdp", torch.float32))
+    for marks in [() if layout in QUICK else pytest.mark.long(law=LAW)]
+]
+"""In float32 once: torch's grouped products know no float64."""
 
-def with_experts(trainer, **fields):
-    return {**trainer, "model": {**trainer["model"], "experts": {**EXPERTS, **fields}}}
+
+def with_experts(trainer, **changed):
+    """`changed`: of the model."""
+    return {**trainer, "model": {**trainer["model"], "experts": EXPERTS, **changed}}
+
+
+WIDE = {"layers": 5, "heads": 4, "kvHeads": 2}
 
 
 def written_out(trainer, dtype):
@@ -52,39 +86,53 @@ def written_out(trainer, dtype):
 
 @pytest.fixture(scope="module")
 def references(trainer):
-    return {dtype: written_out(with_experts(trainer), dtype) for dtype in (torch.float32, torch.float64)}
+    """Of a model as the layouts alone need it, and of one as those beside them do, by whether it is wide and dtype."""
+    models = {wide: with_experts(trainer, **(WIDE if wide else {})) for wide in (False, True)}
+    dtypes = (torch.float32, torch.float64)
+    return models, {(wide, dtype): written_out(models[wide], dtype) for wide in models for dtype in dtypes}
 
 
-@pytest.mark.parametrize(
-    ("layout", "dtype"), [*((layout, torch.float64) for layout in LAYOUTS), ("ep 2 x fsdp", torch.float32)]
-)
-def test_every_layout_has_the_gradients_of_one_process(parent, trainer, references, tmp_path, layout, dtype):
-    """In float32 once: torch's grouped products know no float64."""
-    world, parallelism = LAYOUTS[layout]
-    loss, gradients, loads, biases = references[dtype]
-    found = whole_gradient(parent, with_experts(trainer), world, tmp_path, parallelism=parallelism, dtype=dtype)
+@pytest.mark.parametrize(("layout", "dtype"), CASES)
+def test_every_layout_has_the_gradients_of_one_process(parent, references, tmp_path, layout, dtype):
+    world, parallelism = (LAYOUTS | BESIDE)[layout]
+    models, computed = references
+    changed, (loss, gradients, loads, biases) = models[layout in BESIDE], computed[layout in BESIDE, dtype]
+    found = whole_gradient(parent, changed, world, tmp_path, parallelism=parallelism, dtype=dtype)
     check(found, gradients, loss)
     assert found["loads"] == loads
     assert min(loads) < max(loads), "loads are uneven"
-    for bias, expected in zip(found["biases"].values(), biases, strict=True):
+    for (_, bias), expected in zip(sorted(found["biases"].items()), biases, strict=True):
         torch.testing.assert_close(bias, expected.float())
 
 
-CHAIN = ("ep 2", "one", "ep 4", "ep 2 x copies")
+ALONE = ("ep 2", "one", "ep 4", "ep 2 x copies")
+GOES_ON = "tests/train/trainer/test_experts.py::test_killed_it_goes_on_in_another_layout"
+AGAIN = f"{GOES_ON}[{' > '.join(ALONE)}]"
+CHAINS = [
+    ALONE,
+    *(
+        pytest.param(chain, marks=pytest.mark.long(law=AGAIN))
+        for chain in (
+            ("ep 2 x context", "ep 2 x interleaved", "fsdp", "ep 2 x pipeline x tensor"),
+            ("ep 4 x tensor", "ep 2 x pipeline", "context", "ep 4 x context x tensor"),
+        )
+    ),
+]
 STEPS = 12
 
 
-def test_killed_it_goes_on_at_another_degree(folder, parent, trainer):
+@pytest.mark.parametrize("chain", CHAINS, ids=" > ".join)
+def test_killed_it_goes_on_in_another_layout(folder, parent, trainer, chain):
     """With the losses, and the biases, of one worker that nothing happens to."""
-    trainer = with_experts(trainer)
+    trainer = with_experts(trainer, **({} if chain is ALONE else WIDE))
     alone = node.Job(folder / "alone", parent, trainer)
     reference = alone.run(1)
     assert reference.codes == {0: 0}, reference.output
     job, losses, restore = node.Job(folder / "killed", parent, trainer), {}, node.FRESH
-    for i, name in enumerate(CHAIN):
-        world, parallelism = LAYOUTS[name]
+    for i, name in enumerate(chain):
+        world, parallelism = (LAYOUTS | BESIDE)[name]
         job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
-        last = i == len(CHAIN) - 1
+        last = i == len(chain) - 1
         script = node.Script() if last else node.Script(kill=(3 * (i + 1), tuple(range(world))))
         outcome = job.run(world, restore, script)
         assert outcome.losses, outcome.output
@@ -93,9 +141,11 @@ def test_killed_it_goes_on_at_another_degree(folder, parent, trainer):
     assert set(outcome.codes.values()) == {0}, outcome.output
     assert list(losses) == list(range(1, STEPS + 1))
     assert losses == pytest.approx(reference.losses, rel=2e-4)
-    [(name, bias)] = [(name, value) for name, value in states.whole(alone).items() if name.endswith("router.bias")]
-    assert bias.any(), "it has moved"
-    torch.testing.assert_close(states.whole(job)[name], bias)
+    biases = {name: value for name, value in states.whole(alone).items() if name.endswith("router.bias")}
+    found = states.whole(job)
+    assert any(bias.any() for bias in biases.values()), "they have moved"
+    for name, bias in biases.items():
+        torch.testing.assert_close(found[name], bias)
     told = outcome.progress[-1]
     assert 1 <= told.metrics["busiest_expert"] < EXPERTS["count"]
     assert told.seconds["all_to_all"] > 0

@@ -13,7 +13,6 @@ from concertina.planning.traffic import traffic
 from concertina_state.errors import BadInput
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.degrees import Dimension
 from concertina_trainer.planning import memory as planning
 from concertina_trainer.planning.ledger import Kind, Phase
 
@@ -31,6 +30,16 @@ LAYOUTS = {
     "interleaved": {"pipeline": 2, "schedule": "Interleaved1F1B"},
     "zero bubble": {"pipeline": 2, "schedule": "InterleavedZeroBubble"},
 }
+EXPERTS = {"count": 8, "hiddenDim": 128, "shared": 1, "firstDense": 1, "biasRate": 0.001}
+ROUTED = {
+    "experts": {"expert": 2},
+    "experts x copies": {"expert": 2, "shard": 2},
+    "experts gathered": {},
+    "experts x context": {"expert": 4, "context": 2},
+    "experts x tensor": {"expert": 4, "tensor": 2},
+    "experts x pipeline": {"expert": 2, "pipeline": 2},
+}
+"""Of a model with experts."""
 FORMULA = 0.02
 """Of the traffic's formulas: norms and the loss's own few numbers are left out."""
 REAL = 0.05
@@ -47,21 +56,46 @@ def config(**fields):
     return TrainerConfig.model_validate(trainer(**fields))
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "hsdp", "tensor", "1F1B", "interleaved"])
+def long_but(first, cases, law):
+    law = f"tests/train/trainer/test_planning.py::{law}[{first}]"
+    return [case if case == first else pytest.param(case, marks=pytest.mark.long(law=law)) for case in cases]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "fsdp", "hsdp", "tensor", "1F1B", "interleaved",
+        *long_but("experts", ROUTED, "test_four_real_ranks_take_what_is_planned"),
+    ],
+)  # fmt: skip
 def test_four_real_ranks_take_what_is_planned(parent, tmp_path, layout):
-    parallelism = LAYOUTS[layout]
-    real = whole_gradient(parent, trainer(), 4, tmp_path, parallelism=parallelism, program="workers.memory:main")
-    planned = planning.memory(config(), ParallelismConfig.model_validate(parallelism), 4, 0)
+    """With experts: of loads that are nearly even, as it is planned."""
+    parallelism = (LAYOUTS | ROUTED)[layout]
+    model = {"experts": EXPERTS} if layout in ROUTED else {}
+    real = whole_gradient(parent, trainer(**model), 4, tmp_path, parallelism=parallelism, program="workers.memory:main")
+    planned = planning.memory(config(**model), ParallelismConfig.model_validate(parallelism), 4, 0)
     assert planned.peaks[Phase.update][Kind.weights] == real["weights"]
     assert planned.peaks[Phase.update][Kind.moments] == real["moments"]
     assert planned.peaks[Phase.update][Kind.gradients] == pytest.approx(real["gradients"], rel=0.01)
     assert sum(planned.peak.values()) == pytest.approx(real["peak"], rel=REAL)
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "tensor", "interleaved", "GPipe"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "fsdp", "tensor", "interleaved", "GPipe",
+        pytest.param(
+            "experts x tensor",
+            marks=pytest.mark.long(
+                law="tests/train/trainer/test_planning.py::test_depth_and_microbatches_are_a_line[tensor]"
+            ),
+        ),
+    ],
+)  # fmt: skip
 def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
-    parallelism = ParallelismConfig.model_validate(LAYOUTS[layout])
-    deep = config(layers=14, batch=96, memory={"reshardAfterForward": "Always"})
+    parallelism = ParallelismConfig.model_validate((LAYOUTS | ROUTED)[layout])
+    model = {"experts": EXPERTS} if layout in ROUTED else {}
+    deep = config(layers=14, batch=96, memory={"reshardAfterForward": "Always"}, **model)
     by_line = planning.memory(deep, parallelism, 4, 0)
     monkeypatch.setattr(planning, "_axis", lambda target, _: [(target, 1.0)])
     assert by_line == planning.memory(deep, parallelism, 4, 0)
@@ -77,31 +111,36 @@ def test_gradients_wait_whole_only_where_gathered_weights_stay():
     assert always.peak[Kind.gradients] < whole / 2
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [*LAYOUTS, *long_but("experts", ROUTED, "test_512_ranks_are_planned_in_one_process")]
+)
 def test_512_ranks_are_planned_in_one_process(layout):
     """And send what the formulas say."""
-    parallelism = ParallelismConfig.model_validate(LAYOUTS[layout])
+    given = (LAYOUTS | ROUTED)[layout]
+    parallelism = ParallelismConfig.model_validate(given)
+    model = {"experts": {**EXPERTS, "count": 512, "hiddenDim": 512}} if layout in ROUTED else {}
     wide = config(
-        dim=512, kvHeads=8, hiddenDim=1536, vocabSize=2048, batch=2048, layers=8, precision="bfloat16"
+        dim=512, kvHeads=8, hiddenDim=1536, vocabSize=2048, batch=2048, layers=8, precision="bfloat16", **model
     )  # divided by 512 without a rest
     found = planning.memory(wide, parallelism, 512, 0)
-    state = wide.model.weights * 4 / (512 if "shard" not in LAYOUTS[layout] else 2)
+    state = wide.model.weights * 4 / (512 if "shard" not in given else 2)
     if parallelism.pipeline == 1:
         assert found.peak[Kind.weights] == pytest.approx(state, rel=0.02)
         assert found.peak[Kind.moments] == pytest.approx(2 * state, rel=0.02)
     assert sum(found.peak.values()) > found.peak[Kind.activations] > 0
     if parallelism.pipeline > 1:
         return
-    counted = dict.fromkeys(Dimension, 0.0)
+    planned = Layout(wide, parallelism, 512, 8)
+    counted = dict.fromkeys(planned.groups, 0.0)
     for name, size in found.sent.items():
-        dimension = name.partition(" ")[0]
-        if dimension != "all":
-            counted[Dimension.shard if dimension == "fsdp" else Dimension(dimension)] += size
-    formulas = dict.fromkeys(Dimension, 0.0)
-    for part in traffic(Layout(wide, parallelism, 512, 8)):
+        group = name.partition(" ")[0].replace("fsdp", "shard")
+        if group in counted:  # else of all, or of a sequence's ranks: the loss's own few numbers
+            counted[group] += size
+    formulas = dict.fromkeys(planned.groups, 0.0)
+    for part in traffic(planned):
         formulas[part.dimension] += part.bytes
-    for dimension, size in counted.items():
-        assert formulas[dimension] == pytest.approx(size, rel=FORMULA), dimension
+    for group, size in counted.items():
+        assert formulas[group] == pytest.approx(size, rel=FORMULA), group
 
 
 def test_the_fullest_ranks_of_a_pipeline_are_named():

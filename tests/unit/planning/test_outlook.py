@@ -10,7 +10,7 @@ import pytest
 from builders.jobs import spec
 from concertina.planning import search
 from concertina.planning.hardware import FABRICS, GPUS, FabricName, GpuName
-from concertina.planning.layout import Layout, of
+from concertina.planning.layout import Carved, Layout, of
 from concertina.planning.outlook import RankMemory, as_object, bottleneck, outlook
 from concertina.planning.timing import bubble_share, step_time
 from concertina.planning.traffic import traffic
@@ -31,9 +31,13 @@ def job(**fields: Any) -> Any:
     return spec(**{"replicas": 8, "elastic": None, "workersPerReplica": 8, "trainer": trainer, **fields})
 
 
-def layout(size: int = 64, batch: int = 512, **parallelism: Any) -> Layout:
+EXPERTS = {"count": 64, "activePerToken": 6, "hiddenDim": 1408, "shared": 2, "firstDense": 1}
+
+
+def layout(size: int = 64, batch: int = 512, experts: Any = None, **parallelism: Any) -> Layout:
+    model = {**MODEL, "experts": experts}
     trainer = TrainerConfig.model_validate(
-        {"data": {"uri": "/data"}, "model": MODEL, "globalBatchSize": batch, "microBatchSize": 1}
+        {"data": {"uri": "/data"}, "model": model, "globalBatchSize": batch, "microBatchSize": 1}
     )
     return Layout(trainer, ParallelismConfig.model_validate(parallelism), size, 8)
 
@@ -65,6 +69,25 @@ def test_what_is_sent_grows_with_what_is_cut() -> None:
     assert traffic(layout(size=1)) == []
     parts = {part.dimension for part in traffic(layout(tensor=2, context=2, pipeline=2, shard=2))}
     assert parts == set(Dimension)
+
+
+def test_experts_are_on_neighbours_as_far_as_they_share_sequences() -> None:
+    here = layout(experts=EXPERTS, expert=8, tensor=2, context=2, pipeline=2)
+    assert [here.expert_place(rank) for rank in range(4)] == [0, 1, 2, 3]
+    assert [here.expert_place(rank) for rank in (4, 8, 16)] == [0, 4, 0], "of the next stage, and of the next sequences"
+    assert here.on_node(Carved.expert) == 4
+    assert here.crosses(Carved.expert)
+    assert not layout(experts=EXPERTS, expert=8).crosses(Carved.expert)
+    assert as_object(outlook(job(), here, H100, NETWORK))["degrees"]["expert"] == 8
+
+
+def test_tokens_to_experts_take_longer_between_nodes() -> None:
+    near, far = (layout(experts=EXPERTS, expert=degree) for degree in (8, 64))
+    sent = [next(part.sent for part in traffic(each) if part.dimension is Carved.expert) for each in (near, far)]
+    assert sent[1] == pytest.approx(sent[0] * (63 / 64) / (7 / 8)), "the same rows, fewer of them stay"
+    seconds = [step_time(each, H100, FABRICS[NETWORK]).communication[Carved.expert] for each in (near, far)]
+    assert seconds[1] > 2 * seconds[0]
+    assert bottleneck(outlook(job(), far, H100, NETWORK)).startswith("Experts: ")
 
 
 def test_the_first_bottleneck_is_named_with_what_to_try() -> None:
@@ -102,10 +125,16 @@ def test_a_search_gives_only_what_runs_the_fastest_first() -> None:
     assert {each.parallelism.tensor for each in found} > {1, 2}
 
 
+def test_a_search_tries_to_deal_experts_out() -> None:
+    found = search.candidates(layout(experts=EXPERTS).trainer, H100, FABRICS[NETWORK], 64, 8)
+    assert {each.parallelism.expert for each in found} > {1, 8}
+
+
 def test_the_picture_has_each_rank_on_its_node() -> None:
-    drawn = xml.fromstring(picture("<demo>", layout(size=16, tensor=2, pipeline=2)))
+    drawn = xml.fromstring(picture("<demo>", layout(size=16, experts=EXPERTS, expert=4, tensor=2, pipeline=2)))
     titles = [each.text or "" for each in drawn.iter("{http://www.w3.org/2000/svg}title")]
-    assert [title for title in titles if title.startswith("rank 5:")] == ["rank 5: shard 1, pipeline 0, tensor 1"]
+    [fifth] = [title for title in titles if title.startswith("rank 5:")]
+    assert fifth == "rank 5: shard 1, pipeline 0, tensor 1, expert 3"
     assert len([title for title in titles if title.startswith("rank ")]) == 16
     frames = [each for each in drawn.iter("{http://www.w3.org/2000/svg}rect") if each.get("fill") == "none"]
     assert len(frames) == 2

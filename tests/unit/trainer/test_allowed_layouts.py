@@ -15,6 +15,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 FREED = {"memory": {"reshardAfterForward": "Always"}}
 ZERO_BUBBLE = {"pipeline": 2, "schedule": "InterleavedZeroBubble"}
 SIX_EXPERTS = {"model": {"experts": {"count": 6}}}
+NARROW_SHARED = {"model": {"heads": 16, "experts": {"count": 6, "hiddenDim": 24, "shared": 1}}}
 
 
 def config(**fields: Any) -> TrainerConfig:
@@ -40,7 +41,7 @@ def problems(trainer: TrainerConfig, world: int | None = None, **degrees: Any) -
         ({}, {"expert": 2}, "parallelism.expert: expert deals experts out", "expert is 2: the nearest that fit: 1"),
         (SIX_EXPERTS, {"expert": 4}, "parallelism.expert: ", "expert is 4: the nearest that fit: 3 and 6"),
         (SIX_EXPERTS, {"expert": 2, "shard": 3}, "parallelism.expert: ", "expert is 2: the nearest that fit: 1 and 3"),
-        (SIX_EXPERTS, {"tensor": 2}, "trainer.model.experts: ", "use parallelism.expert, or remove experts"),
+        (NARROW_SHARED, {"tensor": 16}, "parallelism.tensor: ", "tensor is 16: the nearest that fit: 8"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_with_the_nearest_that_does(
@@ -49,6 +50,15 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(
     (sentence,) = problems(config(**trainer), **degrees)
     assert sentence.startswith(start)
     assert sentence.endswith(end)
+
+
+def test_experts_are_dealt_out_within_groups_before_other_sequences_workers() -> None:
+    given = {"tensor": 2, "context": 2, "expert": 6}
+    assert problems(config(**SIX_EXPERTS), world=12, **given) == ()
+    assert ParallelismConfig(**given).expert_shards == 3
+    assert ParallelismConfig(**given).block == 12
+    (sentence,) = problems(config(**SIX_EXPERTS), world=6, **given)
+    assert sentence.endswith("blocks of 12: the nearest that fit: 12")
 
 
 def test_a_world_of_half_a_block_is_refused_with_the_nearest_sizes() -> None:

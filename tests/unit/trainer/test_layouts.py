@@ -44,6 +44,18 @@ EXPERTS = {
     "fsdp": (4, {}),
     "expert x fsdp": (4, {"expert": 2}),
     "expert x fsdp within experts": (8, {"expert": 4}),
+    "expert x pipeline": (4, {"expert": 2, "pipeline": 2}),
+}
+MORE_EXPERTS = {
+    "expert x context": (4, {"expert": 2, "context": 2}),
+    "expert x tensor": (4, {"expert": 2, "tensor": 2}),
+    "tensor": (4, {"tensor": 2}),
+    "expert x context x tensor": (8, {"expert": 4, "context": 2, "tensor": 2}),
+    "expert x pipeline x tensor x copies": (8, {"expert": 2, "pipeline": 2, "tensor": 2, "shard": 1}),
+    "copies": (2, {"shard": 1}),
+    "expert over shard and context": (8, {"expert": 4, "context": 2}),
+    "expert x pipeline x context": (12, {"expert": 2, "pipeline": 2, "context": 3, "shard": 2}),
+    "interleaved": (4, {"expert": 2, "pipeline": 2, "schedule": "Interleaved1F1B"}),
 }
 MORE = {
     "one": (1, {}),
@@ -67,7 +79,8 @@ def saved_by(world, parallelism, **changed):
         _clear_sharding_prop_cache()  # equal meshes of another rank are in it
         try:
             where = torch.device("cpu")
-            context = DistContext.of(rank, world, where, ParallelismConfig.model_validate(parallelism))
+            given = ParallelismConfig.model_validate(parallelism)
+            context = DistContext.of(rank, world, where, given, config.model.experts is not None)
             model = parallelized(config, context)
             state = TrainState(model, config.model, ShardedAdamW(model, config.optimizer, 0), context)
             state.initialise(config)
@@ -117,6 +130,15 @@ def test_every_layout_is_read_by_every_other():
 def test_experts_are_dealt_out_and_read_likewise():
     experts = ExpertsConfig(count=4, hidden_dim=24, shared=1, first_dense=3, bias_rate=0.1)
     saved = {name: list(saved_by(*layout, experts=experts)) for name, layout in EXPERTS.items()}
+    check_what_each_saves(saved)
+    check_what_each_reads(saved)
+
+
+@pytest.mark.long(law="tests/unit/trainer/test_layouts.py::test_experts_are_dealt_out_and_read_likewise")
+def test_so_they_are_beside_all_dimensions():
+    experts = ExpertsConfig(count=4, hidden_dim=24, shared=1, first_dense=1, bias_rate=0.1)
+    layouts = EXPERTS | MORE_EXPERTS
+    saved = {name: list(saved_by(*layout, experts=experts)) for name, layout in layouts.items()}
     check_what_each_saves(saved)
     check_what_each_reads(saved)
 

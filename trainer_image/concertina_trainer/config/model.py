@@ -118,9 +118,21 @@ class ModelConfig(Section):
         """Width of an expert, in a model that has some."""
         return (self.experts and self.experts.hidden_dim) or self.resolved_hidden_dim
 
+    @property
+    def token_width(self) -> int:
+        """Of the feed-forwards that compute a token in a layer, with experts where there are any."""
+        if self.experts is None:
+            return self.resolved_hidden_dim
+        return (self.experts.active_per_token + self.experts.shared) * self.expert_dim
+
     def routed(self, layer: int) -> bool:
         """Whether this layer, counted from 0, has experts."""
         return self.experts is not None and layer >= self.experts.first_dense
+
+    @property
+    def routed_layers(self) -> int:
+        """How many layers have experts."""
+        return self.layers - self.experts.first_dense if self.experts else 0
 
     @property
     def weights(self) -> int:
@@ -135,12 +147,8 @@ class ModelConfig(Section):
     def _weights(self, experts: int) -> int:
         """With so many of the experts that a router chooses from."""
         embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
-        dense = min(self.layers, self.experts.first_dense) if self.experts else self.layers
-        blocks = dense * self.block_weights
-        if self.experts:
-            feed_forward = 3 * self.dim * self.expert_dim * (experts + self.experts.shared)
-            routed = self.block_weights - 3 * self.dim * self.resolved_hidden_dim + feed_forward
-            blocks += (self.layers - dense) * (routed + self.experts.count * self.dim)
+        blocks = (self.layers - self.routed_layers) * self.block_weights
+        blocks += self.routed_layers * self.routed_block_weights(experts)
         return embeddings + blocks + self.dim
 
     @property
@@ -149,6 +157,18 @@ class ModelConfig(Section):
         head = self.dim // self.heads
         attention = 2 * self.dim * self.dim + 2 * self.resolved_kv_heads * head * self.dim
         return attention + 3 * self.dim * self.resolved_hidden_dim + 2 * self.dim
+
+    @property
+    def expert_weights(self) -> int:
+        """Parameters of one expert."""
+        return 3 * self.dim * self.expert_dim
+
+    def routed_block_weights(self, experts: int) -> int:
+        """Parameters of a block with experts, with so many of those that its router chooses from."""
+        if self.experts is None:
+            return self.block_weights
+        attention = self.block_weights - 3 * self.dim * self.resolved_hidden_dim
+        return attention + self.experts.count * self.dim + (experts + self.experts.shared) * self.expert_weights
 
     RULES = (
         Rule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -48,8 +49,8 @@ class ParallelismConfig(BaseModel):
         default=1,
         ge=1,
         le=1024,
-        description="Workers that the experts of a layer are dealt out to (expert parallelism), among those that shard "
-        "one copy: it divides shard and trainer.model.experts.count.",
+        description="Workers that the experts of a layer are dealt out to (expert parallelism), of one stage and of "
+        "those that shard one copy: it divides shard x context x tensor and trainer.model.experts.count.",
     )
 
     @property
@@ -67,6 +68,12 @@ class ParallelismConfig(BaseModel):
         return self.pipeline > 1 and self.schedule is PipelineSchedule.zero_bubble
 
     @property
+    def expert_shards(self) -> int:
+        """How many of `shard` the ranks that experts are dealt out to are of: as many of them as can be are of one
+        context and tensor group."""
+        return self.expert // math.gcd(self.expert, self.context * self.tensor)
+
+    @property
     def block(self) -> int:
         """Ranks that only work together: a world is a whole number of blocks."""
-        return self.group * (self.shard or self.expert)
+        return self.group * (self.shard or self.expert_shards)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 from concertina_trainer.config.model import ExpertsConfig, RouterScores
 from concertina_trainer.model.precision import precise
@@ -34,7 +34,9 @@ class Router(nn.Module):
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Of tokens [n, dim] the scores [n, experts] of all experts, in float32 at least, and the numbers of those that
         are chosen, int64 [n, active]."""
-        logits = F.linear(precise(tokens), precise(self.weight))
+        # Ranks of a tensor group have the same router, and tokens of their own: gradients are added up.
+        weight = self.weight.to_local(grad_placements=[Partial()]) if isinstance(self.weight, DTensor) else self.weight
+        logits = F.linear(precise(tokens), precise(weight))
         scores = logits.softmax(-1) if self.scores is RouterScores.softmax else logits.sigmoid()
         wanted = scores.detach() if self.bias is None else scores.detach() + self.bias
         return scores, wanted.topk(self.active, dim=-1, sorted=False).indices
@@ -77,6 +79,15 @@ def here(rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
     return result
 
 
+OverSequences: TypeAlias = Callable[[Tensor], Tensor]
+"""Of counts [sequences, n] of this rank's tokens those of whole sequences."""
+
+
+def whole(counts: Tensor) -> Tensor:
+    """Where no other rank has tokens of the same sequences."""
+    return counts
+
+
 class MixtureOfExperts(nn.Module):
     def __init__(self, dim: int, hidden_dim: int, config: ExpertsConfig, shared: nn.Module | None) -> None:
         """`hidden_dim`: of one expert. `shared`: what computes every token besides."""
@@ -86,6 +97,7 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(dim, hidden_dim, config.count)
         self.shared = shared
         self.dispatch: Dispatch = here
+        self.over_sequences: OverSequences = whole
         self.loads: Tensor | None = None
         """int64 [experts]: tokens that each was chosen for since somebody has taken this, those of no weight apart."""
 
@@ -104,7 +116,8 @@ class MixtureOfExperts(nn.Module):
         loads = None
         if weights is not None:
             chances = scores / (scores.sum(-1, keepdim=True) + 1e-20)
-            loads, loss = balance(chances.unflatten(0, x.shape[:2]), chosen.unflatten(0, x.shape[:2]), weights)
+            by_token = chances.unflatten(0, x.shape[:2]), chosen.unflatten(0, x.shape[:2])
+            loads, loss = balance(*by_token, weights, self.over_sequences)
             shares = _WithLoss.apply(shares, self.balance_loss * loss)
         result = self._routed(tokens, chosen, shares).type_as(x).view_as(x)
         return result if self.shared is None else result + self.shared(x), loads
@@ -119,21 +132,27 @@ class MixtureOfExperts(nn.Module):
         return combined
 
 
-def balance(chances: Tensor, chosen: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def balance(
+    chances: Tensor, chosen: Tensor, weights: Tensor, over_sequences: OverSequences = whole
+) -> tuple[Tensor, Tensor]:
     """Of the router's chances [batch, length, experts], which add up to 1 for each token, of chosen [batch, length,
     active] and the tokens' weights [batch, length]: how many tokens each expert has, int64 [experts], and the loss.
+    Where other ranks have tokens of the same sequences, it is this rank's part, of which the sum is the loss.
 
     A sequence of T tokens adds its tokens' weights times the sum over experts of f * P: P is the mean chance, and f the
     part of the choices that fell on the expert, times the number of experts. The gradient is that of P. A loss is 1
     for even loads."""
     experts = chances.size(-1)
     counted = weights > 0
-    tokens = counted.sum(1).clamp(min=1)
     ones = counted.long().unsqueeze(-1).expand_as(chosen).flatten(1)
     found = ones.new_zeros(len(chosen), experts).scatter_add_(1, chosen.flatten(1), ones)
-    fractions = found.to(chances.dtype) * experts / (chosen.size(-1) * tokens).unsqueeze(-1)
-    means = (chances * counted.unsqueeze(-1)).sum(1) / tokens.unsqueeze(-1)
-    loss = (weights.sum(1) * (fractions * means).sum(-1)).sum()
+    mine = (found, counted.sum(1, keepdim=True), weights.sum(1, keepdim=True))
+    everywhere = over_sequences(torch.cat([part.double() for part in mine], 1))
+    choices, tokens, weight = everywhere.to(chances.dtype).split([experts, 1, 1], 1)
+    tokens = tokens.clamp(min=1)
+    fractions = choices * experts / (chosen.size(-1) * tokens)
+    means = (chances * counted.unsqueeze(-1)).sum(1) / tokens
+    loss = (weight * fractions * means).sum()
     return found.sum(0), loss
 
 

@@ -32,9 +32,12 @@ class Stages:
         for part in self.parts:
             yield from part.named_buffers()
 
-    def mixtures(self) -> Iterator[MixtureOfExperts]:
+    def mixtures(self) -> Iterator[tuple[int, MixtureOfExperts]]:
+        """With the numbers of their layers."""
         for part in self.parts:
-            yield from part.mixtures()
+            for layer, block in part.blocks.items():
+                if isinstance(block.feed_forward, MixtureOfExperts):
+                    yield int(layer), block.feed_forward
 
     def modules(self) -> Iterator[nn.Module]:
         for part in self.parts:
@@ -50,7 +53,8 @@ class Stages:
 def divided(config: ModelConfig, stages: int) -> list[Part]:
     """The layers in as many contiguous parts, of which the dearest is as cheap as can be. The output layer costs as
     much as so many blocks, so the last part has fewer; each has one at least."""
-    head = config.vocab_size * config.dim / config.block_weights
+    active = config.experts.active_per_token if config.experts else 0
+    head = config.vocab_size * config.dim / config.routed_block_weights(active)
     others = stages - 1
 
     def dearest(last: int) -> float:

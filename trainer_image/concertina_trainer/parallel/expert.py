@@ -1,8 +1,9 @@
 """Expert parallelism (GShard, arXiv 2006.16668): the experts of a layer are dealt out to the ranks of a group, each of
 which has tokens of its own. All-to-all takes the tokens to their experts, and the results back.
 
-The group is carved out of those that shard one copy, so nothing else of the model knows of it. What the ranks that have
-the same experts hold of them is cut further by FSDP."""
+The group is carved out of those of a stage that shard one copy, so nothing else of the model knows of it: each has
+tokens of its own, in a context or tensor group too. What the ranks that have the same experts hold of them is cut
+further by FSDP."""
 
 from __future__ import annotations
 
@@ -30,6 +31,18 @@ def cut(model: Decoder, mesh: DeviceMesh, times: StepTimes) -> None:
         moe.dispatch = AllToAll(mesh, times)
 
 
+def share_sequences(model: Decoder, mesh: DeviceMesh) -> None:
+    """Ranks that have tokens of the same sequences balance these together."""
+    group = mesh.get_group()
+
+    def over_sequences(counts: Tensor) -> Tensor:
+        dist.all_reduce(counts, group=group)
+        return counts
+
+    for moe in model.mixtures():
+        moe.over_sequences = over_sequences
+
+
 class AllToAll:
     """Tokens to the ranks of their experts, and back."""
 
@@ -37,12 +50,12 @@ class AllToAll:
         self._group, self._size, self._times = mesh.get_group(), mesh.size(), times
 
     def __call__(self, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
-        """See Dispatch. The host waits for the device once, to know how many rows come."""
+        """See Dispatch."""
         received = torch.empty_like(counts)
         with self._times.measured(StepPart.ALL_TO_ALL):
             dist.all_to_all_single(received, counts, group=self._group)
         by_rank = received.view(self._size, -1)  # of each rank that sends, by expert of mine
-        sent, taken = torch.stack([counts.view(self._size, -1).sum(1), by_rank.sum(1)]).tolist()
+        sent, taken = rows_by_rank(counts.view(self._size, -1), by_rank, len(rows))
         arrived = _Exchange.apply(rows, taken, sent, self)
         # They come by rank, and within a rank by expert.
         numbers = torch.arange(by_rank.size(1), device=rows.device).repeat(self._size)
@@ -57,6 +70,12 @@ class AllToAll:
         with self._times.measured(StepPart.ALL_TO_ALL):
             dist.all_to_all_single(found, rows.contiguous(), list(taken), list(sent), group=self._group)
         return found
+
+
+def rows_by_rank(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
+    """How many of this rank's `rows` go to each rank, and how many come from it. The host waits for the device once."""
+    to, of = torch.stack([sent.sum(1), received.sum(1)]).tolist()
+    return to, of
 
 
 class _Exchange(torch.autograd.Function):

@@ -36,10 +36,13 @@ class DistContext:
     times: StepTimes
 
     @staticmethod
-    def of(rank: int, size: int, device: torch.device, parallelism: ParallelismConfig) -> DistContext:
-        """In the process group that has been joined. Raises BadInput where the world is no whole number of blocks."""
+    def of(
+        rank: int, size: int, device: torch.device, parallelism: ParallelismConfig, routed: bool = False
+    ) -> DistContext:
+        """In the process group that has been joined. `routed`: for a model with experts. Raises BadInput where the
+        world is no whole number of blocks."""
         degrees = Degrees.of(parallelism, size)
-        meshes = Meshes.of(degrees, device.type, parallelism.expert)
+        meshes = Meshes.of(degrees, device.type, parallelism, routed)
         return DistContext(rank, size, device, parallelism, degrees, meshes, StepTimes(device))
 
     @property
@@ -88,9 +91,9 @@ def interface_of(address: str) -> str:
     return ""
 
 
-def join(environment: Mapping[str, str], parallelism: ParallelismConfig) -> DistContext:
-    """Join the round's process group: the store is served by the lead's agent, under a prefix for this round. Raises
-    BadInput where the world is no whole number of blocks."""
+def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed: bool) -> DistContext:
+    """Join the round's process group: the store is served by the lead's agent, under a prefix for this round. `routed`:
+    see DistContext.of. Raises BadInput where the world is no whole number of blocks."""
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if interface := interface_of(environment.get("CONCERTINA_POD_IP") or environment["MASTER_ADDR"]):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -114,7 +117,7 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig) -> Dist
         timeout=GROUP_TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
-    return DistContext.of(rank, size, device, parallelism)
+    return DistContext.of(rank, size, device, parallelism, routed)
 
 
 def make_deterministic() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.degrees import Degrees
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Meshes:
     fsdp: DeviceMesh
     """Over which weights are cut, by one dimension or, with copies, by two; ranks of a context group too have other
@@ -18,36 +19,54 @@ class Meshes:
     pipeline: DeviceMesh | None = None
     context: DeviceMesh | None = None
     tensor: DeviceMesh | None = None
+    sequence: DeviceMesh | None = None
+    """Of a model with experts: ranks that have tokens of the same sequences."""
     expert: DeviceMesh | None = None
     """Over which experts are dealt out."""
     expert_fsdp: DeviceMesh | None = None
-    """Over which weights of experts are cut then, instead of `fsdp`."""
+    """Over which weights of experts are cut, where it is not `fsdp`."""
 
     @staticmethod
-    def of(degrees: Degrees, device: str, expert: int = 1) -> Meshes:
-        """Of the process group of all ranks; `expert`: of the ranks that shard one copy so many neighbours have
-        different experts."""
+    def of(degrees: Degrees, device: str, parallelism: ParallelismConfig, routed: bool) -> Meshes:
+        """Of the process group of all ranks. `routed`: for a model with experts."""
         world = init_device_mesh(device, (math.prod(degrees),), mesh_dim_names=("data",))
-        if expert > 1:
-            return _with_experts(world, degrees, expert)
-        if degrees.replicate == degrees.group == 1:
-            return Meshes(world)
-        view = world._unflatten(0, tuple(degrees), Degrees._fields)
-        fsdp = view["shard"]
-        if degrees.context > 1:
-            fsdp = view["shard", "context"]._flatten("fsdp")
-        if degrees.replicate > 1:
-            fsdp = DeviceMesh._concatenate([view["replicate"], fsdp])
-        return Meshes(fsdp, *(view[name] if getattr(degrees, name) > 1 else None for name in Degrees._fields[2:]))
+        meshes = _dense(world, degrees)
+        return _with_experts(meshes, world, degrees, parallelism) if routed else meshes
 
 
-def _with_experts(world: DeviceMesh, degrees: Degrees, expert: int) -> Meshes:
-    """Of data parallelism alone, as yet (`layouts`)."""
-    copies, shard = degrees.replicate, degrees.shard
-    dense = world if copies == 1 else world._unflatten(0, (copies, shard), ("replicate", "shard"))
-    names = ("replicate", "expert_shard", "expert")
-    view = world._unflatten(0, (copies, shard // expert, expert), names)
-    fsdp = view["expert_shard"]
-    if copies > 1:
+def _dense(world: DeviceMesh, degrees: Degrees) -> Meshes:
+    if degrees.replicate == degrees.group == 1:
+        return Meshes(world)
+    view = world._unflatten(0, tuple(degrees), Degrees._fields)
+    fsdp = view["shard"]
+    if degrees.context > 1:
+        fsdp = view["shard", "context"]._flatten("fsdp")
+    if degrees.replicate > 1:
         fsdp = DeviceMesh._concatenate([view["replicate"], fsdp])
-    return Meshes(dense, expert=view["expert"], expert_fsdp=fsdp)
+    return Meshes(fsdp, *(view[name] if getattr(degrees, name) > 1 else None for name in Degrees._fields[2:]))
+
+
+def _with_experts(meshes: Meshes, world: DeviceMesh, degrees: Degrees, parallelism: ParallelismConfig) -> Meshes:
+    """Experts are cut over all ranks of a stage that have tokens of their own: between layers those of a tensor group
+    have some of each sequence, too."""
+    meshes = dataclasses.replace(meshes, sequence=meshes.context or meshes.tensor)
+    if parallelism.expert == degrees.tensor == 1:
+        return meshes
+    shards, together = parallelism.expert_shards, degrees.context * degrees.tensor
+    within = parallelism.expert // shards
+    sizes = {
+        "expert_copies": degrees.replicate,
+        "expert_shard": degrees.shard // shards,
+        "expert_outer": shards,
+        "expert_stages": degrees.pipeline,
+        "expert_sequence": together // within,
+        "expert_inner": within,
+    }
+    view = world._unflatten(0, tuple(sizes.values()), tuple(sizes))
+    fsdp = view["expert_shard", "expert_sequence"]._flatten("expert_fsdp")
+    if degrees.replicate > 1:
+        fsdp = DeviceMesh._concatenate([view["expert_copies"], fsdp])
+    if meshes.context and meshes.tensor:
+        meshes = dataclasses.replace(meshes, sequence=view["expert_sequence", "expert_inner"]._flatten("sequence"))
+    expert = view["expert_outer", "expert_inner"]._flatten("expert") if parallelism.expert > 1 else None
+    return dataclasses.replace(meshes, expert=expert, expert_fsdp=fsdp)

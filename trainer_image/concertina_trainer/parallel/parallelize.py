@@ -28,6 +28,8 @@ def parallelized(config: TrainerConfig, world: DistContext) -> Stages:
             tensor.cut(model, meshes.tensor)
         if meshes.expert:
             expert.cut(model, meshes.expert, world.times)
+        if meshes.sequence:
+            expert.share_sequences(model, meshes.sequence)
         shard(model, config.precision, free, world)
         model.to_empty(device=world.device)
         parts.append(model)

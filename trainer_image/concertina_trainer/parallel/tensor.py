@@ -7,9 +7,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -20,39 +20,58 @@ from torch.distributed.tensor.parallel import (
 )
 
 from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.experts import MixtureOfExperts
 
 
 def cut(model: Decoder, mesh: DeviceMesh) -> None:
     """Before FSDP cuts what is left of each weight. Each rank cuts its own whole values, so nothing is sent."""
-    plans: dict[str, Any] = {"norm": SequenceParallel(), "head": ColwiseParallel()}
-    plans["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
-    parallelize_module(model, mesh, {name: plan for name, plan in plans.items() if getattr(model, name) is not None},
+    ends: dict[str, Any] = {"norm": SequenceParallel(), "head": ColwiseParallel()}
+    ends["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+    parallelize_module(model, mesh, {name: plan for name, plan in ends.items() if getattr(model, name) is not None},
                        src_data_rank=None)  # fmt: skip
     if model.norm is not None:
         # The output layer, which may be the embedding's weight, takes whole sequences and gives some of the vocabulary.
         model.norm.register_forward_hook(_whole_sequences)
     model.tensor_degree = mesh.size()
     for block in model.blocks.values():
-        parallelize_module(
-            block,
-            mesh,
-            {
-                "attention_norm": SequenceParallel(),
-                "attention": PrepareModuleInput(
-                    input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
-                ),
-                "attention.query": ColwiseParallel(),
-                "attention.key": ColwiseParallel(),
-                "attention.value": ColwiseParallel(),
-                "attention.output": RowwiseParallel(output_layouts=Shard(1)),
-                "feed_forward_norm": SequenceParallel(),
-                "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-                "feed_forward.gate": ColwiseParallel(),
-                "feed_forward.up": ColwiseParallel(),
-                "feed_forward.down": RowwiseParallel(output_layouts=Shard(1)),
-            },
-            src_data_rank=None,
-        )
+        plans: dict[str, Any] = {
+            "attention_norm": SequenceParallel(),
+            "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
+            "attention.query": ColwiseParallel(),
+            "attention.key": ColwiseParallel(),
+            "attention.value": ColwiseParallel(),
+            "attention.output": RowwiseParallel(output_layouts=Shard(1)),
+            "feed_forward_norm": SequenceParallel(),
+        }
+        if not isinstance(block.feed_forward, MixtureOfExperts):
+            plans |= _feed_forward("feed_forward")
+        elif block.feed_forward.shared is not None:
+            plans |= _feed_forward("feed_forward.shared")
+        parallelize_module(block, mesh, plans, src_data_rank=None)
+    for moe in model.mixtures():
+        _route_own_tokens(moe, mesh)
+
+
+def _feed_forward(name: str) -> dict[str, Any]:
+    return {
+        name: PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        f"{name}.gate": ColwiseParallel(),
+        f"{name}.up": ColwiseParallel(),
+        f"{name}.down": RowwiseParallel(output_layouts=Shard(1)),
+    }
+
+
+def _route_own_tokens(moe: MixtureOfExperts, mesh: DeviceMesh) -> None:
+    """Each rank routes the tokens that it has between layers: experts are not cut by tensor parallelism, but dealt out
+    and cut by FSDP over the ranks of the group too."""
+    weight = distribute_tensor(moe.router.weight, mesh, [Replicate()], src_data_rank=None)
+    moe.router.register_parameter("weight", nn.Parameter(weight))
+
+    def own(module: nn.Module, arguments: tuple[DTensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+        x, weights = arguments
+        return x.to_local(), None if weights is None else weights.chunk(mesh.size(), 1)[mesh.get_local_rank()]
+
+    moe.register_forward_pre_hook(own)
 
 
 def _whole_sequences(norm: nn.Module, arguments: Any, output: DTensor) -> DTensor:

@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import FakeStore
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeProcessGroup  # noqa
 
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.model import decoder
+from concertina_trainer.parallel import expert
 from concertina_trainer.parallel.group import DistContext
 
 _OF_MESHES = (
@@ -30,13 +32,13 @@ _OF_MESHES = (
 
 
 @contextmanager
-def fake_rank(rank: int, size: int, parallelism: ParallelismConfig) -> Iterator[DistContext]:
+def fake_rank(rank: int, size: int, parallelism: ParallelismConfig, routed: bool) -> Iterator[DistContext]:
     """Within, no other process group may be there. Raises BadInput where the world is no whole number of blocks."""
     _forget()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     device = torch.device("cpu")  # a backward on a fake GPU asks the driver for it
     try:
-        yield DistContext.of(rank, size, device, parallelism)
+        yield DistContext.of(rank, size, device, parallelism, routed)
     finally:
         dist.destroy_process_group()
         _forget()
@@ -59,7 +61,15 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
         stack.enter_context(mock.patch.object(_sharding_prop, "detect_fake_mode", return_value=None))
         # On GPUs masks are of blocks, and take next to nothing; FlexAttention keeps what causal attention does.
         stack.enter_context(mock.patch.object(decoder, "causal_mask", return_value=None))
+        stack.enter_context(mock.patch.object(expert, "rows_by_rank", _even_loads))
         yield stack.enter_context(FakeTensorMode())
+
+
+def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
+    """What a router will choose is not known before."""
+    even, more = divmod(rows, len(sent))
+    loads = [even + (i < more) for i in range(len(sent))]
+    return loads, loads
 
 
 def _really(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -65,7 +65,9 @@ def memory(config: TrainerConfig, parallelism: ParallelismConfig, size: int, ran
     """Raises BadInput where the world is no whole number of blocks."""
     degrees = Degrees.of(parallelism, size)
     place = degrees.place(rank).pipeline
-    blocks = [len(part.blocks) for part in stages_of(config, parallelism)[place :: degrees.pipeline]]
+    # Plain layers before those with experts are few, and are run as they are.
+    stages = stages_of(config, parallelism)[place :: degrees.pipeline]
+    blocks = [sum(map(config.model.routed, part.blocks)) or len(part.blocks) for part in stages]
     plan = batch_plan(config, degrees)
     run = plan.microbatches
     if degrees.pipeline == 1:
@@ -80,8 +82,7 @@ def memory(config: TrainerConfig, parallelism: ParallelismConfig, size: int, ran
 
     def at(point: Sequence[int]) -> RankMemory:
         depth, count = point
-        depths = [each - shallow + depth for each in blocks]
-        return _run(config, parallelism, size, rank, depths, dataclasses.replace(plan, microbatches=count))
+        return _run(config, parallelism, size, rank, shallow - depth, dataclasses.replace(plan, microbatches=count))
 
     return _extended(rank, axes, at)
 
@@ -117,16 +118,19 @@ def _run(
     parallelism: ParallelismConfig,
     size: int,
     rank: int,
-    blocks: Sequence[int],
+    left_out: int,
     plan: BatchPlan,
 ) -> RankMemory:
-    """With so many blocks in each of the rank's stages, and of the others too."""
+    """Without so many of the last blocks of each stage."""
     if config.precision is Precision.auto:
         config = config.model_copy(update={"precision": Precision.bfloat16})  # as on any GPU that is planned for
-    parts = _parts(stages_of(config, parallelism), blocks, parallelism.pipeline)
+    parts = [
+        dataclasses.replace(part, blocks=part.blocks[: max(1, len(part.blocks) - left_out)])
+        for part in stages_of(config, parallelism)
+    ]
     ledger = Ledger()
     with ExitStack() as stack:
-        world = stack.enter_context(fake_rank(rank, size, parallelism))
+        world = stack.enter_context(fake_rank(rank, size, parallelism, config.model.experts is not None))
         stack.enter_context(fake_tensors())
         stack.enter_context(mock.patch.object(parallelize, "divided", return_value=parts))
         stack.enter_context(ledger.resizing())
@@ -151,15 +155,6 @@ def _run(
         return RankMemory(rank, {phase: dict(kinds) for phase, kinds in ledger.peaks.items()}, sent)
 
 
-def _parts(stages: Sequence[Part], blocks: Sequence[int], pipeline: int) -> list[Part]:
-    found, begin = [], 0
-    for number, part in enumerate(stages):
-        count = blocks[number // pipeline]
-        found.append(dataclasses.replace(part, blocks=range(begin, begin + count)))
-        begin += count
-    return found
-
-
 def _mark(ledger: Ledger, model: Stages, optimizer: ShardedAdamW) -> None:
     ledger.mark(Kind.weights, [parameter.detach() for _, parameter in model.named_parameters()])
     for moments in optimizer.moments().values():
@@ -180,7 +175,9 @@ def _dimensions(world: DistContext) -> Mapping[str, str]:
     fsdp = ("fsdp",) if meshes.fsdp.ndim == 1 else ("replicate", "fsdp")
     for at, name in enumerate(fsdp):
         found[meshes.fsdp.get_group(at).group_name] = name
-    for name in ("pipeline", "context", "tensor"):
+    if meshes.expert_fsdp is not None:
+        found |= {meshes.expert_fsdp.get_group(at).group_name: f"{name} of experts" for at, name in enumerate(fsdp)}
+    for name in ("pipeline", "sequence", "context", "tensor", "expert"):
         if (mesh := getattr(meshes, name)) is not None:
             found[mesh.get_group().group_name] = name
     return found

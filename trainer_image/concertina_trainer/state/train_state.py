@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from concertina_state.catalogue import Catalogue
 from concertina_state.errors import BadInput
@@ -41,7 +41,7 @@ class TrainState:
                 tensors[f"{prefix}{name}"] = Elsewhere(parameter.shape, parameter.dtype)
         for name, buffer in whole.named_buffers():
             tensors[f"{MODEL}{name}"] = Elsewhere(buffer.shape, buffer.dtype)
-        tensors |= {f"{MODEL}{name}": buffer for name, buffer in model.named_buffers()}
+        tensors |= {f"{MODEL}{name}": _of_stage(buffer, world) for name, buffer in model.named_buffers()}
         for name, parameter in model.named_parameters():
             tensors[f"{MODEL}{name}"] = parameter.detach()
             for kind, moments in kinds.items():
@@ -104,6 +104,14 @@ class TrainState:
         plan = reads(held, weights)
         plan.require(whence)
         self._catalogue.fill(plan, dict(enumerate(shards)))
+
+
+def _of_stage(buffer: Tensor, world: DistContext) -> Tensor:
+    """All ranks have the same; of a pipeline those of one stage, as a tensor that says so."""
+    if world.meshes.pipeline is None:
+        return buffer
+    mesh = world.meshes.fsdp
+    return DTensor.from_local(buffer, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 def _cut_like(parameter: Tensor, moment: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class Pipelined:
             arguments.append((tokens,) if self._first else ())
             # All stages of a rank get the same.
             ids = {} if microbatch.document_ids is None else {"document_ids": microbatch.document_ids}
-            keywords.append(ids | ({"targets": targets, "weights": weights} if self._last else {}))
+            keywords.append(ids | {"weights": weights} | ({"targets": targets} if self._last else {}))
         targets_of = [None] * len(microbatches) if self._last else None
         run(arg_mbs=arguments, kwarg_mbs=keywords, target_mbs=targets_of, losses=losses, **how)
         return [loss.detach() for loss in losses] if self._counts else []

@@ -10,31 +10,40 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from concertina_trainer.config.model import ExpertsConfig
+from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.model.stages import Stages
 
 
 class ExpertLoads:
-    def __init__(self, model: Stages, config: ExpertsConfig | None) -> None:
-        self._mixtures, self._rate = list(model.mixtures()), (config and config.bias_rate) or 0.0
+    def __init__(self, model: Stages, config: ModelConfig) -> None:
+        experts = config.experts
+        self._dense, self._count = (experts.first_dense, experts.count) if experts else (config.layers, 0)
+        self._layers, self._rate = config.layers - self._dense, (experts and experts.bias_rate) or 0.0
+        self._mixtures = dict(model.mixtures())
+        """Those of this rank's stages."""
 
     def payload(self, device: torch.device) -> Tensor:
-        """Of this rank's microbatches since the last time, float64 [layers * experts]; empty without experts."""
-        taken = [moe.loads for moe in self._mixtures if moe.loads is not None]
-        for moe in self._mixtures:
+        """Of this rank's microbatches and layers since the last time, float64 [layers * experts]; empty without
+        experts."""
+        found = torch.zeros(self._layers, self._count, dtype=torch.float64, device=device)
+        for layer, moe in self._mixtures.items():
+            if moe.loads is not None:
+                found[layer - self._dense] = moe.loads
             moe.loads = None
-        return torch.cat(taken).double() if taken else torch.empty(0, dtype=torch.float64, device=device)
+        return found.flatten()
 
     @torch.no_grad()
     def update(self, loads: Sequence[float]) -> None:
         """Of all ranks: once a step, with the weights."""
-        for moe, of_layer in zip(self._mixtures, self._by_layer(loads), strict=True):
+        by_layer = self._by_layer(loads)
+        for layer, moe in self._mixtures.items():
             if self._rate and moe.router.bias is not None:
+                of_layer = by_layer[layer - self._dense]
                 moe.router.bias += self._rate * torch.sign(of_layer.mean() - of_layer).to(moe.router.bias)
 
     def busiest(self, loads: Sequence[float]) -> float | None:
         """The greatest load over the mean of its layer, of all layers; 1 where loads are even. None without experts."""
         return max((float(each.max() / each.mean()) for each in self._by_layer(loads)), default=None)
 
-    def _by_layer(self, loads: Sequence[float]) -> list[Tensor]:
-        return list(torch.tensor(loads, dtype=torch.float64).view(len(self._mixtures), -1)) if loads else []
+    def _by_layer(self, loads: Sequence[float]) -> Tensor:
+        return torch.tensor(loads, dtype=torch.float64).view(self._layers, self._count)
