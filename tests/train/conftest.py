@@ -15,7 +15,8 @@ from concertina_trainer.data.build.build import build
 
 @pytest.fixture(scope="session")
 def parent():
-    parent = node.Parent()
+    """That knows a job of a model of a user's own, as an agent's knows its job."""
+    parent = node.Parent(CONCERTINA_TRAINER='{"model": {"entrypoint": "workers.own:spec"}}')
     yield parent
     parent.close()
 

@@ -14,6 +14,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 
 FREED = {"memory": {"reshardAfterForward": "Always"}}
 ZERO_BUBBLE = {"pipeline": 2, "schedule": "InterleavedZeroBubble"}
+OWN_MODEL = {"model": {"entrypoint": "package.module:spec", "options": {"dim": 8}}}
 SIX_EXPERTS = {"model": {"experts": {"count": 6}}}
 
 
@@ -40,6 +41,8 @@ def problems(trainer: TrainerConfig, world: int | None = None, **degrees: Any) -
         ({}, {"expert": 2}, "parallelism.expert: expert deals experts out", "expert is 2: the nearest that fit: 1"),
         (SIX_EXPERTS, {"expert": 4}, "parallelism.expert: ", "expert is 4: the nearest that fit: 3 and 6"),
         (SIX_EXPERTS, {"expert": 2, "shard": 3}, "parallelism.expert: ", "expert is 2: the nearest that fit: 1 and 3"),
+        (OWN_MODEL, {"tensor": 2}, "parallelism.tensor: tensor cuts the decoder", "the nearest that fit: 1"),
+        (OWN_MODEL, {"context": 4}, "parallelism.context: ", "context is 4: the nearest that fit: 1"),
         (SIX_EXPERTS, {"tensor": 2}, "trainer.model.experts: ", "use parallelism.expert, or remove experts"),
     ],
 )  # fmt: skip

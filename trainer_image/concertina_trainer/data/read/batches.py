@@ -32,12 +32,14 @@ class Microbatch:
     ranks and microbatches add up to 1."""
     document_ids: Tensor | None
     """int32 [rows, length]: which document of its row each token is of; None: they are not told apart."""
+    samples: tuple[int, ...] = ()
+    """Which of the run's each row is, but for rows of filling at the end."""
 
     def to(self, device: torch.device) -> Microbatch:
         """Without waiting for what is queued on the device."""
         document_ids = None if self.document_ids is None else self.document_ids.to(device, non_blocking=True)
         tokens, weights = (each.to(device, non_blocking=True) for each in (self.tokens, self.weights))
-        return Microbatch(tokens, weights, document_ids)
+        return Microbatch(tokens, weights, document_ids, self.samples)
 
 
 class Batches:
@@ -118,16 +120,16 @@ def _shapes(
 
 def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int, weight: float) -> Microbatch:
     found = reader.sequences(sequences)
-    count = len(sequences)
+    count, samples = len(sequences), tuple(sequences.tolist())
     tokens = torch.zeros(rows, length + 1, dtype=torch.int64)
     tokens[:count] = torch.from_numpy(found.tokens[:, : length + 1])
     weights = torch.zeros(rows, length)
     weights[:count] = weight
     if found.predicted is None or found.document_ids is None:
-        return Microbatch(tokens, weights, None)
+        return Microbatch(tokens, weights, None, samples)
     weights[:count] *= torch.from_numpy(found.predicted[:, :length])
     if reader.mode is DocumentMode.bucketed:
-        return Microbatch(tokens, weights, None)  # nothing looks ahead at the filling
+        return Microbatch(tokens, weights, None, samples)  # nothing looks ahead at the filling
     document_ids = torch.zeros(rows, length, dtype=torch.int32)
     document_ids[:count] = torch.from_numpy(found.document_ids[:, :length])
-    return Microbatch(tokens, weights, document_ids)
+    return Microbatch(tokens, weights, document_ids, samples)

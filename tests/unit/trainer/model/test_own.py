@@ -1,0 +1,69 @@
+"""What of a model of one's own is refused before anything trains, and with which words."""
+
+import pytest
+
+from builders.programs import PROGRAMS
+from concertina_state.errors import BadInput
+from concertina_state.format.read_plan import Box
+from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.model.own import OwnSpec
+from concertina_trainer.model.spec import DataShape
+
+
+def own(name, options=None, memory=None):
+    trainer = {"data": {"uri": "/data"}, "model": {"entrypoint": name, "options": options}, "memory": memory or {}}
+    return OwnSpec(TrainerConfig.model_validate(trainer), DataShape(16, 50))
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch):
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+
+
+def test_what_is_right_is_built_of_its_options_without_memory():
+    model = own("workers.own:spec", {"dim": 32, "layers": 3})
+    module = model.module()
+    assert {parameter.device.type for parameter in module.parameters()} == {"meta"}
+    assert module.embedding.weight.shape == (50, 32)
+    assert list(model.blocks(module)) == ["mixers.0", "mixers.1", "mixers.2"]
+    assert model.flops() == 1e6
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("no_such_package:spec", "ModuleNotFoundError"),
+        ("workers.own:no_such_name", "AttributeError"),
+        ("workers.no_import:spec", "RuntimeError: no GPU in this module"),
+        ("workers.own:no_spec", "is a function: it has to name"),
+        ("workers.own:no_module", "gives a NoneType"),
+        ("workers.own:raises", "raised KeyError: 'missing': correct it, or trainer.model.options"),
+        ("workers.own:tied", "head.weight of workers.own:tied is a parameter that two modules have"),
+        ("workers.own:buffered", r"has buffers \(scale\)"),
+        ("workers.own:double", "is torch.float64 of shape"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_a_sentence(name, says):
+    with pytest.raises(BadInput, match=says):
+        own(name).module()
+
+
+def test_options_that_the_model_does_not_know_are_refused():
+    with pytest.raises(BadInput, match="unexpected keyword argument 'width'"):
+        own("workers.own:spec", {"width": 3}).module()
+
+
+def test_blocks_are_parts_and_there_where_they_are_computed_again():
+    wrong = own("workers.own:no_part")
+    with pytest.raises(BadInput, match="what is no part of the module"):
+        wrong.blocks(wrong.module())
+    none = own("workers.own:no_blocks", memory={"activations": "Recompute"})
+    with pytest.raises(BadInput, match=r"computes blocks again, and workers\.own:no_blocks names none"):
+        none.blocks(none.module())
+
+
+def test_a_weight_that_nothing_begins_is_named():
+    model = own("workers.own:uncovered")
+    assert model.initial("mixers.0.norm.bias", (24,), Box((0,), (24,))).shape == (24,)
+    with pytest.raises(BadInput, match=r"a NoneType for temperature, of which it was asked for a box of shape \[1\]"):
+        model.initial("temperature", (1,), Box((0,), (1,)))
