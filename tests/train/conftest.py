@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from builders.programs import AUDIO, SEARCH_PATH
 from builders.stores import azurite, gcs_testbench
 from builders.train import node
 from concertina.demo import text
@@ -15,8 +16,11 @@ from concertina_trainer.data.build.build import build
 
 @pytest.fixture(scope="session")
 def parent():
-    """That knows a job of a model of a user's own, as an agent's knows its job."""
-    parent = node.Parent(CONCERTINA_TRAINER='{"model": {"entrypoint": "workers.own:spec"}}')
+    """In an image, and with the job, of a model of a user's own."""
+    parent = node.Parent(
+        CONCERTINA_TRAINER='{"model": {"entrypoint": "audio_model:spec"}}',
+        PYTHONPATH=os.pathsep.join([SEARCH_PATH, str(AUDIO)]),
+    )
     yield parent
     parent.close()
 

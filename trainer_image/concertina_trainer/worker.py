@@ -157,6 +157,11 @@ def build(
     begun = step > 0
     reader = Reader(config.data, config.model.sequence_length, config.seed, on_wait=reporter.stalled, begun=begun)
     own = own_spec(config, reader)
+    if own is None and reader.frames is not None:
+        raise BadInput(
+            f"the data hold frames ({reader.frames}), and the decoder is trained on tokens: set "
+            "trainer.model.entrypoint to a model of your own, or build data of text."
+        )
     if own is None and reader.vocab_size > config.model.vocab_size:
         raise BadInput(
             f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "

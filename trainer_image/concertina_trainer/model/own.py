@@ -139,7 +139,8 @@ class OwnSpec:
 
 def own_spec(config: TrainerConfig, reader: Reader) -> OwnSpec | None:
     """Where the model is not the decoder."""
-    return OwnSpec(config, DataShape(reader.length, reader.vocab_size)) if config.model.entrypoint else None
+    width = reader.frames.width if reader.frames else 0
+    return OwnSpec(config, DataShape(reader.length, reader.vocab_size, width)) if config.model.entrypoint else None
 
 
 def loaded(entrypoint: str) -> ModelSpec:
@@ -196,6 +197,8 @@ class OwnModel(nn.Module):
             batch.weights.requires_grad_()
             self._versions = self._buffer_versions()
         torch.manual_seed(self._noise(batch))
+        if batch.features is not None:
+            batch = dataclasses.replace(batch, features=batch.features.to(self._dtype))
         loss = self.own.spec.loss(self.model, batch)
         if not isinstance(loss, Tensor) or loss.dim() or (training and not loss.requires_grad):
             raise BadInput(f"the loss of {self.own.config.model.entrypoint} is no scalar tensor that has a gradient.")

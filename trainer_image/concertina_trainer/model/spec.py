@@ -25,7 +25,9 @@ class DataShape:
     sequence_length: int
     """`trainer.model.sequenceLength`: predictions of a sequence, which has one element more."""
     vocab_size: int
-    """Tokens are below this."""
+    """Tokens are below this; of frames, their targets: 0 where they have none."""
+    width: int = 0
+    """Numbers of a frame; 0: the data are tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
