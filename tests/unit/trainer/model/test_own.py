@@ -1,12 +1,14 @@
 """What of a model of one's own is refused before anything trains, and with which words."""
 
 import pytest
+import torch
 
 from builders.programs import PROGRAMS
 from concertina_state.errors import BadInput
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.model.own import OwnSpec
+from concertina_trainer.data.read.batches import Microbatch
+from concertina_trainer.model.own import OwnModel, OwnSpec
 from concertina_trainer.model.spec import DataShape
 
 
@@ -67,3 +69,44 @@ def test_a_weight_that_nothing_begins_is_named():
     assert model.initial("mixers.0.norm.bias", (24,), Box((0,), (24,))).shape == (24,)
     with pytest.raises(BadInput, match=r"a NoneType for temperature, of which it was asked for a box of shape \[1\]"):
         model.initial("temperature", (1,), Box((0,), (1,)))
+
+
+def filled(model):
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for name, p in model.model.named_parameters():
+            p.copy_(model.own.initial(name, p.shape, Box((0,) * p.dim(), tuple(p.shape))))
+    return model
+
+
+def microbatch(first):
+    return Microbatch(torch.arange(34).view(2, 17), torch.full((2, 16), 1 / 32), None, (first, first + 1))
+
+
+def test_noise_is_of_the_sample_and_only_where_there_are_gradients():
+    model = filled(OwnModel(own("workers.own:spec", {"dropout": 0.5}), torch.float32))
+    drawn = [float(model(microbatch(first)).detach()) for first in (0, 2, 0)]
+    assert drawn[0] == drawn[2] != drawn[1]
+    with torch.no_grad():
+        evaluated = [float(model(microbatch(first))) for first in (0, 2)]
+        plain = float(filled(OwnModel(own("workers.own:spec"), torch.float32))(microbatch(0)))
+    assert evaluated == [plain, plain]
+
+
+@pytest.mark.parametrize("name", ["mean", "regularised"])
+def test_a_loss_that_is_no_weighted_sum_is_told_by_its_gradient(name):
+    model, batch = filled(OwnModel(own(f"workers.own:{name}"), torch.float32)), microbatch(0)
+    loss = model(batch)
+    loss.backward()
+    with pytest.raises(BadInput, match="not the sum of each prediction's loss times its weight"):
+        model.prove(batch, loss.detach())
+
+
+def test_a_loss_that_is_one_is_proved_once():
+    model, batch = filled(OwnModel(own("workers.own:spec"), torch.float32)), microbatch(0)
+    loss = model(batch)
+    loss.backward()
+    model.prove(batch, loss.detach())
+    again = microbatch(2)
+    model(again)
+    assert not again.weights.requires_grad
