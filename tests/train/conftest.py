@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from builders.programs import AUDIO, SEARCH_PATH
 from builders.stores import azurite, gcs_testbench
 from builders.train import node
 from concertina.demo import text
@@ -18,7 +19,11 @@ torch.set_num_threads(1)  # beside others, threads that wait for each other take
 
 @pytest.fixture(scope="session")
 def parent():
-    parent = node.Parent()
+    """In an image, and with the job, of a model of a user's own."""
+    parent = node.Parent(
+        CONCERTINA_TRAINER='{"model": {"entrypoint": "audio_model:spec"}}',
+        PYTHONPATH=os.pathsep.join([SEARCH_PATH, str(AUDIO)]),
+    )
     yield parent
     parent.close()
 

@@ -6,12 +6,15 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Optional
 
 from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import BadInput
 
 NAME = "manifest.json"
 FORMAT = 2
+OF_FRAMES = 3
+"""The format where elements are no tokens."""
 VALIDATION = "validation"
 """The folder, below the training data, of documents set aside."""
 TOO_SHORT = "no shard of {uri} is as long as one sequence of {length} tokens."
@@ -41,6 +44,22 @@ class TokenizerFacts:
 
 
 @dataclasses.dataclass(frozen=True)
+class FrameFacts:
+    """Of data that are frames of features: a token is one then."""
+
+    width: int
+    """Numbers of a frame."""
+    number_bytes: int
+    """2 or 4: float16 or float32, little-endian."""
+    classes: int = 0
+    """After its numbers each frame has a target below this, uint32; 0: none has."""
+
+    def __str__(self) -> str:
+        targets = f" with {self.classes} targets" if self.classes else ""
+        return f"float{8 * self.number_bytes} x {self.width}{targets}"
+
+
+@dataclasses.dataclass(frozen=True)
 class DataManifest:
     format: int
     token_bytes: int
@@ -48,6 +67,7 @@ class DataManifest:
     vocab_size: int
     tokenizer: TokenizerFacts
     shards: tuple[TokenShard, ...]
+    frames: Optional[FrameFacts] = None  # noqa: UP045 (typed_json knows typing's form)
 
     @property
     def tokens(self) -> int:
@@ -61,7 +81,9 @@ class DataManifest:
     def digest(self) -> str:
         """Names the content: the same data has the same digest wherever it lies."""
         shards = [[s.tokens, s.sha256, s.documents_sha256] for s in self.shards]
-        content = [self.token_bytes, self.vocab_size, self.tokenizer.digest, shards]
+        content: list[object] = [self.token_bytes, self.vocab_size, self.tokenizer.digest, shards]
+        if self.frames is not None:
+            content.append(dataclasses.astuple(self.frames))
         return short_digest(json.dumps(content).encode())
 
     def sequences(self, length: int) -> list[int]:
@@ -69,7 +91,10 @@ class DataManifest:
         return [max(0, (shard.tokens - 1) // length) for shard in self.shards]
 
     def to_json(self) -> bytes:
-        return json.dumps({**dataclasses.asdict(self), "digest": self.digest}, indent=1).encode()
+        fields = dataclasses.asdict(self)
+        if self.frames is None:  # as before there were any
+            del fields["frames"]
+        return json.dumps({**fields, "digest": self.digest}, indent=1).encode()
 
 
 def short_digest(content: bytes) -> str:
@@ -87,9 +112,10 @@ def parse(text: bytes, uri: str) -> DataManifest:
     """Raises BadInput with a sentence."""
     try:
         value = json.loads(text)
-        if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
+        wanted = OF_FRAMES if isinstance(value, dict) and "frames" in value else FORMAT
+        if isinstance(value, dict) and value.get("format", wanted) != wanted:
             raise BadInput(
-                f"{uri}/{NAME} has format {value['format']!s:.80} and {FORMAT} is what is read here: build it again."
+                f"{uri}/{NAME} has format {value['format']!s:.80} and {wanted} is what is read here: build it again."
             )
         manifest = from_json(DataManifest, value)
     except (ValueError, RecursionError) as error:

@@ -25,6 +25,8 @@ class Sequences:
         """Raises BadInput, or StorageError."""
         self._place, self._length = open_place(uri, cache), length
         self._manifest = read_manifest(self._place)
+        if self._manifest.frames is not None:
+            raise BadInput(f"{uri} holds frames ({self._manifest.frames}), and rows of tokens are what is read here.")
         self.digest = self._manifest.digest
         counts = self._manifest.sequences(length)
         if not sum(counts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -13,6 +14,7 @@ from concertina_data.manifest import NAME, VALIDATION, DataManifest, parse
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
+from concertina_trainer.data.build import arrays
 from concertina_trainer.data.build import build as building
 from concertina_trainer.data.build.sources import find
 from concertina_trainer.data.build.write import Recipe
@@ -72,6 +74,7 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
         default=building.SHARD_BYTES / 2**20,
         help="text a shard (default: %(default)g)",
     )
+    add("--classes", type=_at_least(1, int), default=0, help="targets of .npz files are below this")
     add("--processes", type=_at_least(1), default=os.cpu_count() or 1, help="default: %(default)s, one a core")
     add("--share", type=_share, default=(0, 1), metavar="I/N", help="build the I-th of N shares: each on its machine")
     parser.set_defaults(run=_build)
@@ -104,8 +107,11 @@ def _build(options: argparse.Namespace) -> None:
         options.tokenizer, options.separator, options.split_pattern, options.column, options.validation,
         tuple(options.against), options.ngram, options.against_column,
     )  # fmt: skip
-    recipe.load_tokenizer()  # what is wrong with it is said here, not by every process
     sources = find(options.sources, options.pattern, lambda message: print(message, file=sys.stderr))
+    recipe = dataclasses.replace(recipe, frames=arrays.facts(sources, options.classes))
+    if recipe.frames and recipe.against:
+        raise BadInput("--against looks for words, and frames have none: leave it out.")
+    recipe.load_tokenizer()  # what is wrong with it is said here, not by every process
     size = int(options.shard_mebibytes * 2**20)
     bar = _Bar()
     last = None
@@ -221,6 +227,11 @@ def _pack(options: argparse.Namespace) -> None:
 
 
 def _summary(manifest: DataManifest) -> str:
+    if manifest.frames is not None:
+        return (
+            f"{manifest.tokens:,} frames of {manifest.frames} in {manifest.documents:,} documents and "
+            f"{len(manifest.shards)} shards, digest {manifest.digest}"
+        )
     return (
         f"{manifest.tokens:,} tokens of {manifest.vocab_size} values ({manifest.tokenizer.name}) in "
         f"{manifest.documents:,} documents and {len(manifest.shards)} shards, digest {manifest.digest}"

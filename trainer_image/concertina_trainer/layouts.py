@@ -44,7 +44,18 @@ def _divides_shared(trainer: TrainerConfig, parallelism: ParallelismConfig) -> b
     return experts is None or experts.shared * trainer.model.expert_dim % parallelism.tensor == 0
 
 
+def _whole(dimension: str) -> LayoutRule:
+    """Of a model that nobody here knows."""
+    return LayoutRule(
+        f"parallelism.{dimension}",
+        f"!has(self.trainer.model.entrypoint) || self.parallelism.{dimension} == 1",
+        lambda trainer, parallelism: trainer.model.entrypoint is None or getattr(parallelism, dimension) == 1,
+        f"{dimension} cuts the decoder, and the model of trainer.model.entrypoint is cut by parallelism.shard alone",
+    )
+
+
 RULES = (
+    *map(_whole, ("tensor", "pipeline", "context")),
     LayoutRule(
         "parallelism.tensor",
         "self.trainer.model.heads % self.parallelism.tensor == 0",
@@ -172,10 +183,10 @@ def problems(trainer: TrainerConfig, parallelism: ParallelismConfig, world: int 
     return tuple(found)
 
 
-def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
-    """Whether blocks free their gathered weights between forward and backward."""
+def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig, weights: int | None = None) -> bool:
+    """Whether blocks free their gathered weights between forward and backward. `weights`: of a model of one's own."""
     if trainer.memory.reshard_after_forward is Resharding.auto:
-        return trainer.model.weights > RESHARD_ABOVE and not parallelism.backward_in_halves
+        return (weights or trainer.model.weights) > RESHARD_ABOVE and not parallelism.backward_in_halves
     return trainer.memory.reshard_after_forward is Resharding.always
 
 

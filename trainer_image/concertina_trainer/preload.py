@@ -22,3 +22,6 @@ import torch.utils._device
 import concertina_trainer.store
 import concertina_trainer.uploader
 import concertina_trainer.worker
+from concertina_trainer.model import own
+
+own.preload()

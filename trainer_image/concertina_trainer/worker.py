@@ -37,6 +37,7 @@ from concertina_trainer.errors import RollBack
 from concertina_trainer.layouts import problems
 from concertina_trainer.model.flops import peak_flops, token_flops
 from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.own import own_spec
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.group import DistContext
@@ -155,14 +156,20 @@ def build(
     """Data, model and optimizer; nothing is in them yet. Raises BadInput."""
     begun = step > 0
     reader = Reader(config.data, config.model.sequence_length, config.seed, on_wait=reporter.stalled, begun=begun)
-    if reader.vocab_size > config.model.vocab_size:
+    own = own_spec(config, reader)
+    if own is None and reader.frames is not None:
+        raise BadInput(
+            f"the data hold frames ({reader.frames}), and the decoder is trained on tokens: set "
+            "trainer.model.entrypoint to a model of your own, or build data of text."
+        )
+    if own is None and reader.vocab_size > config.model.vocab_size:
         raise BadInput(
             f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "
             f"{config.model.vocab_size} has no place for: set trainer.model.vocabSize to {reader.vocab_size}."
         )
     _check_data(config, reader.digest)
     aside = validation_reader(config, begun) if config.evaluation else None
-    model = parallelized(config, world)
+    model = parallelized(config, world, own)
     optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.bitwise)
     return Built(
         config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, config.model, optimizer, world)
@@ -186,7 +193,7 @@ def round_info(built: Built, asked: Restore, restored: ShardMetadata) -> RoundIn
         restored.id.step,
         "Storage" if resumed else asked.source,
         built.world.times,
-        token_flops(built.config.model),
+        built.model.own.own.flops() if built.model.own else token_flops(built.config.model),
         peak and built.world.size * peak,
     )
 

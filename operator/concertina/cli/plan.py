@@ -102,6 +102,11 @@ def _read(file: Path) -> tuple[str, JobSpec]:
         raise Complaint(
             f"{file} runs a command of its own, which only its author can plan: `concertina plan` knows spec.trainer."
         )
+    if spec.trainer.model.entrypoint:
+        raise Complaint(
+            f"{file} trains {spec.trainer.model.entrypoint}, which only its image has: `concertina plan` knows the "
+            "decoder."
+        )
     return str(manifest["metadata"]["name"]), spec
 
 

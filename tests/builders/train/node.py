@@ -35,12 +35,14 @@ ONLY_IMPORTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NV
 class Parent:
     """The forkserver, with the trainer preloaded."""
 
-    def __init__(self) -> None:
+    def __init__(self, **environment: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "concertina_agent.workers.forkserver", "--control", str(theirs.fileno())]
         command += ["--preload", "concertina_trainer.preload"]
-        environment = {**os.environ, **ONLY_IMPORTS, "PYTHONPATH": SEARCH_PATH, "PYTHONFAULTHANDLER": "1"}
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+        always = {**ONLY_IMPORTS, "PYTHONPATH": SEARCH_PATH, "PYTHONFAULTHANDLER": "1"}
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], env={**os.environ, **always, **environment}
+        )
         theirs.close()
         self._socket = ours
         ours.settimeout(GIVE_UP)

@@ -59,6 +59,8 @@ def test_examples_are_accepted_by_both(cluster: LocalCluster, example: Path) -> 
 
 HEADS = ("spec.trainer.model.heads", 8)
 SIX_EXPERTS = ("spec.trainer.model.experts", {"count": 6})
+OWN_MODEL = ("spec.trainer.model.entrypoint", "package.module:spec")
+UNTIED = ("spec.trainer.model.tieEmbeddings", False)
 FEW_HEADS = ("spec.trainer.model.kvHeads", 2)
 BITWISE = [("spec.trainer.determinism", "bitwise")]
 
@@ -187,6 +189,16 @@ ALL_REFUSED = [
         JOB,
         [*BITWISE, SIX_EXPERTS],
         "determinism bitwise knows no experts",
+    ),
+    ("a model of one's own and layers", JOB, [OWN_MODEL, ("spec.trainer.model.layers", 5)], "beside entrypoint only"),
+    ("a model of one's own and tied", JOB, [OWN_MODEL, UNTIED], "beside entrypoint only"),
+    ("options of the decoder", JOB, [("spec.trainer.model.options", {"dim": 8})], "options are for the model that"),
+    ("a file for a model", JOB, [("spec.trainer.model.entrypoint", "model.py")], "spec.trainer.model.entrypoint"),
+    (
+        "a model of one's own and stages",
+        JOB,
+        [OWN_MODEL, ("spec.parallelism", {"pipeline": 2})],
+        "is cut by parallelism.shard alone",
     ),
     (
         "torchrun and experts",

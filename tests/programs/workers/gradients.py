@@ -10,6 +10,7 @@ from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import microbatches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.own import own_spec
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.train_state import TrainState
@@ -23,10 +24,10 @@ def main() -> int:
     torch.set_default_dtype(getattr(torch, os.environ["DTYPE"]))
     config, _, parallelism = configuration()
     world = group.join(os.environ, parallelism, config.model.experts is not None)
-    model = parallelized(config, world)
+    reader = Reader(config.data, config.model.sequence_length, config.seed)
+    model = parallelized(config, world, own_spec(config, reader))
     optimizer = ShardedAdamW(model, config.optimizer, 0)
     TrainState(model, config.model, optimizer, world).initialise(config)
-    reader = Reader(config.data, config.model.sequence_length, config.seed)
     plan = batch_plan(config, world.degrees)
     if shares := json.loads(os.environ["SHARES"]):
         plan = plan.shared_out(shares, config.micro_batch_size)

@@ -55,7 +55,7 @@ class Folder:
 def main() -> int:
     torch.set_default_dtype(torch.float64)
     config, _, _ = worker.configuration()
-    world = group.join(os.environ, ParallelismConfig())
+    world = group.join(os.environ, ParallelismConfig(), routed=False)
     found = {}
     for number, leg in enumerate(json.loads(os.environ["LEGS"])):
         os.environ["CONCERTINA_ROUND"] = str(number + 1)

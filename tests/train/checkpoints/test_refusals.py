@@ -57,6 +57,14 @@ def test_a_target_that_refuses(s3, command, trainer, tmp_path, monkeypatch):
     assert "The bucket nowhere does not exist at http://127.0.0.1" in result.output
 
 
+def test_a_model_of_one_s_own_can_not_be_exported(trainer, tmp_path, monkeypatch):
+    monkeypatch.setenv("CONCERTINA_TRAINER", json.dumps({**trainer, "model": {"entrypoint": "audio_model:spec"}}))
+    uri = small.publish(f"file://{tmp_path}/run", tmp_path).uri
+    result = CliRunner().invoke(app, ["export", uri, f"{tmp_path}/hf"])
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+    assert "is of audio_model:spec, and what its weights are called elsewhere only its author" in result.output
+
+
 def test_a_manifest_of_another_trainer_can_not_be_exported(trainer, tmp_path, monkeypatch):
     monkeypatch.setenv("CONCERTINA_TRAINER", json.dumps(trainer))
     uri = small.publish(f"file://{tmp_path}/run", tmp_path).uri

@@ -14,6 +14,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 
 FREED = {"memory": {"reshardAfterForward": "Always"}}
 ZERO_BUBBLE = {"pipeline": 2, "schedule": "InterleavedZeroBubble"}
+OWN_MODEL = {"model": {"entrypoint": "package.module:spec", "options": {"dim": 8}}}
 SIX_EXPERTS = {"model": {"experts": {"count": 6}}}
 NARROW_SHARED = {"model": {"heads": 16, "experts": {"count": 6, "hiddenDim": 24, "shared": 1}}}
 
@@ -42,6 +43,8 @@ def problems(trainer: TrainerConfig, world: int | None = None, **degrees: Any) -
         (SIX_EXPERTS, {"expert": 4}, "parallelism.expert: ", "expert is 4: the nearest that fit: 3 and 6"),
         (SIX_EXPERTS, {"expert": 2, "shard": 3}, "parallelism.expert: ", "expert is 2: the nearest that fit: 1 and 3"),
         (NARROW_SHARED, {"tensor": 16}, "parallelism.tensor: ", "tensor is 16: the nearest that fit: 8"),
+        (OWN_MODEL, {"tensor": 2}, "parallelism.tensor: tensor cuts the decoder", "the nearest that fit: 1"),
+        (OWN_MODEL, {"context": 4}, "parallelism.context: ", "context is 4: the nearest that fit: 1"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_with_the_nearest_that_does(

@@ -47,6 +47,10 @@ def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
         ({"model": {"layers": 2, "experts": {"count": 4, "firstDense": 2}}}, "must be below layers"),
         ({"model": {"hiddenDim": 100, "experts": {"count": 4}}}, "multiple of 8"),
         ({"model": {"experts": {"count": 4}}, "determinism": "bitwise"}, "knows no experts"),
+        ({"model": {"entrypoint": "a.b"}}, "pattern"),
+        ({"model": {"entrypoint": "a.b:c", "kvHeads": 2}}, "beside entrypoint only options and sequenceLength"),
+        ({"model": {"entrypoint": "a.b:c", "normEpsilon": 0.01}}, "beside entrypoint only options and sequenceLength"),
+        ({"model": {"options": {}}}, "options are for the model that entrypoint names"),
     ],
 )
 def test_a_mistake_is_named(change, said):
@@ -70,6 +74,8 @@ def test_the_digest_is_of_what_decides_the_numbers():
     assert TrainerConfig.model_validate({**DATA, "seed": 1}).digest() != config.digest()
     bitwise = [{**DATA, "determinism": "bitwise", "microBatchSize": size} for size in (8, 4)]
     assert len({TrainerConfig.model_validate(one).digest() for one in bitwise}) == 2
+    own = [{**DATA, "model": {"entrypoint": "a:b", "options": {"dim": [dim, None]}}} for dim in (1, 2)]
+    assert len({TrainerConfig.model_validate(one).digest() for one in own}) == 2
 
 
 def test_a_run_that_began_when_rates_had_other_defaults_is_the_same_run():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
+from typing import Any, ClassVar
 
 from pydantic import Field
+from pydantic.alias_generators import to_camel
 
 from concertina_trainer.config.section import Rule, Section
 
@@ -69,7 +72,18 @@ class ExpertsConfig(Section):
 
 
 class ModelConfig(Section):
-    """A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+    """A Llama-style decoder (RMSNorm, rotary positions, grouped-query attention, SwiGLU), or a model of one's own."""
+
+    entrypoint: str | None = Field(
+        default=None,
+        max_length=256,
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$",
+        description="A model of your own, as package.module:spec: a ModelSpec in the image of the container trainer "
+        "(docs/own-models.md). Of the other fields options and sequenceLength are for it. Absent: the decoder.",
+    )
+    options: dict[str, Any] | None = Field(
+        default=None, description="What the model that entrypoint names is built by: any fields."
+    )
 
     layers: int = Field(default=4, ge=1, le=512, description="Number of decoder blocks.")
     dim: int = Field(default=128, ge=8, le=65536, multiple_of=8, description="Width of the residual stream.")
@@ -91,7 +105,7 @@ class ModelConfig(Section):
     vocab_size: int = Field(
         default=256, ge=2, le=4194304, description="Number of different tokens; 256 is enough for bytes."
     )
-    sequence_length: int = Field(default=256, ge=2, le=1048576, description="Tokens of a sequence.")
+    sequence_length: int = Field(default=256, ge=2, le=1048576, description="Tokens, or frames, of a sequence.")
     tie_embeddings: bool = Field(default=True, description="Whether the output layer shares the embedding's weights.")
     rope_theta: float = Field(default=10000.0, ge=1.0, le=1e9, description="Base of the rotary position frequencies.")
     norm_epsilon: float = Field(
@@ -170,7 +184,7 @@ class ModelConfig(Section):
         attention = self.block_weights - 3 * self.dim * self.resolved_hidden_dim
         return attention + self.experts.count * self.dim + (experts + self.experts.shared) * self.expert_weights
 
-    RULES = (
+    RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "dim",
             "self.dim % (2 * self.heads) == 0",
@@ -196,3 +210,34 @@ class ModelConfig(Section):
             "the width of an expert must be a multiple of 8: set experts.hiddenDim, or another hiddenDim",
         ),
     )
+
+
+OF_ANY_MODEL = ("entrypoint", "options", "sequence_length")
+"""Fields that say something of a model of one's own, too."""
+_OF_THE_DECODER = {name: each.default for name, each in ModelConfig.model_fields.items() if name not in OF_ANY_MODEL}
+
+
+def _unsaid(name: str, default: object) -> str:
+    """In the API server's language: it fills in defaults before it asks rules, so one that is said counts as unsaid."""
+    return f"!has(self.{to_camel(name)})" if default is None else f"self.{to_camel(name)} == {json.dumps(default)}"
+
+
+ModelConfig.RULES = (
+    *ModelConfig.RULES,
+    Rule(
+        "entrypoint",
+        f"!has(self.entrypoint) || {' && '.join(_unsaid(*each) for each in _OF_THE_DECODER.items())}",
+        lambda model: (
+            model.entrypoint is None
+            or all(getattr(model, name) == default for name, default in _OF_THE_DECODER.items())
+        ),
+        "beside entrypoint only options and sequenceLength say something of the model: remove the decoder's other "
+        "fields, or entrypoint",
+    ),
+    Rule(
+        "options",
+        "has(self.entrypoint) || !has(self.options)",
+        lambda model: model.entrypoint is not None or model.options is None,
+        "options are for the model that entrypoint names: add entrypoint, or remove options",
+    ),
+)

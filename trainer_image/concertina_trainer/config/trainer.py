@@ -72,7 +72,9 @@ class TrainerConfig(Section):
     seed: int = Field(
         default=0, ge=0, le=2147483647, description="Decides the initial weights and the order of the data."
     )
-    model: ModelConfig = Field(default=ModelConfig(), description="The model, a decoder in the style of Llama.")
+    model: ModelConfig = Field(
+        default=ModelConfig(), description="The model: a decoder in the style of Llama, or one of your own."
+    )
     data: DataConfig = Field(description="The training data.")
     global_batch_size: int = Field(
         default=32, ge=1, le=16777216, description="Sequences that one step consumes, whatever the number of workers."
@@ -177,8 +179,9 @@ class TrainerConfig(Section):
         if self.bitwise:
             without.remove("micro_batch_size")
         kept = self.model_dump(mode="json", exclude=without)
-        if self.model.experts is None:  # as before there were any
-            del kept["model"]["experts"]
+        for name in ("experts", "entrypoint", "options"):
+            if kept["model"][name] is None:  # as before there were any
+                del kept["model"][name]
         # As numbers, however they are said: a run from before there was another way to say them goes on as the same.
         optimizer = kept["optimizer"]
         del optimizer["min_learning_rate_factor"]

@@ -33,10 +33,12 @@ class Tokenizer:
     encode: Callable[[Sequence[bytes]], list[bytes]]
     file: bytes = b""
     """tokenizer.json, where there is one."""
+    frame_bytes: int = 0
+    """Of elements that are frames."""
 
     @property
     def token_bytes(self) -> int:
-        return token_bytes(self.vocab_size)
+        return self.frame_bytes or token_bytes(self.vocab_size)
 
 
 def token_bytes(vocab_size: int) -> int:

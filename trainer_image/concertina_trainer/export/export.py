@@ -53,6 +53,11 @@ def export(
 ) -> Exported:
     """`data`: where the run's data lie, if not where they were (for the tokenizer). Raises BadInput or StorageError."""
     trainer = _trainer(checkpoint)
+    if trainer.model.entrypoint:
+        raise BadInput(
+            f"{checkpoint.uri} is of {trainer.model.entrypoint}, and what its weights are called elsewhere only its "
+            "author knows: the decoder alone is exported."
+        )
     if any(name.endswith(".safetensors") for name in target.entries()):
         raise BadInput(
             f"{target.uri} holds weights already, which would be loaded beside or instead of these: export into "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -114,6 +114,19 @@ def _keeping_products() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
+def computed_again(
+    activations: Activations, draws: bool, compute: Callable[..., Any], *arguments: Any, **keywords: Any
+) -> Any:
+    """What `compute` gives; with gradients what `activations` does not keep is computed again for the backward.
+    `draws`: whether it draws random numbers."""
+    if activations is Activations.keep or not torch.is_grad_enabled():
+        return compute(*arguments, **keywords)
+    keeping = noop_context_fn if activations is Activations.recompute else _keeping_products
+    return checkpoint(
+        compute, *arguments, use_reentrant=False, preserve_rng_state=draws, context_fn=keeping, **keywords
+    )
+
+
 class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, context: Context | None, activations: Activations) -> None:
         super().__init__()
@@ -125,19 +138,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> Tensor:
         """`weights`: see MixtureOfExperts."""
-        result, loads = self._kept(x, mask, weights)
+        result: Tensor
+        # Nothing in a block draws random numbers.
+        result, loads = computed_again(self.activations, False, self._computed, x, mask, weights)
         if isinstance(self.feed_forward, MixtureOfExperts):
             self.feed_forward.count(loads)  # once, however often it is computed
-        return result
-
-    def _kept(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        if self.activations is Activations.keep or not torch.is_grad_enabled():
-            return self._computed(x, mask, weights)
-        keeping = noop_context_fn if self.activations is Activations.recompute else _keeping_products
-        # Nothing in a block draws random numbers.
-        result: tuple[Tensor, Tensor | None] = checkpoint(
-            self._computed, x, mask, weights, use_reentrant=False, preserve_rng_state=False, context_fn=keeping
-        )
         return result
 
     def _computed(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:

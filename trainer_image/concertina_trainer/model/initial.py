@@ -32,11 +32,21 @@ AT_ONCE = 1 << 20
 def initial_value(name: str, whole: Sequence[int], box: Box, config: ModelConfig, seed: int) -> Tensor:
     """float32 on CPU, of the box's shape. Norms are 1, biases of routers 0; matrices normal, those that write into the
     residual stream scaled down."""
-    value = torch.empty(box.shape, dtype=torch.float32)
     if len(whole) == 1:
-        return value.fill_(0.0 if name.endswith("router.bias") else 1.0)
-    residual = name.endswith(RESIDUAL)
-    deviation = 0.02 / math.sqrt(2 * config.layers) if residual else 0.02
+        return torch.full(box.shape, 0.0 if name.endswith("router.bias") else 1.0, dtype=torch.float32)
+    return normal(name, whole, box, seed, 0.02 / math.sqrt(2 * config.layers) if name.endswith(RESIDUAL) else 0.02)
+
+
+def usual(name: str, whole: Sequence[int], box: Box, seed: int) -> Tensor:
+    """Of a model of one's own that says nothing else: biases are 0, other vectors 1; the rest normal."""
+    if len(whole) == 1:
+        return torch.full(box.shape, 0.0 if name.endswith("bias") else 1.0, dtype=torch.float32)
+    return normal(name, whole, box, seed, 0.02)
+
+
+def normal(name: str, whole: Sequence[int], box: Box, seed: int, deviation: float) -> Tensor:
+    """float32 on CPU, of the box's shape: normal numbers around 0."""
+    value = torch.empty(box.shape, dtype=torch.float32)
     key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
     flat, at = value.view(-1), 0
     for begin, end in _runs(whole, box):

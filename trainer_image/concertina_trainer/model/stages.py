@@ -13,22 +13,35 @@ from concertina_trainer.model.attention import Context
 from concertina_trainer.model.decoder import Decoder, Part
 from concertina_trainer.model.experts import MixtureOfExperts
 from concertina_trainer.model.optimizer import first_holder
+from concertina_trainer.model.own import OwnModel
 
 
 class Stages:
-    def __init__(self, parts: Sequence[Decoder]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Sequence[Decoder], own: OwnModel | None = None) -> None:
+        """`own`: instead of parts of the decoder."""
+        self.parts, self.own = parts, own
+
+    @property
+    def whole(self) -> Decoder | OwnModel:
+        """Where nothing divides it into stages."""
+        if self.own is not None:
+            return self.own
+        [part] = self.parts
+        return part
 
     @property
     def context(self) -> Context | None:
-        return self.parts[0].context
+        return self.parts[0].context if self.parts else None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Each once, by its name in the whole model."""
+        if self.own is not None:
+            yield from self.own.model.named_parameters()
         for part in self.parts:
             yield from part.named_parameters()
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Of the state."""
         for part in self.parts:
             yield from part.named_buffers()
 
@@ -40,13 +53,15 @@ class Stages:
                     yield int(layer), block.feed_forward
 
     def modules(self) -> Iterator[nn.Module]:
+        if self.own is not None:
+            yield from self.own.modules()
         for part in self.parts:
             yield from part.modules()
 
     def counts(self, name: str, parameter: Tensor) -> bool:
         """Whether this rank is the first of those that hold the same part. Of tied embeddings the last stage has a
         copy."""
-        repeated = name.startswith("embedding.") and not any(part.part.first for part in self.parts)
+        repeated = self.own is None and name.startswith("embedding.") and not any(p.part.first for p in self.parts)
         return first_holder(parameter) and not repeated
 
 

@@ -7,15 +7,18 @@ import torch
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.layouts import frees_weights
 from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.own import OwnModel, OwnSpec
 from concertina_trainer.model.stages import Stages, divided
 from concertina_trainer.parallel import expert, tensor
 from concertina_trainer.parallel.context import ContextParallel
 from concertina_trainer.parallel.group import DistContext
-from concertina_trainer.parallel.shard import shard
+from concertina_trainer.parallel.shard import compute_dtype, shard
 
 
-def parallelized(config: TrainerConfig, world: DistContext) -> Stages:
-    """What this rank has of it, its memory allocated and not yet filled."""
+def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None = None) -> Stages:
+    """What this rank has of it, its memory allocated and not yet filled. `own`: instead of the decoder."""
+    if own is not None:
+        return Stages((), _own(own, world))
     meshes, degrees = world.meshes, world.degrees
     context = ContextParallel(meshes.context) if meshes.context else None
     stages = divided(config.model, degrees.pipeline * world.parallelism.stages_per_rank)
@@ -34,3 +37,12 @@ def parallelized(config: TrainerConfig, world: DistContext) -> Stages:
         model.to_empty(device=world.device)
         parts.append(model)
     return Stages(parts)
+
+
+def _own(own: OwnSpec, world: DistContext) -> OwnModel:
+    config = own.config
+    model = OwnModel(own, compute_dtype(config.precision, world.device))
+    shard(model, config.precision, frees_weights(config, world.parallelism, model.weights), world)
+    model.to_empty(device=world.device)
+    model.fill_buffers()
+    return model

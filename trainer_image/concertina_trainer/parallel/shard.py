@@ -13,11 +13,12 @@ from torch.distributed.tensor import Shard
 from concertina_trainer.config.trainer import Precision
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import local
+from concertina_trainer.model.own import OwnModel
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import measure
 
 
-def shard(model: Decoder, precision: Precision, reshard: bool, world: DistContext) -> None:
+def shard(model: Decoder | OwnModel, precision: Precision, reshard: bool, world: DistContext) -> None:
     """Cut it over the mesh. `reshard`: whether blocks free their gathered weights between forward and backward.
 
     Gradients come out as plain sums over ranks, on every module (neither setter is recursive): the loss is already
@@ -29,7 +30,8 @@ def shard(model: Decoder, precision: Precision, reshard: bool, world: DistContex
         cast_forward_inputs=False,
     )
     mesh = world.meshes.fsdp
-    for moe in model.mixtures():  # by themselves: there may be more ranks than experts, and other ranks with others
+    for moe in model.mixtures() if isinstance(model, Decoder) else ():
+        # By themselves: there may be more ranks than experts, and other ranks with others.
         cut = world.meshes.expert_fsdp or mesh
         fully_shard(
             moe.experts, mesh=cut, mp_policy=policy, reshard_after_forward=reshard,

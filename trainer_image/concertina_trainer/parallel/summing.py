@@ -208,4 +208,5 @@ def sums(config: TrainerConfig, model: Stages, plan: BatchPlan, world: DistConte
     if config.bitwise:
         return OrderedSums(model, plan, world.rank, world.times)
     # Who has no room for whole weights has none for whole gradients.
-    return PlainSums(world.device, each=frees_weights(config, world.parallelism))
+    weights = model.own.weights if model.own else None
+    return PlainSums(world.device, each=frees_weights(config, world.parallelism, weights))

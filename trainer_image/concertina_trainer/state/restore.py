@@ -112,6 +112,11 @@ def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardRe
     anything that takes long."""
     if _same(world, final(lambda: is_checkpoint(uri)) if world.rank == 0 else None):
         return None
+    if model.entrypoint:
+        raise BadInput(
+            f"{uri} is no checkpoint of ours, and what weights of other files are called in the model of "
+            f"{model.entrypoint} is not known: give checkpoint.initFrom a checkpoint of this model."
+        )
     files = final(lambda: SafetensorsFiles(uri))
     unchecked = final(lambda: files.check(model))
     if unchecked and world.rank == 0:
@@ -128,7 +133,8 @@ def _begin_with(
     else:
         with _reading(uri, world) as folder:
             stored = StoredCheckpoint(folder)
-            if fields := stored.manifest.trainer.get("model"):
+            fields = stored.manifest.trainer.get("model")
+            if fields and not model.entrypoint:  # else names and shapes tell
                 hf_config.check_fields(hf_names.config_json(_model(fields, stored.uri)), stored.uri, model)
             state.load_weights(stored.shards, stored.uri)
     if world.rank == 0:

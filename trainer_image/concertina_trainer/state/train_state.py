@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -31,11 +32,11 @@ class TrainState:
     """Everything that a snapshot holds, as this rank has it."""
 
     def __init__(self, model: Stages, config: ModelConfig, optimizer: ShardedAdamW, world: DistContext) -> None:
-        self._optimizer = optimizer
+        self._optimizer, self._own = optimizer, model.own.own if model.own else None
         kinds = optimizer.moments()
         tensors: dict[str, Tensor | Elsewhere] = {}
         with torch.device("meta"):
-            whole = Decoder(config)
+            whole = model if model.own else Decoder(config)
         for name, parameter in whole.named_parameters():
             for prefix in (MODEL, *(f"optimizer.{kind}." for kind in kinds)):
                 tensors[f"{prefix}{name}"] = Elsewhere(parameter.shape, parameter.dtype)
@@ -56,12 +57,13 @@ class TrainState:
     @torch.no_grad()
     def initialise(self, config: TrainerConfig) -> None:
         """Step 0: weights from the seed alone, moments 0."""
+        initial = functools.partial(initial_value, config=config.model, seed=config.seed)
         for held in self._catalogue.held:
             if not held.name.startswith(MODEL):
                 held.local.zero_()
             elif held.local.numel():
                 name = held.name.removeprefix(MODEL)
-                held.local.copy_(initial_value(name, held.whole, held.box, config.model, config.seed))
+                held.local.copy_((self._own.initial if self._own else initial)(name, held.whole, held.box))
         self._optimizer.set_step(0)
 
     def plan(self, held: Mapping[int, Header]) -> ReadPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.attention import Context
 from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.own import OwnModel
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.pipeline import Schedule, schedule, sum_tied
@@ -35,7 +36,7 @@ class WholeModel:
     """Each rank computes all layers."""
 
     def __init__(self, model: Stages, optimizer: ShardedAdamW, sums: Sums, world: DistContext) -> None:
-        [self._model] = model.parts
+        self._model = model.whole
         self._optimizer, self._sums, self._world = optimizer, sums, world
         self._counts = world.degrees.place(world.rank).tensor == 0
         """Ranks of a tensor group come to the same loss."""
@@ -48,6 +49,8 @@ class WholeModel:
                 loss = self._loss(microbatch)
             with times.measured(StepPart.BACKWARD):
                 torch.autograd.backward(loss)
+            if isinstance(self._model, OwnModel):
+                self._model.prove(microbatch, loss.detach())
             added.append(loss.detach())
         self._sums.finish(self._optimizer.gradients())
         return added if self._counts else []
@@ -57,6 +60,8 @@ class WholeModel:
         return found if self._counts else []
 
     def _loss(self, microbatch: Microbatch) -> Tensor:
+        if isinstance(self._model, OwnModel):
+            return cast(Tensor, self._model(microbatch))
         tokens, targets, weights = own_part(microbatch, self._model.context)
         loss: Tensor = self._model(tokens, microbatch.document_ids, targets, weights)
         return loss

@@ -28,8 +28,8 @@ class RoundInfo:
     restored_from: str
     """Fresh, Memory or Storage."""
     times: StepTimes
-    token_flops: float
-    """Of one token's forward and backward."""
+    token_flops: float | None
+    """Of one token's forward and backward. None: there is no MFU."""
     peak_flops: float | None
     """A second, of all devices of the world. None: there is no MFU."""
 
@@ -121,7 +121,7 @@ class Reporter:
         self._slowest_save = max(self._slowest_save, info.saving_seconds - self._saving)
         self._saving = info.saving_seconds
         tokens = self._config.global_batch_size * self._config.model.sequence_length
-        speed, peak = tokens / (self._mean_seconds or seconds), self._round.peak_flops
+        speed, peak, flops = tokens / (self._mean_seconds or seconds), self._round.peak_flops, self._round.token_flops
         self._send(
             Progress(
                 step=info.step,
@@ -136,7 +136,7 @@ class Reporter:
                 snapshot_step=info.snapshot_step,
                 checkpoint_seconds=info.saving_seconds,
                 stalled_seconds=info.stalled_seconds,
-                mfu=speed * self._round.token_flops / peak if peak else None,
+                mfu=speed * flops / peak if flops and peak else None,
                 timeline=dict(self._timeline),
                 save_seconds=self._slowest_save or None,
                 restored_step=self._round.restored_step,

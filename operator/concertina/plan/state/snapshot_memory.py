@@ -35,7 +35,9 @@ def needed(spec: JobSpec, replicas: int) -> int:
 
 
 def _state(spec: JobSpec) -> int:
-    return STATE_BYTES * spec.trainer.model.weights if spec.trainer else 0
+    """0 of a model of one's own: how many weights it has, only its image knows."""
+    model = spec.trainer and spec.trainer.model
+    return STATE_BYTES * model.weights if model and not model.entrypoint else 0
 
 
 def room(spec: JobSpec) -> int | None:

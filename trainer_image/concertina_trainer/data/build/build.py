@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from concertina_data.manifest import FORMAT, NAME, VALIDATION, DataManifest, TokenizerFacts
+from concertina_data.manifest import FORMAT, NAME, OF_FRAMES, VALIDATION, DataManifest, TokenizerFacts
 from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix
@@ -101,6 +101,8 @@ def _key(inputs: Sequence[ShardInput], recipe: Recipe) -> str:
     options = dataclasses.asdict(recipe)
     if not recipe.against_column:  # so that what was built before there was one is known again
         del options["against_column"]
+    if recipe.frames is None:
+        del options["frames"]
     content = [
         options, recipe.load_tokenizer().digest,
         [dataclasses.asdict(source) for source in against], [dataclasses.asdict(shard) for shard in inputs],
@@ -180,9 +182,9 @@ def _finish(
     written = [from_json(Written, json.loads(text)) for text in texts if text is not None]
     loaded = recipe.load_tokenizer()
     facts = TokenizerFacts(loaded.name, loaded.digest, loaded.separator)
-    shape = (FORMAT, loaded.token_bytes, loaded.vocab_size, facts)
-    manifest = DataManifest(*shape, tuple(shard for each in written for shard in each.training))
-    aside = DataManifest(*shape, tuple(shard for each in written for shard in each.validation))
+    shape = (OF_FRAMES if recipe.frames else FORMAT, loaded.token_bytes, loaded.vocab_size, facts)
+    manifest = DataManifest(*shape, tuple(shard for each in written for shard in each.training), recipe.frames)
+    aside = DataManifest(*shape, tuple(shard for each in written for shard in each.validation), recipe.frames)
     if not manifest.tokens:
         raise BadInput(f"there is no text to train on: all {aside.documents} documents are empty or set aside.")
     overlap = None

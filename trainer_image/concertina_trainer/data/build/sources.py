@@ -18,6 +18,7 @@ from concertina_state.objects.prefix import Entry, ObjectPrefix
 from concertina_trainer.data.build.splits import TRAINING, split_of
 from concertina_trainer.data.rangefile import open_range, split
 
+FRAMES = "frames"
 SUFFIXES = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -26,6 +27,8 @@ SUFFIXES = {
     ".json": "jsonl",
     ".parquet": "parquet",
     ".arrow": "arrow",
+    ".npy": FRAMES,
+    ".npz": FRAMES,
 }
 """Format by the end of a file's name; any other file is one document of text."""
 _BATCH = 1024

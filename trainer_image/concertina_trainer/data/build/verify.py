@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from concertina_data.manifest import DataManifest, TokenShard
+from concertina_data.manifest import DataManifest, FrameFacts, TokenShard
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
+from concertina_trainer.data.frames import element
 from concertina_trainer.data.tokenizer import TYPES
 
 
@@ -35,7 +36,20 @@ def _problem(folder: ObjectPrefix, shard: TokenShard, manifest: DataManifest) ->
     starts = np.frombuffer(begins, "<u8")
     if len(starts) != shard.documents or starts[0] != 0 or (np.diff(starts.astype(np.int64)) <= 0).any():
         return f"{folder.uri}/{shard.documents_file} does not hold where {shard.documents} documents begin."
+    if len(content) != shard.tokens * manifest.token_bytes:
+        return f"{place} holds {len(content)} bytes, and {shard.tokens} of {manifest.token_bytes} are its manifest's."
+    if manifest.frames is not None:
+        return _of_frames(place, content, manifest.frames)
     highest = int(np.frombuffer(content, TYPES[manifest.token_bytes]).max())
-    if len(content) != shard.tokens * manifest.token_bytes or highest >= manifest.vocab_size:
-        return f"{place} holds token {highest} or a size that the manifest ({manifest.vocab_size} values) rules out."
+    if highest >= manifest.vocab_size:
+        return f"{place} holds token {highest}, which the manifest ({manifest.vocab_size} values) rules out."
+    return ""
+
+
+def _of_frames(place: str, content: bytes, frames: FrameFacts) -> str:
+    found = np.frombuffer(content, element(frames))
+    if not np.isfinite(found["features"]).all():
+        return f"{place} holds features that are not finite."
+    if frames.classes and found["target"].max() >= frames.classes:
+        return f"{place} holds target {found['target'].max()}, and there are {frames.classes}."
     return ""

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from concertina_data.manifest import TokenShard
+from concertina_data.manifest import FrameFacts, TokenShard
 from concertina_state.objects.prefix import ObjectPrefix
+from concertina_trainer.data import frames as elements
 from concertina_trainer.data import tokenizer as tokenizers
+from concertina_trainer.data.build import arrays
 from concertina_trainer.data.build.sources import Piece, read_documents
 
 _BATCH = 256
@@ -35,8 +37,12 @@ class Recipe:
     """Words."""
     against_column: str = ""
     """Of the evaluation files; "": `column`."""
+    frames: FrameFacts | None = None
+    """Where documents are arrays."""
 
     def load_tokenizer(self) -> tokenizers.Tokenizer:
+        if self.frames is not None:
+            return elements.as_tokenizer(self.frames)
         return tokenizers.load(self.tokenizer, self.separator, self.split_pattern)
 
 
@@ -100,7 +106,7 @@ def write(source: ShardInput, uri: str, aside: str, recipe: Recipe) -> Written:
     tokenizer = recipe.load_tokenizer()
     seen = _search(recipe)
     training, validation = Draft(), Draft()
-    texts = (text for piece in source.pieces for text in read_documents(piece, recipe.column))
+    texts = (text for piece in source.pieces for text in _documents(piece, recipe) if text)
     for batch in _batches(texts):
         for text, tokens in zip(batch, tokenizer.encode(batch), strict=True):
             if set_aside(text, recipe.validation):
@@ -116,6 +122,12 @@ def write(source: ShardInput, uri: str, aside: str, recipe: Recipe) -> Written:
         return Written(kept, (), found)
     put = validation.put(ObjectPrefix(f"{uri}/{aside}", create=True), name, tokenizer.token_bytes)
     return Written(kept, put, found)
+
+
+def _documents(piece: Piece, recipe: Recipe) -> Iterator[bytes]:
+    if recipe.frames is None:
+        return read_documents(piece, recipe.column)
+    return iter([arrays.document(piece.source, recipe.frames)])
 
 
 def set_aside(text: bytes, share: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from concertina_data.places import CacheSettings, OnWait, open_place, read_manif
 from concertina_state.errors import BadInput
 from concertina_trainer.config.data import DocumentMode
 from concertina_trainer.data import packing
+from concertina_trainer.data.frames import parts
 from concertina_trainer.data.order import Order
 from concertina_trainer.data.sequence_plan import PLANNERS, SequencePlan
 from concertina_trainer.data.tokenizer import TYPES
@@ -24,6 +26,8 @@ class Opened:
     tokens: NDArray[np.unsignedinteger]
     plan: SequencePlan | None
     """None where sequences are cut without regard to documents."""
+    features: NDArray[np.floating[Any]] | None = None
+    """[tokens, width], where they are frames; tokens are their targets then."""
 
 
 class DataSet:
@@ -66,9 +70,13 @@ class DataSet:
 
     def _opened(self, index: int) -> Opened:
         shard = self.manifest.shards[index]
-        tokens = np.frombuffer(self._place.open(tokens_file(shard)), TYPES[self.manifest.token_bytes])
+        content, frames, features = self._place.open(tokens_file(shard)), self.manifest.frames, None
+        if frames is None:
+            tokens = np.frombuffer(content, TYPES[self.manifest.token_bytes])
+        else:
+            features, tokens = parts(content, frames)
         if self._mode is DocumentMode.joined:
-            return Opened(tokens, None)
+            return Opened(tokens, None, features)
         begins = np.frombuffer(self._place.open(documents_file(shard)), "<u8").astype(np.int64)
         plan = PLANNERS[self._mode](begins, shard.tokens, self._length)
         if len(plan) != self._counts[index]:
@@ -76,4 +84,4 @@ class DataSet:
                 f"{self._place.uri}/{shard.file} gives {len(plan)} sequences, and {self._counts[index]} were planned: "
                 f"run `concertina data pack {self._place.uri} --length {self._length}` again."
             )
-        return Opened(tokens, plan)
+        return Opened(tokens, plan, features)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_data.manifest import digest_of
+from concertina_data.manifest import FrameFacts, digest_of
 from concertina_data.opening import FETCH_THREADS, Threads
 from concertina_data.places import PATIENCE_SECONDS, CacheSettings, OnWait
 from concertina_state.errors import BadInput
 from concertina_trainer.config.data import DataConfig, DocumentMode
+from concertina_trainer.data.frames import FLOATS
 from concertina_trainer.data.order import Skipped
 from concertina_trainer.data.read.dataset import DataSet, Opened
 from concertina_trainer.data.read.mixture import Interleave
@@ -32,6 +34,8 @@ class Sequences:
     None: documents are not told apart, and every token is predicted."""
     predicted: NDArray[np.bool_] | None = None
     """[count, length]: whether the token after an input is of the same document, so that predicting it counts."""
+    features: NDArray[np.floating[Any]] | None = None
+    """[count, length + 1, width], where the data are frames; `tokens` are their targets then."""
 
 
 class Reader:
@@ -73,14 +77,19 @@ class Reader:
         tokenizers = {each.manifest.tokenizer.digest: each.manifest.tokenizer.name for each in self._sets}
         if len(tokenizers) > 1:
             raise BadInput(
-                "the data sets of data.mixture were built with different tokenizers "
-                f"({', '.join(tokenizers.values())}): build them again with one."
+                "the data sets of data.mixture were built with different tokenizers, or of different frames "
+                f"({', '.join(tokenizers.values())}): build them again alike."
             )
 
     @property
     def vocab_size(self) -> int:
         """Tokens are below this."""
         return max(each.manifest.vocab_size for each in self._sets)
+
+    @property
+    def frames(self) -> FrameFacts | None:
+        """Of all data sets, where they are frames and not tokens."""
+        return self._sets[0].manifest.frames
 
     @property
     def epoch_size(self) -> int:
@@ -121,19 +130,26 @@ class Reader:
     def sequences(self, consumed: _Numbers) -> Sequences:
         """These sequences, with what tells their documents apart."""
         count, length = len(consumed), self.length
-        tokens = np.zeros((count, length + 1), dtype=np.int64)
+        tokens, features = np.zeros((count, length + 1), dtype=np.int64), None
+        if self.frames is not None:
+            features = np.zeros((count, length + 1, self.frames.width), FLOATS[self.frames.number_bytes])
         if self.mode is DocumentMode.joined:
             for opened, which, indexes in self._opened(consumed):
                 for i, begin in zip(which.tolist(), (indexes * length).tolist(), strict=True):
                     tokens[i] = opened.tokens[begin : begin + length + 1]
-            return Sequences(tokens)
+                    if features is not None and opened.features is not None:
+                        features[i] = opened.features[begin : begin + length + 1]
+            return Sequences(tokens, features=features)
         document_ids = np.empty((count, length + 1), dtype=np.int32)
         predicted = np.zeros((count, length), dtype=bool)
         for opened, which, indexes in self._opened(consumed):
             assert opened.plan is not None
             for i, index in zip(which.tolist(), indexes.tolist(), strict=True):
                 _lay_out(opened.tokens, opened.plan, index, tokens[i], document_ids[i], predicted[i])
-        return Sequences(tokens, document_ids[:, :-1], predicted)
+                if features is not None and opened.features is not None:
+                    for at, begin, size in _segments(opened.plan, index):
+                        features[i, at : at + size] = opened.features[begin : begin + size]
+        return Sequences(tokens, document_ids[:, :-1], predicted, features)
 
     def predicted(self, start: int, stop: int) -> _Numbers:
         """How many tokens count in each of the sequences [start, stop): told from the documents' lengths."""
@@ -165,12 +181,19 @@ def _lay_out(
     tokens: _Numbers, document_ids: NDArray[np.int32], predicted: NDArray[np.bool_],
 ) -> None:  # fmt: skip
     """The segments of a sequence, one after the other."""
-    at = 0
-    first, last = int(plan.first[index]), int(plan.first[index + 1])
-    for segment in range(first, last):
-        begin, size = int(plan.begins[segment]), int(plan.lengths[segment])
+    end = count = 0
+    for at, begin, size in _segments(plan, index):
         tokens[at : at + size] = shard[begin : begin + size]
-        document_ids[at : at + size] = segment - first
+        document_ids[at : at + size] = count
         predicted[at : at + size - 1] = True
+        end, count = at + size, count + 1
+    document_ids[end:] = count
+
+
+def _segments(plan: SequencePlan, index: int) -> Iterator[tuple[int, int, int]]:
+    """Of a sequence: where each stands in it, where in the shard, and how many elements it has."""
+    at = 0
+    for segment in range(int(plan.first[index]), int(plan.first[index + 1])):
+        size = int(plan.lengths[segment])
+        yield at, int(plan.begins[segment]), size
         at += size
-    document_ids[at:] = last - first

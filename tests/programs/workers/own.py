@@ -1,0 +1,100 @@
+"""Models of a user's own, for token data: one that is right, and others each with one mistake."""
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from concertina_trainer.model.initial import usual
+from concertina_trainer.model.spec import ModelSpec
+
+
+class Mixer(nn.Module):
+    def __init__(self, dim, dropout):
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.mix = nn.Conv1d(dim, dim, 3)
+        self.dropout = dropout
+
+    def forward(self, x):
+        mixed = self.mix(F.pad(self.norm(x).transpose(1, 2), (2, 0))).transpose(1, 2)
+        return x + F.dropout(F.gelu(mixed), self.dropout, self.training)
+
+
+class Model(nn.Module):
+    def __init__(self, vocab, dim=24, layers=2, dropout=0.0):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, dim)
+        self.mixers = nn.ModuleList(Mixer(dim, dropout) for _ in range(layers))
+        self.temperature = nn.Parameter(torch.empty(1))
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for mixer in self.mixers:
+            x = mixer(x)
+        return x
+
+
+def logits(module, tokens):
+    """With weights of the root outside of its forward."""
+    return F.linear(module(tokens), module.embedding.weight) * module.temperature
+
+
+def loss(module, batch):
+    targets = batch.tokens[:, 1:]
+    found = F.cross_entropy(logits(module, batch.tokens[:, :-1]).transpose(1, 2), targets, reduction="none")
+    return (found * batch.weights).sum()
+
+
+def build(options, data):
+    return Model(data.vocab_size, **options)
+
+
+class Tied(Model):
+    def __init__(self, vocab):
+        super().__init__(vocab)
+        self.head = nn.Linear(24, vocab, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+class Constant(Model):
+    def __init__(self, vocab):
+        super().__init__(vocab)
+        self.register_buffer("scale", torch.ones(24))
+
+    def forward(self, tokens):
+        return super().forward(tokens) * self.scale
+
+
+class Counting(Constant):
+    def forward(self, tokens):
+        self.scale.mul_(1.0)
+        return super().forward(tokens)
+
+
+def with_ones(name, whole, box, seed):
+    return torch.ones(box.shape) if name == "scale" else usual(name, whole, box, seed)
+
+
+spec = ModelSpec(build, loss, blocks=lambda module: module.mixers, flops=lambda options, data: 1e6)
+
+
+def other(**changed):
+    return dataclasses.replace(spec, **changed)
+
+
+constant = other(build=lambda options, data: Constant(data.vocab_size), initial=with_ones)
+mean = other(loss=lambda module, batch: logits(module, batch.tokens[:, :-1]).logsumexp(-1).mean())
+regularised = other(loss=lambda module, batch: loss(module, batch) + module.temperature.square().sum())
+no_scalar = other(loss=lambda module, batch: batch.weights)
+no_module = other(build=lambda options, data: None)
+raises = other(build=lambda options, data: options["missing"])
+tied = other(build=lambda options, data: Tied(data.vocab_size))
+buffered = other(build=lambda options, data: Constant(data.vocab_size))
+counting = other(build=lambda options, data: Counting(data.vocab_size), initial=with_ones)
+double = other(build=lambda options, data: Model(data.vocab_size).double())
+no_part = other(blocks=lambda module: [nn.Linear(2, 2)])
+no_blocks = other(blocks=lambda module: ())
+uncovered = other(initial=lambda name, *about: None if name == "temperature" else usual(name, *about))
+no_spec = spec.build

@@ -1,0 +1,162 @@
+"""Data that are frames of features: built of arrays, checked, and read in the same order as tokens are."""
+
+import json
+
+import numpy as np
+import pytest
+
+from concertina_data.manifest import parse
+from concertina_data.places import CacheSettings
+from concertina_data.sequences import Sequences
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import ObjectPrefix
+from concertina_trainer import cli
+from concertina_trainer.config.data import DataConfig
+from concertina_trainer.data.packing import pack
+from concertina_trainer.data.read.reader import Reader
+
+WIDTH, CLASSES, LENGTH = 5, 300, 8
+
+
+def recordings(folder, dtype=np.float16, targets=True):
+    """Frame i of recording n is n and then i, four times; its target the two together."""
+    folder.mkdir(exist_ok=True)
+    for number, frames in enumerate((13, 4, 29, 8, 50, 9)):
+        features = np.full((frames, WIDTH), number, dtype)
+        features[:, 1:] = np.arange(frames)[:, None]
+        if targets:
+            np.savez(folder / f"{number}.npz", features=features, targets=50 * number + np.arange(frames))
+        else:
+            np.save(folder / f"{number}.npy", features)
+    return folder
+
+
+def built(folder, *options):
+    out = folder.parent / "data"
+    size = ["--shard-mebibytes", "0.001", "--processes", "1"]
+    assert cli.main(["data", "build", "--out", str(out), *size, *options, str(folder)]) == 0
+    return out
+
+
+@pytest.fixture
+def data(tmp_path):
+    return built(recordings(tmp_path / "arrays"), "--classes", str(CLASSES))
+
+
+def check(found):
+    """Each frame that is there has its own target."""
+    assert found.features.dtype == np.float16
+    numbers, places = found.features[..., 0], found.features[..., 1:]
+    assert (places == places[..., :1]).all()
+    assert (found.tokens == 50 * numbers + places[..., 0]).all()
+
+
+def test_sequences_are_those_of_tokens_of_the_same_documents(data, tmp_path, data_cache):
+    manifest = parse((data / "manifest.json").read_bytes(), "")
+    assert (manifest.tokens, manifest.documents, manifest.frames.width, manifest.vocab_size) == (113, 6, WIDTH, CLASSES)
+    assert len(manifest.shards) > 1
+    reader = Reader(DataConfig(uri=str(data)), LENGTH, 7)
+    found = reader.sequences(np.arange(reader.epoch_size))
+    check(found)
+    stream = {}
+    for shard in manifest.shards:
+        elements = np.fromfile(data / shard.file, np.dtype([("features", "<f2", (WIDTH,)), ("target", "<u4")]))
+        for begin in range(0, len(elements) - LENGTH, LENGTH):
+            stream[tuple(elements["target"][begin : begin + LENGTH + 1])] = elements["features"][begin:][: LENGTH + 1]
+    assert {tuple(row) for row in found.tokens.tolist()} == stream.keys()
+    for tokens, features in zip(found.tokens.tolist(), found.features, strict=True):
+        assert (stream[tuple(tokens)] == features).all()
+    assert reader.digest == manifest.digest
+
+
+@pytest.mark.parametrize("documents", ["masked", "packed", "bucketed"])
+def test_documents_are_told_apart_as_those_of_text(data, data_cache, documents):
+    out = ObjectPrefix(str(data))
+    list(pack(out, parse(out.get("manifest.json"), ""), LENGTH, 1))
+    reader = Reader(DataConfig(uri=str(data), documents=documents), LENGTH, 7)
+    found = reader.sequences(np.arange(reader.epoch_size))
+    check(found)
+    same = found.features[:, 1:, 0] == found.features[:, :-1, 0]
+    follows = found.features[:, 1:, 1] == found.features[:, :-1, 1] + 1
+    assert (same & follows)[found.predicted].all()
+    assert found.predicted.sum() > 0.7 * 107
+
+
+def test_frames_without_targets_of_any_float(tmp_path, data_cache):
+    out = built(recordings(tmp_path / "arrays", np.float32, targets=False))
+    reader = Reader(DataConfig(uri=str(out)), LENGTH, 7)
+    found = reader.sequences(np.arange(reader.epoch_size))
+    assert (found.features.dtype, found.tokens.any()) == (np.float32, False)
+    assert (reader.frames.width, reader.vocab_size) == (WIDTH, 0)
+
+
+LAW = "tests/train/data/test_frames.py::test_sequences_are_those_of_tokens_of_the_same_documents"
+
+
+@pytest.mark.long(law=LAW)
+def test_what_is_set_aside_and_shared_out_is_the_same_bytes(tmp_path):
+    folder = recordings(tmp_path / "arrays")
+    options = ["--classes", str(CLASSES), "--validation", "0.4", "--shard-mebibytes", "0.001", str(folder)]
+    for share in ("0/2", "1/2"):
+        assert cli.main(["data", "build", "--out", str(tmp_path / "a"), "--share", share, *options]) == 0
+    assert cli.main(["data", "build", "--out", str(tmp_path / "b"), "--processes", "2", *options]) == 0
+    a, b = (
+        {path.relative_to(tmp_path / each): path.read_bytes() for path in (tmp_path / each).rglob("*.*")}
+        for each in ("a", "b")
+    )
+    assert a == b
+    assert any("validation" in str(path) for path in a)
+
+
+def test_damage_is_found_and_what_it_holds_is_said(data, capsys):
+    assert cli.main(["data", "show", str(data)]) == 0
+    assert "113 frames of float16 x 5 with 300 targets in 6 documents" in capsys.readouterr().out
+    assert cli.main(["data", "verify", str(data)]) == 0
+    shard = next(data.glob("shard-*.bin"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\7")
+    assert cli.main(["data", "verify", str(data)]) == 1
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_the_manifest_is_of_a_format_of_its_own(data):
+    value = json.loads((data / "manifest.json").read_bytes())
+    assert value["format"] == 3
+    with pytest.raises(BadInput, match="has format 2 and 3 is what is read"):
+        parse(json.dumps({**value, "format": 2}).encode(), str(data))
+    with pytest.raises(BadInput, match="its content gives"):
+        parse(json.dumps({**value, "frames": {**value["frames"], "classes": 299}}).encode(), str(data))
+
+
+def test_scripts_are_told_that_rows_are_of_tokens(data, data_cache):
+    with pytest.raises(BadInput, match=r"holds frames \(float16 x 5 with 300 targets\), and rows of tokens"):
+        Sequences(str(data), LENGTH, 0, CacheSettings(2**20))
+
+
+def save(folder, **arrays):
+    np.savez(folder / "6.npz", **arrays)
+
+
+FINE = np.zeros((3, WIDTH), np.float16)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "says"),
+    [
+        (lambda folder: (folder / "6.npz").write_bytes(b"no"), ["--classes", "300"], "6.npz can't be read"),
+        (lambda folder: save(folder, features=FINE), ["--classes", "300"], "targets"),
+        (lambda folder: save(folder, features=FINE[:, :4], targets=[1, 2, 3]), ["--classes", "300"], "float16 x 4"),
+        (lambda folder: save(folder, features=FINE, targets=[1, 2]), ["--classes", "300"], "each of 3 frames"),
+        (lambda folder: save(folder, features=FINE, targets=[1, 2, 300]), ["--classes", "300"], "from 0 to 299"),
+        (lambda folder: save(folder, features=FINE, targets=[-1, 2, 3]), ["--classes", "300"], "from 0 to 299"),
+        (lambda folder: save(folder, features=FINE * np.nan, targets=[1, 2, 3]), ["--classes", "300"], "not finite"),
+        (lambda folder: save(folder, features=FINE.astype(int), targets=[1, 2, 3]), ["--classes", "300"], "float32"),
+        (lambda folder: (folder / "6.jsonl").write_text('{"text": "a"}'), ["--classes", "300"], "others are text"),
+        (lambda folder: None, [], "say how many classes there are"),
+        (lambda folder: None, ["--classes", "300", "--against", "x.jsonl"], "--against looks for words"),
+    ],
+)
+def test_what_can_t_be_built_of_is_named(tmp_path, capsys, spoil, options, says):
+    folder = recordings(tmp_path / "arrays")
+    spoil(folder)
+    assert cli.main(["data", "build", "--out", str(tmp_path / "data"), "--processes", "1", *options, str(folder)]) == 78
+    assert says in capsys.readouterr().err

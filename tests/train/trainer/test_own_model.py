@@ -1,0 +1,203 @@
+"""A model of a user's own in the trainer's frame: plain gradients in every world, exact restores, refusals."""
+
+import runpy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from builders.programs import AUDIO, PROGRAMS
+from builders.train import node
+from builders.train.gradients import whole_gradient
+from concertina_state.format.read_plan import Box
+from concertina_trainer import cli
+from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.model.initial import usual
+
+REASSOCIATION = 2e-4
+"""As in test_resume.py."""
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch):
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    monkeypatch.syspath_prepend(str(AUDIO))
+
+
+@pytest.fixture(scope="module")
+def of_tokens(trainer):
+    """A model of tests/programs/workers/own.py."""
+    return lambda name="spec", **options: {
+        **trainer, "model": {"entrypoint": f"workers.own:{name}", "options": options, "sequenceLength": 32}
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory):
+    """As the example makes them."""
+    folder = tmp_path_factory.mktemp("audio")
+    runpy.run_path(str(AUDIO / "make_features.py"))["main"](folder / "features", 30)
+    options = ["--classes", "8", "--validation", "0.2", "--shard-mebibytes", "0.1", "--processes", "1"]
+    assert cli.main(["data", "build", "--out", str(folder / "data"), *options, str(folder / "features")]) == 0
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def of_frames(trainer, features):
+    """The example's model."""
+    model = {"entrypoint": "audio_model:spec", "options": {"dim": 24, "blocks": 2}, "sequenceLength": 32}
+    return {**trainer, "data": {"uri": str(features)}, "model": model}
+
+
+def filled(model, config):
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(usual(name, p.shape, Box((0,) * p.dim(), tuple(p.shape)), config.seed))
+    return model
+
+
+def plain_tokens(config):
+    """A model, and its mean loss of a whole batch."""
+    from workers.own import Model, logits
+
+    reader = Reader(config.data, 32, config.seed)
+    model = filled(Model(reader.vocab_size, **config.model.options), config)
+    tokens = torch.from_numpy(reader.read(100, 100 + config.global_batch_size))
+    return model, F.cross_entropy(logits(model, tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def plain_frames(config):
+    from audio_model import AudioModel
+
+    found = Reader(config.data, 32, config.seed).sequences(np.arange(100, 100 + config.global_batch_size))
+    features, targets = torch.from_numpy(found.features).float(), torch.from_numpy(found.tokens)
+    model = filled(AudioModel(20, 8, **config.model.options), config)
+    frames, logits = model(features[:, :-1])
+    distance = (frames - features[:, 1:]).abs().mean()
+    return model, distance + F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten())
+
+
+WORLDS = {"1": (1, {}), "2": (2, {}), "3": (3, {}), "hsdp": (4, {"shard": 2}), "copies": (2, {"shard": 1})}
+PLAIN = {"tokens": plain_tokens, "frames": plain_frames}
+LAW = "tests/train/trainer/test_own_model.py::test_gradients_are_a_plain_model_s_in_every_world[hsdp-frames]"
+GATE = [("hsdp", "frames"), ("1", "tokens")]
+
+
+@pytest.mark.parametrize(
+    ("world", "kind"),
+    [
+        pytest.param(world, kind, marks=[] if (world, kind) in GATE else [pytest.mark.long(law=LAW)])
+        for world in WORLDS
+        for kind in PLAIN
+    ],
+)
+def test_gradients_are_a_plain_model_s_in_every_world(parent, of_tokens, of_frames, tmp_path, world, kind):
+    trainer = {"tokens": of_tokens(), "frames": of_frames}[kind]
+    size, parallelism = WORLDS[world]
+    model, loss = PLAIN[kind](TrainerConfig.model_validate(trainer))
+    loss.backward()
+    found = whole_gradient(parent, trainer, size, tmp_path, parallelism=parallelism)
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    assert found["gradients"].keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found["gradients"][name], gradient, rtol=1e-4, atol=1e-7)
+    assert found["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    if kind == "frames":
+        assert not found["late"], "the parent has not imported the job's model"
+
+
+def evaluations(outcome):
+    return {p.evaluated.step: p.evaluated.loss for p in outcome.progress if p.evaluated}
+
+
+def test_killed_in_one_world_it_goes_on_in_another(folder, parent, of_frames):
+    trainer = {**of_frames, "evaluation": {"everySteps": 4, "sequences": 16}}
+    whole = node.Job(folder / "whole", parent, trainer).run(1)
+    assert whole.codes == {0: 0}, whole.output
+    job = node.Job(folder / "killed", parent, trainer)
+    first = job.run(3, script=node.Script(kill=(6, (1,))))
+    job.lose(1)
+    resumed = job.run(2, job.newest())
+    assert set(resumed.codes.values()) == {0}, resumed.output
+    assert resumed.progress[-1].restored_from == "Memory"
+    assert {**first.losses, **resumed.losses} == pytest.approx(whole.losses, rel=REASSOCIATION)
+    assert {**evaluations(first), **evaluations(resumed)} == pytest.approx(evaluations(whole), rel=REASSOCIATION)
+    assert list(evaluations(whole)) == [4, 8, 12]
+    assert whole.losses[12] < 0.8 * whole.losses[1], "it learns"
+
+
+KILLED = "tests/train/trainer/test_own_model.py::test_killed_in_one_world_it_goes_on_in_another"
+
+
+@pytest.mark.long(law=KILLED)
+def test_a_checkpoint_goes_on_in_another_world_and_begins_another_run(folder, parent, of_frames, tmp_path):
+    whole = node.Job(folder / "whole", parent, of_frames).run(2)
+    stored = {"uri": f"file://{tmp_path}/checkpoints", "everySteps": 4}
+    job = node.Job(folder / "stored", parent, of_frames, stored)
+    first = job.run(3, script=node.Script(drain=(5, True)))
+    assert set(first.codes.values()) == {0}, first.output
+    durable = first.durable[-1]
+    job.durable = durable
+    resumed = job.run(1, node.Restore("Storage", durable.step, durable=durable))
+    assert resumed.codes == {0: 0}, resumed.output
+    assert {**first.losses, **resumed.losses} == pytest.approx(whole.losses, rel=REASSOCIATION)
+    again = node.Job(folder / "again", parent, of_frames, {"uri": f"file://{tmp_path}/other", "initFrom": durable.uri})
+    begun = again.run(2)
+    assert set(begun.codes.values()) == {0}, begun.output
+    assert begun.losses[1] == pytest.approx(whole.losses[durable.step + 1], rel=0.2)
+
+
+@pytest.mark.long(law=KILLED)
+def test_dropout_is_drawn_again_as_it_was(folder, parent, of_tokens):
+    """To the bit, in the same world; and other numbers on each rank, in each step."""
+    trainer = of_tokens(dropout=0.3)
+    whole = node.Job(folder / "whole", parent, trainer).run(2)
+    job = node.Job(folder / "killed", parent, trainer)
+    job.run(2, script=node.Script(kill=(5, (0, 1))))
+    resumed = job.run(2, job.newest())
+    assert set(resumed.codes.values()) == {0}, resumed.output
+    for step, loss in resumed.losses.items():
+        assert loss == whole.losses[step]
+    again = node.Job(folder / "computed again", parent, {**trainer, "memory": {"activations": "Recompute"}}).run(2)
+    assert again.losses == whole.losses
+    assert node.Job(folder / "other", parent, {**trainer, "seed": 8}).run(2).losses[1] != whole.losses[1]
+
+
+@pytest.mark.long(law=KILLED)
+def test_bitwise_has_the_same_bits_in_every_world_dropout_and_all(folder, parent, of_tokens):
+    trainer = {**of_tokens(dropout=0.3), "determinism": "bitwise", "steps": 4}
+    losses = [node.Job(folder / str(world), parent, trainer).run(world).losses for world in (1, 3)]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 4
+
+
+REFUSED = "tests/train/trainer/test_own_model.py::test_what_is_refused_ends_the_round_with_a_sentence[mean]"
+WEIGHTS = "not the sum of each prediction's loss times its weight"
+MISTAKES = {
+    "mean": WEIGHTS,
+    "regularised": WEIGHTS,
+    "raises": "raised KeyError",
+    "counting": "writes into its buffers",
+    "no_scalar": "is no scalar tensor",
+    "uncovered": "gives a NoneType for temperature",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "mean" else [pytest.mark.long(law=REFUSED)]) for name in MISTAKES],
+)
+def test_what_is_refused_ends_the_round_with_a_sentence(folder, parent, of_tokens, name):
+    outcome = node.Job(folder, parent, of_tokens(name)).run(1)
+    assert outcome.codes == {0: 78}, outcome.output
+    assert MISTAKES[name] in outcome.faults[0].message
+    assert outcome.faults[0].reason == "BadInput"
+
+
+@pytest.mark.long(law=REFUSED)
+def test_constants_are_filled_and_a_decoder_reads_no_frames(folder, parent, of_tokens, of_frames):
+    assert node.Job(folder / "a", parent, of_tokens("constant")).run(2).codes == {0: 0, 1: 0}
+    outcome = node.Job(folder / "b", parent, {**of_frames, "model": {"sequenceLength": 32}}).run(1)
+    assert "the data hold frames (float16 x 20 with 8 targets)" in outcome.faults[0].message
