@@ -13,7 +13,7 @@ from concertina.planning.traffic import traffic
 from concertina_state.errors import BadInput
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.degrees import Dimension
+from concertina_trainer.degrees import Degrees, Dimension
 from concertina_trainer.planning import memory as planning
 from concertina_trainer.planning.ledger import Kind, Phase
 
@@ -30,6 +30,8 @@ LAYOUTS = {
     "GPipe": {"pipeline": 2, "schedule": "GPipe"},
     "interleaved": {"pipeline": 2, "schedule": "Interleaved1F1B"},
     "zero bubble": {"pipeline": 2, "schedule": "InterleavedZeroBubble"},
+    "hybrid": {"shard": 16, "context": 2, "tensor": 4},
+    "hybrid with a pipeline": {"shard": 8, "pipeline": 2, "context": 2, "tensor": 2},
 }
 FORMULA = 0.02
 """Of the traffic's formulas: norms and the loss's own few numbers are left out."""
@@ -81,11 +83,14 @@ def test_gradients_wait_whole_only_where_gathered_weights_stay():
 def test_512_ranks_are_planned_in_one_process(layout):
     """And send what the formulas say."""
     parallelism = ParallelismConfig.model_validate(LAYOUTS[layout])
+    degrees = Degrees.of(parallelism, 512)
+    # Two microbatches at the most, as many as are run; widths are divided by 512 without a rest.
+    batch = min(2048, 8 * degrees.data)
     wide = config(
-        dim=512, kvHeads=8, hiddenDim=1536, vocabSize=2048, batch=2048, layers=8, precision="bfloat16"
-    )  # divided by 512 without a rest
+        dim=512, kvHeads=8, hiddenDim=1536, vocabSize=2048, batch=batch, layers=8, precision="bfloat16"
+    )  # fmt: skip
     found = planning.memory(wide, parallelism, 512, 0)
-    state = wide.model.weights * 4 / (512 if "shard" not in LAYOUTS[layout] else 2)
+    state = wide.model.weights * 4 / 512 * degrees.replicate
     if parallelism.pipeline == 1:
         assert found.peak[Kind.weights] == pytest.approx(state, rel=0.02)
         assert found.peak[Kind.moments] == pytest.approx(2 * state, rel=0.02)
