@@ -59,6 +59,9 @@ def plan(
         int, typer.Option("--search", min=0, max=50, help="Show so many of the fastest layouts instead.")
     ] = 0,
     memory: Annotated[bool, typer.Option(help="Measure the memory of ranks, which needs torch.")] = True,
+    python: Annotated[
+        str, typer.Option("--python", help="Command of a Python with torch, as of a container. Default: this Python.")
+    ] = "",
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw ranks on nodes into this SVG file.")] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="json: as JSON.")] = "",
 ) -> None:
@@ -66,7 +69,8 @@ def plan(
     from concertina.cli.plan import Asked, asked_hardware, run
 
     async def planned() -> None:
-        run(file, Asked(replicas, *asked_hardware(gpu, fabric), tokens, search, memory, picture, output == "json"))
+        hardware = asked_hardware(gpu, fabric)
+        run(file, Asked(replicas, *hardware, tokens, search, memory, python, picture, output == "json"))
 
     call(planned())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,9 +34,9 @@ from concertina_trainer.model.flops import token_flops
 MOST_MEASURED = 4
 """Layouts that a search runs for each one that it shows."""
 WITHOUT_TORCH = (
-    "Memory is not measured: that needs torch, which is not installed here. In the trainer's image it is:\n"
-    '  docker run --rm -i --entrypoint concertina {image} plan - -o json < "{file}"\n'
-    '  kubectl run plan --rm -i --restart=Never --image={image} --command -- concertina plan - < "{file}"'
+    "Memory is not measured: that needs torch, which is not installed here. The trainer's image has it:\n"
+    "  concertina plan {file} --python 'docker run --rm -i --entrypoint python3 {image}'\n"
+    "  concertina plan {file} --python 'kubectl run plan --rm -iq --restart=Never --image={image} --command -- python3'"
 )
 
 
@@ -48,6 +49,8 @@ class Asked:
     search: int
     """How many layouts to show; 0: no search."""
     memory: bool
+    python: str
+    """Command of a Python that has torch; empty: this one."""
     picture: Path | None
     json: bool
 
@@ -67,7 +70,7 @@ def run(file: Path, asked: Asked) -> None:
     gpu = GPUS[asked.gpu]
     replicas = asked.replicas or sizes.most(spec)
     layout = _layout(spec, replicas)
-    measure = asked.memory and _has_torch()
+    measure = asked.memory and bool(asked.python or _has_torch())
     if asked.search:
         found = _searched(spec, layout, gpu, asked, measure)
     else:
@@ -120,7 +123,7 @@ def _layout(spec: JobSpec, replicas: int) -> Layout:
 
 
 def _seen(spec: JobSpec, layout: Layout, gpu: Gpu, asked: Asked, measure: bool) -> Outlook:
-    return outlook(spec, layout, gpu, asked.fabric, _measured(layout) if measure else (), asked.tokens)
+    return outlook(spec, layout, gpu, asked.fabric, _measured(layout, asked.python) if measure else (), asked.tokens)
 
 
 def _searched(spec: JobSpec, layout: Layout, gpu: Gpu, asked: Asked, measure: bool) -> list[Outlook]:
@@ -144,15 +147,18 @@ def _has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def _measured(layout: Layout) -> Sequence[RankMemory]:
+def _measured(layout: Layout, python: str) -> Sequence[RankMemory]:
     """In a process of its own: torch is none of the operator's. Raises Complaint."""
     asked = {
         "trainer": layout.trainer.model_dump(mode="json", by_alias=True),
         "parallelism": layout.parallelism.model_dump(mode="json", by_alias=True),
         "size": layout.size,
     }
-    command = [sys.executable, "-m", "concertina_trainer.planning"]
-    done = subprocess.run(command, input=json.dumps(asked) + "\n", capture_output=True, text=True, check=False)
+    try:
+        command = [*(shlex.split(python) or [sys.executable]), "-m", "concertina_trainer.planning"]
+        done = subprocess.run(command, input=json.dumps(asked) + "\n", capture_output=True, text=True, check=False)
+    except (OSError, ValueError) as error:
+        raise Complaint(f"`{python or sys.executable}` can't be run: {error}") from error
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise Complaint(f"the layout could not be measured: {said[0][:400]}")

@@ -1,5 +1,7 @@
 """Evaluation on what was set aside: the same in every world, and nothing of the training changes by it."""
 
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,7 @@ from concertina_trainer.training.evaluation import SEED
 
 STEPS, SEQUENCES = 6, 17
 """Sequences: two whole batches of 7, and a part of one."""
+LAYOUT = "tests/train/trainer/test_evaluation.py::test_in_any_layout_the_losses_are_those_of_one_worker"
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,26 @@ def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(
     assert node.Job(folder / "without", parent, without).run(2).losses == outcome.losses
     phases = [told.phase for told in outcome.progress]
     assert phases.index("evaluating") == phases.index("training") + 4
+
+
+@pytest.mark.parametrize(
+    "parallelism",
+    [
+        {"pipeline": 2},
+        pytest.param({"pipeline": 2, "tensor": 2}, marks=pytest.mark.long(law=f"{LAYOUT}[parallelism0]")),
+        pytest.param(
+            {"pipeline": 2, "schedule": "Interleaved1F1B"}, marks=pytest.mark.long(law=f"{LAYOUT}[parallelism0]")
+        ),
+        pytest.param({"context": 2, "tensor": 2}, marks=pytest.mark.long(law=f"{LAYOUT}[parallelism0]")),
+    ],
+)
+def test_in_any_layout_the_losses_are_those_of_one_worker(folder, parent, evaluated, parallelism):
+    wide = {**evaluated, "model": {**evaluated["model"], "layers": 4, "heads": 4, "kvHeads": 2}}
+    job = node.Job(folder / "cut", parent, wide)
+    job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
+    found = evaluations(job.run(2 * parallelism.get("tensor", 1)))
+    assert found == pytest.approx(evaluations(node.Job(folder / "whole", parent, wide).run(1)), rel=2e-4)
+    assert list(found) == [4, 6]
 
 
 @pytest.mark.parametrize("steps", [STEPS, 4], ids=["between steps", "after the last"])

@@ -13,6 +13,7 @@ from concertina.planning.traffic import traffic
 from concertina_state.errors import BadInput
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.degrees import Degrees
 from concertina_trainer.planning import memory as planning
 from concertina_trainer.planning.ledger import Kind, Phase
 
@@ -29,6 +30,8 @@ LAYOUTS = {
     "GPipe": {"pipeline": 2, "schedule": "GPipe"},
     "interleaved": {"pipeline": 2, "schedule": "Interleaved1F1B"},
     "zero bubble": {"pipeline": 2, "schedule": "InterleavedZeroBubble"},
+    "hybrid": {"shard": 16, "context": 2, "tensor": 4},
+    "hybrid with a pipeline": {"shard": 8, "pipeline": 2, "context": 2, "tensor": 2},
 }
 EXPERTS = {"count": 8, "hiddenDim": 128, "shared": 1, "firstDense": 1, "biasRate": 0.001}
 ROUTED = {
@@ -116,14 +119,16 @@ def test_gradients_wait_whole_only_where_gathered_weights_stay():
 )
 def test_512_ranks_are_planned_in_one_process(layout):
     """And send what the formulas say."""
-    given = (LAYOUTS | ROUTED)[layout]
-    parallelism = ParallelismConfig.model_validate(given)
+    parallelism = ParallelismConfig.model_validate((LAYOUTS | ROUTED)[layout])
+    degrees = Degrees.of(parallelism, 512)
+    # Two microbatches at the most, as many as are run; widths are divided by 512 without a rest.
+    batch = min(2048, 8 * degrees.data)
     model = {"experts": {**EXPERTS, "count": 512, "hiddenDim": 512}} if layout in ROUTED else {}
     wide = config(
-        dim=512, kvHeads=8, hiddenDim=1536, vocabSize=2048, batch=2048, layers=8, precision="bfloat16", **model
-    )  # divided by 512 without a rest
+        dim=512, kvHeads=8, hiddenDim=1536, vocabSize=2048, batch=batch, layers=8, precision="bfloat16", **model
+    )
     found = planning.memory(wide, parallelism, 512, 0)
-    state = wide.model.weights * 4 / (512 if "shard" not in given else 2)
+    state = wide.model.weights * 4 / 512 * degrees.replicate
     if parallelism.pipeline == 1:
         assert found.peak[Kind.weights] == pytest.approx(state, rel=0.02)
         assert found.peak[Kind.moments] == pytest.approx(2 * state, rel=0.02)

@@ -77,7 +77,7 @@ class Pipelined:
 
     def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         with self._world.times.measured(StepPart.PIPELINE):
-            losses = self._run(self._schedule.step, microbatches, return_outputs=False)
+            losses = self._run(self._schedule.step, microbatches)
             if self._tied:
                 sum_tied(self._model, self._world)
         return losses
@@ -85,7 +85,7 @@ class Pipelined:
     def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         return self._run(self._schedule.eval, [each.to(self._world.device) for each in microbatches])
 
-    def _run(self, run: Callable[..., Any], microbatches: Sequence[Microbatch], **how: Any) -> list[Tensor]:
+    def _run(self, run: Callable[..., Any], microbatches: Sequence[Microbatch]) -> list[Tensor]:
         losses: list[Tensor] = []
         arguments: list[tuple[Tensor, ...]] = []
         keywords: list[dict[str, Tensor]] = []
@@ -96,7 +96,8 @@ class Pipelined:
             ids = {} if microbatch.document_ids is None else {"document_ids": microbatch.document_ids}
             keywords.append(ids | {"weights": weights} | ({"targets": targets} if self._last else {}))
         targets_of = [None] * len(microbatches) if self._last else None
-        run(arg_mbs=arguments, kwarg_mbs=keywords, target_mbs=targets_of, losses=losses, **how)
+        # Outputs, which torch would put together, are the losses themselves.
+        run(arg_mbs=arguments, kwarg_mbs=keywords, target_mbs=targets_of, losses=losses, return_outputs=False)
         return [loss.detach() for loss in losses] if self._counts else []
 
 

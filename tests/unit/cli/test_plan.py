@@ -1,0 +1,221 @@
+"""`concertina plan` as a command: what it prints and writes, what it refuses, and with which Python it measures."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as xml
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from concertina.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = {
+    "layers": 4, "dim": 128, "heads": 8, "kvHeads": 4, "hiddenDim": 352, "vocabSize": 512, "sequenceLength": 128,
+    "tieEmbeddings": False,
+}  # fmt: skip
+TRAINER = {"steps": 100, "data": {"uri": "/data"}, "model": MODEL, "globalBatchSize": 32, "microBatchSize": 4}
+SPEC: dict[str, Any] = {
+    "replicas": 4,
+    "elastic": {"minReplicas": 2},
+    "workersPerReplica": 2,
+    "parallelism": {"tensor": 2},
+    "price": {"perReplicaHour": 12.0, "currency": "EUR"},
+    "template": {"spec": {"containers": [{"name": "trainer", "image": "concertina/trainer:test"}]}},
+    "trainer": TRAINER,
+}
+OWN_COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "python", "command": ["python3", "train.py"]}]}}
+PLANNED = {
+    "replicas", "ranks", "ranksPerReplica", "degrees", "schedule", "activations", "acrossNodes", "parameters",
+    "flopsPerToken", "microbatches", "rows", "filling", "memory", "fits", "snapshotBytes", "traffic", "gpu", "fabric",
+    "stepSeconds", "seconds", "bubble", "mfu", "tokensPerSecond", "budget", "bottleneck",
+}  # fmt: skip
+"""Of each size or layout in the JSON. Whoever reads it counts on all of them: add, and take none away."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return written(tmp_path)
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    """A manifest, which is YAML too."""
+    spec = {name: value for name, value in {**SPEC, **changes}.items() if value is not None}
+    metadata = {"name": "planned"}
+    manifest = {"apiVersion": "concertina.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
+    path = folder / "job.yaml"
+    path.write_text(json.dumps(manifest))
+    return path
+
+
+def plan(*arguments: object, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)], input=stdin)
+
+
+def planned(*arguments: object) -> dict[str, Any]:
+    done = plan(*arguments, "-o", "json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_screen_for_the_wanted_size_and_a_line_for_the_least(file: Path) -> None:
+    done = plan(file, "--no-memory", "--tokens", "1e9")
+    assert done.exit_code == 0, done.output
+    first, *others = done.stdout.splitlines()
+    assert first == "planned: 8 ranks in 4 replicas, H100, InfiniBand-400"
+    rows = {row[0]: row[1] for row in (re.split(r"  +", line.strip(), maxsplit=1) for line in others) if len(row) == 2}
+    assert rows["Sizes"] == "2, 3, 4 replicas"
+    assert rows["Layout"] == "shard 4 x tensor 2"
+    assert rows["On nodes"] == "2 ranks each; between nodes: shard"
+    assert rows["Batch"] == "32 sequences of 128 tokens: 2 microbatches of 4 on each of 4"
+    assert re.fullmatch(r"1e\+09 tokens in .*, [\d,]+ EUR, if nothing fails", rows["Run"])
+    assert {"tensor", "shard"} < set(rows), "what is sent"
+    assert "First bottleneck: " in done.stdout
+    assert "Shrunk to 2 replicas (shard 2 x tensor 2): " in done.stdout
+    assert "Memory is not measured" not in done.stdout, "nobody asked for it"
+
+
+def test_the_manifest_from_standard_input_at_another_size(file: Path) -> None:
+    done = plan(
+        "-", "--no-memory", "--replicas", 2, "--gpu", "B200", "--fabric", "Ethernet-100", stdin=file.read_text()
+    )
+    assert done.stdout.startswith("planned: 4 ranks in 2 replicas, B200, Ethernet-100\n"), done.output
+    assert "Shrunk" not in done.stdout
+
+
+def test_a_search_is_ordered_by_speed(file: Path) -> None:
+    found = planned(file, "--search", 6, "--no-memory")
+    assert found.keys() == {"job", "validReplicas", "layouts"}
+    seconds = [each["stepSeconds"] for each in found["layouts"]]
+    assert seconds == sorted(seconds)
+    assert len(seconds) == 6
+    assert {each["ranks"] for each in found["layouts"]} == {8}
+
+
+def test_a_picture(file: Path, tmp_path: Path) -> None:
+    done = plan(file, "--no-memory", "--picture", tmp_path / "ranks.svg")
+    assert done.exit_code == 0, done.output
+    titles = [each.text or "" for each in xml.parse(tmp_path / "ranks.svg").iter("{http://www.w3.org/2000/svg}title")]
+    assert titles[0] == "Ranks of planned on nodes"
+    assert "rank 5: shard 2, tensor 1" in titles
+    assert len(titles) == 1 + 8
+    done = plan(file, "--no-memory", "--picture", tmp_path / "none" / "ranks.svg")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "can't be written: No such file or directory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        ({"trainer": None, "template": OWN_COMMAND}, (), "runs a command of its own, which only its author can plan"),
+        ({"parallelism": {"tensor": 3}}, (), "tensor is 3: the nearest that fit: 2 and 4"),
+        ({"parallelism": {"pipeline": 5}}, (), "pipeline is 5: the nearest that fit: 4"),
+        ({"workersPerReplica": 1}, ("--replicas", 3), "no whole number of blocks of 2: the nearest that fit: 2 and 4"),
+        ({"parallelism": {"shard": 16}}, (), "only multiples of 8 replicas make whole blocks"),
+        ({}, ("--gpu", "H300"), "H300 on InfiniBand-400 is not known; these are: A100, H100, H200, B200, Ethernet-100"),
+        ({}, ("--fabric", "Token-Ring"), "H100 on Token-Ring is not known"),
+        ({}, ("--python", "/no/python"), "`/no/python` can't be run"),
+        ({}, ("--python", "python 'is"), "can't be run: No closing quotation"),
+        ({}, ("--python", "false"), "the layout could not be measured: exit status 1"),
+    ],
+)
+def test_what_can_not_be_planned_is_one_sentence(
+    tmp_path: Path, changes: dict[str, Any], options: tuple[Any, ...], sentence: str
+) -> None:
+    done = plan(written(tmp_path, **changes), *options)
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (done.exit_code, done.stdout) == (1, "")
+
+
+def environment(folder: Path, lock: str) -> list[str]:
+    """A Python that finds what requirements/LOCK.txt pins, as far as it is installed here, and concertina."""
+    venv.create(folder, symlinks=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "concertina.pth").write_text(f"{ROOT / 'operator'}\n{ROOT / 'trainer_image'}\n")
+    here = Path(sysconfig.get_path("purelib"))
+    pinned = re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements" / f"{lock}.txt").read_text(), re.MULTILINE)
+    installed = {each.metadata["Name"].lower().replace("_", "-").replace(".", "-"): each for each in
+                 importlib.metadata.distributions(path=[str(here)])}  # fmt: skip
+    for name in installed.keys() & set(pinned):
+        for top in {file.parts[0] for file in installed[name].files or ()} - {"..", "__pycache__"}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(here / top)
+    return [str(folder / "bin" / "python"), "-I"]
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
+    """Pythons as in the operator's image, which is without torch, and in the trainer's."""
+    folder = tmp_path_factory.mktemp("environments")
+    return environment(folder / "operator", "operator"), environment(folder / "trainer", "trainer")
+
+
+def without_torch(environments: tuple[list[str], list[str]], *options: object) -> str:
+    command = [*environments[0], "-m", "concertina.cli", "plan", *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_without_torch_it_says_how_to_measure_in_the_trainers_image(
+    environments: tuple[list[str], list[str]], file: Path
+) -> None:
+    told = without_torch(environments, file)
+    assert "Memory is not measured: that needs torch, which is not installed here." in told
+    assert f"concertina plan {file} --python 'docker run --rm -i --entrypoint python3 concertina/trainer:test'" in told
+    assert "GiB at the peak" not in told
+    assert "First bottleneck: " in told
+    assert "Shrunk to 2 replicas" in told
+
+
+def test_json_has_names_that_stay_and_memory_as_the_trainers_image_measures_it(
+    environments: tuple[list[str], list[str]], file: Path
+) -> None:
+    python = " ".join(environments[1])
+    measured = json.loads(without_torch(environments, file, "--replicas", 2, "-o", "json", "--python", python))
+    assert measured.keys() == {"job", "validReplicas", "sizes"}
+    assert (measured["job"], measured["validReplicas"]) == ("planned", [2, 3, 4])
+    [size] = measured["sizes"]
+    assert size.keys() == PLANNED
+    assert size["degrees"] == {"replicate": 1, "shard": 2, "pipeline": 1, "context": 1, "tensor": 2}
+    assert size["seconds"].keys() == {"compute", "bubble", "optimizer", "communication"}
+    assert size["budget"].keys() == {"tokens", "days", "cost", "currency"}
+    for part in size["traffic"]:
+        assert part.keys() == {
+            "dimension", "what", "ranks", "times", "bytes", "sent", "acrossNodes", "bytesPerSecond", "hidden",
+        }  # fmt: skip
+    [rank] = size["memory"]
+    assert rank.keys() == {"rank", "phase", "total", "kinds"}
+    assert rank["total"] == sum(rank["kinds"].values()) > 0
+    assert size["fits"] is True
+    both = planned(file, "--no-memory")["sizes"]
+    assert [each["replicas"] for each in both] == [4, 2]
+    assert both[1] == size | {"memory": [], "fits": None}
+
+
+LAW = "tests/unit/cli/test_plan.py::test_json_has_names_that_stay_and_memory_as_the_trainers_image_measures_it"
+
+
+@pytest.mark.long(law=LAW)
+def test_memory_in_the_text_and_in_a_search(file: Path) -> None:
+    done = plan(file, "--replicas", 2)
+    assert done.exit_code == 0, done.output
+    [head, row] = re.findall(r"^(?:GiB at the peak|rank 0) .*", done.stdout, re.MULTILINE)
+    assert head.split()[4:] == [
+        "weights", "moments", "gradients", "gathered", "activations", "communication", "temporary", "all",
+    ]  # fmt: skip
+    assert len(row.split()) == 2 + 1 + 8
+    done = plan(file, "--search", 1)
+    assert done.exit_code == 0, done.output
+    title, _, _, row = done.stdout.splitlines()
+    assert title == "The fastest layouts of planned on 8 H100, InfiniBand-400:"
+    assert re.search(r"\d+\.\d%  +\d+\.\d  +\w", row), "MFU, GiB and what holds it back"
