@@ -5,6 +5,7 @@ import dataclasses
 import torch
 import torch.nn.functional as F
 
+from builders.train import routed
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.reader import Reader
@@ -32,6 +33,9 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
         for p in model.to(dtype).parameters():
             if nudged:
                 p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
+        for bias in model.buffers():
+            bias.zero_()
+    layers = routed.write_out(model, config.model)
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -43,16 +47,20 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
         if step == wrong_at:
             tokens[-1] = torch.from_numpy(reader.read(size * (step + 1), size * (step + 1) + 1))
         adam.zero_grad()
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
+        targets = tokens[:, 1:]
+        logits = model(tokens[:, :-1], weights=torch.full(targets.shape, 1 / targets.numel(), dtype=dtype))
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        (loss + sum(layer.loss for layer in layers)).backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
         for p in model.parameters():  # torch's clip_grad_norm_ adds 1e-6 to the norm
             p.grad.mul_(min(1.0, 1.0 / norm.item()))
         for group in adam.param_groups:
             group["lr"] = learning_rate(step, config.steps, config.optimizer)
         adam.step()
+        for layer in layers:
+            layer.even_out()
         found[step + 1] = loss.item()
-    return Trained(found, {name: p.detach() for name, p in model.named_parameters()})
+    return Trained(found, {name: p.detach() for name, p in routed.names(model).items() if p.requires_grad})
 
 
 def losses(trainer):

@@ -43,6 +43,10 @@ class Written(torch.nn.Module):
                 self.loads += mine.sum(0)
         return result if self.moe.shared is None else result + self.moe.shared(x)
 
+    def even_out(self):
+        """The biases, after a step of these loads."""
+        self.moe.router.bias += self.config.bias_rate * torch.sign(self.loads.mean() - self.loads)
+
 
 def write_out(model, config):
     """The decoder with its layers written out; they are returned."""

@@ -143,7 +143,19 @@ def test_so_they_are_beside_all_dimensions():
     check_what_each_reads(saved)
 
 
-@pytest.mark.long(law="tests/unit/trainer/test_layouts.py::test_every_layout_is_read_by_every_other")
+LAW = "tests/unit/trainer/test_layouts.py::test_every_layout_is_read_by_every_other"
+
+
+@pytest.mark.long(law=LAW)
+def test_a_rank_is_left_without_rows_of_what_is_cut_twice():
+    """Of 9 rows over 2 tensor ranks and 4 others the last has none, where torch's own planner names a box of one."""
+    layouts = {"one": (1, {}), "fsdp x tensor": (8, {"tensor": 2})}
+    saved = {name: list(saved_by(*layout, vocab_size=9)) for name, layout in layouts.items()}
+    check_what_each_saves(saved)
+    check_what_each_reads(saved)
+
+
+@pytest.mark.long(law=LAW)
 @pytest.mark.parametrize("tied", [True, False])
 def test_so_are_larger_and_stranger_ones(tied):
     saved = {name: list(saved_by(*layout, tie_embeddings=tied)) for name, layout in (LAYOUTS | MORE).items()}
