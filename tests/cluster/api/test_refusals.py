@@ -173,10 +173,13 @@ ALL_REFUSED = [
         "expert does not divide shard",
     ),
     (
-        "experts and tensor",
+        "shared experts and tensor",
         JOB,
-        [SIX_EXPERTS, ("spec.parallelism", {"tensor": 2})],
-        "a model with experts takes no tensor, pipeline or context parallelism so far",
+        [
+            ("spec.trainer.model", {"heads": 16, "experts": {"count": 6, "hiddenDim": 24, "shared": 1}}),
+            ("spec.parallelism", {"tensor": 16}),
+        ],
+        "tensor does not divide the width of the shared experts",
     ),
     (
         "more experts of a token than there are",

@@ -144,6 +144,7 @@ def _run(
         engine = engine_of(model, optimizer, sums, config, plan, world)
         microbatches = [_microbatch(config, plan) for _ in range(plan.microbatches)]
         engine.forward_backward(microbatches)
+        ledger.mark(Kind.gradients, optimizer.gradients())  # who shares weights with nobody reduces nothing
         sums.squares(optimizer.counted_gradients())
         ledger.updating = True
         optimizer.update(1e-3, 0.5)
