@@ -1,5 +1,6 @@
 """A model of a user's own in the trainer's frame: plain gradients in every world, exact restores, refusals."""
 
+import json
 import runpy
 
 import numpy as np
@@ -194,6 +195,18 @@ def test_what_is_refused_ends_the_round_with_a_sentence(folder, parent, of_token
     assert outcome.codes == {0: 78}, outcome.output
     assert MISTAKES[name] in outcome.faults[0].message
     assert outcome.faults[0].reason == "BadInput"
+
+
+@pytest.mark.long(law=REFUSED)
+def test_what_can_t_be_imported_the_worker_refuses_and_the_parent_survives(folder, trainer):
+    changed = {**trainer, "model": {"entrypoint": "workers.no_import:spec"}}
+    parent = node.Parent(CONCERTINA_TRAINER=json.dumps(changed))
+    try:
+        outcome = node.Job(folder, parent, changed).run(1)
+    finally:
+        parent.close()
+    assert outcome.codes == {0: 78}, outcome.output
+    assert "can't be imported (RuntimeError: no GPU in this module): the image" in outcome.faults[0].message
 
 
 @pytest.mark.long(law=REFUSED)
