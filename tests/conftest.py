@@ -6,6 +6,9 @@ import signal
 from collections import Counter
 from typing import Any
 
+# Beside others, threads that wait for each other take 20 times the processor's time. Before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import settings
 

@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import torch
 
 from builders.programs import AUDIO, SEARCH_PATH
 from builders.stores import azurite, gcs_testbench
@@ -13,8 +12,6 @@ from builders.train import node
 from concertina.demo import text
 from concertina.local.s3 import serve
 from concertina_trainer.data.build.build import build
-
-torch.set_num_threads(1)  # beside others, threads that wait for each other take 20 times the processor's time
 
 
 @pytest.fixture(scope="session")
