@@ -186,7 +186,7 @@ def test_json_has_names_that_stay_and_memory_as_the_trainers_image_measures_it(
     assert (measured["job"], measured["validReplicas"]) == ("planned", [2, 3, 4])
     [size] = measured["sizes"]
     assert size.keys() == PLANNED
-    assert size["degrees"] == {"replicate": 1, "shard": 2, "pipeline": 1, "context": 1, "tensor": 2}
+    assert size["degrees"] == {"replicate": 1, "shard": 2, "pipeline": 1, "context": 1, "tensor": 2, "expert": 1}
     assert size["seconds"].keys() == {"compute", "bubble", "optimizer", "communication"}
     assert size["budget"].keys() == {"tokens", "days", "cost", "currency"}
     for part in size["traffic"]:
