@@ -92,6 +92,9 @@ def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, 
     assert found["norm"] == pytest.approx(torch.cat([g.flatten() for g in expected.values()]).norm().item(), rel=1e-5)
     assert found["loss"] == pytest.approx(loss, rel=1e-6)
     assert not found["late"], "imported after the fork: add it to preload"
+    for dimension in ("tensor", "context"):
+        assert (found["seconds"][dimension] > 0) is (parallelism.get(dimension, 1) > 1), "communication is its own part"
+    assert all(seconds >= 0 for seconds in found["seconds"].values())
 
 
 @pytest.mark.parametrize("how", ["Always", "Never"])

@@ -17,7 +17,7 @@ from concertina_trainer.parallel.shard import shard
 def parallelized(config: TrainerConfig, world: DistContext) -> Stages:
     """What this rank has of it, its memory allocated and not yet filled."""
     meshes, degrees = world.meshes, world.degrees
-    context = ContextParallel(meshes.context) if meshes.context else None
+    context = ContextParallel(meshes.context, world.times) if meshes.context else None
     stages = divided(config.model, degrees.pipeline * world.parallelism.stages_per_rank)
     free = frees_weights(config, world.parallelism)
     parts = []
