@@ -27,7 +27,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,21 +64,25 @@ class Kind:
     batch: int = 8
     dim: int = 0
     """Of the script."""
+    ranks: int = RANKS
+    parallelism: Mapping[str, Any] = field(default_factory=dict)
+    package: str = "measured_trainer"
+    """Of the bundled trainer, under another name."""
 
     def environment(self, data: Path) -> dict[str, str]:
         if self.model is None:
             return {"DIM": str(self.dim)}
         trainer = {
             "steps": 10**6, "data": {"uri": str(data)}, "model": self.model, "snapshot": {"everySteps": 10**6},
-            "globalBatchSize": self.batch, "microBatchSize": self.batch // RANKS,
+            "globalBatchSize": self.batch, "microBatchSize": self.batch // self.ranks,
         }  # fmt: skip
-        return {"CONCERTINA_TRAINER": json.dumps(trainer)}
+        return {"CONCERTINA_TRAINER": json.dumps(trainer), "CONCERTINA_PARALLELISM": json.dumps(self.parallelism)}
 
     @property
     def command(self) -> list[str]:
         if self.model is None:
             return ["--", sys.executable, str(SCRIPTS / "measured_script.py")]
-        return ["--bundled", "--package", "measured_trainer"]
+        return ["--bundled", "--package", self.package]
 
 
 KINDS = (
@@ -109,7 +113,7 @@ class Agent:
             "PYTHONPATH": os.pathsep.join(filter(None, [str(SCRIPTS), os.environ.get("PYTHONPATH")])),
             "CONCERTINA_JOB": "bench/measured", "CONCERTINA_UID": UID, "CONCERTINA_REPLICA": "measured-0-0",
             "CONCERTINA_POD_IP": "127.0.0.1", "CONCERTINA_NODE": "node", "CONCERTINA_PORT": str(port),
-            "CONCERTINA_WORKERS": str(RANKS), "CONCERTINA_TRAINER": "{}", "CONCERTINA_CHECKPOINT": "null",
+            "CONCERTINA_WORKERS": str(kind.ranks), "CONCERTINA_TRAINER": "{}", "CONCERTINA_CHECKPOINT": "null",
             "CONCERTINA_WARM_START": "null", "CONCERTINA_VOLUME": str(folder),
             "CONCERTINA_IDENTITY": str(folder / "identity"), "CONCERTINA_TRACKING": json.dumps(tracking),
             "CONCERTINA_METRICS": json.dumps({"port": self.metrics}), "CONCERTINA_CACHE": str(folder / "cache"),

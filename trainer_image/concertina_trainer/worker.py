@@ -146,7 +146,7 @@ def run(channel: WorkerEnd) -> Done:
     for doubt in config.optimizer.doubts(config.steps):
         reporter.note(doubt)
     reporter.begin(round_info(built, start.restore, restored))
-    with tensor.loss_context(world.meshes.tensor):
+    with tensor.loss_context(world):
         return train(assemble(built, start, restored, reporter, channel), restored.id.step, restored.position)
 
 

@@ -33,7 +33,7 @@ def main() -> int:
         plan = plan.shared_out(shares, config.micro_batch_size)
     batch = microbatches(reader, plan, world.data_rank, position=100)
     sums = summing.sums(config, model, plan, world)
-    with tensor.loss_context(world.meshes.tensor):
+    with tensor.loss_context(world):
         losses = engine_of(model, optimizer, sums, config, plan, world).forward_backward(batch)
     reduced = torch.stack([*sums.squares(optimizer.counted_gradients()), *sums.losses(losses)])
     torch.distributed.all_reduce(reduced)
@@ -54,6 +54,7 @@ def main() -> int:
                 torch.testing.assert_close(value, found.setdefault(name, value), rtol=0, atol=0)
     if world.rank == 0:
         found = {"gradients": whole, "norm": squared**0.5, "loss": loss, "late": late}
+        found["seconds"] = {part.value: seconds for part, seconds in world.times.parts.items()}
         found |= {"loads": counted.tolist(), "biases": biases}
         torch.save(found, os.environ["RESULT"])
     return 0

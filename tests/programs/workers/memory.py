@@ -48,7 +48,7 @@ def main() -> int:
     sums = summing.sums(config, model, plan, world)
     tracker = Totals()
     tracker.track_external(*model.parts, optimizer._adam, *(t for m in batch for t in (m.tokens, m.weights)))
-    with tensor.loss_context(world.meshes.tensor), tracker:
+    with tensor.loss_context(world), tracker:
         engine_of(model, optimizer, sums, config, plan, world).forward_backward(batch)
     found = {
         "weights": bytes_of(local(p.detach()) for _, p in model.named_parameters()),

@@ -90,6 +90,9 @@ def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, 
     changed = {**trainer, "model": model}
     found = whole_gradient(parent, changed, world, tmp_path, parallelism=parallelism, dtype=dtype)
     check(found, *mean_gradient(TrainerConfig.model_validate(changed), dtype))
+    for dimension in ("tensor", "context"):
+        assert (found["seconds"][dimension] > 0) is (parallelism.get(dimension, 1) > 1), "communication is its own part"
+    assert all(seconds >= 0 for seconds in found["seconds"].values())
 
 
 @pytest.mark.parametrize("how", ["Always", "Never"])

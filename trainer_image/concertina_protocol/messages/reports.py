@@ -95,13 +95,16 @@ class StepPart(OpenEnum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
     ALL_TO_ALL = "all_to_all"
+    TENSOR = "tensor"
+    CONTEXT = "context"
     PIPELINE = "pipeline"
     EVALUATION = "evaluation"
     COMPILE = "compile"
 
 
 COMMUNICATION = (
-    StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER, StepPart.ALL_REDUCE, StepPart.ALL_TO_ALL, StepPart.PIPELINE,
+    StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER, StepPart.ALL_REDUCE, StepPart.ALL_TO_ALL, StepPart.TENSOR,
+    StepPart.CONTEXT, StepPart.PIPELINE,
 )  # fmt: skip
 """Exposed: training waits for it; in a pipeline for the other stages."""
 MOST_METRICS = 32

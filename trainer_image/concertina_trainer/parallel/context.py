@@ -8,16 +8,23 @@ its mirror image from the back, which makes all equal."""
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.device_mesh import DeviceMesh
+
+from concertina_protocol import StepPart
+from concertina_trainer.parallel.step_times import StepTimes
+
+GATHER = torch.ops._c10d_functional.all_gather_into_tensor
+REDUCE = torch.ops._c10d_functional.reduce_scatter_tensor
+WAIT = torch.ops._c10d_functional.wait_tensor
 
 
 class ContextParallel:
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._group = mesh.get_group()
+    def __init__(self, mesh: DeviceMesh, times: StepTimes) -> None:
+        self._group, self._times = mesh.get_group(), times
         self.size, self._rank = mesh.size(), mesh.get_local_rank()
         self._rows = functools.lru_cache(maxsize=8)(self._rows_of)
 
@@ -39,7 +46,31 @@ class ContextParallel:
 
     def gather(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Those of all ranks, [batch, heads, length, head_dim]; gradients go back to whoever has the token."""
-        # torch.distributed.nn's all_gather has wrong gradients on gloo for the strides that attention gives.
-        both = all_gather_tensor_autograd(torch.stack([key, value]), 3, self._group)
-        gathered_key, gathered_value = both.unbind(0)
+        parts: Tensor = _Gather.apply(torch.stack([key, value]), self)
+        gathered_key, gathered_value = torch.cat(parts.unbind(0), dim=3).unbind(0)
         return gathered_key, gathered_value
+
+    def gathered(self, part: Tensor) -> Tensor:
+        """[ranks, ...]."""
+        with self._times.measured(StepPart.CONTEXT):
+            whole: Tensor = WAIT(GATHER(part.contiguous(), self.size, self._group.group_name))
+        return whole.view(self.size, *part.shape)
+
+    def reduced(self, parts: Tensor) -> Tensor:
+        """The sum of what all ranks have of this rank's part."""
+        with self._times.measured(StepPart.CONTEXT):
+            part: Tensor = WAIT(REDUCE(parts.flatten(0, 1).contiguous(), "sum", self.size, self._group.group_name))
+        return part
+
+
+class _Gather(torch.autograd.Function):
+    """torch's own (all_gather_single_autograd) waits where it can't be timed."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, context: ContextParallel) -> Tensor:
+        ctx.context = context
+        return context.gathered(part)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.context.reduced(gradients[0]), None

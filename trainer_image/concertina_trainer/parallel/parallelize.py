@@ -20,7 +20,7 @@ def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None 
     if own is not None:
         return Stages((), _own(own, world))
     meshes, degrees = world.meshes, world.degrees
-    context = ContextParallel(meshes.context) if meshes.context else None
+    context = ContextParallel(meshes.context, world.times) if meshes.context else None
     stages = divided(config.model, degrees.pipeline * world.parallelism.stages_per_rank)
     free = frees_weights(config, world.parallelism)
     parts = []

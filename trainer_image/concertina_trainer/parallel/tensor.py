@@ -4,10 +4,14 @@ residual stream hold some of the tokens each."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from torch import Tensor, nn
+from torch.distributed import _functional_collectives as functional
+from torch.distributed._functional_collectives import wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -19,8 +23,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from concertina_protocol import StepPart
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.experts import MixtureOfExperts
+from concertina_trainer.parallel.group import DistContext
 
 
 def cut(model: Decoder, mesh: DeviceMesh) -> None:
@@ -78,7 +84,18 @@ def _whole_sequences(norm: nn.Module, arguments: Any, output: DTensor) -> DTenso
     return output.redistribute(placements=[Replicate()])
 
 
-def loss_context(mesh: DeviceMesh | None) -> AbstractContextManager[Any]:
-    """In which the loss of logits that are cut by vocabulary is computed, and its gradient. torch changes its dispatch
-    for the whole process, so it is entered once."""
-    return nullcontext() if mesh is None else loss_parallel()
+@contextmanager
+def loss_context(world: DistContext) -> Iterator[None]:
+    """In which the loss of logits that are cut by vocabulary is computed, and its gradient; and what DTensors wait for
+    each other is timed. torch is changed for the whole process, so it is entered once."""
+    if world.meshes.tensor is None:
+        yield
+        return
+
+    def wait(tensor: Tensor) -> Any:
+        with world.times.measured(StepPart.TENSOR):
+            return wait_tensor(tensor)
+
+    # All that nothing hides of a functional collective; none but DTensors use these through Python.
+    with mock.patch.object(functional, "wait_tensor", wait), loss_parallel():
+        yield

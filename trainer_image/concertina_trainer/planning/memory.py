@@ -135,7 +135,7 @@ def _run(
         stack.enter_context(mock.patch.object(parallelize, "divided", return_value=parts))
         stack.enter_context(ledger.resizing())
         stack.enter_context(ledger)
-        stack.enter_context(loss_context(world.meshes.tensor))
+        stack.enter_context(loss_context(world))
         model = parallelize.parallelized(config, world)
         optimizer = ShardedAdamW(model, config.optimizer, 0, exact=config.bitwise)
         _mark(ledger, model, optimizer)

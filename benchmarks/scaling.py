@@ -1,0 +1,261 @@
+"""How training scales: `python benchmarks/scaling.py [--runs N] [--only PART ...] [--json FILE]`.
+
+`measured`: weak scaling to 8 ranks, as many sequences for each: real workers of the bundled trainer under a real agent,
+in turn with a plain FSDP2 script of the same model under torchrun. All ranks share this machine's cores, so the time
+of a step says nothing of more machines. What does is a rank's own processor time in a step, and what of it is spent
+beside the thread that computes: by gloo's threads, on what ranks send each other. Waiting for others is told, and is
+mostly waiting for a core. `model`: to 4096 H100 by the plan's model of time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import measuring
+import report
+from measuring import SCRIPTS, Agent, Kind
+
+from concertina.api.parse import parse_spec
+from concertina.api.spec import JobSpec
+from concertina.demo import text
+from concertina.local.host.namespaces import die_with_parent
+from concertina.planning.hardware import GPUS, USABLE, FabricName, GpuName
+from concertina.planning.layout import of
+from concertina.planning.outlook import Outlook, bottleneck, outlook
+from concertina.planning.search import least_memory
+from concertina_trainer.data.build.build import build
+
+Rank = Mapping[str, Any]
+"""As `scripts/notes.py` writes it."""
+SMALL = {
+    "layers": 4, "dim": 256, "heads": 8, "kvHeads": 4, "vocabSize": 256, "sequenceLength": 256, "tieEmbeddings": False,
+}  # fmt: skip
+ROWS, WARM, STEPS = 2, 2, 6
+RANKS = (1, 2, 4, 8)
+MOST = RANKS[-1]
+LAYOUTS: dict[str, Mapping[str, Any]] = {
+    "replicate 2 x shard 4": {"shard": 4},
+    "shard 4 x tensor 2": {"tensor": 2},
+    "shard 4 x context 2": {"context": 2},
+    "shard 4 x pipeline 2": {"pipeline": 2},
+}
+"""Besides FSDP, of 8 ranks."""
+PARTS = ("measured", "model")
+
+
+# --- measured ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    root = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="concertina-bench-", dir=root))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def ours(ranks: int, parallelism: Mapping[str, Any], data: Path) -> list[Rank]:
+    kind = Kind("", 0, SMALL, ROWS * ranks, ranks=ranks, parallelism=parallelism, package="scaled_trainer")
+
+    async def run(folder: Path) -> list[Rank]:
+        agent = Agent(folder, kind, data, {"warm": WARM, "steps": STEPS})
+        try:
+            await agent.begin()
+            watching = asyncio.ensure_future(agent.watch())
+            try:
+                return await asyncio.to_thread(written, folder, ranks, agent.process, agent.log)
+            finally:
+                watching.cancel()
+        finally:
+            agent.stop()
+
+    with scratch() as folder:
+        return asyncio.run(run(folder))
+
+
+def torchrun(ranks: int) -> list[Rank]:
+    with scratch() as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+        probe.close()
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MODEL": json.dumps(SMALL),
+            "ROWS": str(ROWS), "TURNS": json.dumps({"warm": WARM, "steps": STEPS, "folder": str(folder)}),
+        }  # fmt: skip
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d",
+            "--rdzv-endpoint", address, "--local-addr", "127.0.0.1", str(SCRIPTS / "fsdp2.py"),
+        ]  # fmt: skip
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, preexec_fn=die_with_parent, start_new_session=True
+            )
+        found = written(folder, ranks, process, lambda: (folder / "log").read_text()[-3000:])
+        process.wait(measuring.LIMIT)
+        return found
+
+
+def written(folder: Path, ranks: int, process: subprocess.Popen[bytes], log: Callable[[], str]) -> list[Rank]:
+    paths = [folder / f"rank-{rank}.json" for rank in range(ranks)]
+    until = time.monotonic() + measuring.LIMIT
+    while not all(path.exists() for path in paths):
+        if time.monotonic() > until or process.poll() not in (None, 0):
+            raise TimeoutError(f"the run did not end:\n{log()}")
+        time.sleep(0.2)
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def mean(rank: Rank, key: str) -> float:
+    """Milliseconds of a step."""
+    return 1000 * statistics.fmean(rank[key])
+
+
+def note(rows: dict[str, list[float]], name: str, ranks: Sequence[Rank]) -> None:
+    """A number for each rank."""
+    for rank in ranks:
+        processor, computing = mean(rank, "processor"), mean(rank, "computing")
+        rows.setdefault(f"{name}: processor time", []).append(processor)
+        rows.setdefault(f"{name}: of it beside computing", []).append(processor - computing)
+        rows.setdefault(f"{name}: the step", []).append(mean(rank, "seconds"))
+        if any(rank["waiting"]):
+            rows.setdefault(f"{name}: of it in collectives", []).append(mean(rank, "waiting"))
+
+
+def measure(data: Path, runs: int) -> dict[str, list[float]]:
+    rows: dict[str, list[float]] = {}
+    for run in range(runs):
+        for ranks in RANKS:
+            with report.step(f"run {run + 1}: {ranks} ranks"):
+                note(rows, f"ours, {ranks} ranks", ours(ranks, {}, data))
+                note(rows, f"torchrun and FSDP2, {ranks} ranks", torchrun(ranks))
+        for name, parallelism in LAYOUTS.items():
+            with report.step(f"run {run + 1}: {name}"):
+                note(rows, f"ours, {name}", ours(MOST, parallelism, data))
+    return rows
+
+
+def show_efficiency(rows: Mapping[str, Sequence[float]]) -> None:
+    """Of weak scaling, by processor time."""
+    print("\n| | " + " | ".join(f"{ranks} ranks" for ranks in RANKS) + " |\n|---|" + "---|" * len(RANKS))
+    for who in ("ours", "torchrun and FSDP2"):
+        spent = [statistics.median(rows[f"{who}, {ranks} ranks: processor time"]) for ranks in RANKS]
+        print(f"| {who} | " + " | ".join(f"{spent[0] / each:.0%}" for each in spent) + " |")
+
+
+# --- by the model -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Planned:
+    name: str
+    model: Mapping[str, int]
+    parallelism: Mapping[str, Any]
+    rows: int = 1
+    """Sequences of a step for each GPU."""
+    batch: int | None = None
+    """Sequences of a step, however many GPUs there are."""
+    micro: int = 1
+    activations: str = "KeepProducts"
+    reshard: str = "Auto"
+
+
+MODELS = {
+    "8B": {"layers": 32, "dim": 4096, "heads": 32, "kvHeads": 8, "hiddenDim": 14336},
+    "70B": {"layers": 80, "dim": 8192, "heads": 64, "kvHeads": 8, "hiddenDim": 28672},
+}
+WORLDS = (8, 64, 512, 4096)
+GPU, NETWORK, PER_NODE = GPUS[GpuName.h100], FabricName.infiniband400, 8
+PLANNED = (
+    Planned("8B, FSDP", MODELS["8B"], {}, rows=2, micro=2),
+    Planned("8B, HSDP, a copy a node", MODELS["8B"], {"shard": 8}, rows=2, micro=2),
+    Planned("8B, HSDP, a copy on 8 nodes", MODELS["8B"], {"shard": 64}, rows=2, micro=2),
+    Planned("70B, FSDP", MODELS["70B"], {}, activations="Recompute"),
+    Planned("70B, HSDP, a copy on 8 nodes", MODELS["70B"], {"shard": 64}, activations="Recompute"),
+    Planned("70B, tensor 8 x FSDP", MODELS["70B"], {"tensor": 8}, reshard="Never"),
+    Planned("70B, tensor 8 x pipeline 4 x HSDP", MODELS["70B"],
+            {"tensor": 8, "pipeline": 4, "schedule": "Interleaved1F1B", "shard": 2}, reshard="Never"),
+    Planned("8B, FSDP, 512 sequences", MODELS["8B"], {}, batch=512),
+    Planned("70B, tensor 8 x FSDP, 512 sequences", MODELS["70B"], {"tensor": 8}, batch=512, reshard="Never"),
+)  # fmt: skip
+
+
+def spec(planned: Planned, ranks: int) -> JobSpec:
+    model = {**planned.model, "vocabSize": 128256, "sequenceLength": 8192, "tieEmbeddings": False}
+    trainer = {
+        "steps": 1, "data": {"uri": "/none"}, "model": model, "globalBatchSize": planned.batch or planned.rows * ranks,
+        "microBatchSize": planned.micro,
+        "memory": {"activations": planned.activations, "reshardAfterForward": planned.reshard},
+    }  # fmt: skip
+    template = {"spec": {"containers": [{"name": "trainer", "image": "concertina/trainer"}]}}
+    return parse_spec(
+        {
+            "spec": {
+                "replicas": ranks // PER_NODE, "workersPerReplica": PER_NODE, "template": template, "trainer": trainer,
+                "parallelism": planned.parallelism,
+            }
+        }
+    )  # fmt: skip
+
+
+def seen(planned: Planned, ranks: int) -> Outlook | None:
+    """None where that is no whole number of blocks, or where not even weights, moments and gradients fit."""
+    job = spec(planned, ranks)
+    if ranks % job.parallelism.block:
+        return None
+    layout = of(job, ranks // PER_NODE)
+    return outlook(job, layout, GPU, NETWORK) if least_memory(layout) < GPU.memory * USABLE else None
+
+
+def show_model() -> dict[str, list[float]]:
+    rows: dict[str, list[float]] = {}
+    print(f"\nby the model, {GPU.name}, {NETWORK}: MFU, and of that of the smallest world\n")
+    print("| | " + " | ".join(map(str, WORLDS)) + " | what holds 512 back |\n|---|" + "---|" * (len(WORLDS) + 1))
+    for planned in PLANNED:
+        found = {ranks: seen(planned, ranks) for ranks in WORLDS}
+        least = next(each for each in found.values() if each is not None)
+        cells = ["" if each is None else f"{each.mfu:.1%} ({each.mfu / least.mfu:.0%})" for each in found.values()]
+        at = found[512]
+        assert at is not None
+        print("|", " | ".join([planned.name, *cells, bottleneck(at).rpartition(":")[0]]), "|")
+        rows |= {f"{planned.name}, {ranks} GPUs, MFU": [each.mfu] for ranks, each in found.items() if each}
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    steps: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        data, texts = Path(folder, "data"), Path(folder, "text")
+        texts.mkdir()
+        list(build(text.write(texts, 35, 27_000), str(data), shard_bytes=300_000))
+        if "measured" in options.only:
+            steps = measure(data, options.runs)
+            report.show("a step of a rank", steps, unit="ms")
+            show_efficiency(steps)
+    mfu = show_model() if "model" in options.only else {}
+    report.write(options.json, "scaling", steps, mfu)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""What a rank's steps took, written down: `scaling.py` reads it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+
+KEYS = ("seconds", "processor", "computing", "waiting")
+
+
+class Notes:
+    """TURNS is JSON: `warm`, steps that are not counted; `steps`, those that are; `folder`, where each rank writes."""
+
+    def __init__(self) -> None:
+        told = json.loads(os.environ["TURNS"])
+        self._warm, self._steps, self._folder = told["warm"], told["steps"], Path(told["folder"])
+        self._added: list[tuple[float, ...]] = []
+
+    def add(self, waiting: float = 0.0) -> bool:
+        """After each step; True when all are done. `waiting`: seconds in collectives so far."""
+        self._added.append((time.perf_counter(), time.process_time(), time.thread_time(), waiting))
+        if len(self._added) <= self._warm + self._steps:
+            return False
+        took = [[b - a for a, b in zip(*both, strict=True)] for both in itertools.pairwise(self._added[self._warm :])]
+        found = {key: [step[i] for step in took] for i, key in enumerate(KEYS)}
+        path = self._folder / f"rank-{os.environ['RANK']}.json"
+        path.with_suffix(".new").write_text(json.dumps(found))
+        path.with_suffix(".new").rename(path)
+        return True
