@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import runpy
@@ -14,53 +15,107 @@ from builders.cluster.drills import build_data
 from builders.cluster.operator import Jobs, endless, paced
 from builders.programs import AUDIO, FAULTS
 
+Object = dict[str, Any]
 pytestmark = pytest.mark.usefixtures("operator")
-LAW = (
-    "tests/cluster/operator/training/test_layouts.py::test_tensor_groups_are_killed_shrunk_and_grown_on_the_same_curve"
-)
-IMAGE = os.pathsep.join(map(str, (FAULTS, AUDIO)))
-EVERY = 10
+RATE = 0.001
+"""With 0.003 rounding alone makes losses differ by 5e-4 after 120 steps, and by 8e-4 after 170."""
 BOUND = 2e-4
 """Of losses, relatively, as in test_balance.py."""
 EVALUATION = re.compile(r"step (\d+): evaluation loss ([\d.]+) \(mean of")
 
 
-def test_tensor_groups_are_killed_shrunk_and_grown_on_the_same_curve(jobs: Jobs, tmp_path: Path) -> None:
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Blocks of two replicas."""
+
+    parallelism: Object
+    two: str
+    """Of two blocks what status.world.layout says."""
+    one: str
+    workers: int = 2
+    """Of each of four replicas."""
+    model: Object = dataclasses.field(default_factory=dict)
+    every: int = 3
+    """Steps from one evaluation to the next."""
+
+
+EXPERTS = {"count": 8, "activePerToken": 2, "hiddenDim": 32}
+CASES = {
+    "tensor": Case({"tensor": 2}, "shard 2 x tensor 2", "tensor 2", workers=1, every=10),
+    "hsdp": Case({"shard": 4}, "replicate 2 x shard 4", "shard 4"),
+    "tensor x fsdp": Case({"tensor": 4}, "shard 2 x tensor 4", "tensor 4"),
+    "pipeline x fsdp": Case({"pipeline": 4}, "shard 2 x pipeline 4", "pipeline 4"),
+    "context x fsdp": Case({"context": 4}, "shard 2 x context 4", "context 4"),
+    "expert x fsdp": Case(
+        {"expert": 4}, "shard 8, experts over 4", "shard 4, experts over 4", model={"experts": EXPERTS}
+    ),
+    "tensor x pipeline x fsdp": Case(
+        {"tensor": 2, "pipeline": 2}, "shard 2 x pipeline 2 x tensor 2", "pipeline 2 x tensor 2"
+    ),
+}
+OWN_MODEL = Case(
+    {"shard": 2}, "replicate 2 x shard 2", "shard 2", workers=1, every=10,
+    model={"entrypoint": "audio_model:spec", "options": {"dim": 32, "blocks": 2}, "sequenceLength": 32},
+)  # fmt: skip
+GATE = "tensor"
+LAW = "tests/cluster/operator/training/test_layouts.py::test_blocks_are_killed_shrunk_and_grown_on_the_same_curve"
+
+
+def create(jobs: Jobs, case: Case, data: Path, **trainer: Any) -> Object:
+    """A job `cut` of two blocks. What it trains."""
+    configured, pace = endless(data, **trainer), 0.1
+    if case.workers > 1:
+        model = {"layers": 4, "heads": 4, **case.model}
+        configured |= {"globalBatchSize": 8, "model": {**configured["model"], **model}}
+        pace = 0.3 / case.parallelism.get("pipeline", 1)  # of each microbatch
+    elif case.model:
+        configured["model"] = case.model
+    container = paced(PACE=pace, PYTHONPATH=os.pathsep.join(map(str, (FAULTS, AUDIO))))
+    pod = {"containers": [container], "terminationGracePeriodSeconds": 5}
+    elastic = {"minReplicas": 2, "growAfterSeconds": 0}
+    jobs.create(
+        "cut", replicas=4, elastic=elastic, trainer=configured, pod=pod, parallelism=case.parallelism,
+        workersPerReplica=case.workers,
+    )  # fmt: skip
+    return configured
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=() if name == GATE else pytest.mark.long(law=f"{LAW}[{GATE}]"))
+        for name, case in CASES.items()
+    ],
+)
+def test_blocks_are_killed_shrunk_and_grown_on_the_same_curve(jobs: Jobs, tmp_path: Path, case: Case) -> None:
     build_data(str(tmp_path / "data"), {}, "--validation", "0.3")
-    check_one_curve(jobs, endless(tmp_path / "data"), {"tensor": 2}, ("shard 2 x tensor 2", "tensor 2"))
+    check_one_curve(jobs, tmp_path / "data", case)
 
 
-@pytest.mark.long(law=LAW)
+@pytest.mark.long(law=f"{LAW}[{GATE}]")
 def test_so_is_a_model_of_one_s_own_and_its_copies(jobs: Jobs, tmp_path: Path) -> None:
     """The example's, on its features."""
     runpy.run_path(str(AUDIO / "make_features.py"))["main"](tmp_path / "features", 60)
     build_data(str(tmp_path / "data"), {}, "--validation", "0.3", "--classes", "8", source=tmp_path / "features")
-    model = {"entrypoint": "audio_model:spec", "options": {"dim": 32, "blocks": 2}, "sequenceLength": 32}
-    trainer = endless(tmp_path / "data", model=model)
-    check_one_curve(jobs, trainer, {"shard": 2}, ("replicate 2 x shard 2", "shard 2"))
+    check_one_curve(jobs, tmp_path / "data", OWN_MODEL)
 
 
-def check_one_curve(jobs: Jobs, trainer: dict[str, Any], parallelism: dict[str, int], layouts: tuple[str, str]) -> None:
-    """`layouts`: of four replicas and of two. The image has the example's model."""
-    container = paced(PYTHONPATH=IMAGE)
-    trainer = {
-        **trainer,
-        "optimizer": {"learningRate": 0.003, "warmupSteps": 5},
-        "evaluation": {"everySteps": EVERY, "sequences": 16},
-    }
-    elastic = {"minReplicas": 2, "growAfterSeconds": 0}
-    pod = {"containers": [container], "terminationGracePeriodSeconds": 5}
-    jobs.create("cut", replicas=4, elastic=elastic, trainer=trainer, pod=pod, parallelism=parallelism)
+def check_one_curve(jobs: Jobs, data: Path, case: Case) -> None:
+    trainer = create(
+        jobs, case, data, optimizer={"learningRate": RATE, "warmupSteps": 5},
+        evaluation={"everySteps": case.every, "sequences": 16},
+    )  # fmt: skip
     job = jobs.wait_training("cut", 4)
-    assert job["status"]["world"]["layout"] == layouts[0]
+    assert job["status"]["world"]["layout"] == case.two
     logs = [evaluations(jobs, job)]
 
     broken, whole = jobs.members(job)[:2], jobs.members(job)[2:]
     jobs.kill_pod(broken[1])
     job = jobs.wait_training("cut", 2, past=1)
-    assert jobs.members(job) == whole, "who is left of the broken pair stands by"
-    assert job["status"]["world"]["layout"] == layouts[1]
+    assert jobs.members(job) == whole, "who is left of the broken block stands by"
+    assert job["status"]["world"]["layout"] == case.one
     job = jobs.wait_training("cut", 4, past=2)
+    assert job["status"]["world"]["layout"] == case.two
     # In which order is the nodes' affair: the replacement may be on the node of one that is left.
     assert {broken[0], *whole} < set(jobs.members(job))
     logs.append(evaluations(jobs, job))
@@ -72,20 +127,38 @@ def check_one_curve(jobs: Jobs, trainer: dict[str, Any], parallelism: dict[str, 
     jobs.patch("cut", {"replicas": 4})
     job = jobs.wait_training("cut", 4, past=4)
     step = job["status"]["progress"]["step"]
-    job = jobs.wait("cut", lambda job: job["status"]["progress"]["step"] > step + EVERY)
+    job = jobs.wait("cut", lambda job: job["status"]["progress"]["step"] > step + case.every)
     logs.append(evaluations(jobs, job))
     assert job["status"]["stepsReplayed"] == replayed, "no step is lost to another size"
     assert job["status"]["restarts"]["total"] == 1
     jobs.delete("cut")
 
     seen = {step: loss for each in logs for step, loss in each.items()}
-    container["env"] = [{"name": "PYTHONPATH", "value": IMAGE}]
-    pod = {"containers": [container]}
-    jobs.create("whole", trainer={**trainer, "reproduction": {"lastStep": max(seen)}}, pod=pod)
+    alone = {
+        "name": "trainer",
+        "image": "concertina/trainer:test",
+        "env": [{"name": "PYTHONPATH", "value": str(AUDIO)}],
+    }
+    reproduced = {**trainer, "reproduction": {"lastStep": max(seen)}}
+    jobs.create("whole", trainer=reproduced, pod={"containers": [alone]})
     expected = evaluations(jobs, jobs.wait_true("whole", "Complete"))
     assert len(seen) > 3
     for step, loss in seen.items():
         assert loss == pytest.approx(expected[step], rel=BOUND), step
+
+
+@pytest.mark.long(law="tests/simulation/stories/test_blocks.py::test_a_lost_member_takes_its_block_out_and_no_state")
+def test_who_is_left_of_two_blocks_makes_one_at_once(jobs: Jobs, data: Path) -> None:
+    create(jobs, CASES["tensor x pipeline x fsdp"], data)
+    before = jobs.members(jobs.wait_training("cut", 4))
+    lost, left = before[1::2], before[::2]
+    for replica in lost:
+        jobs.kill_pod(replica)
+    job = jobs.wait("cut", lambda job: set(jobs.members(job)) == set(left))
+    assert job["status"]["world"]["layout"] == "pipeline 2 x tensor 2"
+    assert job["status"]["world"]["base"]["source"] == "Memory"
+    job = jobs.wait_training("cut", 4, past=job["status"]["world"]["round"])
+    assert set(left) < set(jobs.members(job))
 
 
 def evaluations(jobs: Jobs, job: dict[str, Any]) -> dict[int, float]:
