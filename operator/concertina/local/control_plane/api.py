@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 
+MOST_IDLE = 8
+
+
 class ApiError(Exception):
     """The API server refused: status is the HTTP status, the text is its message."""
 
@@ -49,7 +52,10 @@ class Api:
         except OSError:
             connection.close()
             raise
-        self._idle.append(connection)
+        if len(self._idle) < MOST_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
         if response.status >= 300:
             raise ApiError(response.status, text)
         return json.loads(text) if text.startswith(("{", "[")) else text
