@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from concertina.api.spec import JobSpec
+from concertina.api.spec import JobSpec, Parallelism
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.state.rank_order import Blocks, Path, choose, common, order
@@ -47,25 +47,42 @@ def layout(spec: JobSpec, ranks: int) -> str | None:
 
 
 def crossing(ctx: JobContext, members: Mapping[str, int]) -> str | None:
-    """Which tensor and context groups go over a link between domains that spec.topology names, in a sentence; None
-    where none does. `members` in order of rank, with the workers of each."""
-    topology, degrees = ctx.spec.topology, ctx.spec.parallelism
+    """Which groups that talk in every layer go over a link between domains that spec.topology names, in a sentence;
+    None where none does. `members` in order of rank, with the workers of each."""
+    topology = ctx.spec.topology
     if topology is None:
         return None
     domains = _domains(ctx, members)
     path_of = [domains[name] for name, workers in members.items() for _ in range(workers)]
     found: list[str] = []
-    for kind, size in (("tensor", degrees.tensor), ("context", degrees.context * degrees.tensor)):
-        if (kind == "context" and degrees.context == 1) or size == 1:
-            continue
-        groups = [path_of[at : at + size] for at in range(0, len(path_of), size)]
-        split = Counter(len(common(group)) for group in groups)
+    for kind, groups in groups_of(ctx.spec.parallelism, len(path_of)):
+        split = Counter(len(common(path_of[rank] for rank in group)) for group in groups)
         found += [
             f"{split[level]} of {len(groups)} {kind} groups cross {label}"
             for level, label in enumerate(topology.labels)
             if split[level]
         ]
     return "; ".join(found) or None
+
+
+def groups_of(degrees: Parallelism, ranks: int) -> Iterator[tuple[str, Sequence[Sequence[int]]]]:
+    """Which ranks talk to each other in every layer, by kind."""
+    sequence = degrees.context * degrees.tensor
+    if degrees.tensor > 1:
+        yield "tensor", [range(at, at + degrees.tensor) for at in range(0, ranks, degrees.tensor)]
+    if degrees.context > 1:
+        yield "context", [range(at, at + sequence) for at in range(0, ranks, sequence)]
+    if degrees.expert > 1:
+        # As the trainer's mesh has them: of neighbours in `shard`, and of one stage.
+        within, span = degrees.expert // degrees.expert_shards, degrees.expert_shards * degrees.group
+        yield (
+            "expert",
+            [
+                [at + inner for at in range(first, begin + span, degrees.group) for inner in range(within)]
+                for begin in range(0, ranks, span)
+                for first in range(begin, begin + degrees.group, within)
+            ],
+        )
 
 
 def _blocks(ctx: JobContext, names: Collection[str]) -> Blocks:

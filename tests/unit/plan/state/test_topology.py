@@ -10,12 +10,15 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
+from concertina.api.spec import Parallelism
 from concertina.api.status import JobStatus
 from concertina.api.world import World
 from concertina.plan.actions import Plan
 from concertina.plan.observed import NodeView, Observed
 from concertina.plan.plan import plan
-from concertina.plan.state.topology import layout
+from concertina.plan.state.topology import groups_of, layout
+from concertina.planning.layout import Layout
+from concertina_trainer.config.trainer import TrainerConfig
 
 RACK = "example.com/rack"
 
@@ -81,6 +84,29 @@ def test_each_link_is_named_by_its_own_groups() -> None:
     assert made.status.world.crossing == (
         f"1 of 3 context groups cross {RACK}; 2 of 3 context groups cross kubernetes.io/hostname"
     )
+
+
+def test_experts_of_a_stage_are_a_group() -> None:
+    """Of pipelines of two, the experts of a layer are dealt out to one rank of each; a block of two crosses."""
+    experts = {"parallelism": {"expert": 2, "pipeline": 2}, "topology": {"labels": [RACK]}}
+    assert first_round(jobs.command_spec(replicas=8, **experts), "aaaabbbb").status.world.crossing is None
+    made = first_round(jobs.command_spec(replicas=8, **experts), "aaabbbbb")
+    assert made.status.world.crossing == f"1 of 4 expert groups cross {RACK}"
+
+
+@pytest.mark.parametrize("degrees", [
+    {"expert": 4}, {"expert": 4, "tensor": 2}, {"expert": 2, "tensor": 4}, {"expert": 6, "context": 4, "pipeline": 2},
+    {"expert": 2, "shard": 4, "pipeline": 3, "tensor": 2},
+])  # fmt: skip
+def test_expert_groups_are_those_of_the_plan_and_hold_each_expert_once(degrees: dict[str, int]) -> None:
+    parallelism = Parallelism(**degrees)
+    ranks = 2 * parallelism.block
+    laid = Layout(TrainerConfig.model_construct(), parallelism, ranks, 1)
+    [groups] = [groups for kind, groups in groups_of(parallelism, ranks) if kind == "expert"]
+    assert sorted(rank for group in groups for rank in group) == list(range(ranks))
+    for group in groups:
+        assert sorted(map(laid.expert_place, group)) == list(range(parallelism.expert))
+        assert len({laid.degrees.place(rank).pipeline for rank in group}) == 1
 
 
 def test_without_parallelism_nothing_is_said_of_it() -> None:
