@@ -7,7 +7,6 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-
 MOST_IDLE = 8
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -47,7 +47,7 @@ def keep_ready(api: Api, nodes: list[dict[str, Any]], over: threading.Event) -> 
     """Report them as a kubelet does: the cluster takes a node that says nothing for 8 s for lost."""
     room = {"cpu": "64", "memory": "64Gi", "pods": "9", "ephemeral-storage": "64Gi", GPU: "1"}
     while not over.is_set():
-        stamp = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         ready = {"type": "Ready", "status": "True", "reason": "Planned", "lastHeartbeatTime": stamp}
         status = {"capacity": room, "allocatable": room, "conditions": [ready]}
         for node in nodes:
