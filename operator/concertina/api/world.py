@@ -103,8 +103,8 @@ class World(Observed):
     )
     crossing: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="Which tensor, context and expert groups are not within one domain of spec.topology, and over which "
-        "link they go. Absent: none.",
+        description="Which tensor, context and expert groups are not within one domain of spec.topology, and over "
+        "which link they go. Absent: none.",
     )
     copies: Distance = Field(
         default=Distance.NO_SNAPSHOTS,
