@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("operator")
 DOMAIN, ZONE, GPU = "example.com/nvlink-domain", "topology.kubernetes.io/zone", "example.com/gpu"
 ONLY = "example.com/planned"
 """Of these nodes: no other test's pods come here, and none of ours goes elsewhere."""
+TAINT = {"key": ONLY, "effect": "NoSchedule"}
 
 
 @pytest.fixture
@@ -29,13 +30,15 @@ def domains(jobs: Jobs) -> Iterator[dict[str, str]]:
         named = {DOMAIN: domain, ZONE: f"z{number // 6}", ONLY: "true", "kubernetes.io/hostname": name}
         node = api.call("POST", "/api/v1/nodes", {
             "metadata": {"name": name, "labels": named},
-            "spec": {"taints": [{"key": ONLY, "effect": "NoSchedule"}]},
+            "spec": {"taints": [TAINT]},
         })  # fmt: skip
         del node["metadata"]["resourceVersion"]
         nodes.append(node)
     over = threading.Event()
     beats = threading.Thread(target=keep_ready, args=(api, nodes, over))
     beats.start()
+    until(lambda: all(api.call("GET", f"/api/v1/nodes/{name}")["spec"]["taints"] == [TAINT] for name in found),
+          "all nodes ready")  # fmt: skip
     yield found
     over.set()
     beats.join()
@@ -66,8 +69,9 @@ def test_pods_of_a_tensor_group_come_into_one_domain_and_a_replacement_to_its_gr
     )  # fmt: skip
     places = until(lambda: placed(jobs, domains, 8), "8 pods that have a node")
     assert together(places) == [1, 1, 1, 1], places
+    [taken] = (pod["metadata"]["uid"] for pod in jobs.pods("laid") if pod["metadata"]["name"] == "laid-5-0")
     jobs.cluster.kubectl("delete", "pod", "-n", jobs.namespace, "laid-5-0", "--force", "--grace-period=0")
-    places = until(lambda: placed(jobs, domains, 8, without="laid-5-0"), "a replacement that has a node")
+    places = until(lambda: placed(jobs, domains, 8, without=taken), "a replacement that has a node")
     assert together(places) == [1, 1, 1, 1], places
 
 
@@ -77,7 +81,7 @@ def placed(jobs: Jobs, domains: dict[str, str], count: int, without: str = "") -
     found = {
         int(pod["metadata"]["labels"]["concertina.dev/replica-index"]): domains[pod["spec"]["nodeName"]]
         for pod in pods
-        if pod["spec"].get("nodeName") and pod["metadata"]["name"] != without
+        if pod["spec"].get("nodeName") and pod["metadata"]["uid"] != without
     }
     return found if len(found) == count else {}
 
