@@ -192,7 +192,8 @@ def _facts(spec: JobSpec, seen: Outlook) -> Iterator[tuple[str, str]]:
     yield "Layout", _degrees(layout)
     crossing = [str(each) for each in layout.groups if layout.crosses(each)]
     yield "On nodes", f"{layout.per_node} ranks each; between nodes: {', '.join(crossing) or 'nothing'}"
-    yield "Parameters", f"{model.weights:,}, {token_flops(model):.3g} FLOPs a token"
+    trained = f", {model.trained_weights:,} of them trained" if model.lora else ""
+    yield "Parameters", f"{model.weights:,}{trained}, {token_flops(model):.3g} FLOPs a token"
     yield (
         "Batch",
         (

@@ -14,8 +14,8 @@ from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSch
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.layouts import problems
 
-STATE, REDUCED = 12, 4
-"""Bytes of a weight and its moments, and of its gradient."""
+WEIGHT, MOMENTS, REDUCED = 4, 8, 4
+"""Bytes of a weight; and of one that is trained those of its moments, and of its gradient."""
 DEEPEST, LONGEST = 16, 16
 """Stages and context groups that are tried: published runs have no more."""
 
@@ -71,4 +71,5 @@ def least_memory(layout: Layout) -> float:
     }[layout.trainer.memory.activations]
     held = plan.microbatches if given.schedule is PipelineSchedule.gpipe else min(plan.microbatches, given.pipeline)
     activations = tokens * width * COMPUTED * stage_blocks(layout) * (held if given.pipeline > 1 else 1)
-    return weights.held * STATE + REDUCED * waiting + activations
+    trained = MOMENTS * weights.held + REDUCED * waiting
+    return WEIGHT * weights.held + model.trained_share * trained + activations

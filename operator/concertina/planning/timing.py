@@ -95,7 +95,7 @@ def step_time(layout: Layout, gpu: Gpu, fabric: float) -> StepTime:
     within = (Dimension.tensor, Dimension.context, Carved.expert)
     busy = compute + sum(communication.get(each, 0.0) for each in within)
     bubble = busy * bubble_share(layout, plan.microbatches)
-    optimizer = rank_weights(layout).held * OPTIMIZER_BYTES / gpu.memory_rate
+    optimizer = rank_weights(layout).held * model.trained_share * OPTIMIZER_BYTES / gpu.memory_rate
     return StepTime(compute, communication, bubble, optimizer, compute * (0.0 if plan.fixed else plan.filling))
 
 

@@ -122,12 +122,13 @@ def _of_weights(layout: Layout, plan: BatchPlan) -> list[Traffic]:
         gathers, of_ends = count * (2 if free else 1), count
     else:  # the backward of each microbatch, and the forwards before the first of them
         gathers, of_ends = count + min(count, given.pipeline * given.stages_per_rank) if free else 1, 1
-    reductions = _reductions(layout, plan)
+    reductions, trained = _reductions(layout, plan), layout.trainer.model.trained_share
 
     def over(ranks: int, name: str, modules: int, blocks: float, ends: float) -> list[Traffic]:
         if ranks == 1:
             return []
-        gathered, reduced = COMPUTED * (gathers * blocks + of_ends * ends), REDUCED * reductions * (blocks + ends)
+        gathered = COMPUTED * (gathers * blocks + of_ends * ends)
+        reduced = REDUCED * trained * reductions * (blocks + ends)
         return [
             Traffic(Dimension.shard, f"all-gather of {name}", ranks, count * 2 * modules, gathered, False),
             Traffic(
@@ -140,7 +141,7 @@ def _of_weights(layout: Layout, plan: BatchPlan) -> list[Traffic]:
     if routed:
         found += over(weights.expert_ranks, "experts", routed, weights.experts, 0.0)
     if (copies := layout.degree(Dimension.replicate)) > 1:
-        size = REDUCED * weights.held
+        size = REDUCED * trained * weights.held
         times = blocks + 1 + routed
         found.append(Traffic(Dimension.replicate, "all-reduce of gradients", copies, times, size, False))
     return found

@@ -36,10 +36,11 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
         for bias in model.buffers():
             bias.zero_()
     layers = routed.write_out(model, config.model)
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() == 1]
+    weights = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in weights if p.dim() > 1]
+    others = [p for p in weights if p.dim() == 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    adam = torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95), eps=1e-8)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
     found, size = {}, config.global_batch_size
     for step in range(config.steps):
@@ -51,8 +52,8 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
         logits = model(tokens[:, :-1], weights=torch.full(targets.shape, 1 / targets.numel(), dtype=dtype))
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         (loss + sum(layer.loss for layer in layers)).backward()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-        for p in model.parameters():  # torch's clip_grad_norm_ adds 1e-6 to the norm
+        norm = torch.nn.utils.get_total_norm([p.grad for p in weights])
+        for p in weights:  # torch's clip_grad_norm_ adds 1e-6 to the norm
             p.grad.mul_(min(1.0, 1.0 / norm.item()))
         for group in adam.param_groups:
             group["lr"] = learning_rate(step, config.steps, config.optimizer)
@@ -60,7 +61,9 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
         for layer in layers:
             layer.even_out()
         found[step + 1] = loss.item()
-    return Trained(found, {name: p.detach() for name, p in routed.names(model).items() if p.requires_grad})
+    return Trained(
+        found, {name: p.detach() for name, p in routed.names(model).items() if isinstance(p, torch.nn.Parameter)}
+    )
 
 
 def losses(trainer):

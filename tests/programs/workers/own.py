@@ -58,6 +58,15 @@ class Tied(Model):
         self.head.weight = self.embedding.weight
 
 
+class Frozen(Model):
+    """Like a model that was trained before, but for its mixers."""
+
+    def __init__(self, vocab):
+        super().__init__(vocab)
+        self.embedding.requires_grad_(False)
+        self.mixers[0].requires_grad_(False)
+
+
 class Constant(Model):
     def __init__(self, vocab):
         super().__init__(vocab)
@@ -85,6 +94,7 @@ def other(**changed):
 
 
 constant = other(build=lambda options, data: Constant(data.vocab_size), initial=with_ones)
+frozen = other(build=lambda options, data: Frozen(data.vocab_size))
 mean = other(loss=lambda module, batch: logits(module, batch.tokens[:, :-1]).logsumexp(-1).mean())
 regularised = other(loss=lambda module, batch: loss(module, batch) + module.temperature.square().sum())
 no_scalar = other(loss=lambda module, batch: batch.weights)

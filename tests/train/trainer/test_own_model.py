@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from builders.programs import AUDIO, PROGRAMS
-from builders.train import node
+from builders.train import node, states
 from builders.train.gradients import whole_gradient
 from concertina_state.format.read_plan import Box
 from concertina_trainer import cli
@@ -172,6 +172,29 @@ def test_bitwise_has_the_same_bits_in_every_world_dropout_and_all(folder, parent
     losses = [node.Job(folder / str(world), parent, trainer).run(world).losses for world in (1, 3)]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 4
+
+
+@pytest.mark.long(law="tests/train/trainer/test_lora.py::test_one_layout_goes_on_from_another")
+def test_frozen_weights_stay_and_have_no_moments(folder, parent, of_tokens):
+    trainer = of_tokens("frozen")
+    whole = node.Job(folder / "whole", parent, trainer).run(1)
+    job = node.Job(folder / "killed", parent, trainer)
+    first = job.run(3, script=node.Script(kill=(6, (1,))))
+    resumed = job.run(2, job.newest())
+    assert set(resumed.codes.values()) == {0}, resumed.output
+    assert {**first.losses, **resumed.losses} == pytest.approx(whole.losses, rel=REASSOCIATION)
+    found = states.whole(job)
+    moments = {name.removeprefix("optimizer.exp_avg.") for name in found if name.startswith("optimizer.exp_avg.")}
+    frozen = {name.removeprefix("model.") for name in found if name.startswith("model.")} - moments
+    assert frozen == {
+        "embedding.weight",
+        *(f"mixers.0.{of}" for of in ("mix.bias", "mix.weight", "norm.bias", "norm.weight")),
+    }
+    for name in frozen:
+        shape = found[f"model.{name}"].shape
+        assert torch.equal(
+            found[f"model.{name}"], usual(name, shape, Box((0,) * len(shape), tuple(shape)), trainer["seed"])
+        )
 
 
 REFUSED = "tests/train/trainer/test_own_model.py::test_what_is_refused_ends_the_round_with_a_sentence[mean]"

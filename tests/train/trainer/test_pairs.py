@@ -1,15 +1,10 @@
 """Five steps in one layout, then five in another: losses, samples and weights are those of plain training on one
 process. In float64, so that a state that lost a bit on the way would be seen."""
 
-import json
-
 import pytest
-import torch
 
-from builders.train import plain
-from builders.train.gradients import computed
+from builders.train.course import HALF, Course
 
-HALF = 5
 FOUR = {
     "fsdp": {},
     "hsdp": {"shard": 2},
@@ -34,57 +29,7 @@ EXPERTS = {
 LAYOUTS = {name: (4, parallelism) for name, parallelism in FOUR.items()}
 LAYOUTS |= {name: (8, parallelism) for name, parallelism in EIGHT.items()}
 OF_EXPERTS = {name: (4, parallelism) for name, parallelism in EXPERTS.items()}
-AT_ONCE = 4
-"""Legs of one process group: a machine that is busy otherwise gets through them in time."""
 LAW = "tests/train/trainer/test_pairs.py::test_one_layout_goes_on_from_another"
-
-
-class Course:
-    """Of one model, in any of some layouts, with what plain training gives."""
-
-    def __init__(self, parent, trainer, layouts, folder):
-        self.parent, self.trainer, self.layouts, self.folder = parent, trainer, layouts, folder
-        self.reference, self.bound = plain.trained(trainer, torch.float64), plain.bound(trainer, torch.float64)
-        assert self.bound.losses < 1e-6 * plain.wrong_sample(trainer, torch.float64)
-
-    def leg(self, layout, before=None):
-        """From the start to half, or from what another layout has left there to the end."""
-        name = f"{before} > {layout}" if before else layout
-        return {
-            "name": name,
-            "parallelism": self.layouts[layout][1],
-            "from": before and str(self.folder / before),
-            "to": str(self.folder / name),
-            "last": 2 * HALF if before else HALF,
-        }
-
-    def run(self, world, *legs):
-        """And compare each with the reference."""
-        for begin in range(0, len(legs), AT_ONCE):
-            some = legs[begin : begin + AT_ONCE]
-            found = computed(
-                self.parent, "workers.legs:main", self.trainer, world, self.folder, LEGS=json.dumps(some)
-            )  # fmt: skip
-            for leg in some:
-                self._check(found[leg["name"]], leg["from"] is not None)
-
-    def _check(self, found, second):
-        steps = range(HALF + 1, 2 * HALF + 1) if second else range(1, HALF + 1)
-        assert found["positions"] == {step: 7 * step for step in steps}
-        expected = {step: self.reference.losses[step] for step in steps}
-        assert found["losses"] == pytest.approx(expected, rel=self.bound.losses, abs=0)
-        assert found["weights"].keys() == self.reference.weights.keys()
-        if second:
-            for name, weight in self.reference.weights.items():
-                torch.testing.assert_close(found["weights"][name], weight, rtol=0, atol=self.bound.weights)
-
-    def halves(self):
-        for world in sorted({world for world, _ in self.layouts.values()}):
-            self.run(world, *(self.leg(layout) for layout in self.layouts if self.layouts[layout][0] == world))
-
-    def ends(self, layout):
-        """From what each has left."""
-        self.run(self.layouts[layout][0], *(self.leg(layout, before) for before in self.layouts))
 
 
 @pytest.fixture(scope="module")

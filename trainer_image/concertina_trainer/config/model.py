@@ -71,6 +71,38 @@ class ExpertsConfig(Section):
     )
 
 
+class Projection(enum.StrEnum):
+    """A matrix of a decoder block."""
+
+    query = "query"
+    key = "key"
+    value = "value"
+    output = "output"
+    gate = "gate"
+    up = "up"
+    down = "down"
+
+
+class LoraConfig(Section):
+    """Low-rank adapters: all weights that the model has are frozen, and small matrices beside some of them are
+    trained."""
+
+    rank: int = Field(default=16, ge=1, le=4096, description="Rows of the first matrix, columns of the second.")
+    alpha: float = Field(
+        default=32.0, gt=0.0, le=1e6, description="Their product is added to the weight times alpha / rank."
+    )
+    targets: list[Projection] = Field(
+        default=list(Projection),
+        min_length=1,
+        max_length=len(Projection),
+        description="Which matrices of each block have adapters.",
+    )
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
 class ModelConfig(Section):
     """A Llama-style decoder (RMSNorm, rotary positions, grouped-query attention, SwiGLU), or a model of one's own."""
 
@@ -118,6 +150,11 @@ class ModelConfig(Section):
     experts: ExpertsConfig | None = Field(
         default=None, description="A mixture of experts in each layer (docs/experts.md). Absent: the model is dense."
     )
+    lora: LoraConfig | None = Field(
+        default=None,
+        description="Trains low-rank adapters of weights that are frozen (docs/lora.md): those of checkpoint.initFrom. "
+        "Absent: all weights are trained.",
+    )
 
     @property
     def resolved_kv_heads(self) -> int:
@@ -163,7 +200,29 @@ class ModelConfig(Section):
         embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
         blocks = (self.layers - self.routed_layers) * self.block_weights
         blocks += self.routed_layers * self.routed_block_weights(experts)
-        return embeddings + blocks + self.dim
+        return embeddings + blocks + self.dim + self.lora_weights
+
+    @property
+    def lora_weights(self) -> int:
+        """Parameters of adapters."""
+        if self.lora is None:
+            return 0
+        dim, hidden, kv = self.dim, self.resolved_hidden_dim, self.resolved_kv_heads * self.dim // self.heads
+        ends = {
+            Projection.query: dim + dim, Projection.key: dim + kv, Projection.value: dim + kv,
+            Projection.output: dim + dim, Projection.gate: dim + hidden, Projection.up: dim + hidden,
+            Projection.down: hidden + dim,
+        }  # fmt: skip
+        return self.layers * self.lora.rank * sum(ends[each] for each in set(self.lora.targets))
+
+    @property
+    def trained_weights(self) -> int:
+        """Parameters that have gradients and moments."""
+        return self.lora_weights or self.weights
+
+    @property
+    def trained_share(self) -> float:
+        return self.trained_weights / self.weights
 
     @property
     def block_weights(self) -> int:
@@ -202,6 +261,12 @@ class ModelConfig(Section):
             "!has(self.experts) || self.experts.firstDense < self.layers",
             lambda model: model.experts is None or model.experts.first_dense < model.layers,
             "experts.firstDense must be below layers: else no layer has experts",
+        ),
+        Rule(
+            "lora",
+            "!has(self.lora) || !has(self.experts)",
+            lambda model: model.lora is None or model.experts is None,
+            "lora is for dense models: routers and their biases would go on training; remove lora or experts",
         ),
         Rule(
             "hiddenDim",

@@ -179,7 +179,7 @@ class TrainerConfig(Section):
         if self.bitwise:
             without.remove("micro_batch_size")
         kept = self.model_dump(mode="json", exclude=without)
-        for name in ("experts", "entrypoint", "options"):
+        for name in ("experts", "entrypoint", "options", "lora"):
             if kept["model"][name] is None:  # as before there were any
                 del kept["model"][name]
         # As numbers, however they are said: a run from before there was another way to say them goes on as the same.

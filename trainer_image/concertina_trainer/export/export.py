@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.checkpoints.retention import lease
@@ -18,16 +19,25 @@ from concertina_state.errors import BadInput
 from concertina_state.format.read_plan import Box, ReadPlan, reads
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config.model import ExpertsConfig
+from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig, of_any_version
 from concertina_trainer.export.tokenizer_files import exported
-from concertina_trainer.format import hf_experts, hf_names
+from concertina_trainer.format import adapters, hf_experts, hf_names
 from concertina_trainer.format.earlier_names import of_today
 
 FILE_BYTES = 5 * 10**9
 """Of one file of weights, at most (but for a tensor that is larger)."""
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 Advance = Callable[[int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """Two matrices whose product, times `scale`, is added to a weight."""
+
+    a: Chunk
+    b: Chunk
+    scale: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +48,12 @@ class Tensor:
     ours: Chunk
     shape: tuple[int, ...]
     """Of an expert without the dimension of experts."""
+    adapter: Adapter | None = None
+
+    @property
+    def read(self) -> list[Chunk]:
+        """What it is made of."""
+        return [self.ours, *((self.adapter.a, self.adapter.b) if self.adapter else ())]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +80,9 @@ def export(
             "another folder, or delete them first."
         )
     with lease(checkpoint.folder):
-        tensors = _tensors(checkpoint, trainer.model.experts)
+        tensors = _tensors(checkpoint, trainer.model)
         held = {number: of_today(part.header) for number, part in enumerate(checkpoint.shards)}
-        plan = reads(held, [tensor.ours for tensor in tensors])
+        plan = reads(held, [chunk for tensor in tensors for chunk in tensor.read])
         plan.require(checkpoint.uri)
         files = _files(tensors, file_bytes)
         for file, members in files.items():
@@ -91,7 +107,7 @@ def export(
 
 def size(checkpoint: StoredCheckpoint) -> int:
     """Bytes that an export writes, about."""
-    return sum(tensor.ours.size for tensor in _tensors(checkpoint, _trainer(checkpoint).model.experts))
+    return sum(tensor.ours.size for tensor in _tensors(checkpoint, _trainer(checkpoint).model))
 
 
 def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
@@ -104,8 +120,9 @@ def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
         raise BadInput(f"{checkpoint.uri} is of a trainer that this version does not know ({problem}).") from error
 
 
-def _tensors(checkpoint: StoredCheckpoint, experts: ExpertsConfig | None) -> list[Tensor]:
+def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
     """In order of our names."""
+    experts = model.experts
     wholes = {
         name: stored.chunk
         for part in checkpoint.shards
@@ -114,17 +131,32 @@ def _tensors(checkpoint: StoredCheckpoint, experts: ExpertsConfig | None) -> lis
     }
     found = []
     for name, chunk in sorted(wholes.items()):
+        if adapters.is_adapter(name):
+            continue
         bare, shape = name.removeprefix(hf_names.MODEL), chunk.global_shape
         theirs = hf_names.theirs(bare) or (hf_experts.theirs(bare, experts) if experts else None)
         if theirs is None:
             raise BadInput(f"{name} has no place in a Hugging Face Llama: this model can't be exported.")
         if hf_experts.EXPERT not in theirs:
-            found.append(Tensor(theirs, Chunk(name, chunk.dtype, (0,) * len(shape), shape, shape), shape))
+            found.append(Tensor(theirs, _whole(chunk), shape, _adapter(name, wholes, model)))
             continue
         for number in range(shape[0]):
             one = Chunk(name, chunk.dtype, (number, *(0 for _ in shape[1:])), (1, *shape[1:]), shape)
             found.append(Tensor(theirs.replace(hf_experts.EXPERT, str(number)), one, shape[1:]))
     return found
+
+
+def _whole(chunk: Chunk) -> Chunk:
+    """All of the tensor that it is a part of."""
+    shape = chunk.global_shape
+    return Chunk(chunk.name, chunk.dtype, (0,) * len(shape), shape, shape)
+
+
+def _adapter(name: str, wholes: Mapping[str, Chunk], model: ModelConfig) -> Adapter | None:
+    layer = name.removesuffix(adapters.WEIGHT)
+    if model.lora is None or layer + adapters.A not in wholes:
+        return None
+    return Adapter(_whole(wholes[layer + adapters.A]), _whole(wholes[layer + adapters.B]), model.lora.scale)
 
 
 def _files(tensors: list[Tensor], most: int) -> dict[str, list[Tensor]]:
@@ -152,11 +184,20 @@ def _content(
     header += b" " * (-len(header) % 8)
     yield memoryview(struct.pack("<Q", len(header)) + header)
     for tensor in tensors:
-        itemsize = ITEM_SIZES[tensor.ours.dtype]
-        out = np.empty((*tensor.ours.shape, itemsize), dtype=np.uint8)
-        for item in plan.of(tensor.ours):
-            [data] = checkpoint.shards[item.shard].read([(item.begin, item.begin + item.size)])
-            values = np.frombuffer(data, dtype=np.uint8).reshape(*item.rows.shape, itemsize)
-            out[item.box.within(Box.of(tensor.ours))] = values[item.box.within(item.rows)]
+        out = _bytes(tensor.ours, checkpoint, plan)
+        if tensor.adapter is not None:
+            a, b = (_bytes(chunk, checkpoint, plan).view("<f4")[..., 0] for chunk in tensor.read[1:])
+            out.view("<f4")[..., 0] += np.float32(tensor.adapter.scale) * (b @ a)
         yield out.reshape(-1).data
         advance(tensor.ours.size)
+
+
+def _bytes(chunk: Chunk, checkpoint: StoredCheckpoint, plan: ReadPlan) -> NDArray[np.uint8]:
+    """uint8, of the chunk's shape and its dtype's bytes."""
+    itemsize = ITEM_SIZES[chunk.dtype]
+    out = np.empty((*chunk.shape, itemsize), dtype=np.uint8)
+    for item in plan.of(chunk):
+        [data] = checkpoint.shards[item.shard].read([(item.begin, item.begin + item.size)])
+        values = np.frombuffer(data, dtype=np.uint8).reshape(*item.rows.shape, itemsize)
+        out[item.box.within(Box.of(chunk))] = values[item.box.within(item.rows)]
+    return out

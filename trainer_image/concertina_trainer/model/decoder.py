@@ -14,9 +14,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from concertina_trainer.config.memory import Activations
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model import LoraConfig, ModelConfig, Projection
 from concertina_trainer.model.attention import Context, Mask, attend, causal_mask
 from concertina_trainer.model.experts import MixtureOfExperts
+from concertina_trainer.model.lora import freeze, linear
 from concertina_trainer.model.precision import precise
 
 
@@ -57,10 +58,10 @@ class Attention(nn.Module):
         self.heads, self.kv_heads = config.heads, config.resolved_kv_heads
         self.head_dim = config.dim // config.heads
         self.theta = config.rope_theta
-        self.query = nn.Linear(config.dim, config.dim, bias=False)
-        self.key = nn.Linear(config.dim, self.kv_heads * self.head_dim, bias=False)
-        self.value = nn.Linear(config.dim, self.kv_heads * self.head_dim, bias=False)
-        self.output = nn.Linear(config.dim, config.dim, bias=False)
+        self.query = linear(config.dim, config.dim, config.lora, Projection.query)
+        self.key = linear(config.dim, self.kv_heads * self.head_dim, config.lora, Projection.key)
+        self.value = linear(config.dim, self.kv_heads * self.head_dim, config.lora, Projection.value)
+        self.output = linear(config.dim, config.dim, config.lora, Projection.output)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         batch, length, _ = x.shape
@@ -77,11 +78,11 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, dim: int, hidden_dim: int) -> None:
+    def __init__(self, dim: int, hidden_dim: int, lora: LoraConfig | None = None) -> None:
         super().__init__()
-        self.gate = nn.Linear(dim, hidden_dim, bias=False)
-        self.up = nn.Linear(dim, hidden_dim, bias=False)
-        self.down = nn.Linear(hidden_dim, dim, bias=False)
+        self.gate = linear(dim, hidden_dim, lora, Projection.gate)
+        self.up = linear(dim, hidden_dim, lora, Projection.up)
+        self.down = linear(hidden_dim, dim, lora, Projection.down)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
@@ -90,7 +91,7 @@ class FeedForward(nn.Module):
 
 def feed_forward(config: ModelConfig, layer: int) -> FeedForward | MixtureOfExperts:
     if config.experts is None or not config.routed(layer):
-        return FeedForward(config.dim, config.resolved_hidden_dim)
+        return FeedForward(config.dim, config.resolved_hidden_dim, config.lora)
     width = config.experts.shared * config.expert_dim
     shared = FeedForward(config.dim, width) if width else None
     return MixtureOfExperts(config.dim, config.expert_dim, config.experts, shared)
@@ -186,6 +187,8 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleDict({str(i): Block(config, i, context, activations) for i in part.blocks})
         self.norm = RMSNorm(config.dim, config.norm_epsilon) if part.last else None
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if part.last and not tied else None
+        if config.lora:
+            freeze(self)
 
     def mixtures(self) -> Iterator[MixtureOfExperts]:
         """Of its layers."""

@@ -22,6 +22,8 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def token_flops(config: ModelConfig) -> float:
-    """Operations of one token's forward and backward: 6 a weight that it meets, and attention's 12 * layers * dim *
-    length / 2."""
-    return 6.0 * config.active_weights + 6.0 * config.layers * config.dim * config.sequence_length
+    """Operations of one token's forward and backward: 6 a weight that it meets, 4 where it is frozen (it has no
+    gradient), and attention's 12 * layers * dim * length / 2."""
+    frozen = config.weights - config.trained_weights
+    weights = 6.0 * config.active_weights - 2.0 * frozen
+    return weights + 6.0 * config.layers * config.dim * config.sequence_length

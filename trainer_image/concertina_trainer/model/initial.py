@@ -17,6 +17,7 @@ from torch import Tensor
 
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.format import adapters
 
 RESIDUAL = (
     "attention.output.weight", "feed_forward.down.weight", "feed_forward.experts.down",
@@ -31,9 +32,13 @@ AT_ONCE = 1 << 20
 
 def initial_value(name: str, whole: Sequence[int], box: Box, config: ModelConfig, seed: int) -> Tensor:
     """float32 on CPU, of the box's shape. Norms are 1, biases of routers 0; matrices normal, those that write into the
-    residual stream scaled down."""
+    residual stream scaled down. The product of adapters is 0."""
     if len(whole) == 1:
         return torch.full(box.shape, 0.0 if name.endswith("router.bias") else 1.0, dtype=torch.float32)
+    if name.endswith(adapters.B):
+        return torch.zeros(box.shape, dtype=torch.float32)
+    if name.endswith(adapters.A):
+        return normal(name, whole, box, seed, 1 / math.sqrt(3 * whole[1]))
     return normal(name, whole, box, seed, 0.02 / math.sqrt(2 * config.layers) if name.endswith(RESIDUAL) else 0.02)
 
 

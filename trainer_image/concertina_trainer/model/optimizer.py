@@ -60,11 +60,12 @@ class ShardedAdamW:
 
     def __init__(self, model: Parameters, config: OptimizerConfig, step: int, exact: bool = False) -> None:
         self._exact = exact
-        self._sharded = {name: p for name, p in model.named_parameters() if local(p.detach()).numel()}
+        trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+        self._sharded = {name: p for name, p in trained if local(p.detach()).numel()}
         self._counted = {name for name, p in self._sharded.items() if model.counts(name, p)}
         self._local = {name: nn.Parameter(local(p.detach())) for name, p in self._sharded.items()}
         if not self._local:
-            raise BadInput("there are more workers than the model has rows: use fewer replicas, or a larger model.")
+            raise BadInput("there are more workers than rows that are trained: use fewer replicas, or a larger model.")
         matrices = [p for p in self._local.values() if p.dim() > 1]
         vectors = [p for p in self._local.values() if p.dim() <= 1]
         groups = [

@@ -113,8 +113,8 @@ class OwnSpec:
         if not isinstance(module, nn.Module):
             raise BadInput(f"build of {self._name} gives a {type(module).__name__}: it has to give a torch.nn.Module.")
         parameters = dict(module.named_parameters(remove_duplicate=False))
-        if not parameters:
-            raise BadInput(f"the model of {self._name} has no parameters: there is nothing to train.")
+        if not any(each.requires_grad for each in parameters.values()):
+            raise BadInput(f"the model of {self._name} has no parameters that require a gradient: nothing is trained.")
         for name, each in parameters.items():
             if each.device.type != "meta" or each.dtype != torch.float32 or not each.dim():
                 raise BadInput(

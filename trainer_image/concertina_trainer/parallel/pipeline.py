@@ -99,7 +99,7 @@ def sum_tied(model: Stages, world: DistContext) -> None:
     mesh = world.meshes.pipeline
     assert mesh is not None
     mine = [p for part in model.parts for name, p in part.named_parameters() if name == "embedding.weight"]
-    if not mine:
+    if not mine or not mine[0].requires_grad:
         return
     [parameter] = mine
     assert parameter.grad is not None

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import Tensor, nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed._functional_collectives import wait_tensor
@@ -26,6 +27,7 @@ from torch.distributed.tensor.parallel import (
 from concertina_protocol import StepPart
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.experts import MixtureOfExperts
+from concertina_trainer.model.lora import LoraLinear
 from concertina_trainer.parallel.group import DistContext
 
 
@@ -54,8 +56,23 @@ def cut(model: Decoder, mesh: DeviceMesh) -> None:
         elif block.feed_forward.shared is not None:
             plans |= _feed_forward("feed_forward.shared")
         parallelize_module(block, mesh, plans, src_data_rank=None)
+        for module in block.modules():
+            if isinstance(module, LoraLinear):
+                _cut_adapter(module, mesh)
     for moe in model.mixtures():
         _route_own_tokens(moe, mesh)
+
+
+def _cut_adapter(module: LoraLinear, mesh: DeviceMesh) -> None:
+    """Whole where it has the rank's dimension alone, and cut as its weight where it shares one of its dimensions. On
+    the meta device."""
+    weight = module.weight
+    assert isinstance(weight, DTensor)
+    rowwise = weight.placements == (Shard(1),)
+    cuts = {"lora_a": Shard(1) if rowwise else Replicate(), "lora_b": Replicate() if rowwise else Shard(0)}
+    for name, placement in cuts.items():
+        whole = torch.empty(getattr(module, name).shape, device="meta")
+        module.register_parameter(name, nn.Parameter(distribute_tensor(whole, mesh, [placement], src_data_rank=None)))
 
 
 def _feed_forward(name: str) -> dict[str, Any]:

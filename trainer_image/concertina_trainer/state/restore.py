@@ -51,6 +51,8 @@ def restore(
         state.initialise(config)
         if uri:
             _begin_with(uri, files, config.model, state, world)
+        elif config.model.lora and world.rank == 0:
+            print("trainer.model.lora freezes random weights: set checkpoint.initFrom to trained ones", flush=True)
         id, origin = SnapshotId(0, 0, state.digest, world.size), Origin().begun_with(uri)
         return ShardMetadata(id, world.rank, 0, config.digest(), data, origin=origin)
     if start.source == RestoreSource.MEMORY:

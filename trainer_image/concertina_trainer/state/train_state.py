@@ -17,6 +17,7 @@ from concertina_state.format.shardfile import Header
 from concertina_state.holdings import Elsewhere
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.format.adapters import is_adapter
 from concertina_trainer.format.earlier_names import of_today
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.model.decoder import Decoder
@@ -38,16 +39,17 @@ class TrainState:
         with torch.device("meta"):
             whole = model if model.own else Decoder(config)
         for name, parameter in whole.named_parameters():
-            for prefix in (MODEL, *(f"optimizer.{kind}." for kind in kinds)):
+            moments = [f"optimizer.{kind}." for kind in kinds] if parameter.requires_grad else []
+            for prefix in (MODEL, *moments):
                 tensors[f"{prefix}{name}"] = Elsewhere(parameter.shape, parameter.dtype)
         for name, buffer in whole.named_buffers():
             tensors[f"{MODEL}{name}"] = Elsewhere(buffer.shape, buffer.dtype)
         tensors |= {f"{MODEL}{name}": _of_stage(buffer, world) for name, buffer in model.named_buffers()}
         for name, parameter in model.named_parameters():
             tensors[f"{MODEL}{name}"] = parameter.detach()
-            for kind, moments in kinds.items():
+            for kind, of_rank in kinds.items() if parameter.requires_grad else ():
                 # A rank without a part of the parameter has no moments: its nothing of the parameter stands for them.
-                moment = moments.get(name, local(parameter.detach()))
+                moment = of_rank.get(name, local(parameter.detach()))
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
         self._catalogue = Catalogue(tensors, {}, world.rank, world.size, whole_cut=world.cut)
         self.saved = self._catalogue.saved
@@ -86,8 +88,14 @@ class TrainState:
         """Fill the weights alone, of whatever dtype they are; the rest stays as it is. Raises BadInput where they are
         not those of this model."""
         known = {each.name for each in self._catalogue.held}
-        weights = [chunk for chunk in self.saved.layout.chunks if chunk.name.startswith(MODEL)]
         held = {number: of_today(shard.header) for number, shard in enumerate(shards)}
+        there = {name for header in held.values() for name in header.chunks}
+        # Adapters of weights that were trained without any begin as they are.
+        weights = [
+            chunk
+            for chunk in self.saved.layout.chunks
+            if chunk.name.startswith(MODEL) and (chunk.name in there or not is_adapter(chunk.name))
+        ]
         for header in held.values():
             for name, stored in header.chunks.items():
                 if name.startswith(MODEL) and name not in known:

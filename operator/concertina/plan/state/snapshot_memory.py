@@ -1,11 +1,11 @@
 """Whether the snapshots of a job fit into the memory that its pods have: known before anything starts (decision
 "Whether snapshots fit is known first").
 
-A rank's snapshot holds its part of the weights and of AdamW's two moments, float32. A replica keeps three of each of
-its workers, one more while that is on its way to storage, and two of the replica before it; with one replica there is
-no other. They live in nine tenths of the container's memory (`room`). A round that goes on from memory begins with two
-of its own and two of the other's (`concertina_agent.core.snapshot_index`), and with one of each as soon as all have
-restored.
+A rank's snapshot holds its part of the weights, and of AdamW's two moments of those that are trained, float32. A
+replica keeps three of each of its workers, one more while that is on its way to storage, and two of the replica before
+it; with one replica there is no other. They live in nine tenths of the container's memory (`room`). A round that goes
+on from memory begins with two of its own and two of the other's (`concertina_agent.core.snapshot_index`), and with one
+of each as soon as all have restored.
 The agent's own files (agent.pyz has 0.3 MiB), the shards' headers and their marks lie beside them, and of a job that
 is tracked the spool of what its tracker has not taken.
 """
@@ -22,8 +22,8 @@ from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
 from concertina_protocol.tracking import spool
 
 SHIPPING = 1
-STATE_BYTES = 12
-"""Of each weight."""
+WEIGHT_BYTES, MOMENTS_BYTES = 4, 8
+"""Of each weight, and of each that is trained."""
 BESIDES = 1 << 20
 """For what is no tensor, the spool apart."""
 
@@ -37,7 +37,9 @@ def needed(spec: JobSpec, replicas: int) -> int:
 def _state(spec: JobSpec) -> int:
     """0 of a model of one's own: how many weights it has, only its image knows."""
     model = spec.trainer and spec.trainer.model
-    return STATE_BYTES * model.weights if model and not model.entrypoint else 0
+    if not model or model.entrypoint:
+        return 0
+    return WEIGHT_BYTES * model.weights + MOMENTS_BYTES * model.trained_weights
 
 
 def room(spec: JobSpec) -> int | None:

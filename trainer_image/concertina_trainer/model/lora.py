@@ -1,0 +1,34 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): what was trained before is frozen, and beside a weight W
+stands the product of two small matrices, whose sum a layer computes: x (W + alpha / rank B A)^T."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from concertina_trainer.config.model import LoraConfig, Projection
+from concertina_trainer.format.adapters import is_adapter
+
+
+class LoraLinear(nn.Linear):
+    def __init__(self, inputs: int, outputs: int, lora: LoraConfig) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.lora_a = nn.Parameter(torch.empty(lora.rank, inputs))
+        self.lora_b = nn.Parameter(torch.empty(outputs, lora.rank))
+        self.scale = lora.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
+
+
+def linear(inputs: int, outputs: int, lora: LoraConfig | None, projection: Projection) -> nn.Linear:
+    if lora is None or projection not in lora.targets:
+        return nn.Linear(inputs, outputs, bias=False)
+    return LoraLinear(inputs, outputs, lora)
+
+
+def freeze(model: nn.Module) -> None:
+    """All but the adapters."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = is_adapter(name)
