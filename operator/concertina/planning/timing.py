@@ -89,8 +89,12 @@ def step_time(layout: Layout, gpu: Gpu, fabric: float) -> StepTime:
         into = communication if part.exposed else hidden
         into[part.dimension] = into.get(part.dimension, 0.0) + seconds
     for dimension, seconds in hidden.items():
-        # Beside the computation, but for the first block's weights and the last one's gradients.
-        left = max(0.0, seconds - compute) + min(seconds, compute) / (model.layers / given.pipeline + 1)
+        if dimension is Dimension.tensor:
+            # Of a product in as many pieces as ranks each but one hides what is sent of another.
+            left = max(0.0, seconds - products * (1 - 1 / given.tensor))
+        else:
+            # Beside the computation, but for the first block's weights and the last one's gradients.
+            left = max(0.0, seconds - compute) + min(seconds, compute) / (model.layers / given.pipeline + 1)
         communication[dimension] = communication.get(dimension, 0.0) + left
     within = (Dimension.tensor, Dimension.context, Carved.expert)
     busy = compute + sum(communication.get(each, 0.0) for each in within)

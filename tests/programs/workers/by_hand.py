@@ -100,11 +100,11 @@ def of_hand(whole, x, upstream, config):
     return {"result": gathered(result.detach()), "x": gathered(mine.grad), **gradients}
 
 
-def of_ours(whole, x, upstream, config, mesh):
+def of_ours(whole, x, upstream, config, mesh, overlapped=False):
     """With a mesh the tensor group's; else of one process."""
     model = Decoder(config, None, BLOCK)
     if mesh is not None:
-        tensor.cut(model, mesh)
+        tensor.cut(model, mesh, overlapped)
     with torch.no_grad():
         for name, p in model.named_parameters():
             value = whole[short(name)]
@@ -132,6 +132,7 @@ def main() -> int:
         "one process": of_ours(whole, x, upstream, model, None),
         "by hand": of_hand(whole, x, upstream, model),
         "ours": of_ours(whole, x, upstream, model, world.meshes.tensor),
+        "overlapped": of_ours(whole, x, upstream, model, world.meshes.tensor, overlapped=True),
     }
     if world.rank == 0:
         torch.save(found, os.environ["RESULT"])

@@ -55,6 +55,7 @@ def main() -> int:
     if world.rank == 0:
         found = {"gradients": whole, "norm": squared**0.5, "loss": loss, "late": late}
         found["seconds"] = {part.value: seconds for part, seconds in world.times.parts.items()}
+        found["waiting"] = world.times.waiting
         found |= {"loads": counted.tolist(), "biases": biases}
         torch.save(found, os.environ["RESULT"])
     return 0
