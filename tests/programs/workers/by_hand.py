@@ -6,10 +6,11 @@ import os
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed import _symmetric_memory
 from torch.distributed.tensor import distribute_tensor
 
 from concertina_trainer.model.decoder import Decoder, Part, rotate
-from concertina_trainer.parallel import group, tensor
+from concertina_trainer.parallel import async_tensor, group, tensor
 from concertina_trainer.worker import configuration
 
 BLOCK = Part(range(1), first=False, last=False)
@@ -119,6 +120,21 @@ def of_ours(whole, x, upstream, config, mesh, overlapped=False):
     return {"result": gathered(result.detach()), "x": gathered(mine.grad), **gradients}
 
 
+def in_turn(x, mesh):
+    """On CPU the operations that send while they multiply are ours: torch's fallbacks give the same."""
+    name = mesh.get_group().group_name
+    weights = [x[0, : x.size(2)].T.contiguous(), x[1, : x.size(2)].T.contiguous()]
+    for dim, whole in ((0, True), (1, True), (1, False)):
+        ours = async_tensor.GATHER_MULTIPLY(x, weights, dim, name, return_A=whole)
+        theirs = _symmetric_memory._fused_all_gather_matmul_fallback(x, weights, dim, name, return_A=whole)
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+        ours = async_tensor.MULTIPLY_REDUCE(gathered(x, dim), weights[0], "sum", dim, name)
+        theirs = _symmetric_memory._fused_matmul_reduce_scatter_fallback(
+            gathered(x, dim), weights[0], "sum", dim, name
+        )  # fmt: skip
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
 def main() -> int:
     torch.set_default_dtype(torch.float64)
     config, _, parallelism = configuration()
@@ -134,6 +150,7 @@ def main() -> int:
         "ours": of_ours(whole, x, upstream, model, world.meshes.tensor),
         "overlapped": of_ours(whole, x, upstream, model, world.meshes.tensor, overlapped=True),
     }
+    in_turn(own(x), world.meshes.tensor)
     if world.rank == 0:
         torch.save(found, os.environ["RESULT"])
     dist.barrier()
