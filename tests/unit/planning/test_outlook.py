@@ -78,8 +78,11 @@ def test_tensor_groups_that_send_while_they_multiply_wait_less_and_send_more() -
         found = step_time(layout(tensor=degree, asyncTensor=overlapped), H100, FABRICS[NETWORK])
         return found.communication[Dimension.tensor]
 
-    assert waits(True, 8) == pytest.approx(waits(False, 8) * ends / sent[0]), "products hide all but the ends"
-    assert waits(False, 16) / 10 < waits(True, 16) < waits(False, 16), "and not what goes between nodes"
+    assert waits(True, 2) < waits(False, 2) / 20, "products hide nearly all but the ends"
+    # By hand: a gathering takes 193 us, of which products of attention hide 83 and 55, and the others all.
+    left = (193 - 83) + (2 * 193 - 83) + 2 * (193 - 55)
+    assert waits(True, 8) == pytest.approx(waits(False, 8) * (32 * left / 193 + 4) / (32 * 8 + 4), rel=0.01)
+    assert waits(False, 16) / 2 < waits(True, 16) < waits(False, 16), "and little of what goes between nodes"
 
 
 def test_what_is_sent_grows_with_what_is_cut() -> None:
