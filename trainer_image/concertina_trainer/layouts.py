@@ -11,6 +11,8 @@ from concertina_trainer.config.memory import RESHARD_ABOVE, Resharding
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
 
+DEGREES = ("tensor", "pipeline", "context", "expert")
+"""Of which the nearest that fit are named."""
 MOST_DEGREE = 1024
 """Of one dimension, as ParallelismConfig bounds them."""
 
@@ -103,6 +105,19 @@ RULES = (
         "reshardAfterForward to Never or Auto, or choose another parallelism.schedule",
     ),
     LayoutRule(
+        "parallelism.asyncTensor",
+        f"!self.parallelism.asyncTensor || self.parallelism.pipeline == 1 || {_NO_HALVES}",
+        lambda trainer, parallelism: not (parallelism.async_tensor and parallelism.backward_in_halves),
+        "asyncTensor finds the gradients of a product's input and of its weight at once, and the schedule "
+        "InterleavedZeroBubble wants them apart: choose another parallelism.schedule, or remove asyncTensor",
+    ),
+    LayoutRule(
+        "parallelism.asyncTensor",
+        "!self.parallelism.asyncTensor || !has(self.trainer.model.lora)",
+        lambda trainer, parallelism: not parallelism.async_tensor or trainer.model.lora is None,
+        "asyncTensor knows whole weights alone, and no adapters beside them: remove it, or trainer.model.lora",
+    ),
+    LayoutRule(
         "parallelism.expert",
         "self.parallelism.expert == 1 || has(self.trainer.model.experts)",
         lambda trainer, parallelism: parallelism.expert == 1 or trainer.model.experts is not None,
@@ -158,7 +173,7 @@ RULES = (
 def refusal(rule: LayoutRule, trainer: TrainerConfig, parallelism: ParallelismConfig) -> str:
     """Why the rule refuses this, in a sentence; of a degree with the nearest ones that all rules allow."""
     dimension = rule.field.removeprefix("parallelism.")
-    if dimension == rule.field:
+    if dimension not in DEGREES:
         return rule.message
     wanted = getattr(parallelism, dimension)
 

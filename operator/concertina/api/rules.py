@@ -216,6 +216,17 @@ RULES: tuple[Rule, ...] = (
     *(_of_layout(rule) for rule in layouts.RULES),
     Rule(
         at=".spec",
+        field=".parallelism.asyncTensor",
+        cel="!has(self.trainer) || !self.parallelism.asyncTensor || type(self.workersPerReplica) != int || "
+        "self.workersPerReplica % self.parallelism.tensor == 0",
+        message="asyncTensor needs tensor groups within a replica, whose GPUs read each other's memory: choose a "
+        "parallelism.tensor that divides workersPerReplica",
+        holds=lambda spec: (
+            not spec.bundled or not spec.parallelism.async_tensor or spec.workers % spec.parallelism.tensor == 0
+        ),
+    ),
+    Rule(
+        at=".spec",
         field=".warmStart.preload",
         cel="!has(self.warmStart) || !has(self.warmStart.preload) || size(self.warmStart.preload) == 0 || "
         "!has(self.trainer) && self.launcher != 'torchrun'",

@@ -7,7 +7,7 @@ import math
 
 from concertina.planning.hardware import LATENCY, REACHED, Gpu
 from concertina.planning.layout import Carved, Group, Layout
-from concertina.planning.traffic import COMPUTED, Traffic, batch, rank_weights, traffic
+from concertina.planning.traffic import COMPUTED, Traffic, batch, rank_weights, routed_blocks, stage_blocks, traffic
 from concertina_trainer.config.memory import Activations
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.config.parallelism import PipelineSchedule
@@ -86,6 +86,9 @@ def step_time(layout: Layout, gpu: Gpu, fabric: float) -> StepTime:
     hidden: dict[Group, float] = {}
     for part in traffic(layout):
         seconds = seconds_of(layout, part, gpu, fabric)
+        if part.dimension is Dimension.tensor and not part.exposed:
+            communication[part.dimension] = _beyond_products(layout, seconds / part.times, gpu)
+            continue
         into = communication if part.exposed else hidden
         into[part.dimension] = into.get(part.dimension, 0.0) + seconds
     for dimension, seconds in hidden.items():
@@ -97,6 +100,28 @@ def step_time(layout: Layout, gpu: Gpu, fabric: float) -> StepTime:
     bubble = busy * bubble_share(layout, plan.microbatches)
     optimizer = rank_weights(layout).held * model.trained_share * OPTIMIZER_BYTES / gpu.memory_rate
     return StepTime(compute, communication, bubble, optimizer, compute * (0.0 if plan.fixed else plan.filling))
+
+
+def _beyond_products(layout: Layout, once: float, gpu: Gpu) -> float:
+    """Seconds that tensor groups send within products and these do not hide, each gathering or reduction taking `once`:
+    of a product in as many pieces as ranks each but one hides what is sent of another."""
+    model, given, plan = layout.trainer.model, layout.parallelism, batch(layout)
+    again = 1 + (layout.trainer.memory.activations is Activations.recompute)
+    blocks, routed = stage_blocks(layout), routed_blocks(layout)
+    shared = model.experts.shared * model.expert_dim if model.experts is not None else 0
+    inner = [model.resolved_hidden_dim] * (blocks - routed) + [shared] * (routed if shared else 0)
+    keys_and_values = 2 * model.resolved_kv_heads * (model.dim // model.heads)
+    tokens = plan.rows * model.sequence_length / given.context
+
+    def left(sent: int, width: int) -> float:
+        product = 2 * tokens * model.dim * width / given.tensor / (gpu.flops * gpu.kernels)
+        return max(0.0, sent * once - product * (1 - 1 / given.tensor))
+
+    found = 0.0
+    for columns, rows in [(model.dim + keys_and_values, model.dim)] * blocks + [(2 * each, each) for each in inner]:
+        # In the backward a layer's input is gathered once more, beside the product that its gradient comes from.
+        found += again * left(1, columns) + left(2, columns) + (again + 1) * left(1, rows)
+    return plan.microbatches * found
 
 
 def _moved(model: ModelConfig) -> float:

@@ -100,7 +100,7 @@ def traffic(layout: Layout) -> list[Traffic]:
     residual = tokens * layout.trainer.model.dim * COMPUTED
     found = _of_weights(layout, plan)
     if given.tensor > 1:
-        found.append(_of_tensor_groups(layout, plan, residual))
+        found += _of_tensor_groups(layout, plan, residual)
     if given.context > 1:
         found.append(_of_context_groups(layout, plan))
     if given.expert > 1:
@@ -153,20 +153,35 @@ def _reductions(layout: Layout, plan: BatchPlan) -> int:
     return plan.microbatches if given.pipeline == 1 and frees_weights(layout.trainer, given) else 1
 
 
-def _of_tensor_groups(layout: Layout, plan: BatchPlan, residual: float) -> Traffic:
-    """Of a block with experts attention alone, and shared experts; besides, the gradients of routers."""
-    model, routed = layout.trainer.model, routed_blocks(layout)
-    again = layout.trainer.memory.activations is not Activations.keep
+def _of_tensor_groups(layout: Layout, plan: BatchPlan, residual: float) -> list[Traffic]:
+    """Of a block with experts attention alone, and shared experts; besides, the gradients of routers, and of a stage
+    the embedding's result and what the output layer takes."""
+    model, routed, overlapped = layout.trainer.model, routed_blocks(layout), layout.parallelism.async_tensor
     halves = 2 * stage_blocks(layout)
     routers = 0.0
     if model.experts is not None:
         halves -= 0 if model.experts.shared else routed
         routers = float(REDUCED * _reductions(layout, plan) * routed * model.experts.count * model.dim)
-    collectives = plan.microbatches * (halves * (6 if again else 4) + 4 / layout.parallelism.pipeline)
-    return Traffic(
-        Dimension.tensor, "gathers and reduce-scatters of activations", layout.parallelism.tensor, round(collectives),
-        collectives * residual + routers, True,
-    )  # fmt: skip
+    of_layers = plan.microbatches * halves * _gathers_of_half(layout.trainer.memory.activations, overlapped)
+    of_ends = plan.microbatches * 4 / layout.parallelism.pipeline
+
+    def part(name: str, collectives: float, more: float, exposed: bool) -> Traffic:
+        size = collectives * residual + more
+        return Traffic(Dimension.tensor, name, layout.parallelism.tensor, round(collectives), size, exposed)
+
+    if not overlapped:
+        return [part("gathers and reduce-scatters of activations", of_layers + of_ends, routers, True)]
+    return [
+        part("gathers and reduce-scatters within products", of_layers, 0.0, False),
+        part("gathers and reduce-scatters at both ends", of_ends, routers, True),
+    ]
+
+
+def _gathers_of_half(activations: Activations, overlapped: bool) -> int:
+    """Of attention or a feed-forward, with reduce-scatters: one each in forward and backward; of what is computed
+    again too. Overlapped ones gather their input once more, and are products, which may be kept."""
+    again = activations is Activations.recompute or (activations is Activations.products and not overlapped)
+    return 4 + 2 * again + overlapped
 
 
 def _of_context_groups(layout: Layout, plan: BatchPlan) -> Traffic:

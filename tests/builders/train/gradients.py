@@ -42,12 +42,14 @@ def computed(parent, program, trainer, world, tmp_path, parallelism=None, **vari
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(listener.getsockname()[1]),
             "WORLD_SIZE": str(world),
-            "LOCAL_RANK": "0",
             "RESULT": str(result),
             **variables,
         }
         listener.close()
-        ranks = [parent.fork(program, {**environment, "RANK": str(r)}, log.fileno()) for r in range(world)]
+        ranks = [
+            parent.fork(program, {**environment, "RANK": str(r), "LOCAL_RANK": str(r)}, log.fileno())
+            for r in range(world)
+        ]
         try:
             codes = [parent.wait(pid) for pid in ranks]
         except TimeoutError:

@@ -204,6 +204,18 @@ ALL_REFUSED = [
         "is cut by parallelism.shard alone",
     ),
     (
+        "overlapped tensor groups over replicas",
+        JOB,
+        [("spec.workersPerReplica", 3), ("spec.parallelism", {"tensor": 2, "asyncTensor": True})],
+        "asyncTensor needs tensor groups within a replica",
+    ),
+    (
+        "overlapped tensor groups in zero bubble",
+        JOB,
+        [("spec.parallelism", {"pipeline": 2, "schedule": "InterleavedZeroBubble", "asyncTensor": True})],
+        "asyncTensor finds the gradients of a product's input and of its weight at once",
+    ),
+    (
         "torchrun and experts",
         OWN,
         [("spec.launcher", "torchrun"), ("spec.elastic", {"minReplicas": 1}), ("spec.parallelism", {"expert": 2})],

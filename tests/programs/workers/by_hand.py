@@ -6,10 +6,11 @@ import os
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed import _symmetric_memory
 from torch.distributed.tensor import distribute_tensor
 
 from concertina_trainer.model.decoder import Decoder, Part, rotate
-from concertina_trainer.parallel import group, tensor
+from concertina_trainer.parallel import async_tensor, group, tensor
 from concertina_trainer.worker import configuration
 
 BLOCK = Part(range(1), first=False, last=False)
@@ -100,11 +101,11 @@ def of_hand(whole, x, upstream, config):
     return {"result": gathered(result.detach()), "x": gathered(mine.grad), **gradients}
 
 
-def of_ours(whole, x, upstream, config, mesh):
+def of_ours(whole, x, upstream, config, mesh, overlapped=False):
     """With a mesh the tensor group's; else of one process."""
     model = Decoder(config, None, BLOCK)
     if mesh is not None:
-        tensor.cut(model, mesh)
+        tensor.cut(model, mesh, overlapped)
     with torch.no_grad():
         for name, p in model.named_parameters():
             value = whole[short(name)]
@@ -117,6 +118,21 @@ def of_ours(whole, x, upstream, config, mesh):
         return {"result": result.detach(), "x": mine.grad, **gradients}
     gradients = {name: gradient.full_tensor() for name, gradient in gradients.items()}
     return {"result": gathered(result.detach()), "x": gathered(mine.grad), **gradients}
+
+
+def in_turn(x, mesh):
+    """On CPU the operations that send while they multiply are ours: torch's fallbacks give the same."""
+    name = mesh.get_group().group_name
+    weights = [x[0, : x.size(2)].T.contiguous(), x[1, : x.size(2)].T.contiguous()]
+    for dim, whole in ((0, True), (1, True), (1, False)):
+        ours = async_tensor.GATHER_MULTIPLY(x, weights, dim, name, return_A=whole)
+        theirs = _symmetric_memory._fused_all_gather_matmul_fallback(x, weights, dim, name, return_A=whole)
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+        ours = async_tensor.MULTIPLY_REDUCE(gathered(x, dim), weights[0], "sum", dim, name)
+        theirs = _symmetric_memory._fused_matmul_reduce_scatter_fallback(
+            gathered(x, dim), weights[0], "sum", dim, name
+        )  # fmt: skip
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def main() -> int:
@@ -132,7 +148,9 @@ def main() -> int:
         "one process": of_ours(whole, x, upstream, model, None),
         "by hand": of_hand(whole, x, upstream, model),
         "ours": of_ours(whole, x, upstream, model, world.meshes.tensor),
+        "overlapped": of_ours(whole, x, upstream, model, world.meshes.tensor, overlapped=True),
     }
+    in_turn(own(x), world.meshes.tensor)
     if world.rank == 0:
         torch.save(found, os.environ["RESULT"])
     dist.barrier()

@@ -31,7 +31,7 @@ def main() -> int:
     plan = batch_plan(config, world.degrees)
     if shares := json.loads(os.environ["SHARES"]):
         plan = plan.shared_out(shares, config.micro_batch_size)
-    batch = microbatches(reader, plan, world.data_rank, position=100)
+    batch = [each.to(world.device) for each in microbatches(reader, plan, world.data_rank, position=100)]
     sums = summing.sums(config, model, plan, world)
     with tensor.loss_context(world):
         losses = engine_of(model, optimizer, sums, config, plan, world).forward_backward(batch)
@@ -42,8 +42,8 @@ def main() -> int:
     counted = loads.payload(world.device)
     torch.distributed.all_reduce(counted)
     loads.update(counted.tolist())
-    whole = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
-    biases = dict(model.named_buffers())
+    whole = {name: p.grad.full_tensor().cpu() for name, p in model.named_parameters()}
+    biases = {name: bias.cpu() for name, bias in model.named_buffers()}
     optimizer.update(0.0, 1.0)
     late = set(sys.modules) - before
     for found in (whole, biases):
@@ -55,6 +55,7 @@ def main() -> int:
     if world.rank == 0:
         found = {"gradients": whole, "norm": squared**0.5, "loss": loss, "late": late}
         found["seconds"] = {part.value: seconds for part, seconds in world.times.parts.items()}
+        found["waiting"] = world.times.waiting
         found |= {"loads": counted.tolist(), "biases": biases}
         torch.save(found, os.environ["RESULT"])
     return 0

@@ -67,6 +67,7 @@ def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(
         pytest.param(
             {"pipeline": 2, "schedule": "Interleaved1F1B"}, marks=pytest.mark.long(law=f"{LAYOUT}[parallelism0]")
         ),
+        pytest.param({"tensor": 2, "asyncTensor": True}, marks=pytest.mark.long(law=f"{LAYOUT}[parallelism0]")),
         pytest.param({"context": 2, "tensor": 2}, marks=pytest.mark.long(law=f"{LAYOUT}[parallelism0]")),
     ],
 )

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from builders.train.gradients import check, whole_gradient
 from concertina.demo import text
 from concertina_data.manifest import parse
+from concertina_protocol import COMMUNICATION
 from concertina_state.format.read_plan import Box
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.trainer import TrainerConfig
@@ -52,6 +53,10 @@ LAYOUTS = {
     "copies": (2, {"shard": 1}),
     "tensor": (2, {"tensor": 2}),
     "fsdp x tensor": (4, {"tensor": 2}),
+    "async tensor": (2, {"tensor": 2, "asyncTensor": True}),
+    "fsdp x async tensor": (4, {"tensor": 2, "asyncTensor": True}),
+    "context x async tensor": (4, {"context": 2, "tensor": 2, "asyncTensor": True}),
+    "pipeline x async tensor": (4, {"pipeline": 2, "tensor": 2, "asyncTensor": True}),
     "context": (2, {"context": 2}),
     "fsdp x context": (4, {"context": 2}),
     "context x tensor": (4, {"context": 2, "tensor": 2}),
@@ -66,7 +71,7 @@ LAYOUTS = {
 
 
 LAW = "tests/train/trainer/test_gradients.py::test_every_layout_has_the_same_gradients[tensor-untied]"
-MORE = ("zero-bubble pipeline x copies",)
+MORE = ("zero-bubble pipeline x copies", "async tensor", "context x async tensor")
 
 
 def case(layout, tied, gate, dtype=torch.float64):
@@ -80,6 +85,7 @@ def case(layout, tied, gate, dtype=torch.float64):
         *(case(layout, True, gate=layout not in MORE) for layout in LAYOUTS),
         *(case(layout, False, gate=layout == "tensor") for layout in LAYOUTS),
         case("pipeline x tensor", True, gate=True, dtype=torch.float32),
+        case("fsdp x async tensor", True, gate=False, dtype=torch.float32),
     ],
 )
 def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, tied, dtype):
@@ -93,6 +99,9 @@ def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, 
     for dimension in ("tensor", "context"):
         assert (found["seconds"][dimension] > 0) is (parallelism.get(dimension, 1) > 1), "communication is its own part"
     assert all(seconds >= 0 for seconds in found["seconds"].values())
+    if "pipeline" not in parallelism:
+        communication = sum(found["seconds"][part] for part in COMMUNICATION)
+        assert found["waiting"] == pytest.approx(communication), "none is within another"
 
 
 @pytest.mark.parametrize("how", ["Always", "Never"])
@@ -110,6 +119,9 @@ AGAIN = "tests/train/trainer/test_gradients.py::test_what_is_computed_again_is_t
     [
         ("fsdp x tensor", "Recompute"),
         ("pipeline", "KeepProducts"),
+        ("fsdp x async tensor", "KeepProducts"),
+        pytest.param("fsdp x async tensor", "Recompute", marks=pytest.mark.long(law=AGAIN)),
+        pytest.param("pipeline x async tensor", "Recompute", marks=pytest.mark.long(law=AGAIN)),
         pytest.param("fsdp x tensor", "KeepProducts", marks=pytest.mark.long(law=AGAIN)),
         pytest.param("pipeline", "Recompute", marks=pytest.mark.long(law=AGAIN)),
         pytest.param("context", "Recompute", marks=pytest.mark.long(law=AGAIN)),

@@ -15,6 +15,7 @@ LAYOUTS = {
     "tensor": (2, {"tensor": 2}),
     "fsdp x tensor": (4, {"tensor": 2}),
     "hsdp x tensor": (4, {"tensor": 2, "shard": 1}),
+    "async tensor": (2, {"tensor": 2, "asyncTensor": True}),
     "context": (4, {"context": 2}),
     "context x tensor": (4, {"context": 2, "tensor": 2}),
     "pipeline": (2, {"pipeline": 2}),
@@ -25,7 +26,7 @@ LAYOUTS = {
 CHAINS = [
     ["pipeline", "pipeline x tensor", "fsdp", "interleaved x copies"],
     ["fsdp", "fsdp x tensor", "context x tensor", "hsdp"],
-    ["context", "tensor", "fsdp", "hsdp x tensor"],
+    ["context", "tensor", "async tensor", "hsdp x tensor"],
 ]
 
 

@@ -25,6 +25,7 @@ LAYOUTS = {
     "fsdp": {},
     "hsdp": {"shard": 2},
     "tensor": {"tensor": 2},
+    "async tensor": {"tensor": 2, "asyncTensor": True},
     "context": {"context": 2},
     "1F1B": {"pipeline": 2},
     "GPipe": {"pipeline": 2, "schedule": "GPipe"},
@@ -69,7 +70,7 @@ def long_but(first, cases, law):
 @pytest.mark.parametrize(
     "layout",
     [
-        "fsdp", "hsdp", "tensor", "1F1B", "interleaved",
+        "fsdp", "hsdp", "tensor", "async tensor", "1F1B", "interleaved",
         *long_but("experts", MASKLESS, "test_four_real_ranks_take_what_is_planned"),
     ],
 )  # fmt: skip
@@ -104,6 +105,15 @@ def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
     by_line = planning.memory(deep, parallelism, 4, 0)
     monkeypatch.setattr(planning, "_axis", lambda target, _: [(target, 1.0)])
     assert by_line == planning.memory(deep, parallelism, 4, 0)
+
+
+@pytest.mark.parametrize("activations", ["KeepProducts", "Recompute"])
+def test_what_is_sent_while_it_is_multiplied_is_kept_as_products_are(activations):
+    parallelism = ParallelismConfig(tensor=2, async_tensor=True)
+    small = config(batch=8, precision="bfloat16", memory={"activations": activations})
+    counted = sum(size for name, size in planning.memory(small, parallelism, 2, 0).sent.items() if "tensor" in name)
+    formula = sum(part.bytes for part in traffic(Layout(small, parallelism, 2, 8)))
+    assert formula == pytest.approx(counted, rel=FORMULA)
 
 
 def test_gradients_wait_whole_only_where_gathered_weights_stay():

@@ -18,7 +18,7 @@ def test_a_block_is_that_of_the_papers(parent, trainer, tmp_path, degree):
     assert len(found["ours"]) == 2 + 9, "the result, and the gradients of its input and of nine weights"
     for name, expected in found["one process"].items():
         assert expected.any()
-        for whose in ("by hand", "ours"):
+        for whose in ("by hand", "ours", "overlapped"):
             torch.testing.assert_close(
                 found[whose][name], expected, rtol=1e-10, atol=1e-12, msg=lambda said, of=(whose, name): f"{of}: {said}"
             )  # fmt: skip

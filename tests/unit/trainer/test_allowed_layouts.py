@@ -39,6 +39,7 @@ def problems(trainer: TrainerConfig, world: int | None = None, **degrees: Any) -
         ({"data": {"uri": "/d", "balance": "speed"}}, {"context": 2}, "trainer.data.balance: ", "to even"),
         ({"determinism": "bitwise"}, {"shard": 2}, "trainer.determinism: ", "remove parallelism"),
         (FREED, ZERO_BUBBLE, "trainer.memory.reshardAfterForward: ", "choose another parallelism.schedule"),
+        ({}, {**ZERO_BUBBLE, "tensor": 2, "async_tensor": True}, "parallelism.asyncTensor: ", "or remove asyncTensor"),
         ({}, {"expert": 2}, "parallelism.expert: expert deals experts out", "expert is 2: the nearest that fit: 1"),
         (SIX_EXPERTS, {"expert": 4}, "parallelism.expert: ", "expert is 4: the nearest that fit: 3 and 6"),
         (SIX_EXPERTS, {"expert": 2, "shard": 3}, "parallelism.expert: ", "expert is 2: the nearest that fit: 1 and 3"),

@@ -53,6 +53,12 @@ class ParallelismConfig(BaseModel):
         "those that shard one copy: it divides shard x context x tensor and trainer.model.experts.count.",
     )
 
+    async_tensor: bool = Field(
+        default=False,
+        description="Whether tensor groups of the bundled trainer send while they multiply (async TP). Of GPUs it asks "
+        "that those of a group are of one replica and read each other's memory; it was not run on any yet.",
+    )
+
     @property
     def group(self) -> int:
         """Ranks that compute the same sequences."""

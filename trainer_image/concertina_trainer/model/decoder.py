@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed._symmetric_memory  # defines the operations of PRODUCTS that are its own
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -51,10 +52,21 @@ def rotate(x: Tensor, theta: float, context: Context | None) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).type_as(x)
 
 
+class Products:
+    """Of a layer's input by its first weights, and of what becomes its result by the last one."""
+
+    def columns(self, x: Tensor, weights: Sequence[nn.Linear]) -> Sequence[Tensor]:
+        return [weight(x) for weight in weights]
+
+    def rows(self, x: Tensor, weight: nn.Linear) -> Tensor:
+        result: Tensor = weight(x)
+        return result
+
+
 class Attention(nn.Module):
     def __init__(self, config: ModelConfig, context: Context | None) -> None:
         super().__init__()
-        self.context = context
+        self.context, self.products = context, Products()
         self.heads, self.kv_heads = config.heads, config.resolved_kv_heads
         self.head_dim = config.dim // config.heads
         self.theta = config.rope_theta
@@ -66,27 +78,27 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         batch, length, _ = x.shape
         query, key, value = (
-            projection(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-            for projection in (self.query, self.key, self.value)
+            each.view(batch, length, -1, self.head_dim).transpose(1, 2)
+            for each in self.products.columns(x, (self.query, self.key, self.value))
         )
         query, key = rotate(query, self.theta, self.context), rotate(key, self.theta, self.context)
         if self.context is not None:
             key, value = self.context.gather(key, value)
         attended = attend(query, key, value, mask, gqa=self.heads != self.kv_heads)
-        result: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, -1))
-        return result
+        return self.products.rows(attended.transpose(1, 2).reshape(batch, length, -1), self.output)
 
 
 class FeedForward(nn.Module):
     def __init__(self, dim: int, hidden_dim: int, lora: LoraConfig | None = None) -> None:
         super().__init__()
+        self.products = Products()
         self.gate = linear(dim, hidden_dim, lora, Projection.gate)
         self.up = linear(dim, hidden_dim, lora, Projection.up)
         self.down = linear(hidden_dim, dim, lora, Projection.down)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return result
+        gate, up = self.products.columns(x, (self.gate, self.up))
+        return self.products.rows(F.silu(gate) * up, self.down)
 
 
 def feed_forward(config: ModelConfig, layer: int) -> FeedForward | MixtureOfExperts:
@@ -100,6 +112,8 @@ def feed_forward(config: ModelConfig, layer: int) -> FeedForward | MixtureOfExpe
 PRODUCTS = (
     torch.ops.aten.mm.default,
     torch.ops.aten._grouped_mm.default,
+    torch.ops.symm_mem.fused_all_gather_matmul.default,
+    torch.ops.symm_mem.fused_matmul_reduce_scatter.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,

@@ -29,7 +29,7 @@ def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None 
         with torch.device("meta"):
             model = Decoder(config.model, context, part, config.memory.activations)
         if meshes.tensor:
-            tensor.cut(model, meshes.tensor)
+            tensor.cut(model, meshes.tensor, world.parallelism.async_tensor)
         if meshes.expert:
             expert.cut(model, meshes.expert, world.times)
         if meshes.sequence:

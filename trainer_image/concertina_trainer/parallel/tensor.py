@@ -25,14 +25,16 @@ from torch.distributed.tensor.parallel import (
 )
 
 from concertina_protocol import StepPart
-from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.decoder import Attention, Decoder, FeedForward
 from concertina_trainer.model.experts import MixtureOfExperts
 from concertina_trainer.model.lora import LoraLinear
+from concertina_trainer.parallel.async_tensor import overlap
 from concertina_trainer.parallel.group import DistContext
 
 
-def cut(model: Decoder, mesh: DeviceMesh) -> None:
-    """Before FSDP cuts what is left of each weight. Each rank cuts its own whole values, so nothing is sent."""
+def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
+    """Before FSDP cuts what is left of each weight. Each rank cuts its own whole values, so nothing is sent.
+    `overlapped`: layers send while they multiply."""
     ends: dict[str, Any] = {"norm": SequenceParallel(), "head": ColwiseParallel()}
     ends["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
     parallelize_module(model, mesh, {name: plan for name, plan in ends.items() if getattr(model, name) is not None},
@@ -42,23 +44,15 @@ def cut(model: Decoder, mesh: DeviceMesh) -> None:
         model.norm.register_forward_hook(_whole_sequences)
     model.tensor_degree = mesh.size()
     for block in model.blocks.values():
-        plans: dict[str, Any] = {
-            "attention_norm": SequenceParallel(),
-            "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
-            "attention.query": ColwiseParallel(),
-            "attention.key": ColwiseParallel(),
-            "attention.value": ColwiseParallel(),
-            "attention.output": RowwiseParallel(output_layouts=Shard(1)),
-            "feed_forward_norm": SequenceParallel(),
-        }
-        if not isinstance(block.feed_forward, MixtureOfExperts):
-            plans |= _feed_forward("feed_forward")
-        elif block.feed_forward.shared is not None:
-            plans |= _feed_forward("feed_forward.shared")
+        plans: dict[str, Any] = {"attention_norm": SequenceParallel(), "feed_forward_norm": SequenceParallel()}
+        if not overlapped:
+            plans |= _layers(block.feed_forward)
         parallelize_module(block, mesh, plans, src_data_rank=None)
-        for module in block.modules():
-            if isinstance(module, LoraLinear):
-                _cut_adapter(module, mesh)
+    for layer in model.modules():
+        if isinstance(layer, LoraLinear):
+            _cut_adapter(layer, mesh)
+        if overlapped and isinstance(layer, Attention | FeedForward):
+            overlap(layer, mesh)
     for moe in model.mixtures():
         _route_own_tokens(moe, mesh)
 
@@ -73,6 +67,21 @@ def _cut_adapter(module: LoraLinear, mesh: DeviceMesh) -> None:
     for name, placement in cuts.items():
         whole = torch.empty(getattr(module, name).shape, device="meta")
         module.register_parameter(name, nn.Parameter(distribute_tensor(whole, mesh, [placement], src_data_rank=None)))
+
+
+def _layers(feed_forward: Any) -> dict[str, Any]:
+    plans: dict[str, Any] = {
+        "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
+        "attention.query": ColwiseParallel(),
+        "attention.key": ColwiseParallel(),
+        "attention.value": ColwiseParallel(),
+        "attention.output": RowwiseParallel(output_layouts=Shard(1)),
+    }
+    if not isinstance(feed_forward, MixtureOfExperts):
+        plans |= _feed_forward("feed_forward")
+    elif feed_forward.shared is not None:
+        plans |= _feed_forward("feed_forward.shared")
+    return plans
 
 
 def _feed_forward(name: str) -> dict[str, Any]:
@@ -113,6 +122,6 @@ def loss_context(world: DistContext) -> Iterator[None]:
         with world.times.measured(StepPart.TENSOR):
             return wait_tensor(tensor)
 
-    # All that nothing hides of a functional collective; none but DTensors use these through Python.
+    # All that nothing hides of a functional collective; none but DTensors and `async_tensor` use these through Python.
     with mock.patch.object(functional, "wait_tensor", wait), loss_parallel():
         yield

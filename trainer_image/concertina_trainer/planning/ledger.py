@@ -16,6 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from concertina_trainer.parallel.async_tensor import IN_TURN
+
 
 class Kind(enum.StrEnum):
     weights = "weights"
@@ -77,6 +79,9 @@ class Ledger(TorchDispatchMode):
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # it comes again as operations on local tensors
         kwargs = kwargs or {}
+        if (in_turn := IN_TURN.get(func)) is not None:
+            with self:
+                return in_turn(*args, **kwargs)
         # Under fake tensors waiting makes a copy, which it does not.
         result = args[0] if func is _WAIT else func(*args, **kwargs)
         self._turn()

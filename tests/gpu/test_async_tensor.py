@@ -1,0 +1,60 @@
+"""Tensor groups that send while they multiply, on CUDA and NCCL: gradients against those of groups that wait."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from builders.train import node
+from builders.train.gradients import whole_gradient
+from concertina.demo import text
+from concertina_trainer.data.build.build import build
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has no two CUDA devices: nothing was sent"),
+]
+BOUNDS = {"float32": 1e-4, "bfloat16": 3e-2}
+"""Of a difference, as a part of the gradient's norm."""
+
+
+@pytest.fixture(scope="module")
+def data():
+    with tempfile.TemporaryDirectory(prefix="concertina-gpu-") as path:
+        folder = Path(path)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CONCERTINA_CACHE", str(folder / "cache"))
+            (folder / "text").mkdir()
+            list(build(text.write(folder / "text", 35, 27_000), str(folder / "data")))
+            yield folder / "data"
+
+
+@pytest.fixture(scope="module")
+def parent():
+    parent = node.Parent()
+    yield parent
+    parent.close()
+
+
+@pytest.mark.parametrize("rows", [2, 16], ids="{} sequences".format)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("activations", ["Keep", "KeepProducts"])
+def test_gradients_are_those_of_groups_that_wait(data, parent, tmp_path, rows, precision, activations):
+    """Of few tokens (up to 2048) torch gathers by multicast, where there is one; of more piece by piece."""
+    trainer = {
+        "data": {"uri": str(data)},
+        "globalBatchSize": rows,
+        "microBatchSize": rows,
+        "model": {"layers": 3, "dim": 256, "heads": 4, "sequenceLength": 256},
+        "precision": precision,
+        "memory": {"activations": activations},
+    }
+    apart, together = (
+        whole_gradient(parent, trainer, 2, tmp_path, parallelism={"tensor": 2, "asyncTensor": overlapped})
+        for overlapped in (False, True)
+    )
+    assert together["loss"] == pytest.approx(apart["loss"], rel=BOUNDS[precision])
+    for name, gradient in apart["gradients"].items():
+        difference = (together["gradients"][name] - gradient).norm() / gradient.norm()
+        assert difference < BOUNDS[precision], name
