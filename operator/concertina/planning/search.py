@@ -9,7 +9,7 @@ from concertina.planning.hardware import USABLE, Gpu
 from concertina.planning.layout import Layout
 from concertina.planning.timing import step_time
 from concertina.planning.traffic import COMPUTED, batch, rank_weights, stage_blocks
-from concertina_trainer.config.memory import Activations
+from concertina_trainer.config.memory import Activations, Offload
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.layouts import problems
@@ -61,8 +61,10 @@ def least_memory(layout: Layout) -> float:
     """Bytes that a rank has at the least: it is not worth trying what these do not fit into. State exactly, of
     activations what no schedule can do without."""
     model, given, plan = layout.trainer.model, layout.parallelism, batch(layout)
-    weights = rank_weights(layout)
-    waiting = weights.whole if plan.microbatches > 1 else weights.held
+    weights, offloaded = rank_weights(layout), layout.trainer.memory.offload is Offload.state
+    state = 0.0 if offloaded else weights.held * STATE
+    reduced = 0.0 if offloaded else weights.held
+    waiting = weights.whole if plan.microbatches > 1 else reduced
     tokens = plan.rows * model.sequence_length / given.context / given.tensor
     width = {
         Activations.keep: 8 * model.dim + 4 * model.token_width,
@@ -71,4 +73,4 @@ def least_memory(layout: Layout) -> float:
     }[layout.trainer.memory.activations]
     held = plan.microbatches if given.schedule is PipelineSchedule.gpipe else min(plan.microbatches, given.pipeline)
     activations = tokens * width * COMPUTED * stage_blocks(layout) * (held if given.pipeline > 1 else 1)
-    return weights.held * STATE + REDUCED * waiting + activations
+    return state + REDUCED * waiting + activations

@@ -60,7 +60,6 @@ class MemoryConfig(Section):
     )
     offload: Offload = Field(
         default=Offload.none,
-        description="What is in the memory of the host instead of the device's. State: weights, reduced gradients and "
-        "the optimizer's moments, which processors update; blocks' weights are copied to the device as they are "
-        "gathered.",
+        description="What is in the host's memory instead of the device's. State: weights, reduced gradients and the "
+        "optimizer's moments, which processors update; weights are copied to the device as they are gathered.",
     )
