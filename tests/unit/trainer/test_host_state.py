@@ -1,6 +1,8 @@
 """Where tensors are when the state is in host memory and the device is a GPU: on a fake process group, whose meshes say
 cuda. There is none, so what is made on it or copied to it holds nothing; and pinning makes a copy, as it does there."""
 
+import types
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.overrides import TorchFunctionMode
 
+from concertina_state.catalogue import _buckets
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.model.optimizer import ShardedAdamW, local
@@ -105,3 +108,13 @@ def _read_by_fsdp(model):
                 assert each._sharded_param_data.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
                 if mine.numel():
                     yield names[id(each.sharded_param)], mine
+
+
+@pytest.mark.parametrize(("sends", "pieces"), [("meta", [5]), ("cuda", [1, 2, 1, 1])])
+def test_what_the_group_does_not_send_from_goes_by_the_device_in_pieces(sends, pieces):
+    """Of tensors of 40 MiB."""
+    parts = [torch.empty(10 << 20, device="meta") for _ in range(5)]
+    found = list(_buckets(parts, types.SimpleNamespace(_device_types=[torch.device(sends)])))
+    assert [len(some) for _, some in found] == pieces
+    assert all(device.type == sends for device, _ in found)
+    assert [id(part) for _, some in found for part in some] == [id(part) for part in parts]
