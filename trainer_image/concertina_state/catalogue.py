@@ -6,7 +6,8 @@ others' from them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -66,8 +67,8 @@ def _exchange(alike: Sequence[Held[Tensor]], copies: Copies) -> None:
     group = copies.group or dist.group.WORLD
     assert group is not None
     for number, source in enumerate(copies.ranks):
-        for bucket in _buckets([tensor for _, tensor in parts(alike, copies, number)]):
-            dense = [part.contiguous() for part in bucket]
+        for device, bucket in _buckets([tensor for _, tensor in parts(alike, copies, number)], group):
+            dense = [part.to(device).contiguous() for part in bucket]
             root = dist.get_group_rank(group, source)
             # As bytes: backends have no word for some dtypes.
             bytes_ = [each.reshape(-1).view(torch.uint8) for each in dense]
@@ -77,12 +78,20 @@ def _exchange(alike: Sequence[Held[Tensor]], copies: Copies) -> None:
                     part.copy_(filled)
 
 
-def _buckets(parts: Sequence[Tensor]) -> list[list[Tensor]]:
-    """By device, as they can be sent together."""
+def _buckets(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Iterator[tuple[torch.device, list[Tensor]]]:
+    """Those that can be sent together, and from which device: NCCL does not send from the host's memory, and takes it
+    by the device in pieces, as there may be no room for all."""
     found: dict[torch.device, list[Tensor]] = {}
     for part in parts:
         found.setdefault(part.device, []).append(part)
-    return list(found.values())
+    devices = group._device_types
+    for device, alike in found.items():
+        if not devices or device.type in {each.type for each in devices}:
+            yield device, alike
+            continue
+        ends = itertools.accumulate(part.nbytes for part in alike)
+        for _, piece in itertools.groupby(zip(ends, alike, strict=True), lambda each: each[0] // BUCKET):
+            yield devices[0], [part for _, part in piece]
 
 
 def _held(name: str, given: Tensor | Part | Elsewhere, everyone: Copies) -> Held[Tensor]:

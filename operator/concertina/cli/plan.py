@@ -208,12 +208,14 @@ def _facts(spec: JobSpec, seen: Outlook) -> Iterator[tuple[str, str]]:
             f"{time.bubble / time.total:.0%} waiting in the pipeline, "
             f"{sum(time.communication.values()) / time.total:.0%} communication, "
             f"{time.optimizer / time.total:.0%} optimizer"
+            + (f", {time.host / time.total:.0%} copies to host memory and back" if time.host else "")
         ),
     )
     yield "Speed", f"{seen.tokens_per_second:,.0f} tokens/s, MFU {seen.mfu:.1%} (estimated: docs/planning.md)"
     yield (
         "Node memory",
         f"{seen.snapshots / 2**30:,.1f} GiB of snapshots a replica"
+        + (f", {seen.offloaded / 2**30:,.1f} GiB of offloaded state" if seen.offloaded else "")
         + (f", of {seen.room / 2**30:,.1f} GiB" if seen.room else ""),
     )
     if budget := seen.budget:
@@ -237,10 +239,12 @@ def _numbers(valid: Sequence[int]) -> str:
 
 def _memory_table(seen: Outlook) -> Table:
     kinds = list(seen.memory[0].kinds)
-    table = Table("GiB at the peak", "", *kinds, "all", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    offloaded = ["on the host"] if any(rank.host_total for rank in seen.memory) else []
+    table = Table("GiB at the peak", "", *kinds, "all", *offloaded, box=None, header_style="bold", padding=(0, 2, 0, 0))
     for rank in seen.memory:
         figures = [f"{rank.kinds[kind] / 2**30:.2f}" for kind in kinds]
-        table.add_row(f"rank {rank.rank}", rank.phase, *figures, f"{rank.total / 2**30:.2f}")
+        on_host = [f"{rank.host_total / 2**30:.2f}" for _ in offloaded]
+        table.add_row(f"rank {rank.rank}", rank.phase, *figures, f"{rank.total / 2**30:.2f}", *on_host)
     return table
 
 

@@ -36,6 +36,8 @@ class Gpu:
     """Bytes a second."""
     nvlink: float
     """Bytes a second, in each direction, to the GPUs of its node."""
+    host_link: float
+    """Bytes a second to the host's memory, or from there: PCIe's 16 lanes."""
     kernels: float
     """Which part of the peak matrix products and attention come to; set by some of the published runs of
     benchmarks/planning.py, and checked by the others. Of H200 and B200 there was none: assumed."""
@@ -49,10 +51,10 @@ class Gpu:
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu(GpuName.a100, 80e9, 2.0e12, 300e9, 0.75),
-        Gpu(GpuName.h100, 80e9, 3.35e12, 450e9, 0.55),
-        Gpu(GpuName.h200, 141e9, 4.8e12, 450e9, 0.55),
-        Gpu(GpuName.b200, 180e9, 8.0e12, 900e9, 0.5),
+        Gpu(GpuName.a100, 80e9, 2.0e12, 300e9, 32e9, 0.75),
+        Gpu(GpuName.h100, 80e9, 3.35e12, 450e9, 64e9, 0.55),
+        Gpu(GpuName.h200, 141e9, 4.8e12, 450e9, 64e9, 0.55),
+        Gpu(GpuName.b200, 180e9, 8.0e12, 900e9, 64e9, 0.5),
     )
 }
 FABRICS = {
@@ -69,5 +71,7 @@ REACHED = 0.8
 USABLE = 0.92
 """Which part of a GPU's memory tensors can have: CUDA's context, NCCL's and cuBLAS' workspaces and the allocator's
 waste have the rest. Not measured on a GPU."""
+HOST_MEMORY_RATE = 40e9
+"""Bytes a second of a GPU's share of its node's memory and processors: assumed, with threads enough for it."""
 LATENCY = 10e-6
 """Seconds of each doubling of a collective's ranks."""

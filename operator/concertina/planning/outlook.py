@@ -28,16 +28,24 @@ class RankMemory:
     rank: int
     phase: str
     kinds: Mapping[str, int]
+    """Of the device."""
+    host: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Of the state that is in host memory."""
 
     @property
     def total(self) -> int:
+        """Of the device."""
         return sum(self.kinds.values())
+
+    @property
+    def host_total(self) -> int:
+        return sum(self.host.values())
 
 
 def rank_memory(found: Mapping[str, Any]) -> RankMemory:
     """As `python -m concertina_trainer.planning` writes it."""
     phase, kinds = max(found["peaks"].items(), key=lambda peak: sum(peak[1].values()))
-    return RankMemory(found["rank"], phase, kinds)
+    return RankMemory(found["rank"], phase, kinds, found["host"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +70,10 @@ class Outlook:
     """Of the ranks that take most; empty where it was not measured."""
     snapshots: int
     """Bytes of a replica's memory volume."""
+    offloaded: int
+    """Bytes of a replica's state in host memory, beside them."""
     room: int | None
-    """That the container's memory limit leaves for them; None: there is no limit."""
+    """That the container's memory limit leaves for both; None: there is no limit."""
     budget: Budget | None
 
     @property
@@ -108,10 +118,11 @@ def outlook(
     seconds = tokens / per_step * time.total
     price = spec.price
     cost = seconds / HOUR * replicas * price.per_replica_hour if price else None
-    tried = spec.model_copy(update={"trainer": trainer})
+    tried = spec.model_copy(update={"trainer": trainer, "parallelism": layout.parallelism})
     return Outlook(
         layout, replicas, gpu, fabric, time, traffic(layout), memory, snapshot_memory.needed(tried, replicas),
-        snapshot_memory.room(spec), Budget(tokens, seconds, cost, price.currency if price else ""),
+        snapshot_memory.offloaded(tried, replicas), snapshot_memory.room(spec),
+        Budget(tokens, seconds, cost, price.currency if price else ""),
     )  # fmt: skip
 
 
@@ -130,12 +141,14 @@ def bottleneck(seen: Outlook) -> str:
             f"Memory: rank {peak.rank} needs {_gib(peak.total)} of the {_gib(gpu.memory * USABLE)} that tensors can "
             f"have on {gpu.name}, most of it {largest} ({_gib(peak.kinds[largest])}): {_less(seen, largest)}."
         )
-    if seen.room is not None and seen.snapshots > seen.room:
+    if seen.room is not None and seen.snapshots + seen.offloaded > seen.room:
+        besides = f", its offloaded state {_gib(seen.offloaded)}" if seen.offloaded else ""
         return (
-            f"Memory of nodes: the snapshots of a replica take {_gib(seen.snapshots)}, and nine tenths of the "
+            f"Memory of nodes: the snapshots of a replica take {_gib(seen.snapshots)}{besides}, and nine tenths of the "
             f"container's limit are {_gib(seen.room)}: raise resources.limits.memory, or have more replicas."
         )
     parts: dict[str, float] = {"bubble": time.bubble, "filling": time.filling, "optimizer": time.optimizer}
+    parts["host"] = time.host
     parts |= {str(dimension): seconds for dimension, seconds in time.communication.items()}
     name = max(parts, key=lambda part: parts[part])
     share = parts[name] / time.total
@@ -153,6 +166,8 @@ _WORDS = {
     "filling": "The batch: {share} of a step computes rows that hold nothing, as globalBatchSize does not divide: make "
     "it a multiple of {data} x microBatchSize",
     "optimizer": "The optimizer: {share} of a step reads and writes weights and moments: shard over more ranks",
+    "host": "The host's memory: {share} of a step copies weights from there and gradients to it: raise microBatchSize, "
+    "or set memory.offload to None",
     "tensor": "Tensor parallelism: {share} of a step waits for its activations{tensor_link}: use fewer ranks a group",
     "expert": "Experts: {share} of a step sends tokens to experts and back{expert_link}: use fewer ranks a group, on a "
     "node if they can be",
@@ -192,8 +207,9 @@ def _less(seen: Outlook, kind: str) -> str:
             "gradients of several microbatches add up whole before they are reduced; raise microBatchSize, so that "
             "there is one, or parallelism.tensor or pipeline"
         )
-    if kind in ("weights", "moments") and given.shard is not None:
-        return "raise parallelism.shard, or leave it out"
+    if kind in ("weights", "moments"):
+        instead = "parallelism.tensor or parallelism.pipeline" if given.shard is None else "parallelism.shard"
+        return f"raise {instead}, or set memory.offload to State"
     if kind in ("gathered", "gradients") and trainer.model.experts is not None:
         return "raise parallelism.expert"
     return "raise parallelism.tensor or parallelism.pipeline"
@@ -219,11 +235,15 @@ def as_object(seen: Outlook) -> dict[str, Any]:
         "rows": plan.rows,
         "filling": 0.0 if plan.fixed else plan.filling,
         "memory": [
-            {"rank": rank.rank, "phase": rank.phase, "total": rank.total, "kinds": dict(rank.kinds)}
+            {
+                "rank": rank.rank, "phase": rank.phase, "total": rank.total, "kinds": dict(rank.kinds),
+                "hostBytes": rank.host_total,
+            }
             for rank in seen.memory
         ],
         "fits": seen.fits,
         "snapshotBytes": seen.snapshots,
+        "offloadedBytes": seen.offloaded,
         "traffic": [
             {
                 "dimension": str(part.dimension), "what": part.name, "ranks": part.ranks, "times": part.times,
@@ -237,6 +257,7 @@ def as_object(seen: Outlook) -> dict[str, Any]:
         "stepSeconds": seen.time.total,
         "seconds": {
             "compute": seen.time.compute, "bubble": seen.time.bubble, "optimizer": seen.time.optimizer,
+            "host": seen.time.host,
             "communication": {str(each): seconds for each, seconds in seen.time.communication.items()},
         },
         "bubble": bubble_share(layout, plan.microbatches),

@@ -9,7 +9,7 @@ from concertina.planning.hardware import USABLE, Gpu
 from concertina.planning.layout import Layout
 from concertina.planning.timing import step_time
 from concertina.planning.traffic import COMPUTED, batch, rank_weights, stage_blocks
-from concertina_trainer.config.memory import Activations
+from concertina_trainer.config.memory import Activations, Offload
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.layouts import problems
@@ -62,14 +62,14 @@ def least_memory(layout: Layout) -> float:
     activations what no schedule can do without."""
     model, given, plan = layout.trainer.model, layout.parallelism, batch(layout)
     weights = rank_weights(layout)
-    waiting = weights.whole if plan.microbatches > 1 else weights.held
+    held = weights.held if layout.trainer.memory.offload is Offload.none else 0.0
+    gradients = weights.whole if plan.microbatches > 1 else held
     tokens = plan.rows * model.sequence_length / given.context / given.tensor
     width = {
         Activations.keep: 8 * model.dim + 4 * model.token_width,
         Activations.products: 4 * model.dim + 2 * model.token_width,
         Activations.recompute: model.dim,
     }[layout.trainer.memory.activations]
-    held = plan.microbatches if given.schedule is PipelineSchedule.gpipe else min(plan.microbatches, given.pipeline)
-    activations = tokens * width * COMPUTED * stage_blocks(layout) * (held if given.pipeline > 1 else 1)
-    trained = MOMENTS * weights.held + REDUCED * waiting
-    return WEIGHT * weights.held + model.trained_share * trained + activations
+    waiting = plan.microbatches if given.schedule is PipelineSchedule.gpipe else min(plan.microbatches, given.pipeline)
+    activations = tokens * width * COMPUTED * stage_blocks(layout) * (waiting if given.pipeline > 1 else 1)
+    return WEIGHT * held + model.trained_share * (MOMENTS * held + REDUCED * gradients) + activations

@@ -5,10 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from concertina.planning.hardware import LATENCY, REACHED, Gpu
+from concertina.planning.hardware import HOST_MEMORY_RATE, LATENCY, REACHED, Gpu
 from concertina.planning.layout import Carved, Group, Layout
-from concertina.planning.traffic import COMPUTED, Traffic, batch, rank_weights, routed_blocks, stage_blocks, traffic
-from concertina_trainer.config.memory import Activations
+from concertina.planning.traffic import (
+    COMPUTED,
+    Traffic,
+    batch,
+    host_bytes,
+    rank_weights,
+    routed_blocks,
+    stage_blocks,
+    traffic,
+)
+from concertina_trainer.config.memory import Activations, Offload
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.config.parallelism import PipelineSchedule
 from concertina_trainer.degrees import Dimension
@@ -37,12 +46,14 @@ class StepTime:
     bubble: float
     """That a rank waits for the other stages of its pipeline."""
     optimizer: float
+    host: float
+    """Copies between the device and host memory, as far as nothing hides them."""
     filling: float
     """Of `compute`: rows that hold nothing, since the batch does not divide."""
 
     @property
     def total(self) -> float:
-        return self.compute + sum(self.communication.values()) + self.bubble + self.optimizer
+        return self.compute + sum(self.communication.values()) + self.bubble + self.optimizer + self.host
 
 
 def bubble_share(layout: Layout, microbatches: int) -> float:
@@ -91,15 +102,20 @@ def step_time(layout: Layout, gpu: Gpu, fabric: float) -> StepTime:
             continue
         into = communication if part.exposed else hidden
         into[part.dimension] = into.get(part.dimension, 0.0) + seconds
+
+    def left(seconds: float) -> float:
+        """Beside the computation, but for the first block's weights and the last one's gradients."""
+        return max(0.0, seconds - compute) + min(seconds, compute) / (model.layers / given.pipeline + 1)
+
     for dimension, seconds in hidden.items():
-        # Beside the computation, but for the first block's weights and the last one's gradients.
-        left = max(0.0, seconds - compute) + min(seconds, compute) / (model.layers / given.pipeline + 1)
-        communication[dimension] = communication.get(dimension, 0.0) + left
+        communication[dimension] = communication.get(dimension, 0.0) + left(seconds)
     within = (Dimension.tensor, Dimension.context, Carved.expert)
     busy = compute + sum(communication.get(each, 0.0) for each in within)
     bubble = busy * bubble_share(layout, plan.microbatches)
-    optimizer = rank_weights(layout).held * model.trained_share * OPTIMIZER_BYTES / gpu.memory_rate
-    return StepTime(compute, communication, bubble, optimizer, compute * (0.0 if plan.fixed else plan.filling))
+    rate = gpu.memory_rate if trainer.memory.offload is Offload.none else HOST_MEMORY_RATE
+    optimizer = rank_weights(layout).held * model.trained_share * OPTIMIZER_BYTES / rate
+    host = left(host_bytes(layout) / (gpu.host_link * REACHED))
+    return StepTime(compute, communication, bubble, optimizer, host, compute * (0.0 if plan.fixed else plan.filling))
 
 
 def _beyond_products(layout: Layout, once: float, gpu: Gpu) -> float:

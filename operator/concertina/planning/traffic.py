@@ -8,13 +8,13 @@ import dataclasses
 import math
 
 from concertina.planning.layout import Carved, Group, Layout
-from concertina_trainer.config.memory import Activations
+from concertina_trainer.config.memory import Activations, Offload
 from concertina_trainer.data.read.batch import BatchPlan, batch_plan
 from concertina_trainer.degrees import Dimension
 from concertina_trainer.layouts import frees_weights
 
-COMPUTED, REDUCED = 2, 4
-"""Bytes of a number: weights and activations travel in bfloat16, gradients in float32."""
+COMPUTED, REDUCED, HELD = 2, 4, 4
+"""Bytes of a number: weights and activations travel in bfloat16, gradients in float32; weights are held in that."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,11 @@ class RankWeights:
     @property
     def held(self) -> float:
         """This rank's part."""
-        return (self.blocks + self.ends) / self.ranks + self.experts / self.expert_ranks
+        return self.held_blocks + self.ends / self.ranks
+
+    @property
+    def held_blocks(self) -> float:
+        return self.blocks / self.ranks + self.experts / self.expert_ranks
 
     @property
     def whole(self) -> float:
@@ -115,13 +119,31 @@ def traffic(layout: Layout) -> list[Traffic]:
     return found
 
 
-def _of_weights(layout: Layout, plan: BatchPlan) -> list[Traffic]:
-    given, count, weights = layout.parallelism, plan.microbatches, rank_weights(layout)
+def host_bytes(layout: Layout) -> float:
+    """Between the device and host memory in a step, where the state is there: float32, each time that weights are
+    gathered or gradients reduced."""
+    if layout.trainer.memory.offload is Offload.none:
+        return 0.0
+    plan, weights = batch(layout), rank_weights(layout)
+    gathers, of_ends = _gatherings(layout, plan)
+    gathered = gathers * weights.held_blocks + of_ends * weights.ends / weights.ranks
+    copied = _reductions(layout, plan) if layout.degree(Dimension.replicate) == 1 else 1  # copies add up on the device
+    return HELD * (gathered + copied * layout.trainer.model.trained_share * weights.held)
+
+
+def _gatherings(layout: Layout, plan: BatchPlan) -> tuple[int, int]:
+    """How often in a step weights of blocks are gathered, and those of the ends."""
+    given, count = layout.parallelism, plan.microbatches
     free = frees_weights(layout.trainer, given)
     if given.pipeline == 1:
-        gathers, of_ends = count * (2 if free else 1), count
-    else:  # the backward of each microbatch, and the forwards before the first of them
-        gathers, of_ends = count + min(count, given.pipeline * given.stages_per_rank) if free else 1, 1
+        return count * (2 if free else 1), count
+    # The backward of each microbatch, and the forwards before the first of them.
+    return count + min(count, given.pipeline * given.stages_per_rank) if free else 1, 1
+
+
+def _of_weights(layout: Layout, plan: BatchPlan) -> list[Traffic]:
+    count, weights = plan.microbatches, rank_weights(layout)
+    gathers, of_ends = _gatherings(layout, plan)
     reductions, trained = _reductions(layout, plan), layout.trainer.model.trained_share
 
     def over(ranks: int, name: str, modules: int, blocks: float, ends: float) -> list[Traffic]:

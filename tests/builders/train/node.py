@@ -104,6 +104,7 @@ class Job:
         self.trainer, self.checkpoint = trainer, checkpoint
         self.worker, self.environment = "concertina_trainer.worker:main", {}
         self.images: tuple[str, ...] = ()
+        self.a_gpu_each = False
         self.number = 0
         self.durable: Durable | None = None
         folder.mkdir(exist_ok=True)
@@ -189,7 +190,8 @@ class _Round:
             others.append(self.job.parent.fork("concertina_trainer.uploader:main", environment, log.fileno()))
         for rank in range(self.world):
             folder = self.job.folder / f"node-{rank}" / "snapshots" / f"round-{self.job.number}"
-            mine = {"RANK": str(rank), "LOCAL_RANK": "0", "CONCERTINA_SNAPSHOTS": str(folder)}
+            mine = {"RANK": str(rank), "CONCERTINA_SNAPSHOTS": str(folder)}
+            mine["LOCAL_RANK"] = str(rank) if self.job.a_gpu_each else "0"
             environment = {**common, **mine, **self.job.environment}
             self.pids[rank] = self.job.parent.fork(self.job.worker, environment, log.fileno())
         try:

@@ -46,6 +46,7 @@ ROUTED = {
 """Of a model with experts."""
 MASKLESS = [layout for layout in ROUTED if "context" not in layout]
 """On CPU a context group has a mask of pairs, which is not planned for."""
+STATE = (Kind.weights, Kind.moments, Kind.gradients)
 FORMULA = 0.02
 """Of the traffic's formulas: norms and the loss's own few numbers are left out."""
 REAL = 0.05
@@ -124,6 +125,33 @@ def test_gradients_wait_whole_only_where_gathered_weights_stay():
     whole = 4 * config().model.weights
     assert never.peak[Kind.gradients] >= whole
     assert always.peak[Kind.gradients] < whole / 2
+
+
+@pytest.mark.parametrize(
+    "layout", ["fsdp", *long_but("hsdp", ("hsdp", "tensor", "1F1B"), "test_a_state_on_the_host_leaves_the_device")]
+)
+def test_a_state_on_the_host_leaves_the_device(layout):
+    """What is left of gradients there are those that wait for others: of copies, and of a pipeline's microbatches."""
+    parallelism = ParallelismConfig.model_validate(LAYOUTS[layout])
+    without, found = (
+        planning.memory(config(layers=6, memory={"reshardAfterForward": "Always", "offload": how}), parallelism, 4, 0)
+        for how in ("None", "State")
+    )
+    state = without.peaks[Phase.update]
+    assert not any(without.host.values())
+    assert found.host == {kind: state[kind] if kind in STATE else 0 for kind in Kind}
+    assert found.peak[Kind.weights] == found.peak[Kind.moments] == 0
+    waiting = 0 if layout in ("fsdp", "tensor") else state[Kind.gradients]
+    assert found.peaks[Phase.backward][Kind.gradients] >= waiting
+    assert sum(found.peak.values()) <= sum(without.peak.values()) - state[Kind.weights] - state[Kind.moments]
+    assert found.sent == without.sent
+
+
+def test_one_device_with_its_state_on_the_host():
+    found = planning.memory(
+        config(memory={"reshardAfterForward": "Always", "offload": "State"}), ParallelismConfig(), 1, 0
+    )
+    assert sum(found.host.values()) == 16 * config().model.weights
 
 
 @pytest.mark.parametrize(

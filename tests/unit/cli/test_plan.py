@@ -36,7 +36,8 @@ SPEC: dict[str, Any] = {
 OWN_COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "python", "command": ["python3", "train.py"]}]}}
 PLANNED = {
     "replicas", "ranks", "ranksPerReplica", "degrees", "schedule", "activations", "acrossNodes", "parameters",
-    "flopsPerToken", "microbatches", "rows", "filling", "memory", "fits", "snapshotBytes", "traffic", "gpu", "fabric",
+    "flopsPerToken", "microbatches", "rows", "filling", "memory", "fits", "snapshotBytes", "offloadedBytes",
+    "traffic", "gpu", "fabric",
     "stepSeconds", "seconds", "bubble", "mfu", "tokensPerSecond", "budget", "bottleneck",
 }  # fmt: skip
 """Of each size or layout in the JSON. Whoever reads it counts on all of them: add, and take none away."""
@@ -187,14 +188,14 @@ def test_json_has_names_that_stay_and_memory_as_the_trainers_image_measures_it(
     [size] = measured["sizes"]
     assert size.keys() == PLANNED
     assert size["degrees"] == {"replicate": 1, "shard": 2, "pipeline": 1, "context": 1, "tensor": 2, "expert": 1}
-    assert size["seconds"].keys() == {"compute", "bubble", "optimizer", "communication"}
+    assert size["seconds"].keys() == {"compute", "bubble", "optimizer", "host", "communication"}
     assert size["budget"].keys() == {"tokens", "days", "cost", "currency"}
     for part in size["traffic"]:
         assert part.keys() == {
             "dimension", "what", "ranks", "times", "bytes", "sent", "acrossNodes", "bytesPerSecond", "hidden",
         }  # fmt: skip
     [rank] = size["memory"]
-    assert rank.keys() == {"rank", "phase", "total", "kinds"}
+    assert rank.keys() == {"rank", "phase", "total", "kinds", "hostBytes"}
     assert rank["total"] == sum(rank["kinds"].values()) > 0
     assert size["fits"] is True
     both = planned(file, "--no-memory")["sizes"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 from xml.etree import ElementTree as xml
 
@@ -9,12 +10,13 @@ import pytest
 
 from builders.jobs import spec
 from concertina.planning import search
-from concertina.planning.hardware import FABRICS, GPUS, FabricName, GpuName
+from concertina.planning.hardware import FABRICS, GPUS, HOST_MEMORY_RATE, FabricName, GpuName
 from concertina.planning.layout import Carved, Layout, of
 from concertina.planning.outlook import RankMemory, as_object, bottleneck, outlook
 from concertina.planning.timing import bubble_share, step_time
-from concertina.planning.traffic import traffic
+from concertina.planning.traffic import host_bytes, traffic
 from concertina.report.ranks import picture
+from concertina_trainer.config.memory import MemoryConfig
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.degrees import Dimension
@@ -120,6 +122,26 @@ def test_the_first_bottleneck_is_named_with_what_to_try() -> None:
     assert "set trainer.memory.activations to Recompute" in bottleneck(full)
     few = outlook(job(), layout(batch=64, pipeline=16), H100, NETWORK)
     assert bottleneck(few).startswith("The pipeline: ranks wait ")
+
+
+def test_a_state_in_host_memory_is_copied_and_updated_there() -> None:
+    plain = layout(batch=128)
+    memory = {"offload": "State", "reshardAfterForward": "Always"}
+    trainer = plain.trainer.model_copy(update={"memory": MemoryConfig.model_validate(memory)})
+    here = dataclasses.replace(plain, trainer=trainer)
+    held = trainer.model.weights / 64
+    # Two microbatches: blocks are gathered twice for each, the ends once; all are reduced for each.
+    ends = 2 * MODEL["vocabSize"] * MODEL["dim"] / 64
+    assert host_bytes(plain) == 0
+    assert host_bytes(here) == pytest.approx(4 * (4 * (held - ends) + 2 * ends + 2 * held), rel=1e-3)
+    times = [step_time(each, H100, FABRICS[NETWORK]) for each in (plain, here)]
+    assert times[0].host == 0 < times[1].host
+    assert times[1].optimizer == pytest.approx(times[0].optimizer * H100.memory_rate / HOST_MEMORY_RATE)
+    assert search.least_memory(here) < search.least_memory(plain)
+    tight = [RankMemory(0, "update", {"weights": 90 << 30})]
+    assert "set memory.offload to State" in bottleneck(outlook(job(), plain, H100, NETWORK, tight))
+    offloaded = outlook(job(trainer=trainer.model_dump(mode="json", by_alias=True)), here, H100, NETWORK)
+    assert as_object(offloaded)["offloadedBytes"] == 16 * trainer.model.weights // 8
 
 
 def test_a_budget_has_days_and_a_cost() -> None:

@@ -33,6 +33,11 @@ class Resharding(enum.StrEnum):
     never = "Never"
 
 
+class Offload(enum.StrEnum):
+    none = "None"
+    state = "State"
+
+
 RESHARD_ABOVE = 100_000_000
 """Parameters from which on a block's weights are freed between forward and backward: below, memory is no matter and
 gathering them again is."""
@@ -52,4 +57,9 @@ class MemoryConfig(Section):
         description="Whether a block's gathered weights are freed between forward and backward, and gradients cut "
         "after each microbatch (Always: ZeRO-3; Never: ZeRO-2 with fewer gatherings, and whole gradients). Auto frees "
         "them in models of more than 100 million weights.",
+    )
+    offload: Offload = Field(
+        default=Offload.none,
+        description="What is in the host's memory instead of the device's. State: weights, reduced gradients and the "
+        "optimizer's moments, which processors update; weights are copied to the device as they are gathered.",
     )

@@ -36,8 +36,7 @@ def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None 
             expert.share_sequences(model, meshes.sequence)
         if config.model.lora:
             freeze(model)  # torch makes norms anew where it cuts sequences, and they would be trained
-        shard(model, config.precision, free, world)
-        model.to_empty(device=world.device)
+        shard(model, config, free, world)
         parts.append(model)
     return Stages(parts)
 
@@ -45,7 +44,6 @@ def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None 
 def _own(own: OwnSpec, world: DistContext) -> OwnModel:
     config = own.config
     model = OwnModel(own, compute_dtype(config.precision, world.device))
-    shard(model, config.precision, frees_weights(config, world.parallelism, model.weights), world)
-    model.to_empty(device=world.device)
+    shard(model, config, frees_weights(config, world.parallelism, model.weights), world)
     model.fill_buffers()
     return model

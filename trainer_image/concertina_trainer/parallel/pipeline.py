@@ -106,8 +106,9 @@ def sum_tied(model: Stages, world: DistContext) -> None:
     ranks = dist.get_process_group_ranks(mesh.get_group())
     other = ranks[-1] if world.rank == ranks[0] else ranks[0]
     gradient = local(parameter.grad)
-    received = torch.empty_like(gradient)
-    operations = [dist.P2POp(dist.isend, gradient.contiguous(), other), dist.P2POp(dist.irecv, received, other)]
+    sent = gradient.to(world.device).contiguous()  # it may be in host memory, which NCCL does not send
+    received = torch.empty_like(sent)
+    operations = [dist.P2POp(dist.isend, sent, other), dist.P2POp(dist.irecv, received, other)]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
-    gradient.add_(received)
+    gradient.add_(received.to(gradient.device))

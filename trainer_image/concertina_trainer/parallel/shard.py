@@ -7,10 +7,11 @@ import functools
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from concertina_trainer.config.trainer import Precision
+from concertina_trainer.config.memory import Offload
+from concertina_trainer.config.trainer import Precision, TrainerConfig
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import local
 from concertina_trainer.model.own import OwnModel
@@ -18,33 +19,46 @@ from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import measure
 
 
-def shard(model: Decoder | OwnModel, precision: Precision, reshard: bool, world: DistContext) -> None:
-    """Cut it over the mesh. `reshard`: whether blocks free their gathered weights between forward and backward.
+def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world: DistContext) -> None:
+    """Cut it over the mesh, its memory allocated and not yet filled. `reshard`: whether blocks free their gathered
+    weights between forward and backward.
 
     Gradients come out as plain sums over ranks, on every module (neither setter is recursive): the loss is already
     divided by the global token count, and gloo has no pre-multiplied sum."""
     # Inputs stay as they are: a batch's weights would lose bits.
     policy = MixedPrecisionPolicy(
-        param_dtype=compute_dtype(precision, world.device),
+        param_dtype=compute_dtype(config.precision, world.device),
         reduce_dtype=torch.get_default_dtype(),
         cast_forward_inputs=False,
     )
+    offloaded = config.memory.offload is Offload.state
+    # Pinned memory is what is copied beside the computation.
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if offloaded else OffloadPolicy()
     mesh = world.meshes.fsdp
     for moe in model.mixtures() if isinstance(model, Decoder) else ():
         # By themselves: there may be more ranks than experts, and other ranks with others.
         cut = world.meshes.expert_fsdp or mesh
         fully_shard(
             moe.experts, mesh=cut, mp_policy=policy, reshard_after_forward=reshard,
-            shard_placement_fn=functools.partial(_expert_cut, ranks=cut.size(cut.ndim - 1)),
+            shard_placement_fn=functools.partial(_expert_cut, ranks=cut.size(cut.ndim - 1)), offload_policy=offload,
         )  # fmt: skip
     for block in model.blocks.values():
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, offload_policy=offload)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             measure(module, world.times)
+    _allocate(model, torch.device("cpu") if offloaded else world.device, world.device)
+
+
+def _allocate(model: nn.Module, weights: torch.device, buffers: torch.device) -> None:
+    """FSDP pins weights now, so from here on they stay where they are, and others can hold them too."""
+    model.to_empty(device=weights)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(buffers))
 
 
 def _expert_cut(weights: nn.Parameter, ranks: int) -> Shard:

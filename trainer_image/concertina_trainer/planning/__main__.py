@@ -28,7 +28,9 @@ def _as_object(found: RankMemory) -> dict[str, Any]:
     peaks = {
         phase.value: {kind.value: round(size) for kind, size in kinds.items()} for phase, kinds in found.peaks.items()
     }
-    return {"rank": found.rank, "peaks": peaks, "sent": {name: round(size) for name, size in found.sent.items()}}
+    sent = {name: round(size) for name, size in found.sent.items()}
+    host = {kind.value: round(size) for kind, size in found.host.items()}
+    return {"rank": found.rank, "peaks": peaks, "sent": sent, "host": host}
 
 
 def main() -> int:

@@ -52,13 +52,21 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 class Ledger(TorchDispatchMode):
     """Of all that is made while it is entered. Sizes are those of storages, in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, offloaded: bool) -> None:
+        """`offloaded`: the state is in host memory, and updated there."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._offloaded = offloaded
         self.now: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        """On the device."""
+        self._on_host: dict[Kind, int] = dict.fromkeys(Kind, 0)
         self.peaks: dict[Phase, dict[Kind, int]] = {}
+        """Of the device."""
+        self.host: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        """Of the host's memory, at its peak."""
         self.sent: collections.Counter[tuple[str, str]] = collections.Counter()
         """Bytes by the name of the group and of the operation: what is gathered or reduced in all, or sent."""
-        self._known: dict[int, tuple[int, Kind]] = {}
+        self._known: dict[int, tuple[int, Kind, dict[Kind, int]]] = {}
+        """Size, kind, and what it is counted in."""
         self._temporary: set[int] = set()
         self._backward = False
         self.updating = False
@@ -67,6 +75,11 @@ class Ledger(TorchDispatchMode):
         """What these are, wherever they come from."""
         for tensor in tensors:
             self._note(tensor, kind, known=True)
+
+    def mark_state(self, kind: Kind, tensors: Sequence[Tensor]) -> None:
+        """Weights, gradients that are reduced, and moments."""
+        for tensor in tensors:
+            self._note(tensor, kind, known=True, place=self._on_host if self._offloaded else self.now)
 
     def fresh(self) -> None:
         """Peaks and traffic are counted anew."""
@@ -104,6 +117,8 @@ class Ledger(TorchDispatchMode):
         peak = self.peaks.get(phase)
         if peak is None or sum(self.now.values()) > sum(peak.values()):
             self.peaks[phase] = dict(self.now)
+        if sum(self._on_host.values()) > sum(self.host.values()):
+            self.host = dict(self._on_host)
         return result
 
     def _turn(self) -> None:
@@ -115,33 +130,35 @@ class Ledger(TorchDispatchMode):
             self._temporary.clear()
         self._backward = backward
 
-    def _note(self, tensor: Tensor, kind: Kind, known: bool = False) -> None:
+    def _note(self, tensor: Tensor, kind: Kind, known: bool = False, place: dict[Kind, int] | None = None) -> None:
         if tensor.device.type == "meta":
             return
         storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self._known:
             weakref.finalize(storage, self._gone, key)
+            place = place or (self._on_host if self._offloaded and self.updating else self.now)
         else:
-            before, was = self._known[key]
-            self.now[was] -= before
+            before, was, there = self._known[key]
+            there[was] -= before
             kind = kind if known else was
-        self._known[key] = size, kind
-        self.now[kind] += size
+            place = place or there
+        self._known[key] = size, kind, place
+        place[kind] += size
         if kind is Kind.temporary:
             self._temporary.add(key)
         else:
             self._temporary.discard(key)
 
     def _move(self, key: int, kind: Kind) -> None:
-        size, was = self._known[key]
-        self.now[was] -= size
-        self.now[kind] += size
-        self._known[key] = size, kind
+        size, was, place = self._known[key]
+        place[was] -= size
+        place[kind] += size
+        self._known[key] = size, kind, place
 
     def _gone(self, key: int) -> None:
-        size, kind = self._known.pop(key)
-        self.now[kind] -= size
+        size, kind, place = self._known.pop(key)
+        place[kind] -= size
         self._temporary.discard(key)
 
     @contextmanager
@@ -152,8 +169,9 @@ class Ledger(TorchDispatchMode):
         def resize(storage: torch.UntypedStorage, size: int) -> None:
             original(storage, size)
             if (found := self._known.get(storage._cdata)) is not None:
-                self.now[found[1]] += size - found[0]
-                self._known[storage._cdata] = size, found[1]
+                before, kind, place = found
+                place[kind] += size - before
+                self._known[storage._cdata] = size, kind, place
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
         try:

@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 
+from concertina_trainer.config.memory import Offload
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import Precision, TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan, batch_plan
@@ -39,9 +40,11 @@ MICROBATCHES = 2
 class RankMemory:
     rank: int
     peaks: Mapping[Phase, Mapping[Kind, float]]
-    """Bytes."""
+    """Bytes, on the device."""
     sent: Mapping[str, float]
     """Bytes of collectives, by dimension and operation, as `fsdp all-gather`."""
+    host: Mapping[Kind, float]
+    """Bytes of the state that is in host memory."""
 
     @property
     def peak(self) -> Mapping[Kind, float]:
@@ -101,6 +104,7 @@ def _extended(
 ) -> RankMemory:
     peaks: dict[Phase, dict[Kind, float]] = {}
     sent: dict[str, float] = {}
+    host = dict.fromkeys(Kind, 0.0)
     for corner in itertools.product(*axes):
         weight = math.prod(share for _, share in corner)
         found = at([point for point, _ in corner])
@@ -110,7 +114,9 @@ def _extended(
                 total[kind] += weight * size
         for name, size in found.sent.items():
             sent[name] = sent.get(name, 0.0) + weight * size
-    return RankMemory(rank, peaks, sent)
+        for kind, size in found.host.items():
+            host[kind] += weight * size
+    return RankMemory(rank, peaks, sent, host)
 
 
 def _run(
@@ -128,7 +134,7 @@ def _run(
         dataclasses.replace(part, blocks=part.blocks[: max(1, len(part.blocks) - left_out)])
         for part in stages_of(config, parallelism)
     ]
-    ledger = Ledger()
+    ledger = Ledger(config.memory.offload is Offload.state)
     with ExitStack() as stack:
         world = stack.enter_context(fake_rank(rank, size, parallelism, config.model.experts is not None))
         stack.enter_context(fake_tensors())
@@ -144,7 +150,7 @@ def _run(
         engine = engine_of(model, optimizer, sums, config, plan, world)
         microbatches = [_microbatch(config, plan) for _ in range(plan.microbatches)]
         engine.forward_backward(microbatches)
-        ledger.mark(Kind.gradients, optimizer.gradients())  # who shares weights with nobody reduces nothing
+        ledger.mark_state(Kind.gradients, optimizer.gradients())  # who shares weights with nobody reduces nothing
         sums.squares(optimizer.counted_gradients())
         ledger.updating = True
         optimizer.update(1e-3, 0.5)
@@ -153,13 +159,18 @@ def _run(
         for (group, operation), count in ledger.sent.items():
             name = f"{dimensions.get(group, 'all')} {operation}"
             sent[name] = sent.get(name, 0.0) + count
-        return RankMemory(rank, {phase: dict(kinds) for phase, kinds in ledger.peaks.items()}, sent)
+        return RankMemory(rank, {phase: dict(kinds) for phase, kinds in ledger.peaks.items()}, sent, dict(ledger.host))
 
 
 def _mark(ledger: Ledger, model: Stages, optimizer: ShardedAdamW) -> None:
-    ledger.mark(Kind.weights, [parameter.detach() for _, parameter in model.named_parameters()])
+    ledger.mark_state(Kind.weights, [parameter.detach() for _, parameter in model.named_parameters()])
     for moments in optimizer.moments().values():
-        ledger.mark(Kind.moments, list(moments.values()))
+        ledger.mark_state(Kind.moments, list(moments.values()))
+    for _, parameter in model.named_parameters():
+        # FSDP calls it for what it has reduced, which it has copied to the host by then, were there a device.
+        parameter.register_post_accumulate_grad_hook(
+            lambda reduced: ledger.mark_state(Kind.gradients, [reduced.grad] if reduced.grad is not None else [])
+        )
 
 
 def _microbatch(config: TrainerConfig, plan: BatchPlan) -> Microbatch:

@@ -128,6 +128,5 @@ def _cut_like(parameter: Tensor, moment: Tensor) -> Tensor:
     """This rank's part of a moment as a tensor that says so."""
     if not isinstance(parameter, DTensor):
         return moment
-    return DTensor.from_local(
-        moment, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
-    )
+    # Not by from_local, which copies what is in host memory to the mesh's device.
+    return DTensor(moment, parameter._spec, requires_grad=False)

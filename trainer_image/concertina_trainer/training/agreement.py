@@ -48,11 +48,12 @@ def agree(
     empty."""
     # Not made on the device: that would wait for the backward pass, and the all-reduce would be queued late.
     counts = torch.tensor(dataclasses.astuple(flags), dtype=torch.float64).to(world.device, non_blocking=True)
-    parts = [sums.losses(losses), sums.squares(gradients), counts, *payloads]
+    squares = sums.squares(gradients).to(world.device, non_blocking=True)  # gradients may be in host memory
+    parts = [sums.losses(losses), squares, counts, *payloads]
     payload = torch.cat(parts)
     with world.times.measured(StepPart.ALL_REDUCE):
         dist.all_reduce(payload)
     numbers = iter(payload.tolist())  # of a GPU: one copy, so one wait
-    loss, squares, raised, *others = [list(itertools.islice(numbers, len(part))) for part in parts]
+    loss, squared, raised, *others = [list(itertools.islice(numbers, len(part))) for part in parts]
     all_flags = StepFlags(*(round(count) for count in raised))
-    return StepResult(sums.loss(loss), sums.squared_norm(squares), all_flags, *map(tuple, others))
+    return StepResult(sums.loss(loss), sums.squared_norm(squared), all_flags, *map(tuple, others))

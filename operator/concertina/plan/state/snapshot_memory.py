@@ -20,9 +20,11 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled
 from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
 from concertina_protocol.tracking import spool
+from concertina_trainer.config.memory import Offload
+from concertina_trainer.degrees import Degrees
 
 SHIPPING = 1
-WEIGHT_BYTES, MOMENTS_BYTES = 4, 8
+WEIGHT_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
 """Of each weight, and of each that is trained."""
 BESIDES = 1 << 20
 """For what is no tensor, the spool apart."""
@@ -31,19 +33,32 @@ BESIDES = 1 << 20
 def needed(spec: JobSpec, replicas: int) -> int:
     """Bytes that each of so many replicas takes of its memory volume."""
     kept = SNAPSHOT_SLOTS + (SHIPPING if spec.checkpoint else 0) + (COPY_SLOTS if replicas > 1 else 0)
-    return kept * _state(spec) // replicas + BESIDES + (spool.MOST_BYTES if spec.tracked else 0)
+    return kept * _bytes(spec, MOMENTS_BYTES) // replicas + BESIDES + (spool.MOST_BYTES if spec.tracked else 0)
 
 
-def _state(spec: JobSpec) -> int:
-    """0 of a model of one's own: how many weights it has, only its image knows."""
+def _bytes(spec: JobSpec, trained: int) -> int:
+    """`trained`: besides, of each weight that is trained. 0 of a model of one's own: how many it has, only its image
+    knows."""
     model = spec.trainer and spec.trainer.model
     if not model or model.entrypoint:
         return 0
-    return WEIGHT_BYTES * model.weights + MOMENTS_BYTES * model.trained_weights
+    return WEIGHT_BYTES * model.weights + trained * model.trained_weights
+
+
+def offloaded(spec: JobSpec, replicas: int) -> int:
+    """Bytes of the state itself that each of so many replicas has in host memory (`trainer.memory.offload`)."""
+    if spec.trainer is None or spec.trainer.memory.offload is Offload.none:
+        return 0
+    copies = Degrees.of(spec.parallelism, replicas * spec.workers).replicate
+    return _bytes(spec, MOMENTS_BYTES + GRADIENT_BYTES) * copies // replicas
+
+
+def _fits(spec: JobSpec, replicas: int, has: int) -> bool:
+    return needed(spec, replicas) + offloaded(spec, replicas) <= has
 
 
 def room(spec: JobSpec) -> int | None:
-    """Bytes that a replica has for them; None: there is no limit."""
+    """Bytes that a replica has for them, and for an offloaded state; None: there is no limit."""
     limits = ((spec.template.trainer.model_extra or {}).get("resources") or {}).get("limits") or {}
     return bytes_of(limits.get("memory")) * 9 // 10 or None
 
@@ -51,7 +66,7 @@ def room(spec: JobSpec) -> int | None:
 def too_small(ctx: JobContext) -> Decision | None:
     """No size of the job has room for its snapshots."""
     spec = ctx.spec
-    if not spec.bundled or ctx.world.members or not (has := room(spec)) or needed(spec, sizes.most(spec)) <= has:
+    if not spec.bundled or ctx.world.members or not (has := room(spec)) or _fits(spec, sizes.most(spec), has):
         return None
     return stalled("MemoryTooSmall", f"{_sentence(spec, sizes.most(spec), has)}. {_ADVICE}", Pods.NONE)
 
@@ -59,7 +74,7 @@ def too_small(ctx: JobContext) -> Decision | None:
 def events(ctx: JobContext) -> tuple[Event, ...]:
     """Told once, when the job begins: it fits now, and would not when it has shrunk."""
     spec = ctx.spec
-    if not spec.bundled or ctx.status.start_time or not (has := room(spec)) or needed(spec, sizes.least(spec)) <= has:
+    if not spec.bundled or ctx.status.start_time or not (has := room(spec)) or _fits(spec, sizes.least(spec), has):
         return ()
     return (Event("Warning", "MemoryTight", f"{_sentence(spec, sizes.least(spec), has)}. {_ADVICE}"),)
 
@@ -68,8 +83,11 @@ _ADVICE = "Raise resources.limits.memory of the container trainer, or have more 
 
 
 def _sentence(spec: JobSpec, replicas: int, has: int) -> str:
+    besides = offloaded(spec, replicas)
     return (
         f"with {replicas} replicas the snapshots of each take {needed(spec, replicas) / 2**20:,.0f} MiB (of "
-        f"{_state(spec) / 2**20:,.0f} MiB of state in all), and nine "
+        f"{_bytes(spec, MOMENTS_BYTES) / 2**20:,.0f} MiB of state in all), "
+        + (f"its offloaded state {besides / 2**20:,.0f} MiB, " if besides else "")
+        + "and nine "
         f"tenths of the memory limit are {has / 2**20:,.0f} MiB"
     )

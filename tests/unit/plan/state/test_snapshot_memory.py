@@ -6,7 +6,7 @@ import torch
 from builders import jobs
 from concertina.plan.actions import CreatePod
 from concertina.plan.plan import plan
-from concertina.plan.state.snapshot_memory import BESIDES, needed
+from concertina.plan.state.snapshot_memory import BESIDES, needed, offloaded
 from concertina_protocol.tracking import spool
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.model.decoder import Decoder
@@ -14,13 +14,14 @@ from concertina_trainer.model.decoder import Decoder
 LARGE = {"layers": 24, "dim": 1024, "heads": 16, "vocabSize": 32768}
 
 
-def limited(amount, replicas=4, least=None, model=LARGE):
+def limited(amount, replicas=4, least=None, model=LARGE, offload="None", **fields):
     container = {"name": "trainer", "image": "x", "resources": {"limits": {"memory": amount}}}
     return jobs.spec(
         replicas=replicas,
         elastic={"minReplicas": least or replicas},
         template={"spec": {"containers": [container]}},
-        trainer={"steps": 100, "data": {"uri": "/data"}, "model": model},
+        trainer={"steps": 100, "data": {"uri": "/data"}, "model": model, "memory": {"offload": offload}},
+        **fields,
     )
 
 
@@ -73,6 +74,18 @@ def test_a_job_that_would_not_fit_once_it_shrinks_is_warned_of_it():
 def test_one_replica_has_no_copies_of_another_and_no_limit_is_no_worry():
     assert needed(limited("1Gi"), 1) - BESIDES == 3 * 12 * ModelConfig.model_validate(LARGE).weights
     assert first(jobs.spec()).actions
+
+
+def test_a_state_in_host_memory_takes_room_beside_its_snapshots():
+    weights = ModelConfig.model_validate(LARGE).weights
+    assert offloaded(limited("8Gi"), 4) == 0
+    assert offloaded(limited("8Gi", offload="State"), 4) == 16 * weights // 4
+    assert offloaded(limited("8Gi", offload="State", parallelism={"shard": 2}), 4) == 2 * 16 * weights // 4
+    made = first(limited("6Gi", offload="State"))
+    assert first(limited("6Gi")).actions
+    assert not made.actions
+    assert "its offloaded state 1,286 MiB, and nine tenths of the memory limit are 5,530 MiB" in stalled(made)
+    assert first(limited("8Gi", offload="State")).actions
 
 
 def test_pods_are_made_with_the_room_that_was_counted_on():
