@@ -24,14 +24,21 @@ def folder():
     shutil.rmtree(path)
 
 
-@pytest.fixture
-def trainer(folder, monkeypatch):
-    monkeypatch.setenv("CONCERTINA_CACHE", str(folder / "cache"))
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
     (folder / "text").mkdir()
-    list(build(text.write(folder / "text", 35, 27_000), str(folder / "data"), recipe=Recipe(validation=0.1)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONCERTINA_CACHE", str(folder / "cache"))
+        list(build(text.write(folder / "text", 35, 27_000), str(folder / "data"), recipe=Recipe(validation=0.1)))
+        yield folder / "data"
+
+
+@pytest.fixture(scope="session")
+def trainer(data):
     return {
         "steps": 40,
-        "data": {"uri": str(folder / "data")},
+        "data": {"uri": str(data)},
         "globalBatchSize": 16,
         "microBatchSize": 4,
         "model": {"layers": 4, "dim": 256, "heads": 4, "sequenceLength": 256},

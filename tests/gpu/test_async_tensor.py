@@ -1,15 +1,9 @@
 """Tensor groups that send while they multiply, on CUDA and NCCL: gradients against those of groups that wait."""
 
-import tempfile
-from pathlib import Path
-
 import pytest
 import torch
 
-from builders.train import node
 from builders.train.gradients import whole_gradient
-from concertina.demo import text
-from concertina_trainer.data.build.build import build
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,24 +11,6 @@ pytestmark = [
 ]
 BOUNDS = {"float32": 1e-4, "bfloat16": 3e-2}
 """Of a difference, as a part of the gradient's norm."""
-
-
-@pytest.fixture(scope="module")
-def data():
-    with tempfile.TemporaryDirectory(prefix="concertina-gpu-") as path:
-        folder = Path(path)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CONCERTINA_CACHE", str(folder / "cache"))
-            (folder / "text").mkdir()
-            list(build(text.write(folder / "text", 35, 27_000), str(folder / "data")))
-            yield folder / "data"
-
-
-@pytest.fixture(scope="module")
-def parent():
-    parent = node.Parent()
-    yield parent
-    parent.close()
 
 
 @pytest.mark.parametrize("rows", [2, 16], ids="{} sequences".format)
