@@ -80,6 +80,11 @@ def create(jobs: Jobs, case: Case, data: Path, **trainer: Any) -> Object:
     return configured
 
 
+SLOW = pytest.mark.timeout(900)
+"""Eight ranks on two cores, with other tests beside them, take minutes for what waits for them."""
+
+
+@SLOW
 @pytest.mark.parametrize(
     "case",
     [
@@ -92,6 +97,7 @@ def test_blocks_are_killed_shrunk_and_grown_on_the_same_curve(jobs: Jobs, tmp_pa
     check_one_curve(jobs, tmp_path / "data", case)
 
 
+@SLOW
 @pytest.mark.long(law=f"{LAW}[{GATE}]")
 def test_so_is_a_model_of_one_s_own_and_its_copies(jobs: Jobs, tmp_path: Path) -> None:
     """The example's, on its features."""
