@@ -166,7 +166,7 @@ def _mark(ledger: Ledger, model: Stages, optimizer: ShardedAdamW) -> None:
     ledger.mark_state(Kind.weights, [parameter.detach() for _, parameter in model.named_parameters()])
     for moments in optimizer.moments().values():
         ledger.mark_state(Kind.moments, list(moments.values()))
-    for _, parameter in model.named_parameters():
+    for parameter in (each for _, each in model.named_parameters() if each.requires_grad):
         # FSDP calls it for what it has reduced, which it has copied to the host by then, were there a device.
         parameter.register_post_accumulate_grad_hook(
             lambda reduced: ledger.mark_state(Kind.gradients, [reduced.grad] if reduced.grad is not None else [])
