@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,8 +52,11 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 class Ledger(TorchDispatchMode):
     """Of all that is made while it is entered. Sizes are those of storages, in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: FakeTensorMode | None) -> None:
+        """`mode`: of the tensors that are counted; None: real ones. DTensor tries each operation at its global size, on
+        fake tensors of a mode of its own."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._mode = mode
         self.now: dict[Kind, int] = dict.fromkeys(Kind, 0)
         self.peaks: dict[Phase, dict[Kind, int]] = {}
         self.sent: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -77,8 +82,8 @@ class Ledger(TorchDispatchMode):
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # it comes again as operations on local tensors
         kwargs = kwargs or {}
-        # Under fake tensors waiting makes a copy, which it does not.
-        result = args[0] if func is _WAIT else func(*args, **kwargs)
+        # Of fake tensors waiting makes a copy, which it does not.
+        result = args[0] if func is _WAIT and self._mode is not None else func(*args, **kwargs)
         self._turn()
         if func in collective_ops and func not in sync_ops:
             size = CollectiveOp.get_comm_tensor_size(func, result, args, kwargs)
@@ -111,9 +116,14 @@ class Ledger(TorchDispatchMode):
         self._backward = backward
 
     def _note(self, tensor: Tensor, kind: Kind, known: bool = False) -> None:
-        if tensor.device.type == "meta":
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
+        if isinstance(tensor, AsyncCollectiveTensor):
+            tensor = tensor.elem
+        mode = tensor.fake_mode if isinstance(tensor, FakeTensor) else None
+        if mode is not self._mode or tensor.device.type == "meta":
             return
-        storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
+        storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self._known:
             weakref.finalize(storage, self._gone, key)
