@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from builders.train.gradients import whole_gradient
+from builders.train.gradients import computed
 from concertina.planning.layout import Layout
 from concertina.planning.traffic import traffic
 from concertina_state.errors import BadInput
@@ -60,6 +60,7 @@ EIGHT = {
     "experts x tensor x interleaved": {"expert": 4, "tensor": 2, "pipeline": 2, "schedule": "Interleaved1F1B"},
     "copies x experts x pipeline": {"shard": 2, "expert": 2, "pipeline": 2},
 }
+DEALT_OUT = ["experts", "experts x context", "experts x tensor", "experts x pipeline", "experts x interleaved"]
 FOUR = [*(each for each in LAYOUTS if not each.startswith("hybrid")), *ROUTED, *SEVERAL]
 ALLOCATING = ("fsdp", "hsdp", "1F1B", "GPipe", "interleaved", "zero bubble", "experts gathered")
 """Where nothing but operations allocates. Gloo's threads keep what other collectives sent for as long as they like."""
@@ -87,6 +88,18 @@ def long_but(first, cases, law):
     return [case if case == first else pytest.param(case, marks=pytest.mark.long(law=law)) for case in cases]
 
 
+def taken_by(parent, tmp_path, asked, parallelism, size, busy=2):
+    """By rank. `busy`: of four choices of a router, those that fall on the first half of the experts."""
+    return computed(parent, "workers.memory:main", asked, size, tmp_path, parallelism, BUSY=str(busy))
+
+
+def parts(kinds):
+    """What is computed in one: at which of two moments that take as much it is the most is chance."""
+    computed = (Kind.activations, Kind.routed, Kind.temporary, Kind.communication)
+    others = {kind: kinds[kind] for kind in Kind if kind not in computed}
+    return {"computed": sum(kinds[kind] for kind in computed), **others}
+
+
 REAL_LAW = "test_real_ranks_take_what_is_planned"
 
 
@@ -105,9 +118,7 @@ def test_real_ranks_take_what_is_planned(parent, tmp_path, layout, size):
     """In each part of a step, by kind; with experts of even loads."""
     given = (LAYOUTS | ROUTED | SEVERAL | EIGHT)[layout]
     parallelism, model = ParallelismConfig.model_validate(given), {"experts": EXPERTS} if "experts" in layout else {}
-    real = whole_gradient(
-        parent, trainer(**model), size, tmp_path, parallelism=given, program="workers.memory:main"
-    )  # fmt: skip
+    real = taken_by(parent, tmp_path, trainer(**model), given, size)
     found = config(**model)
     for rank in planning.fullest(found, parallelism, size):
         planned, taken = planning.memory(found, parallelism, size, rank), real[rank]["peaks"]
@@ -116,13 +127,27 @@ def test_real_ranks_take_what_is_planned(parent, tmp_path, layout, size):
         print(f"{layout}, rank {rank} of {size}: {total / 2**20:.1f} MiB, planned {error:+.1%}")
         assert abs(error) < REAL
         for phase, kinds in planned.peaks.items():
-            small = 0.01 * sum(taken[phase].values())
-            assert kinds == pytest.approx(taken[phase], rel=REAL, abs=small), phase
+            there = parts(taken[phase])
+            assert parts(kinds) == pytest.approx(there, rel=REAL, abs=0.02 * sum(there.values())), phase
         state = [planned.peaks[Phase.update][kind] for kind in (Kind.weights, Kind.moments)]
         assert state == [taken["update"][kind] for kind in (Kind.weights, Kind.moments)], "the same bytes"
         if layout in ALLOCATING:
             assert real[rank]["allocated"] == pytest.approx(total, rel=0.001), "the ledger counts what is allocated"
         assert real[rank]["allocated"] > 0.999 * total
+
+
+@pytest.mark.parametrize("layout", long_but("experts x pipeline", DEALT_OUT, "test_what_is_routed_grows_with_the_load"))
+def test_what_is_routed_grows_with_the_load(parent, tmp_path, layout):
+    """Of a rank whose experts have half as many tokens again."""
+    parallelism = ParallelismConfig.model_validate((ROUTED | SEVERAL)[layout])
+    real = taken_by(parent, tmp_path, trainer(experts=EXPERTS), (ROUTED | SEVERAL)[layout], 4, busy=3)
+    planned = planning.memory(config(experts=EXPERTS), parallelism, 4, 0)
+    total = max(sum(kinds.values()) for kinds in real[0]["peaks"].values())
+    busy = max(sum(kinds.values()) + kinds[Kind.routed] / 2 for kinds in planned.peaks.values())
+    even = sum(planned.peak.values())
+    print(f"{layout}: {total / 2**20:.1f} MiB, planned {busy / total - 1:+.1%}; as if even {even / total - 1:+.1%}")
+    assert busy == pytest.approx(total, rel=REAL)
+    assert even < 0.96 * total
 
 
 @pytest.mark.parametrize(
@@ -143,7 +168,12 @@ def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
     deep = config(layers=14, batch=96, memory={"reshardAfterForward": "Always"}, **model)
     by_line = planning.memory(deep, parallelism, 4, 0)
     monkeypatch.setattr(planning, "_axis", lambda target, _: {target: 1.0})
-    assert by_line == planning.memory(deep, parallelism, 4, 0)
+    run = planning.memory(deep, parallelism, 4, 0)
+    if layout != "interleaved":
+        assert by_line == run
+    # Which of a rank's stages is computed at the peak depends on how many microbatches there are.
+    assert by_line.sent == run.sent
+    assert sum(by_line.peak.values()) == pytest.approx(sum(run.peak.values()), rel=0.005)
 
 
 def test_gradients_wait_whole_only_where_gathered_weights_stay():

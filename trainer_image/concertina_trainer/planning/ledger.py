@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from torch.distributed._tools.fake_collectives import CollectiveOp, collective_o
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from concertina_trainer.model.experts import Experts
+from concertina_trainer.parallel.expert import AllToAll
 
 
 class Kind(enum.StrEnum):
@@ -28,6 +32,8 @@ class Kind(enum.StrEnum):
     gathered = "gathered"
     """Weights of layers that are computed just now, whole or as tensor parallelism cuts them."""
     activations = "activations"
+    routed = "routed"
+    """Activations of the tokens that have come to experts which are dealt out: as many as the loads say."""
     communication = "communication"
     """Buffers of FSDP's collectives."""
     temporary = "temporary"
@@ -64,6 +70,7 @@ class Ledger(TorchDispatchMode):
         self._known: dict[int, tuple[int, Kind]] = {}
         self._temporary: set[int] = set()
         self._backward = False
+        self._routing = False
         self.updating = False
 
     def mark(self, kind: Kind, tensors: Sequence[Tensor]) -> None:
@@ -89,7 +96,8 @@ class Ledger(TorchDispatchMode):
             size = CollectiveOp.get_comm_tensor_size(func, result, args, kwargs)
             group = CollectiveOp.get_process_group(func, args)
             self.sent[group.group_name, func.overloadpacket.__name__] += size
-        kind = Kind.temporary if self._backward or self.updating else Kind.activations
+        made = Kind.routed if self._routing else Kind.activations
+        kind = Kind.temporary if self._backward or self.updating else made
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._note(leaf, kind)
@@ -148,6 +156,24 @@ class Ledger(TorchDispatchMode):
         size, kind = self._known.pop(key)
         self.now[kind] -= size
         self._temporary.discard(key)
+
+    @contextmanager
+    def routing(self) -> Iterator[None]:
+        """What is routed is told apart."""
+        original = AllToAll.__call__
+
+        def call(way: AllToAll, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
+            self._routing = True
+            try:
+                back = original(way, rows, counts, experts)
+            finally:
+                self._routing = False
+            if not self._backward:
+                self.mark(Kind.activations, [back])  # of this rank's own tokens
+            return back
+
+        with mock.patch.object(AllToAll, "__call__", call):
+            yield
 
     @contextmanager
     def resizing(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ its engine, its optimizer."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -94,23 +95,17 @@ def memory(config: TrainerConfig, parallelism: ParallelismConfig, size: int, ran
 
 def _points(depth: int, microbatches: int, parallelism: ParallelismConfig) -> dict[tuple[int, int], float]:
     """At which depths and numbers of microbatches to run, and with which weights these add up to the ones asked for."""
-    pipeline = parallelism.pipeline
-    depths = _axis(depth, DEPTHS)
-    if pipeline > 1 and parallelism.schedule is PipelineSchedule.gpipe:
+    pipeline, schedule = parallelism.pipeline, parallelism.schedule
+    if pipeline == 1:
+        counts = {min(microbatches, MICROBATCHES): 1.0}
+    elif schedule is PipelineSchedule.gpipe:
         counts = _axis(microbatches, (pipeline, 2 * pipeline))
-        return {(d, c): of_d * of_c for d, of_d in depths.items() for c, of_c in counts.items()}
-    if parallelism.stages_per_rank == 1:
-        run = min(microbatches, MICROBATCHES if pipeline == 1 else 2 * pipeline)  # 1F1B holds no more
-        return {(d, run): of_d for d, of_d in depths.items()}
-    # torch's interleaved schedules keep what they have sent until the step ends, whatever the depth.
-    counts = _axis(microbatches, (3 * pipeline, 4 * pipeline))
-    least = min(counts)
-    found = {(d, least): of_d for d, of_d in depths.items()}
-    if len(counts) > 1:
-        beyond = counts[max(counts)]
-        found[min(depths), least] -= beyond
-        found[min(depths), max(counts)] = beyond
-    return found
+    elif schedule is PipelineSchedule.one_f_one_b:
+        counts = {min(microbatches, 2 * pipeline): 1.0}  # it holds no more
+    else:  # torch keeps what these have sent until the step ends
+        counts = _axis(microbatches, (3 * pipeline, 4 * pipeline))
+    of_depth = _axis(depth, DEPTHS)
+    return {(d, count): of_depth[d] * counts[count] for d, count in itertools.product(of_depth, counts)}
 
 
 def _axis(target: int, run: tuple[int, int]) -> dict[int, float]:
@@ -156,6 +151,7 @@ def _run(
         ledger = Ledger(stack.enter_context(fake_tensors()))
         stack.enter_context(mock.patch.object(parallelize, "divided", return_value=parts))
         stack.enter_context(ledger.resizing())
+        stack.enter_context(ledger.routing())
         stack.enter_context(ledger)
         stack.enter_context(loss_context(world))
         model = parallelize.parallelized(config, world)
