@@ -67,6 +67,8 @@ ALLOCATING = ("fsdp", "hsdp", "1F1B", "GPipe", "interleaved", "zero bubble", "ex
 FORMULA = 0.02
 """Of the traffic's formulas: norms and the loss's own few numbers are left out."""
 REAL = 0.05
+NEAR = {True: 0.002, False: 0.02}
+"""By whether nothing but operations allocates; without context groups, which have a mask of pairs on a CPU."""
 
 
 def trainer(batch=32, rows=4, precision="float32", memory=None, **model):
@@ -125,7 +127,7 @@ def test_real_ranks_take_what_is_planned(parent, tmp_path, layout, size):
         total = max(sum(kinds.values()) for kinds in taken.values())
         error = sum(planned.peak.values()) / total - 1
         print(f"{layout}, rank {rank} of {size}: {total / 2**20:.1f} MiB, planned {error:+.1%}")
-        assert abs(error) < REAL
+        assert abs(error) < (REAL if "context" in layout else NEAR[layout in ALLOCATING])
         for phase, kinds in planned.peaks.items():
             there = parts(taken[phase])
             assert parts(kinds) == pytest.approx(there, rel=REAL, abs=0.02 * total), phase
@@ -167,13 +169,15 @@ def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
     model = {"experts": EXPERTS} if layout in ROUTED else {}
     deep = config(layers=14, batch=96, memory={"reshardAfterForward": "Always"}, **model)
     by_line = planning.memory(deep, parallelism, 4, 0)
-    monkeypatch.setattr(planning, "_axis", lambda target, _: {target: 1.0})
-    run = planning.memory(deep, parallelism, 4, 0)
-    if layout != "interleaved":
-        assert by_line == run
-    # Which of a rank's stages is computed at the peak depends on how many microbatches there are.
-    assert by_line.sent == run.sent
-    assert sum(by_line.peak.values()) == pytest.approx(sum(run.peak.values()), rel=0.005)
+    if layout == "interleaved":
+        # Which of a rank's stages is computed at the peak depends on how many microbatches there are.
+        monkeypatch.setattr(planning, "_points", lambda depth, microbatches, _: {(depth, microbatches): 1.0})
+        run = planning.memory(deep, parallelism, 4, 0)
+        assert by_line.sent == run.sent
+        assert sum(by_line.peak.values()) == pytest.approx(sum(run.peak.values()), rel=0.005)
+    else:
+        monkeypatch.setattr(planning, "_axis", lambda target, _: {target: 1.0})
+        assert by_line == planning.memory(deep, parallelism, 4, 0)
 
 
 def test_gradients_wait_whole_only_where_gathered_weights_stay():
