@@ -4,7 +4,8 @@
 in turn with a plain FSDP2 script of the same model under torchrun. All ranks share this machine's cores, so the time
 of a step says nothing of more machines. What does is a rank's own processor time in a step, and what of it is spent
 beside the thread that computes: by gloo's threads, on what ranks send each other. Waiting for others is told, and is
-mostly waiting for a core. `model`: to 4096 H100 by the plan's model of time.
+mostly waiting for a core. `memory`: of the fullest ranks in each layout, by the plan and as it was. `model`: to 4096
+H100 by the plan's model of time.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ from concertina.planning.hardware import GPUS, USABLE, FabricName, GpuName
 from concertina.planning.layout import of
 from concertina.planning.outlook import Outlook, bottleneck, outlook
 from concertina.planning.search import least_memory
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.build.build import build
+from concertina_trainer.planning.memory import fullest, memory
 
 Rank = Mapping[str, Any]
 """As `scripts/notes.py` writes it."""
@@ -48,6 +52,7 @@ SMALL = {
 ROWS, WARM, STEPS = 2, 2, 6
 RANKS = (1, 2, 4, 8)
 MOST = RANKS[-1]
+MIB = 1 << 20
 LAYOUTS: dict[str, Mapping[str, Any]] = {
     "replicate 2 x shard 4": {"shard": 4},
     "shard 4 x tensor 2": {"tensor": 2},
@@ -55,7 +60,7 @@ LAYOUTS: dict[str, Mapping[str, Any]] = {
     "shard 4 x pipeline 2": {"pipeline": 2},
 }
 """Besides FSDP, of 8 ranks."""
-PARTS = ("measured", "model")
+PARTS = ("measured", "memory", "model")
 
 
 # --- measured ---------------------------------------------------------------------------------------------------------
@@ -71,11 +76,11 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def ours(ranks: int, parallelism: Mapping[str, Any], data: Path) -> list[Rank]:
+def ours(ranks: int, parallelism: Mapping[str, Any], data: Path, warm: int = WARM, steps: int = STEPS) -> list[Rank]:
     kind = Kind("", 0, SMALL, ROWS * ranks, ranks=ranks, parallelism=parallelism, package="scaled_trainer")
 
     async def run(folder: Path) -> list[Rank]:
-        agent = Agent(folder, kind, data, {"warm": WARM, "steps": STEPS})
+        agent = Agent(folder, kind, data, {"warm": warm, "steps": steps})
         try:
             await agent.begin()
             watching = asyncio.ensure_future(agent.watch())
@@ -157,6 +162,33 @@ def show_efficiency(rows: Mapping[str, Sequence[float]]) -> None:
     for who in ("ours", "torchrun and FSDP2"):
         spent = [statistics.median(rows[f"{who}, {ranks} ranks: processor time"]) for ranks in RANKS]
         print(f"| {who} | " + " | ".join(f"{spent[0] / each:.0%}" for each in spent) + " |")
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def show_memory(data: Path) -> dict[str, list[float]]:
+    """MiB of tensors by the plan and as they were, and of the whole process, which has torch in it."""
+    rows: dict[str, list[float]] = {}
+    table = ["| | rank | planned | tensors | error | process |", "|---|---|---|---|---|---|"]
+    for name, given in {f"shard {MOST}": {}, **LAYOUTS}.items():
+        with report.step(f"memory: {name}"):
+            took = ours(MOST, given, data, warm=0, steps=1)
+        parallelism = ParallelismConfig.model_validate(given)
+        trainer = TrainerConfig.model_validate(
+            {"data": {"uri": str(data)}, "model": SMALL, "globalBatchSize": ROWS * MOST, "microBatchSize": ROWS,
+             "precision": "float32"}
+        )  # fmt: skip
+        for rank in fullest(trainer, parallelism, MOST):
+            planned = sum(memory(trainer, parallelism, MOST, rank).peak.values())
+            tensors, process = took[rank]["tensors"], took[rank]["process"]
+            figures = f"{planned / MIB:.1f} | {tensors / MIB:.1f} | {planned / tensors - 1:+.1%} | {process / MIB:.0f}"
+            table.append(f"| {name} | {rank} | {figures} |")
+            rows[f"{name}, rank {rank}: planned, MiB"] = [planned / MIB]
+            rows[f"{name}, rank {rank}: tensors, MiB"] = [tensors / MIB]
+            rows[f"{name}, rank {rank}: process, MiB"] = [process / MIB]
+    print("\nmemory of the fullest ranks, MiB\n", *table, sep="\n")
+    return rows
 
 
 # --- by the model -----------------------------------------------------------------------------------------------------
@@ -245,6 +277,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     steps: dict[str, list[float]] = {}
+    taken: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         data, texts = Path(folder, "data"), Path(folder, "text")
         texts.mkdir()
@@ -253,8 +286,10 @@ def main() -> None:
             steps = measure(data, options.runs)
             report.show("a step of a rank", steps, unit="ms")
             show_efficiency(steps)
+        if "memory" in options.only:
+            taken = show_memory(data)
     mfu = show_model() if "model" in options.only else {}
-    report.write(options.json, "scaling", steps, mfu)
+    report.write(options.json, "scaling", steps | taken, mfu)
 
 
 if __name__ == "__main__":

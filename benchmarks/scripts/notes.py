@@ -18,6 +18,8 @@ class Notes:
         told = json.loads(os.environ["TURNS"])
         self._warm, self._steps, self._folder = told["warm"], told["steps"], Path(told["folder"])
         self._added: list[tuple[float, ...]] = []
+        self.facts: dict[str, float] = {}
+        """Of the rank besides."""
 
     def add(self, waiting: float = 0.0) -> bool:
         """After each step; True when all are done. `waiting`: seconds in collectives so far."""
@@ -25,7 +27,7 @@ class Notes:
         if len(self._added) <= self._warm + self._steps:
             return False
         took = [[b - a for a, b in zip(*both, strict=True)] for both in itertools.pairwise(self._added[self._warm :])]
-        found = {key: [step[i] for step in took] for i, key in enumerate(KEYS)}
+        found = self.facts | {key: [step[i] for step in took] for i, key in enumerate(KEYS)}
         path = self._folder / f"rank-{os.environ['RANK']}.json"
         path.with_suffix(".new").write_text(json.dumps(found))
         path.with_suffix(".new").rename(path)

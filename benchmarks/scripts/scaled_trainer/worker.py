@@ -1,26 +1,64 @@
-"""The bundled trainer's worker, which writes down what each of its steps took and ends after some of them."""
+"""The bundled trainer's worker, which writes down what each of its steps took, and its memory, and ends after some of
+them."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import resource
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from torch import Tensor
+
+from concertina_protocol.worker_channel import Done
 from concertina_trainer import worker
+from concertina_trainer.data.read.batches import Microbatch
+from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.planning.ledger import Kind, Ledger
+from concertina_trainer.training.engine import Engine
+from concertina_trainer.training.loop import Run
 from concertina_trainer.training.report import Reporter, StepInfo
 
 sys.path.append(str(Path(__file__).parents[1]))
 from notes import Notes
 
 
+class Counted:
+    """An engine whose first step is counted by the plan's ledger: it is one of those whose time is not."""
+
+    def __init__(self, engine: Engine, optimizer: ShardedAdamW, notes: Notes) -> None:
+        self._engine, self._optimizer, self._notes = engine, optimizer, notes
+        self.losses = engine.losses
+
+    def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        if self._notes.facts:
+            return self._engine.forward_backward(microbatches)
+        ledger = Ledger(None)
+        with ledger.resizing(), ledger:
+            for group in self._optimizer._adam.param_groups:
+                ledger.mark(Kind.weights, group["params"])
+            for moments in self._optimizer.moments().values():
+                ledger.mark(Kind.moments, list(moments.values()))
+            losses = self._engine.forward_backward(microbatches)
+        self._notes.facts["tensors"] = max(sum(kinds.values()) for kinds in ledger.peaks.values())
+        return losses
+
+
 def main() -> None:
-    notes, step = Notes(), Reporter.step
+    notes, step, train = Notes(), Reporter.step, worker.train
 
     def noted(self: Reporter, info: StepInfo) -> None:
         step(self, info)
         assert self._round is not None
+        notes.facts["process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if notes.add(self._round.times.waiting):
             os._exit(0)
 
+    def counted(run: Run, step: int, position: int) -> Done:
+        return train(dataclasses.replace(run, engine=Counted(run.engine, run.optimizer, notes)), step, position)
+
     Reporter.step = noted
+    worker.train = counted
     worker.main()

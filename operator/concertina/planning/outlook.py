@@ -194,7 +194,7 @@ def _facts(seen: Outlook) -> dict[str, Any]:
 
 def _less(seen: Outlook, kind: str) -> str:
     trainer, given = seen.layout.trainer, seen.layout.parallelism
-    if kind in ("activations", "temporary"):
+    if kind in ("activations", "routed", "temporary"):
         if given.pipeline > 1 and given.schedule is PipelineSchedule.gpipe:
             return "GPipe keeps those of all microbatches; choose parallelism.schedule 1F1B"
         if trainer.memory.activations is not Activations.recompute:

@@ -1,62 +1,94 @@
-"""Run in forked workers: what rank 0 really has in memory, by torch's own tracker and by the tensors themselves."""
+"""Run in forked workers: what each rank really has in memory in a step, by the plan's own ledger over real tensors, and
+by torch's allocator, which knows of no ledger."""
 
 import os
 
 import torch
-from torch.distributed._tools.mem_tracker import MemTracker
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
 from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW, local
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.parallelize import parallelized
+from concertina_trainer.planning.ledger import Kind, Ledger
 from concertina_trainer.training.engine import engine_of
 from concertina_trainer.worker import configuration
 
 
-class Totals(MemTracker):
-    """Of several microbatches too, which torch's tracker can't tell apart by module; all together it can."""
+class Step:
+    def __init__(self) -> None:
+        self.config, _, parallelism = configuration()
+        self.world = group.join(os.environ, parallelism, self.config.model.experts is not None)
+        self.model = parallelized(self.config, self.world)
+        with torch.no_grad():
+            for _, parameter in self.model.named_parameters():
+                local(parameter).normal_(0, 0.02)
+        for _, moe in self.model.mixtures():
+            moe.router.register_forward_hook(chosen_in_turn)
+        self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)
+        self.plan = batch_plan(self.config, self.world.degrees)
+        self.sums = summing.sums(self.config, self.model, self.plan, self.world)
 
-    def _nothing(self, *_):
-        pass
+    @property
+    def state(self):
+        moments = [each for kind in self.optimizer.moments().values() for each in kind.values()]
+        return [p.detach() for _, p in self.model.named_parameters()], moments
 
-    _pre_fw_hook = _post_fw_hook = _pre_bw_hook = _post_bw_hook = _nothing
+    def forward_backward(self):
+        model, length = self.config.model, self.config.model.sequence_length
+        rows, world = self.plan.rows, self.world
+        engine = engine_of(self.model, self.optimizer, self.sums, self.config, self.plan, world)
+        batch = [
+            Microbatch(torch.randint(model.vocab_size, (rows, length + 1)), torch.ones(rows, length), None)
+            for _ in range(self.plan.microbatches)
+        ]
+        engine.forward_backward(batch)
 
-    def _update_peak_stats(self, _):
-        for device, kinds in self._curr_mem_snap.items():
-            self._peak_mem[device] = max(self._peak_mem.get(device, 0), kinds["Total"])
+
+def chosen_in_turn(router, arguments, output):
+    """Of four choices BUSY fall on the first half of the experts: with 2 loads are even, as the plan assumes."""
+    scores, chosen = output
+    half, numbers = scores.size(1) // 2, torch.arange(chosen.numel())
+    experts = numbers // 4 % half + half * (numbers % 4 >= int(os.environ["BUSY"]))
+    return scores, experts.view_as(chosen)
 
 
-def bytes_of(tensors):
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+def counted(step):
+    ledger = Ledger(None)
+    with ledger.resizing(), ledger.routing(), ledger:
+        weights, moments = step.state
+        ledger.mark(Kind.weights, weights)
+        ledger.mark(Kind.moments, moments)
+        ledger.fresh()
+        step.forward_backward()
+        ledger.mark(Kind.gradients, step.optimizer.gradients())
+        step.sums.squares(step.optimizer.counted_gradients())
+        ledger.updating = True
+        step.optimizer.update(1e-3, 0.5)
+    return {str(phase): {str(kind): size for kind, size in kinds.items()} for phase, kinds in ledger.peaks.items()}
+
+
+def allocated(step):
+    """At the peak of forward and backward, with what the optimizer holds."""
+    now = peak = sum(local(each).nbytes for kind in step.state for each in kind)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step.forward_backward()
+    changes = [each for each in profiled.profiler.kineto_results.events() if each.name() == "[memory]"]
+    for change in sorted(changes, key=lambda each: each.start_ns()):
+        now += change.nbytes()
+        peak = max(peak, now)
+    return peak
 
 
 def main() -> int:
-    config, _, parallelism = configuration()
-    world = group.join(os.environ, parallelism, config.model.experts is not None)
-    model = parallelized(config, world)
-    with torch.no_grad():
-        for _, parameter in model.named_parameters():
-            local(parameter).normal_(0, 0.02)
-    optimizer = ShardedAdamW(model, config.optimizer, 0)
-    plan = batch_plan(config, world.degrees)
-    length = config.model.sequence_length
-    batch = [
-        Microbatch(torch.randint(config.model.vocab_size, (plan.rows, length + 1)), torch.ones(plan.rows, length), None)
-        for _ in range(plan.microbatches)
-    ]
-    sums = summing.sums(config, model, plan, world)
-    tracker = Totals()
-    tracker.track_external(*model.parts, optimizer._adam, *(t for m in batch for t in (m.tokens, m.weights)))
-    with tensor.loss_context(world), tracker:
-        engine_of(model, optimizer, sums, config, plan, world).forward_backward(batch)
-    found = {
-        "weights": bytes_of(local(p.detach()) for _, p in model.named_parameters()),
-        "moments": bytes_of(each for kind in optimizer.moments().values() for each in kind.values()),
-        "gradients": bytes_of(optimizer.gradients()),
-        "peak": tracker._peak_mem[world.device],
-    }
-    if world.rank == 0:
-        torch.save(found, os.environ["RESULT"])
-    torch.distributed.barrier()
+    step = Step()
+    with tensor.loss_context(step.world):
+        found = {"rank": step.world.rank, "peaks": counted(step), "allocated": allocated(step)}
+    ranks = [None] * step.world.size
+    dist.all_gather_object(ranks, found)
+    if step.world.rank == 0:
+        torch.save(ranks, os.environ["RESULT"])
+    dist.barrier()
     return 0

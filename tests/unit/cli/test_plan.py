@@ -212,9 +212,9 @@ def test_memory_in_the_text_and_in_a_search(file: Path) -> None:
     assert done.exit_code == 0, done.output
     [head, row] = re.findall(r"^(?:GiB at the peak|rank 0) .*", done.stdout, re.MULTILINE)
     assert head.split()[4:] == [
-        "weights", "moments", "gradients", "gathered", "activations", "communication", "temporary", "all",
+        "weights", "moments", "gradients", "gathered", "activations", "routed", "communication", "temporary", "all",
     ]  # fmt: skip
-    assert len(row.split()) == 2 + 1 + 8
+    assert len(row.split()) == 2 + 1 + 9
     done = plan(file, "--search", 1)
     assert done.exit_code == 0, done.output
     title, _, _, row = done.stdout.splitlines()

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FakeStore
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import _sharding_prop
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeProcessGroup  # noqa: F401  # registers the backend
@@ -62,6 +63,7 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
         # On GPUs masks are of blocks, and take next to nothing; FlexAttention keeps what causal attention does.
         stack.enter_context(mock.patch.object(decoder, "causal_mask", return_value=None))
         stack.enter_context(mock.patch.object(expert, "rows_by_rank", _even_loads))
+        stack.enter_context(mock.patch.object(PipelineStage, "_output_slot_is_releasable", _released))
         yield stack.enter_context(FakeTensorMode())
 
 
@@ -70,6 +72,11 @@ def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], l
     even, more = divmod(rows, len(sent))
     loads = [even + (i < more) for i in range(len(sent))]
     return loads, loads
+
+
+def _released(stage: PipelineStage, output: Tensor) -> tuple[bool, str]:
+    """Whether torch lets go of what a stage has sent. It does so with plain tensors, and asks for just that type."""
+    return (type(output) in (Tensor, FakeTensor) and not stage.is_last), ""
 
 
 def _really(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,15 +8,20 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from concertina_trainer.model.experts import Experts
 from concertina_trainer.parallel.async_tensor import IN_TURN
+from concertina_trainer.parallel.expert import AllToAll
 
 
 class Kind(enum.StrEnum):
@@ -28,6 +33,8 @@ class Kind(enum.StrEnum):
     gathered = "gathered"
     """Weights of layers that are computed just now, whole or as tensor parallelism cuts them."""
     activations = "activations"
+    routed = "routed"
+    """Activations of the tokens that have come to experts which are dealt out: as many as the loads say."""
     communication = "communication"
     """Buffers of FSDP's collectives."""
     temporary = "temporary"
@@ -52,10 +59,11 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 class Ledger(TorchDispatchMode):
     """Of all that is made while it is entered. Sizes are those of storages, in bytes."""
 
-    def __init__(self, offloaded: bool) -> None:
-        """`offloaded`: the state is in host memory, and updated there."""
+    def __init__(self, mode: FakeTensorMode | None, offloaded: bool = False) -> None:
+        """`mode`: of the tensors that are counted; None: real ones. DTensor tries each operation at its global size, on
+        fake tensors of a mode of its own. `offloaded`: the state is in host memory, and updated there."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._offloaded = offloaded
+        self._mode, self._offloaded = mode, offloaded
         self.now: dict[Kind, int] = dict.fromkeys(Kind, 0)
         """On the device."""
         self._on_host: dict[Kind, int] = dict.fromkeys(Kind, 0)
@@ -69,6 +77,7 @@ class Ledger(TorchDispatchMode):
         """Size, kind, and what it is counted in."""
         self._temporary: set[int] = set()
         self._backward = False
+        self._routing = False
         self.updating = False
 
     def mark(self, kind: Kind, tensors: Sequence[Tensor]) -> None:
@@ -95,14 +104,15 @@ class Ledger(TorchDispatchMode):
         if (in_turn := IN_TURN.get(func)) is not None:
             with self:
                 return in_turn(*args, **kwargs)
-        # Under fake tensors waiting makes a copy, which it does not.
-        result = args[0] if func is _WAIT else func(*args, **kwargs)
+        # Of fake tensors waiting makes a copy, which it does not.
+        result = args[0] if func is _WAIT and self._mode is not None else func(*args, **kwargs)
         self._turn()
         if func in collective_ops and func not in sync_ops:
             size = CollectiveOp.get_comm_tensor_size(func, result, args, kwargs)
             group = CollectiveOp.get_process_group(func, args)
             self.sent[group.group_name, func.overloadpacket.__name__] += size
-        kind = Kind.temporary if self._backward or self.updating else Kind.activations
+        made = Kind.routed if self._routing else Kind.activations
+        kind = Kind.temporary if self._backward or self.updating else made
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._note(leaf, kind)
@@ -131,9 +141,14 @@ class Ledger(TorchDispatchMode):
         self._backward = backward
 
     def _note(self, tensor: Tensor, kind: Kind, known: bool = False, place: dict[Kind, int] | None = None) -> None:
-        if tensor.device.type == "meta":
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
+        if isinstance(tensor, AsyncCollectiveTensor):
+            tensor = tensor.elem
+        mode = tensor.fake_mode if isinstance(tensor, FakeTensor) else None
+        if mode is not self._mode or tensor.device.type == "meta":
             return
-        storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
+        storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self._known:
             weakref.finalize(storage, self._gone, key)
@@ -160,6 +175,24 @@ class Ledger(TorchDispatchMode):
         size, kind, place = self._known.pop(key)
         place[kind] -= size
         self._temporary.discard(key)
+
+    @contextmanager
+    def routing(self) -> Iterator[None]:
+        """What is routed is told apart."""
+        original = AllToAll.__call__
+
+        def call(way: AllToAll, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
+            self._routing = True
+            try:
+                back = original(way, rows, counts, experts)
+            finally:
+                self._routing = False
+            if not self._backward:
+                self.mark(Kind.activations, [back])  # of this rank's own tokens
+            return back
+
+        with mock.patch.object(AllToAll, "__call__", call):
+            yield
 
     @contextmanager
     def resizing(self) -> Iterator[None]:

@@ -1,13 +1,14 @@
 """Memory of one rank at its peak, and what it sends in a step: two small depths are run, and the rest is a line.
 
 Each block adds the same to all that is there at a peak, and is there at it whatever the depth; so do microbatches that
-GPipe holds. What is run is the trainer's own code: how it cuts the model, its engine, its optimizer."""
+GPipe holds, and what an interleaved schedule has sent. What is run is the trainer's own code: how it cuts the model,
+its engine, its optimizer."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from unittest import mock
@@ -56,12 +57,26 @@ def stages_of(config: TrainerConfig, parallelism: ParallelismConfig) -> list[Par
 
 
 def fullest(config: TrainerConfig, parallelism: ParallelismConfig, size: int) -> list[int]:
-    """Ranks of which one has the highest peak: of a pipeline the first, which has the most microbatches waiting, the
-    first of those that have a block more, and the last, which has the logits."""
+    """Ranks of which one has the highest peak: of a pipeline those that no other covers, which has as much of the model
+    and as many microbatches waiting. Fewer wait the later a rank's stages are; with zero bubble it is the other way
+    round, as weights' gradients wait too."""
+    degrees = Degrees.of(parallelism, size)
     parts = stages_of(config, parallelism)
-    blocks = [sum(len(part.blocks) for part in parts[i :: parallelism.pipeline]) for i in range(parallelism.pipeline)]
-    wanted = {0, blocks.index(max(blocks)), parallelism.pipeline - 1}
-    return [place * parallelism.context * parallelism.tensor for place in sorted(wanted)]
+    has = [_contents(config, parts[place :: degrees.pipeline]) for place in range(degrees.pipeline)]
+    wanted: list[int] = []
+    for place in sorted(range(degrees.pipeline), reverse=parallelism.backward_in_halves):
+        if not any(all(map(operator.ge, has[other], has[place])) for other in wanted):
+            wanted.append(place)
+    return [place * degrees.context * degrees.tensor for place in sorted(wanted)]
+
+
+def _contents(config: TrainerConfig, stages: Sequence[Part]) -> list[int]:
+    """Of a rank's stages one after another: blocks of each sort, and the ends."""
+    found = []
+    for part in stages:
+        routed = sum(map(config.model.routed, part.blocks))
+        found += [routed, len(part.blocks) - routed, part.first, part.last]
+    return found
 
 
 def memory(config: TrainerConfig, parallelism: ParallelismConfig, size: int, rank: int) -> RankMemory:
@@ -72,42 +87,45 @@ def memory(config: TrainerConfig, parallelism: ParallelismConfig, size: int, ran
     stages = stages_of(config, parallelism)[place :: degrees.pipeline]
     blocks = [sum(map(config.model.routed, part.blocks)) or len(part.blocks) for part in stages]
     plan = batch_plan(config, degrees)
-    run = plan.microbatches
-    if degrees.pipeline == 1:
-        run = min(run, MICROBATCHES)
-    elif parallelism.schedule is not PipelineSchedule.gpipe:
-        run = min(run, 2 * degrees.pipeline)  # 1F1B holds no more, interleaved ones 1 to 4 % (docs/planning.md)
-    grows = degrees.pipeline > 1 and parallelism.schedule is PipelineSchedule.gpipe
-    held = (degrees.pipeline, 2 * degrees.pipeline) if grows else (run, run)
     # Stages of one rank grow together: with their proportions the moment of the peak would change.
     shallow = min(blocks)
-    axes = [_axis(shallow, DEPTHS), _axis(run, held)]
 
-    def at(point: Sequence[int]) -> RankMemory:
-        depth, count = point
+    def at(depth: int, count: int) -> RankMemory:
         return _run(config, parallelism, size, rank, shallow - depth, dataclasses.replace(plan, microbatches=count))
 
-    return _extended(rank, axes, at)
+    return _extended(rank, _points(shallow, plan.microbatches, parallelism), at)
 
 
-def _axis(target: int, run: tuple[int, int]) -> list[tuple[int, float]]:
+def _points(depth: int, microbatches: int, parallelism: ParallelismConfig) -> dict[tuple[int, int], float]:
+    """At which depths and numbers of microbatches to run, and with which weights these add up to the ones asked for."""
+    pipeline, schedule = parallelism.pipeline, parallelism.schedule
+    if pipeline == 1:
+        counts = {min(microbatches, MICROBATCHES): 1.0}
+    elif schedule is PipelineSchedule.gpipe:
+        counts = _axis(microbatches, (pipeline, 2 * pipeline))
+    elif schedule is PipelineSchedule.one_f_one_b:
+        counts = {min(microbatches, 2 * pipeline): 1.0}  # it holds no more
+    else:  # torch keeps what these have sent until the step ends
+        counts = _axis(microbatches, (3 * pipeline, 4 * pipeline))
+    of_depth = _axis(depth, DEPTHS)
+    return {(d, count): of_depth[d] * counts[count] for d, count in itertools.product(of_depth, counts)}
+
+
+def _axis(target: int, run: tuple[int, int]) -> dict[int, float]:
     """At which points to run, and with which weights these add up to the target."""
     low, high = run
     if target <= high:
-        return [(target, 1.0)]
+        return {target: 1.0}
     beyond = (target - low) / (high - low)
-    return [(low, 1 - beyond), (high, beyond)]
+    return {low: 1 - beyond, high: beyond}
 
 
-def _extended(
-    rank: int, axes: Sequence[Sequence[tuple[int, float]]], at: Callable[[Sequence[int]], RankMemory]
-) -> RankMemory:
+def _extended(rank: int, points: Mapping[tuple[int, int], float], at: Callable[[int, int], RankMemory]) -> RankMemory:
     peaks: dict[Phase, dict[Kind, float]] = {}
     sent: dict[str, float] = {}
     host = dict.fromkeys(Kind, 0.0)
-    for corner in itertools.product(*axes):
-        weight = math.prod(share for _, share in corner)
-        found = at([point for point, _ in corner])
+    for (depth, count), weight in points.items():
+        found = at(depth, count)
         for phase, kinds in found.peaks.items():
             total = peaks.setdefault(phase, dict.fromkeys(Kind, 0.0))
             for kind, size in kinds.items():
@@ -134,12 +152,12 @@ def _run(
         dataclasses.replace(part, blocks=part.blocks[: max(1, len(part.blocks) - left_out)])
         for part in stages_of(config, parallelism)
     ]
-    ledger = Ledger(config.memory.offload is Offload.state)
     with ExitStack() as stack:
         world = stack.enter_context(fake_rank(rank, size, parallelism, config.model.experts is not None))
-        stack.enter_context(fake_tensors())
+        ledger = Ledger(stack.enter_context(fake_tensors()), config.memory.offload is Offload.state)
         stack.enter_context(mock.patch.object(parallelize, "divided", return_value=parts))
         stack.enter_context(ledger.resizing())
+        stack.enter_context(ledger.routing())
         stack.enter_context(ledger)
         stack.enter_context(loss_context(world))
         model = parallelize.parallelized(config, world)
