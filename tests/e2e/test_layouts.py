@@ -58,31 +58,33 @@ def test_tensor_groups_are_lost_and_come_back_and_a_pipeline_goes_on(cluster: Cl
 def test_adapters_are_trained_by_groups_within_a_pod_with_their_state_on_the_host(cluster: Cluster) -> None:
     """Two workers a replica, of which each replica is a tensor group; one worker's pod is lost."""
     model = {**WIDE, "lora": {"rank": 4, "targets": ["query", "value", "down"]}}
-    job = e2e.bundled_job(NAME, e2e.pod(e2e.trainer(resources=RESOURCES)), model=model, memory={"offload": "State"})
+    job = e2e.bundled_job(
+        "adapters", e2e.pod(e2e.trainer(resources=RESOURCES)), model=model, memory={"offload": "State"}
+    )
     job["spec"] |= {"workersPerReplica": 2, "parallelism": {"tensor": 2}, "elastic": {"minReplicas": 1}}
     with cluster.running(job):
-        first = cluster.training(2, name=NAME)
+        first = cluster.training(2, name="adapters")
         assert first["world"]["layout"] == "shard 2 x tensor 2"
         cluster.kubectl("delete", "pod", first["world"]["members"][0]["replica"], "--grace-period=0", "--force")
-        whole = cluster.training(2, above=first["world"]["round"], name=NAME)
+        whole = cluster.training(2, above=first["world"]["round"], name="adapters")
         assert whole["restarts"]["total"] == 1
         assert whole.get("stepsReplayed", 0) <= LOST
 
 
 def test_tensor_groups_send_while_they_multiply(cluster: Cluster) -> None:
-    job = e2e.bundled_job(NAME, e2e.pod(e2e.trainer(resources=RESOURCES)), model=WIDE)
+    job = e2e.bundled_job("overlapped", e2e.pod(e2e.trainer(resources=RESOURCES)), model=WIDE)
     job["spec"] |= {"workersPerReplica": 2, "parallelism": {"tensor": 2, "asyncTensor": True}}
     with cluster.running(job):
-        first = cluster.training(2, name=NAME)
+        first = cluster.training(2, name="overlapped")
         assert first["world"]["layout"] == "shard 2 x tensor 2"
-        cluster.until("steps", lambda status: status["progress"]["step"] > 50, NAME)
+        cluster.until("steps", lambda status: status["progress"]["step"] > 50, "overlapped")
 
 
 def test_pods_of_a_tensor_group_come_to_one_node(cluster: Cluster) -> None:
-    job = e2e.bundled_job(NAME, e2e.pod(e2e.trainer(resources=RESOURCES)), model=WIDE)
+    job = e2e.bundled_job("near", e2e.pod(e2e.trainer(resources=RESOURCES)), model=WIDE)
     job["spec"] |= {"replicas": 4, "parallelism": {"tensor": 2}, "topology": {"labels": ["kubernetes.io/hostname"]}}
     with cluster.running(job):
-        world = cluster.training(4, name=NAME)["world"]
+        world = cluster.training(4, name="near")["world"]
         assert "crossing" not in world
         nodes = [member["node"] for member in world["members"]]
         assert nodes[0] == nodes[1]
