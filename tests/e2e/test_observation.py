@@ -283,7 +283,7 @@ def test_the_classes_of_time_add_up_and_all_tell_the_same(
     page = tmp_path / "page.html"
     e2e.concertina("report", JOB, "--out", str(page), "-n", e2e.NAMESPACE)
     text = re.sub("<[^>]+>", "\n", page.read_text())
-    assert f"{goodput.percent:.1f}%" in text.splitlines()
+    assert f"{goodput.percent:.1f}% of the time" in text
     assert f"{cost.total:.2f} {cost.currency} for" in text
     for entry in goodput.recovery:
         assert f"{entry.seconds:.1f} s" in text.splitlines()

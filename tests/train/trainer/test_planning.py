@@ -137,7 +137,8 @@ def test_real_ranks_take_what_is_planned(parent, tmp_path, layout, size):
         assert state == [taken["update"][kind] for kind in (Kind.weights, Kind.moments)], "the same bytes"
         if layout in ALLOCATING:
             assert real[rank]["allocated"] == pytest.approx(total, rel=0.001), "the ledger counts what is allocated"
-        assert real[rank]["allocated"] > 0.999 * total
+        else:
+            assert real[rank]["allocated"] > (1 - NEAR[False]) * total
 
 
 @pytest.mark.parametrize("layout", long_but("experts x pipeline", DEALT_OUT, "test_what_is_routed_grows_with_the_load"))
@@ -271,7 +272,7 @@ FULLEST_LAW = "test_the_fullest_ranks_are_among_those_tried"
         ("1F1B", 7),
         *(
             pytest.param(*case, marks=pytest.mark.long(law=f"{FILE}::{FULLEST_LAW}[1F1B-7]"))
-            for case in itertools.product(map(str, PipelineSchedule), (8, 9, 10))
+            for case in itertools.product(map(str, PipelineSchedule), (8, 9))
         ),
     ],
 )  # fmt: skip

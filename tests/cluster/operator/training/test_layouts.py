@@ -14,6 +14,7 @@ import pytest
 from builders.cluster.drills import build_data
 from builders.cluster.operator import Jobs, endless, paced
 from builders.programs import AUDIO, FAULTS
+from concertina.local.errors import LocalClusterError
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.usefixtures("operator")
@@ -171,5 +172,13 @@ def test_who_is_left_of_two_blocks_makes_one_at_once(jobs: Jobs, data: Path) -> 
 def evaluations(jobs: Jobs, name: str) -> dict[int, float]:
     """By step, as the leads of all rounds have logged them so far, those apart whose pods are gone."""
     running = [pod["metadata"]["name"] for pod in jobs.pods(name) if pod["status"]["phase"] != "Pending"]
-    found = (each for pod in running for each in EVALUATION.findall(jobs.logs(pod)))
-    return {int(step): float(loss) for step, loss in found}
+    found: dict[int, float] = {}
+    for pod in running:
+        try:
+            logs = jobs.logs(pod)
+        except LocalClusterError as error:
+            if "NotFound" not in str(error):
+                raise
+            continue  # it has gone meanwhile
+        found |= {int(step): float(loss) for step, loss in EVALUATION.findall(logs)}
+    return found
