@@ -34,8 +34,9 @@ def data(tmp_path_factory):
         yield folder / "data"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def trainer(data):
+    """A test's own, to change as it likes."""
     return {
         "steps": 40,
         "data": {"uri": str(data)},

@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from notes import Notes
 
 
-class Counted:
+class CountedEngine:
     """An engine whose first step is counted by the plan's ledger: it is one of those whose time is not."""
 
     def __init__(self, engine: Engine, optimizer: ShardedAdamW, notes: Notes) -> None:
@@ -57,7 +57,7 @@ def main() -> None:
             os._exit(0)
 
     def counted(run: Run, step: int, position: int) -> Done:
-        return train(dataclasses.replace(run, engine=Counted(run.engine, run.optimizer, notes)), step, position)
+        return train(dataclasses.replace(run, engine=CountedEngine(run.engine, run.optimizer, notes)), step, position)
 
     Reporter.step = noted
     worker.train = counted

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from concertina.planning.hardware import USABLE, Gpu
 from concertina.planning.layout import Layout
 from concertina.planning.timing import step_time
-from concertina.planning.traffic import COMPUTED, batch, rank_weights, stage_blocks
+from concertina.planning.traffic import COMPUTED, HELD, REDUCED, batch, rank_weights, stage_blocks
 from concertina_trainer.config.memory import Activations, Offload
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.layouts import problems
 
-WEIGHT, MOMENTS, REDUCED = 4, 8, 4
-"""Bytes of a weight; and of one that is trained those of its moments, and of its gradient."""
+MOMENTS = 8
+"""Bytes of a weight's moments, if it is trained."""
 DEEPEST, LONGEST = 16, 16
 """Stages and context groups that are tried: published runs have no more."""
 
@@ -72,4 +72,4 @@ def least_memory(layout: Layout) -> float:
     }[layout.trainer.memory.activations]
     waiting = plan.microbatches if given.schedule is PipelineSchedule.gpipe else min(plan.microbatches, given.pipeline)
     activations = tokens * width * COMPUTED * stage_blocks(layout) * (waiting if given.pipeline > 1 else 1)
-    return WEIGHT * held + model.trained_share * (MOMENTS * held + REDUCED * gradients) + activations
+    return HELD * held + model.trained_share * (MOMENTS * held + REDUCED * gradients) + activations

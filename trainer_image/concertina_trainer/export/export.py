@@ -186,8 +186,9 @@ def _content(
     for tensor in tensors:
         out = _bytes(tensor.ours, checkpoint, plan)
         if tensor.adapter is not None:
-            a, b = (_bytes(chunk, checkpoint, plan).view("<f4")[..., 0] for chunk in tensor.read[1:])
-            out.view("<f4")[..., 0] += np.float32(tensor.adapter.scale) * (b @ a)
+            adapter = tensor.adapter
+            a, b = (_bytes(chunk, checkpoint, plan).view("<f4")[..., 0] for chunk in (adapter.a, adapter.b))
+            out.view("<f4")[..., 0] += np.float32(adapter.scale) * (b @ a)
         yield out.reshape(-1).data
         advance(tensor.ours.size)
 

@@ -7,7 +7,6 @@ import torch
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.layouts import frees_weights
 from concertina_trainer.model.decoder import Decoder
-from concertina_trainer.model.lora import freeze
 from concertina_trainer.model.own import OwnModel, OwnSpec
 from concertina_trainer.model.stages import Stages, divided
 from concertina_trainer.parallel import expert, tensor
@@ -34,8 +33,6 @@ def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None 
             expert.cut(model, meshes.expert, world.times)
         if meshes.sequence:
             expert.share_sequences(model, meshes.sequence)
-        if config.model.lora:
-            freeze(model)  # torch makes norms anew where it cuts sequences, and they would be trained
         shard(model, config, free, world)
         parts.append(model)
     return Stages(parts)

@@ -98,8 +98,9 @@ def sum_tied(model: Stages, world: DistContext) -> None:
     gradients, the same bits."""
     mesh = world.meshes.pipeline
     assert mesh is not None
-    mine = [p for part in model.parts for name, p in part.named_parameters() if name == "embedding.weight"]
-    if not mine or not mine[0].requires_grad:
+    embeddings = (p for part in model.parts for name, p in part.named_parameters() if name == "embedding.weight")
+    mine = [p for p in embeddings if p.requires_grad]
+    if not mine:
         return
     [parameter] = mine
     assert parameter.grad is not None

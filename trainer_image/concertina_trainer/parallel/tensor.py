@@ -35,6 +35,7 @@ from concertina_trainer.parallel.group import DistContext
 def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
     """Before FSDP cuts what is left of each weight. Each rank cuts its own whole values, so nothing is sent.
     `overlapped`: layers send while they multiply."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     ends: dict[str, Any] = {"norm": SequenceParallel(), "head": ColwiseParallel()}
     ends["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
     parallelize_module(model, mesh, {name: plan for name, plan in ends.items() if getattr(model, name) is not None},
@@ -55,6 +56,8 @@ def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
             overlap(layer, mesh)
     for moe in model.mixtures():
         _route_own_tokens(moe, mesh)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = name in trained  # torch makes norms anew, and frozen ones would be trained
 
 
 def _cut_adapter(module: LoraLinear, mesh: DeviceMesh) -> None:

@@ -33,13 +33,19 @@ def stalled(made):
     return next(condition.message for condition in made.status.conditions if condition.type == "Stalled")
 
 
+UNEVEN = {"layers": 3, "dim": 64, "heads": 4, "kvHeads": 2, "tieEmbeddings": False, "hiddenDim": 96}
+
+
 @pytest.mark.parametrize(
-    "model", [{}, LARGE, {"layers": 3, "dim": 64, "heads": 4, "kvHeads": 2, "tieEmbeddings": False, "hiddenDim": 96}]
+    "model",
+    [{}, LARGE, UNEVEN, {**UNEVEN, "lora": {"rank": 5}}, {**UNEVEN, "lora": {"targets": ["key", "down", "key"]}}],
 )
 def test_the_count_of_weights_is_the_model_s(model):
     config = ModelConfig.model_validate(model)
     with torch.device("meta"):
-        assert config.weights == sum(p.numel() for p in Decoder(config).parameters())
+        weights = list(Decoder(config).parameters())
+    assert config.weights == sum(p.numel() for p in weights)
+    assert config.trained_weights == sum(p.numel() for p in weights if p.requires_grad)
 
 
 def test_a_part_on_its_way_to_storage_takes_room_too():
