@@ -27,8 +27,9 @@ def losses(*outcomes):
 
 
 def test_a_run_is_offloaded_killed_and_goes_on_with_and_without(folder, parent, trainer):
-    """With experts, whose biases are on the device; evaluated, and with digests of what lies still."""
-    trainer["model"]["experts"] = EXPERTS
+    """With experts, whose biases are on the device; evaluated, and with digests of what lies still. In float32: which
+    experts are chosen takes what bfloat16 rounds to 7 % of a loss (seen on an H200)."""
+    trainer["model"]["experts"], trainer["precision"] = EXPERTS, "float32"
     trainer |= {"evaluation": {"everySteps": 15, "sequences": 24}, "anomalies": {"corruptionCheckSteps": 5}}
     expected = losses(node.Job(folder / "plain", parent, trainer).run(1))
     job = node.Job(folder / "offloaded", parent, {**trainer, "memory": OFFLOADED})
@@ -41,7 +42,6 @@ def test_a_run_is_offloaded_killed_and_goes_on_with_and_without(folder, parent, 
     assert [p.evaluated.step for p in third.progress if p.evaluated][-1] == 40
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has no two CUDA devices")
 @pytest.mark.parametrize(
     "parallelism",
     [{}, {"shard": 1}, {"pipeline": 2}, {"tensor": 2}],
@@ -50,7 +50,6 @@ def test_a_run_is_offloaded_killed_and_goes_on_with_and_without(folder, parent, 
 def test_so_is_one_of_two_gpus(folder, parent, trainer, parallelism):
     expected = losses(node.Job(folder / "plain", parent, trainer).run(1))
     job = node.Job(folder / "offloaded", parent, {**trainer, "memory": OFFLOADED})
-    job.a_gpu_each = True
     job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
     first = job.run(2, script=node.Script(kill=(12, (0, 1))))
     assert losses(first, job.run(2, job.newest())) == pytest.approx(expected, rel=NEAR)

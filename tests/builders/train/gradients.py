@@ -10,6 +10,7 @@ import tempfile
 import pytest
 import torch
 
+from builders.train import gpus
 from concertina_trainer.config.trainer import TrainerConfig
 
 CLOSE = {
@@ -47,7 +48,7 @@ def computed(parent, program, trainer, world, tmp_path, parallelism=None, **vari
         }
         listener.close()
         ranks = [
-            parent.fork(program, {**environment, "RANK": str(r), "LOCAL_RANK": str(r)}, log.fileno())
+            parent.fork(program, {**environment, "RANK": str(r), **gpus.variables(r, world)}, log.fileno())
             for r in range(world)
         ]
         try:

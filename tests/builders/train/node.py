@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from builders.programs import SEARCH_PATH
+from builders.train import gpus
 from concertina_protocol import Durable, Progress, Restore, SnapshotId
 from concertina_protocol import worker_channel as channel
 from concertina_protocol.sidecar import COPY_SLOTS, read_sidecar, remove_sidecar, sidecar_path
@@ -104,7 +105,6 @@ class Job:
         self.trainer, self.checkpoint = trainer, checkpoint
         self.worker, self.environment = "concertina_trainer.worker:main", {}
         self.images: tuple[str, ...] = ()
-        self.a_gpu_each = False
         self.number = 0
         self.durable: Durable | None = None
         folder.mkdir(exist_ok=True)
@@ -191,8 +191,7 @@ class _Round:
         for rank in range(self.world):
             folder = self.job.folder / f"node-{rank}" / "snapshots" / f"round-{self.job.number}"
             mine = {"RANK": str(rank), "CONCERTINA_SNAPSHOTS": str(folder)}
-            mine["LOCAL_RANK"] = str(rank) if self.job.a_gpu_each else "0"
-            environment = {**common, **mine, **self.job.environment}
+            environment = {**common, **mine, **gpus.variables(rank, self.world), **self.job.environment}
             self.pids[rank] = self.job.parent.fork(self.job.worker, environment, log.fileno())
         try:
             async with asyncio.timeout(GIVE_UP):
