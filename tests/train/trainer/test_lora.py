@@ -35,11 +35,11 @@ def course(parent, trainer, folder_of_module):
 
 
 def test_a_layer_adds_the_product_to_its_weight():
-    layer = LoraLinear(5, 4, LoraConfig(rank=2, alpha=6.0))
+    layer = LoraLinear(5, 4, LoraConfig(rank=2, alpha=6.0)).double()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     freeze(torch.nn.Sequential(layer))
-    x = torch.randn(3, 5)
+    x = torch.randn(3, 5, dtype=torch.float64)
     layer(x).square().sum().backward()
     whole = (layer.weight + 3 * layer.lora_b @ layer.lora_a).detach().requires_grad_()
     torch.nn.functional.linear(x, whole).square().sum().backward()
