@@ -81,7 +81,8 @@ class ShardedAdamW:
         )
         for parameter in self._local.values():
             self._adam.state[parameter] = {
-                "step": torch.tensor(float(step), device=parameter.device),
+                # As torch's own: the fused update on a GPU reads it as float32, whatever torch's default is.
+                "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
