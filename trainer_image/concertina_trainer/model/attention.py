@@ -86,5 +86,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, gqa: bo
 def _compiled() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    compiled: Callable[..., Tensor] = torch.compile(flex_attention)
+    # Few kernels, and each of a node's workers would start a pool of processes for them: 8 on 16 cores took more than
+    # 100 s, and 27 without.
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, options={"compile_threads": 1})
     return compiled
