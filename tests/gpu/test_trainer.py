@@ -22,3 +22,17 @@ def test_a_killed_run_on_a_gpu_goes_on_from_its_snapshot(folder, parent, trainer
     second = job.run(1, restore)
     assert second.codes == {0: 0}, second.output
     assert {**first.losses, **second.losses} == pytest.approx(whole.losses, rel=2e-2), "bfloat16, unordered sums"
+
+
+def waits(job, steps):
+    job.trainer = {**job.trainer, "steps": steps}
+    outcome = job.run(1)
+    assert outcome.codes == {0: 0}, outcome.output
+    return outcome.output.count("called a synchronizing CUDA operation")
+
+
+def test_the_host_waits_once_a_step(folder, parent, trainer):
+    """For the loss, the norm and the flags, at once; a snapshot is taken at each step meanwhile."""
+    few, many = node.Job(folder / "few", parent, trainer), node.Job(folder / "many", parent, trainer)
+    few.worker = many.worker = "workers.syncs:main"
+    assert waits(many, 40) - waits(few, 20) == 20

@@ -38,11 +38,16 @@ class Microbatch:
     """[rows, length + 1, width], where the data are frames; `tokens` are their targets then, or 0."""
 
     def to(self, device: torch.device) -> Microbatch:
-        """Without waiting for what is queued on the device."""
-        document_ids = None if self.document_ids is None else self.document_ids.to(device, non_blocking=True)
-        tokens, weights = (each.to(device, non_blocking=True) for each in (self.tokens, self.weights))
-        features = None if self.features is None else self.features.to(device, non_blocking=True)
-        return Microbatch(tokens, weights, document_ids, self.samples, features)
+        """Without waiting for what is queued on the device, where it is `pinned`."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> Microbatch:
+        """In memory that a GPU reads by itself."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, made: Callable[[Tensor], Tensor]) -> Microbatch:
+        ids, features = (each if each is None else made(each) for each in (self.document_ids, self.features))
+        return Microbatch(made(self.tokens), made(self.weights), ids, self.samples, features)
 
 
 class Batches:
@@ -91,7 +96,7 @@ class Batches:
             except Exception as error:  # handed over: raised in the loop's thread
                 self._ready.put(error)
                 return
-            self._ready.put(batch)
+            self._ready.put([each.pinned() for each in batch] if self._device.type == "cuda" else batch)
             position += plan.global_size
 
 

@@ -1,0 +1,13 @@
+"""A worker that says each time the host waits for its GPU, as torch sees it."""
+
+import warnings
+
+import torch
+
+from concertina_trainer import worker
+
+
+def main() -> None:
+    warnings.simplefilter("always")
+    torch.cuda.set_sync_debug_mode("warn")
+    worker.main()
