@@ -21,23 +21,30 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--pause", type=float, default=0.01)
     parser.add_argument("--overhead", type=float, default=1000.0)
+    parser.add_argument("--cuda", action="store_true")
     options = parser.parse_args()
 
     world = trainingjob.world()
+    device = torch.device("cuda" if options.cuda else "cpu")
+    if options.cuda:
+        shared = torch.cuda.device_count() < world.size  # by ranks of several hosts, as NCCL must believe
+        os.environ |= {"NCCL_HOSTID": str(world.rank)} if shared else {}
+        torch.cuda.set_device(0 if shared else world.rank)
     if options.kind != "plain":
-        dist.init_process_group("gloo")
+        dist.init_process_group("nccl" if options.cuda else "gloo")
     torch.manual_seed(world.rank)
     model = torch.nn.Sequential(torch.nn.Linear(7, 33), torch.nn.Tanh(), torch.nn.Linear(33, 1))
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) / 4)
+    model.to(device)
     if options.kind == "ddp":
         model = DistributedDataParallel(model)
     elif options.kind == "fsdp1":
-        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+        model = FullyShardedDataParallel(model, device_id=device, use_orig_params=True)
     elif options.kind in ("fsdp2", "hsdp"):
         copies = 2 if options.kind == "hsdp" else 1
-        mesh = init_device_mesh("cpu", (copies, world.size // copies), mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh(device.type, (copies, world.size // copies), mesh_dim_names=("replicate", "shard"))
         mesh = mesh if options.kind == "hsdp" else mesh["shard"]
         fully_shard(model[0], mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -47,7 +54,7 @@ def main() -> None:
     start = state.restore(default=0)
     print(f"rank {world.rank} of {world.size} starts at step {start}", flush=True)
     for step in range(start, options.steps):
-        x = torch.randn(BATCH, 7, generator=torch.Generator().manual_seed(step))
+        x = torch.randn(BATCH, 7, generator=torch.Generator().manual_seed(step)).to(device)
         mine = range(BATCH * world.rank // world.size, BATCH * (world.rank + 1) // world.size)
         losses = (model(x[mine.start : mine.stop]) - x[mine.start : mine.stop].sum(1, keepdim=True)).square()
         loss = losses.sum() / BATCH * world.size  # as gradients are averaged

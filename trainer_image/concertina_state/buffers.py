@@ -15,6 +15,7 @@ from concertina_state.filling import Place, ShardReader
 from concertina_state.format.read_plan import Box, ReadItem, ReadPlan
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk, Layout
 from concertina_state.holdings import Copies, Held, Holdings, Part, held_part
+from concertina_state.live import Arrival
 
 DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
@@ -60,10 +61,14 @@ class Buffers:
         begins = zip(self.layout.chunks, self.layout.begins, strict=True)
         return [whole[begin : begin + chunk.size] for chunk, begin in begins]
 
-    def copy_to(self, views: Sequence[memoryview]) -> None:
+    def copy_to(self, views: Sequence[memoryview]) -> Arrival:
         """What the arrays hold now."""
         for view, buffer in zip(views, self._buffers, strict=True):
             view[:] = buffer.memory
+        return lambda: 0.0
+
+    def before_change(self) -> None:
+        """Nothing is being copied."""
 
 
 class BufferCatalogue(Holdings[Buffer]):

@@ -21,7 +21,8 @@ from concertina_protocol.worker_channel import (
 )
 from concertina_state.format.shardfile import ShardMetadata, Trend
 from concertina_state.interval import Interval
-from concertina_state.snapshots import Live, Snapshots, Taken
+from concertina_state.live import Live
+from concertina_state.snapshots import Snapshots, Taken
 from concertina_state.step_trace import Traces
 
 
@@ -188,6 +189,15 @@ class Saving:
         if decision.durable:
             self.interval.saved(took)
         self.seconds += took
+
+    @property
+    def device_seconds(self) -> float:
+        """See Snapshots."""
+        return self._snapshots.device_seconds
+
+    def before_change(self) -> None:
+        """See Live."""
+        self._snapshots.before_change()
 
     def finish(self) -> None:
         """Until the last snapshot is committed."""

@@ -18,30 +18,15 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import SNAPSHOT_SLOTS, Sidecar, remove_sidecar, write_sidecar
 from concertina_state.errors import BadInput, RestoreFailed
-from concertina_state.format.shardfile import Layout, ShardMetadata
+from concertina_state.format.shardfile import ShardMetadata
+from concertina_state.live import Arrival, Live
 
 ROOM_SECONDS = 10.0
 _MADV_POPULATE_WRITE = 23
-
-
-class Live(Protocol):
-    """What is saved: arrays that change, and the place of each in a file."""
-
-    @property
-    def layout(self) -> Layout: ...
-
-    def views(self, file: mmap.mmap) -> Any:
-        """Of the places, for `copy_to`."""
-        ...
-
-    def copy_to(self, views: Any) -> None:
-        """What the arrays hold now."""
-        ...
 
 
 class MappedShard:
@@ -53,16 +38,16 @@ class MappedShard:
         self.inode = path.stat().st_ino
         self._views = state.views(self._map)
 
-    def fill(self, metadata: ShardMetadata, state: Live) -> None:
-        """Copy the live state in; until `commit` the file is not there, so a peer whose copy this breaks off takes
-        nothing for damaged (decision "A drain may write over a running copy")."""
+    def fill(self, metadata: ShardMetadata, state: Live) -> Arrival:
+        """Copy the live state in, or have it copied; until `commit` the file is not there, so a peer whose copy this
+        breaks off takes nothing for damaged (decision "A drain may write over a running copy")."""
         remove_sidecar(self.path)
         layout = state.layout
         self._map[: layout.data_begin] = layout.header(metadata)
-        state.copy_to(self._views)
+        return state.copy_to(self._views)
 
     def commit(self, metadata: ShardMetadata) -> None:
-        """Commit what was filled in."""
+        """Commit what has arrived."""
         write_sidecar(self.path, Sidecar(metadata.id, metadata.shard, len(self._map), zlib.crc32(self._map)))
 
     @property
@@ -91,6 +76,8 @@ class Snapshots:
         self._steps: list[int] = []
         self.complete = -1
         """Ordinal of the newest one that is complete on the peers of all ranks."""
+        self.device_seconds = 0.0
+        """What the newest committed one has taken of a device's time; 0 where no device copies."""
         self._committer = ThreadPoolExecutor(1, "commit")
         self._committing: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,9 +114,9 @@ class Snapshots:
         return taken
 
     def begin(self, metadata: ShardMetadata, committed: Callable[[Taken], None] = lambda taken: None) -> Taken:
-        """Write; the checksum, which takes longer than the copy, is a thread's, and so is the commit: then `committed`
-        is called there (decision "A snapshot's checksum is a thread's"). Where peers don't keep up this still leaves
-        the newest complete one and the newest committed one untouched."""
+        """Write, or have a device write; the checksum, which takes longer than the copy, is a thread's, and so is the
+        commit: then `committed` is called there (decision "A snapshot's checksum is a thread's"). Where peers don't
+        keep up this still leaves the newest complete one and the newest committed one untouched."""
         self.finish()
         ordinal = self.count
         kept = {self.complete, ordinal - 1}
@@ -139,12 +126,22 @@ class Snapshots:
         path = self._folder / f"slot-{index}"
         if slot is None or slot.shared:
             slot = self._slots[index] = MappedShard(path, self._state)
-        slot.fill(metadata, self._state)
+        arrival = slot.fill(metadata, self._state)
         self._holds[index] = ordinal
         self._steps.append(metadata.id.step)
         taken = Taken(metadata.id, path)
-        self._committing = self._committer.submit(_commit, slot, metadata, taken, committed)
+
+        def commit() -> None:
+            self.device_seconds = arrival()
+            slot.commit(metadata)
+            committed(taken)
+
+        self._committing = self._committer.submit(commit)
         return taken
+
+    def before_change(self) -> None:
+        """See Live."""
+        self._state.before_change()
 
     def finish(self) -> None:
         """Wait until the last one is committed. Raises what went wrong there."""
@@ -163,11 +160,6 @@ class Snapshots:
     def shipping(self) -> bool:
         """Whether a shard is still on its way to storage."""
         return any(self._folder.glob("shipping-*"))
-
-
-def _commit(slot: MappedShard, metadata: ShardMetadata, taken: Taken, committed: Callable[[Taken], None]) -> None:
-    slot.commit(metadata)
-    committed(taken)
 
 
 def _map_new(path: Path, size: int) -> mmap.mmap:

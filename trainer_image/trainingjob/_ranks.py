@@ -16,7 +16,7 @@ from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Header
 from concertina_state.holdings import Part
-from concertina_state.snapshots import Live
+from concertina_state.live import Live
 from trainingjob import World
 
 LEAVE_OUT = (

@@ -230,11 +230,13 @@ class State:
         together = time.perf_counter()  # others are waited for until then, as they are in each step
         saving.of_layout(agreed.layout)
         saving.save(saving.decide(done, agreed.flags, required=durable), self._samples() if self._data else done)
+        saving.before_change()  # a script may change anything next
         if durable:
             saving.finish()  # the script may end at once
         self._next = self._commits + agreed.every
         if self._returned is not None:
-            self._pace.took(ready - started + time.perf_counter() - together, began - self._returned)
+            copying = max(time.perf_counter() - together, saving.device_seconds)
+            self._pace.took(ready - started + copying, began - self._returned)
 
     def _current(self) -> tuple[Catalogue, Saving]:
         """With this rank's values as they are now."""

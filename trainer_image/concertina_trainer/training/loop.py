@@ -84,6 +84,7 @@ def train(run: Run, step: int, position: int) -> Done:
         reporter.note(run.balance.decide(result.work))
 
         rate = learning_rate(step, config.steps, config.optimizer)
+        saving.before_change()
         with run.world.times.measured(StepPart.OPTIMIZER):
             optimizer.update(rate, clip_scale(result.squared_norm, config.optimizer.gradient_clip))
             run.loads.update(result.loads)

@@ -1,0 +1,60 @@
+"""Snapshots of what is on a GPU: copied beside its work, and whole."""
+
+import pytest
+import torch
+
+from concertina_protocol import SnapshotId
+from concertina_protocol.sidecar import SNAPSHOT_SLOTS
+from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
+from concertina_state.snapshots import Snapshots
+from concertina_state.tensors import Tensors
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device: nothing was copied"),
+]
+ELEMENTS = 1 << 26
+LONG = 2_000_000_000
+"""Cycles: about a second."""
+
+
+@pytest.fixture
+def state():
+    chunks = [Chunk(name, "F32", (0,), (ELEMENTS,), (ELEMENTS,)) for name in ("device", "host")]
+    return Tensors(Layout(chunks), [numbers().to(device) for device in ("cuda", "cpu")])
+
+
+def numbers():
+    """To which 1 is added without rounding."""
+    return torch.arange(ELEMENTS, dtype=torch.float32) % 1000
+
+
+def metadata(step):
+    return ShardMetadata(SnapshotId(1, step, "layout", 1), 0, step, "", "")
+
+
+def held(layout, path):
+    content = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+    return [
+        content[begin : begin + chunk.size].view(torch.float32)
+        for chunk, begin in zip(layout.chunks, layout.begins, strict=True)
+    ]
+
+
+def test_what_is_queued_next_is_not_in_it_and_the_host_goes_on(tmp_path, state):
+    """But for the first ones, which find and lock the memory of their slots."""
+    snapshots = Snapshots(tmp_path, state)
+    for step in range(6):
+        snapshots.complete = snapshots.count - 2
+        torch.cuda._sleep(LONG)
+        taken = snapshots.begin(metadata(step))
+        (copied,) = state._copied.values()
+        snapshots.before_change()
+        for tensor in state.tensors:
+            tensor.add_(1)
+        if step >= SNAPSHOT_SLOTS:
+            assert not copied.query(), "the host has waited for the device"
+        snapshots.finish()
+        assert snapshots.device_seconds > 0
+        for found in held(state.layout, taken.path):
+            assert torch.equal(found, numbers() + step)
