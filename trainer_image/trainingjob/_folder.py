@@ -28,7 +28,8 @@ class Folder:
         self.round: int = same(1 + max(self._rounds(), default=0))
         self.history = JobHistory()
         self._said: list[Message] = []
-        self._saved = 0
+        self._alone = False
+        """Older rounds have been removed."""
 
     @property
     def snapshots(self) -> Path:
@@ -62,8 +63,9 @@ class Folder:
         """Nobody is told."""
 
     def finished(self, step: int, snapshot_step: int | None, seconds: float) -> None:
-        if snapshot_step is None or self._rank != 0:
+        if snapshot_step is None or self._rank != 0 or self._alone:
             return
+        self._alone = True
         for round in self._rounds():
             if round < self.round:
                 shutil.rmtree(self._folder / f"round-{round}", ignore_errors=True)

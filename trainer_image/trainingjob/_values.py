@@ -12,6 +12,9 @@ MOST_BYTES = 64 << 20
 """Of one rank's values."""
 
 
+_PLAIN = {type(None), bool, int, float, str}
+
+
 class Unsaveable(ValueError):
     """A sentence."""
 
@@ -29,16 +32,16 @@ def decode(text: bytes) -> Any:
 
 
 def _plain(value: Any, path: str) -> Any:
-    if value is None or (isinstance(value, (bool, int, float, str)) and type(value).__module__ == "builtins"):
+    if type(value) in _PLAIN:
         return value
     if isinstance(value, dict):
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {key: _plain(each, f"{path}.{key}") for key, each in value.items()}
         return {"$items": [[_plain(key, path), _plain(each, f"{path}[{key!r}]")] for key, each in value.items()]}
-    if isinstance(value, list):
-        return [_plain(each, f"{path}[{i}]") for i, each in enumerate(value)]
-    if isinstance(value, tuple):
-        return {"$tuple": [_plain(each, f"{path}[{i}]") for i, each in enumerate(value)]}
+    if isinstance(value, (list, tuple)):
+        as_they_are = set(map(type, value)) <= _PLAIN  # so are random numbers' states, of 600 integers, at each commit
+        found = list(value) if as_they_are else [_plain(each, f"{path}[{i}]") for i, each in enumerate(value)]
+        return found if isinstance(value, list) else {"$tuple": found}
     if isinstance(value, (set, frozenset)):
         return {"$set": [_plain(each, path) for each in sorted(value, key=repr)]}
     if isinstance(value, (bytes, bytearray)):
