@@ -4,6 +4,8 @@ kubelets and real S3."""
 from __future__ import annotations
 
 import json
+import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,14 @@ import yaml
 
 from builders.cluster import e2e
 from builders.cluster.e2e import Cluster, Object
+from builders.programs import AUDIO
 from builders.strange import check_went_back, rolling_back, strange
 from concertina_state.objects.prefix import ObjectPrefix
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
 SMALL: Object = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 BIG: Object = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "1536Mi"}}
-BUILT, ALONE, SOURCES = (f"s3://{e2e.BUCKET}/{what}-{e2e.RUN}" for what in ("built", "alone", "sources"))
+BUILDING = ("sources", "built", "alone")
 SHARES = 3
 
 
@@ -34,14 +37,30 @@ def in_pods_of_ours(job: Object) -> Object:
     return job
 
 
-def test_the_pods_of_a_job_build_the_bytes_that_one_machine_builds(cluster: Cluster) -> None:
+def text(folder: Path) -> list[str]:
+    for path in Path(e2e.ROOT, "docs").glob("*.md"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    return []
+
+
+def frames(folder: Path) -> list[str]:
+    runpy.run_path(str(AUDIO / "make_features.py"))["main"](folder, 40)
+    return ["--classes", "8"]
+
+
+@pytest.mark.parametrize("made", [text, frames], ids=lambda made: made.__name__)
+def test_the_pods_of_a_job_build_the_bytes_that_one_machine_builds(
+    cluster: Cluster, made: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
     """By its manifest, as GitOps would."""
-    folder = ObjectPrefix(SOURCES)
-    for path in sorted(Path(e2e.ROOT, "docs").glob("*.md")):
+    options = made(tmp_path)
+    sources, built, alone = (f"s3://{e2e.BUCKET}/{what}-{made.__name__}-{e2e.RUN}" for what in BUILDING)
+    folder = ObjectPrefix(sources)
+    for path in sorted(tmp_path.iterdir()):
         folder.put(path.name, path.read_bytes())
-    what = ["--shard-mebibytes", "0.01", "--validation", "0.2", SOURCES]
+    what = [*options, "--shard-mebibytes", "0.01", "--validation", "0.2", sources]
     where = ["--pods", str(SHARES), "--cpus", "1", "--secret", "s3", "--image", e2e.TRAINER_IMAGE]
-    printed = e2e.concertina("data", "build", "--cluster", "--dry-run", *where, "--out", BUILT, *what)
+    printed = e2e.concertina("data", "build", "--cluster", "--dry-run", *where, "--out", built, *what)
     job = in_pods_of_ours(yaml.safe_load(printed))
     name = job["metadata"]["name"]
     cluster.apply(job)
@@ -49,10 +68,10 @@ def test_the_pods_of_a_job_build_the_bytes_that_one_machine_builds(cluster: Clus
         cluster.kubectl("wait", "--for=condition=complete", f"job/{name}", "--timeout=180s")
     finally:
         cluster.kubectl("delete", "job", name, "--ignore-not-found", "--wait=false")
-    e2e.concertina("data", "build", "--out", ALONE, *what)
-    assert contents(BUILT) == contents(ALONE)
-    assert len(contents(BUILT)) > 5
-    assert "no of" in e2e.concertina("data", "verify", BUILT)
+    e2e.concertina("data", "build", "--out", alone, *what)
+    assert contents(built) == contents(alone)
+    assert len(contents(built)) > 5
+    assert "no of" in e2e.concertina("data", "verify", built)
 
 
 def test_a_checkpoint_on_request_is_verified_and_gone_on_from_by_another_job(cluster: Cluster, data: None) -> None:
