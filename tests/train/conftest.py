@@ -14,6 +14,15 @@ from concertina.local.s3 import serve
 from concertina_trainer.data.build.build import build
 
 
+@pytest.fixture(scope="module", autouse=True)
+def on_the_processor():
+    """Also where there is a GPU: bounds are those of float32, and ranks would have to share it (`tests/gpu` are there
+    for it)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        yield
+
+
 @pytest.fixture(scope="session")
 def parent():
     """In an image, and with the job, of a model of a user's own."""

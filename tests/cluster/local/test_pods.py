@@ -1,6 +1,8 @@
 """Pods on the nodes of the local cluster: what a container sees, through the API server."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +183,25 @@ def test_logs(pods: Pods) -> None:
     assert pods.logs("a", "--since-time=2999-01-01T00:00:00Z") == ""
     with pytest.raises(LocalClusterError, match="previous terminated container"):
         pods.logs("a", "--previous")
+
+
+@pytest.fixture
+def device() -> Iterator[Path]:
+    """What stands for a GPU of this machine."""
+    path = Path("/dev/nvidia-of-a-test")
+    try:
+        path.touch()
+    except OSError:
+        pytest.skip("nothing can be put into this machine's /dev: who sees its GPUs was not tried")
+    yield path
+    path.unlink()
+
+
+def test_gpus_are_seen_by_who_asks_for_one(pods: Pods, device: Path) -> None:
+    """Else all workers of a machine with one would share it, which NCCL refuses."""
+    script = f"import os; print(os.path.exists('{device}'))"
+    assert pods.run("without", script) == "False\n"
+    assert pods.run("with", script, {"resources": {"limits": {"nvidia.com/gpu": "1"}}}) == "True\n"
 
 
 def test_simulated_gpus_are_counted(pods: Pods) -> None:

@@ -67,7 +67,8 @@ class Container:
         self.log = logs.LogWriter(self.log_path())
         own = [*setting.mounts, self._termination_mount()]
         visible = [*mounts.of_image(setting.image.environment, own), *own]
-        launch = Launch(identity, argv, variables, self.spec.get("workingDir") or "/", setting.hostname, visible)
+        folder = self.spec.get("workingDir") or "/"
+        launch = Launch(identity, argv, variables, folder, setting.hostname, visible, _asks_for_devices(self.spec))
         self.state.container_id = f"concertina://{identity}"
         self._environment, self._started = variables, time.monotonic()
         try:
@@ -168,6 +169,12 @@ class Container:
             return text
         tail = b"".join(logs.lines(self.log_path(), tail=_FALLBACK_LINES))
         return tail[-_FALLBACK_BYTES:].decode(errors="replace")
+
+
+def _asks_for_devices(spec: Object) -> bool:
+    """By an extended resource (nvidia.com/gpu), as of a device plugin's: who asks for none sees no GPU, or all workers
+    of this machine would share the first one."""
+    return any("/" in name for name in (spec.get("resources") or {}).get("limits") or {})
 
 
 def _command(spec: Object, image: images.Image, variables: dict[str, str]) -> list[str]:

@@ -33,6 +33,8 @@ class Launch:
     cwd: str
     hostname: str
     mounts: list[rootfs.Mount]
+    gpus: bool
+    """Whether it sees those of the machine."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def _child(become: Callable[[], NoReturn], output: int, status: int) -> NoReturn
 def _become_container(launch: Launch) -> NoReturn:
     namespaces.unshare(_CONTAINER)
     namespaces.sethostname(launch.hostname)
-    rootfs.RootFileSystem().build(launch.mounts)
+    rootfs.RootFileSystem(launch.gpus).build(launch.mounts)
     rootfs.mount_proc()
     _execute(launch.argv, launch.env, launch.cwd)
 

@@ -29,7 +29,8 @@ class Mount:
 class RootFileSystem:
     """The root of one container while it is being arranged."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: bool) -> None:
+        self._gpus = gpus
         self._own: set[str] = set()  # folders in memory, made here: entries may be added
         self._volumes: set[str] = set()  # mounted volumes: so may they anywhere below these
 
@@ -89,8 +90,9 @@ class RootFileSystem:
         self._own.add("/")
 
     def _mount_dev(self) -> None:
-        """A /dev as container runtimes make it: the harmless devices, and GPUs where the machine has any."""
-        wanted = [name for name in os.listdir("/dev") if name in _DEVICES or name.startswith(_GPU_DEVICES)]
+        """A /dev as container runtimes make it: the harmless devices, and GPUs where they are asked for."""
+        shown = _GPU_DEVICES if self._gpus else ()
+        wanted = [name for name in os.listdir("/dev") if name in _DEVICES or name.startswith(shown)]
         old = os.open("/dev", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         namespaces.mount("tmpfs", "/dev", "tmpfs", namespaces.MS_NOSUID, "mode=755,size=64k")
         for name in wanted:
