@@ -28,6 +28,7 @@ from concertina_agent.net.shard_wire import ShardWire
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
+from concertina_agent.transfers.learning import Learning
 from concertina_agent.workers.driver import TICK_SECONDS
 from concertina_protocol import addresses
 from concertina_protocol import worker_channel as w
@@ -88,7 +89,10 @@ class StandIn:
         )
         self._workers = StandInWorkers(self.emit, self._tasks)
         connector = Connector(tls.client_context(settings.identity), settings.uid)
-        self._network = network = NetworkDriver(settings, self._core, connector, NoShards(), self.emit, self._tasks)
+        learning = Learning(settings.uid, None, connector, self.emit, self._tasks)
+        self._network = network = NetworkDriver(
+            settings, self._core, connector, NoShards(), learning, self.emit, self._tasks
+        )
         self._carry_out: Mapping[type, tuple[Callable[[Any], object], ...]] = {
             e.PersistSeen: (),
             e.KillWorkers: (network.leave_round, self._workers.kill),

@@ -124,7 +124,7 @@ class Reconciler:
             return None
         plan = self.plan(observed, time.time())
         job.decided_in = time.thread_time() - begun
-        return _Decision(observed, plan, StatusChange.of(job, plan.status), at)
+        return _Decision(observed, plan, StatusChange.of(job, plan), at)
 
     def _say(self, job: CachedJob, plan: Plan) -> None:
         """To agents and in events, in the order that plan/actions.py gives; each is sent beside the passes."""

@@ -7,14 +7,14 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from concertina import metrics
-from concertina.api.status import ConditionType, JobStatus, rfc3339, unix_seconds
+from concertina.api.status import ConditionType, rfc3339, unix_seconds
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, TestFailed
 from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.kube.watch.events import Events
-from concertina.plan.actions import Event
+from concertina.plan.actions import Event, Plan
 from concertina.plan.observed import JobView
 from concertina.turns import Turns
 from concertina_protocol.log import log_event
@@ -36,16 +36,19 @@ class StatusChange:
     tests: list[Raw]
     before: Raw
     wanted: Raw
+    only_numbers: bool
 
     @classmethod
-    def of(cls, job: CachedJob, status: JobStatus) -> StatusChange | None:
+    def of(cls, job: CachedJob, plan: Plan) -> StatusChange | None:
         """None where the job has that status already: the very same object, as a pass in which nothing has changed
         gives it back, or its equal."""
-        view = job.view
+        view, status = job.view, plan.status
         if status is view.status and job.status:
             return None
         wanted, before = status.manifest(), view.status.manifest()
-        return None if wanted == before and job.status else cls(view, claim_tests(job.status), before, wanted)
+        if wanted == before and job.status:
+            return None
+        return cls(view, claim_tests(job.status), before, wanted, plan.only_numbers)
 
 
 class StatusWriter:
@@ -74,7 +77,7 @@ class StatusWriter:
         except TestFailed as error:
             self._cache.on_job(await self._client.get(TRAINING_JOBS, view.namespace, view.name))
             raise PreconditionFailed("the claim is not the one that was observed") from error
-        self._cache.on_job(stored)
+        self._cache.on_job(stored, only_numbers=change.only_numbers)
         _log_changes(job, before, wanted)
         self._warn_of_dropped(view, dropped(wanted, stored.get("status") or {}))
 

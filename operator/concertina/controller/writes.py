@@ -45,11 +45,13 @@ class _Window:
     under_way: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
     """Those that wait for their turn among them."""
     size: int = FIRST
+    full: bool = False
+    """Whether creates that the last pass wanted were left out."""
 
 
 class Writes:
     """`write` does one action and says whether it was taken; it may raise, which `failed` hears. `changed` is called
-    after each create, as the next one may have waited for it."""
+    after a create where the next one has waited for it."""
 
     def __init__(
         self,
@@ -71,10 +73,11 @@ class Writes:
         window = self._windows.setdefault(job.view.uid, _Window())
         window.wanted = {_identity(action): action for action in actions}
         there = {pod.name for pod in job.pods.values()}
-        left = window.size - _creates(window)
+        left, window.full = window.size - _creates(window), False
         for key, action in window.wanted.items():
             creates = isinstance(action, CreatePod | CreateRendezvous)
             if creates and left <= 0:
+                window.full = True
                 continue
             if key not in window.under_way and _name(job, action) not in there:
                 window.under_way[key] = asyncio.create_task(self._do(job, window, key, action))
@@ -107,7 +110,8 @@ class Writes:
         if creates:
             if taken is not None:
                 window.size = min(window.size + 1, LARGEST) if taken else SMALLEST
-            self._changed(job.view.uid)
+            if window.full:
+                self._changed(job.view.uid)
         if error is not None:
             await self._failed(job, action, error)
         self._drop_idle(job.view.uid, window)

@@ -287,7 +287,7 @@ class Client:
     async def _answer(
         self, method: str, resource: Resource, path: str, params: Mapping[str, str], body: Any, content: str
     ) -> Raw:
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        data = None if body is None else deep_json.dumps(body)
         deadline = time.monotonic() + self.give_up_after
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
         renewed, attempt = False, 0

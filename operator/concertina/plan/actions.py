@@ -153,3 +153,5 @@ class Plan:
     """Seconds until the job must be planned again even if nothing happens."""
     trace: RoundTrace | None = None
     """Of the round that is under way, or given up, from now on."""
+    only_numbers: bool = False
+    """Whether its status is another one by numbers and sentences alone: a pass over it would decide the same."""

@@ -112,7 +112,7 @@ def plan(observed: Observed, now: float) -> Plan:
     pods = plan_pods(ctx, decision)
     for remark in REMARKS:
         decision = remark(ctx, decision, pods)
-    status, held_back = status_after(ctx, decision, pods)
+    status, held_back, only_numbers = status_after(ctx, decision, pods)
     saved = checkpoint_requests.ask(ctx, decision, status.checkpoint_request)
     events = (event for announcement in EVENTS for event in announcement(ctx, status))
     left = (ctx.time_left, growth.seconds_left(ctx), admission.seconds_left(ctx))
@@ -124,6 +124,7 @@ def plan(observed: Observed, now: float) -> Plan:
         events=(*decision.events, *pods.events, *events),
         recheck_after=min(filter(None, waits), default=None),
         trace=round_trace(ctx, status),
+        only_numbers=only_numbers,
     )
 
 

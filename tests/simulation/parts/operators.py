@@ -66,6 +66,8 @@ class OperatorProcess:
         """Uids of pods that the watch has told of."""
         self.started_again: dict[str, float] = {}
         """Pods by uid, whose container was seen to have been started again; when."""
+        self.numbers = -1
+        """The version of the job that its last write of mere numbers has made."""
         self.secret_made = False
         self.refused: Refused | None = None
         self.heard_at = self.clock.now
@@ -112,7 +114,10 @@ class OperatorProcess:
         if not self.alive:
             return
         if kind == "job":
-            self._take(value)  # type: ignore[arg-type]
+            assert isinstance(value, JobVersion)
+            self._take(value)
+            if value.number == self.numbers:
+                return
         elif kind == "node":
             self.nodes[name] = value  # type: ignore[assignment]
         elif value is None:
@@ -155,6 +160,8 @@ class OperatorProcess:
         self.passes += 1
         observed = self._observed()
         made = self._plan(observed)
+        if made.only_numbers:
+            self._decides_the_same(observed, made)
         if made.status is observed.job.status or made.status == observed.job.status:
             self._apply(made, list(made.actions))
         else:
@@ -226,9 +233,18 @@ class OperatorProcess:
             return
         self._tell(observed, made)
         self._take(job)
+        if made.only_numbers:
+            self.numbers = job.number
         if self.world.crashes_operator(self):
             return
         self.clock.after(self.clock.between(0.002, 0.01), self._apply, made, list(made.actions))
+
+    def _decides_the_same(self, observed: Observed, made: Plan) -> None:
+        """What is only numbers is followed by no pass of its own."""
+        job = dataclasses.replace(observed.job, status=made.status)
+        again = self._plan(dataclasses.replace(observed, job=job))
+        if (again.status, again.actions, again.watch) != (made.status, made.actions, made.watch) or again.events:
+            raise Violation(f"numbers alone decide: {again} after {made}")
 
     def _tell(self, observed: Observed, made: Plan) -> None:
         for event in made.events:

@@ -85,6 +85,21 @@ def test_a_word_that_says_nothing_new_triggers_nothing() -> None:
     assert known.heard() == []
 
 
+def test_numbers_that_this_operator_has_written_are_no_news_but_what_came_with_them_is() -> None:
+    known = Known()
+    known.cache.on_job(job("a", 10))
+    known.heard()
+    known.cache.on_job(job("a", 11, replicas=2), only_numbers=True)
+    observed = known.cache.observe("a")
+    assert observed is not None
+    assert observed.job.status.replicas == 2
+    assert known.heard() == []
+    suspended = job("a", 12, replicas=3)
+    suspended["metadata"]["generation"] = 2
+    known.cache.on_job(suspended, only_numbers=True)
+    assert known.heard() == ["a"]
+
+
 def test_pods_are_found_by_their_owner_whichever_is_heard_first() -> None:
     known = Known()
     known.cache.on_pod(None, pod("late", "a", index=1))

@@ -27,7 +27,8 @@ class Server:
         self.answers = asyncio.Event()
         self.asked: list[tuple[str, Action]] = []
         self.failures: list[str] = []
-        self.writes = Writes(self.write, self.failed, lambda _: None)
+        self.changed: list[str] = []
+        self.writes = Writes(self.write, self.failed, self.changed.append)
 
     async def write(self, job: CachedJob, action: Action) -> bool:
         self.asked.append((job.view.uid, action))
@@ -72,6 +73,19 @@ def test_what_is_under_way_is_not_begun_again() -> None:
         server.writes.start(a, [CreatePod(0, 0)])
         await settled()
         assert server.count("a") == 3
+
+    run(scenario)
+
+
+def test_a_pass_follows_a_create_where_others_have_waited_for_it() -> None:
+    async def scenario() -> None:
+        server = Server()
+        server.writes.start(job("small"), CREATES[:FIRST])
+        server.writes.start(job("large"), CREATES[: FIRST + 1])
+        server.answers.set()
+        await settled()
+        assert (server.count("small"), server.count("large")) == (FIRST, FIRST)
+        assert server.changed == ["large"] * FIRST
 
     run(scenario)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina.kube.deep_json import DEEPEST, LEFT_OUT, loads, shallow_loads
+from concertina.kube.deep_json import DEEPEST, LEFT_OUT, dumps, loads, shallow_loads
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -21,6 +21,11 @@ VALUES = st.recursive(
 def test_what_is_not_nested_deeply_is_read_as_it_is(value: Any) -> None:
     assert shallow_loads(json.dumps(value)) == value
     assert shallow_loads(json.dumps(value, ensure_ascii=False).encode()) == value
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_what_is_written_is_read_again_half_a_surrogate_pair_too(text: str) -> None:
+    assert json.loads(dumps({"text": text})) == loads(json.dumps({"text": text})) == {"text": text}
 
 
 @pytest.mark.parametrize("levels", [1, DEEPEST - 1, DEEPEST, DEEPEST + 1, 900, 5000])

@@ -80,8 +80,9 @@ class ClusterCache:
 
     # --- what the API server says ----------------------------------------------------------------------------------
 
-    def on_job(self, obj: Raw) -> None:
-        """A TrainingJob as the API server sent it, in an event or as the answer to a write; an older one is ignored."""
+    def on_job(self, obj: Raw, only_numbers: bool = False) -> None:
+        """A TrainingJob as the API server sent it, in an event or as the answer to a write; an older one is ignored.
+        `only_numbers`: its status is one that this operator has just written, and no news (`Plan.only_numbers`)."""
         uid, version = obj["metadata"]["uid"], version_of(obj)
         job = self._jobs.get(uid)
         if job is not None and version <= job.version:
@@ -98,6 +99,8 @@ class ClusterCache:
                 job.refused = None  # what it asks for now has not been tried
             job.view, job.version, job.status = view, version, status
         self._uris.update(uid)
+        if only_numbers and before is not None:
+            before = dataclasses.replace(before, status=view.status)
         if view != before:
             self._job_changed(uid)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from concertina.api.internal import Internal
 from concertina.api.restarts import Restarts
@@ -139,8 +140,16 @@ AT_ONCE: Mapping[str, Row] = {**CONDITIONS, **PODS, **ROUNDS, **RECOVERY, **CHEC
 FIELDS: Mapping[str, Row] = {**AT_ONCE, **COUNTS, **PROGRESS, **CLOCK}
 
 
-def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> tuple[JobStatus, float | None]:
-    """The very same object where there is nothing to write now; and after how many seconds there may be."""
+class StatusAfter(NamedTuple):
+    status: JobStatus
+    """The very same object where there is nothing to write now."""
+    held_back: float | None = None
+    """After how many seconds there may be."""
+    only_numbers: bool = False
+    """Whether nothing is other than it was that anything is decided by."""
+
+
+def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> StatusAfter:
     this, old = Pass(ctx, decision, pods), ctx.status
     values = {name: row(this) for name, row in AT_ONCE.items()}
     internal = {name: row(this) for name, row in INTERNAL.items()}
@@ -149,14 +158,15 @@ def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> tuple[Jo
     changed = _differ(old, at_once) or _differ(old.internal, internal)
     counts = {name: row(this) for name, row in COUNTS.items()}
     if not changed and (left := progress.seconds_left(ctx)):
-        return old, left if _differ(old, {**values, **counts}) else None
+        return StatusAfter(old, left if _differ(old, {**values, **counts}) else None)
     numbers = counts | {name: row(this) for name, row in PROGRESS.items()}
     if not changed and not _differ(old, {**values, **numbers}):
-        return old, None
+        return StatusAfter(old)
     clock = {name: row(this) for name, row in CLOCK.items()}
     internal |= {name: row(this) for name, row in INTERNAL_CLOCK.items()}
     remembered = old.internal.model_copy(update=internal)
-    return old.model_copy(update={**values, **numbers, **clock, "internal": remembered}), None
+    status = old.model_copy(update={**values, **numbers, **clock, "internal": remembered})
+    return StatusAfter(status, only_numbers=not changed)
 
 
 def _differ(old: JobStatus | Internal, values: Mapping[str, object]) -> bool:

@@ -33,6 +33,15 @@ def test_progress_is_written_when_it_is_due_and_a_transition_at_once() -> None:
     assert plan(done, T0 + 11).status.progress.step == 100
 
 
+def test_progress_alone_is_only_numbers_and_a_transition_is_not() -> None:
+    seen = jobs.running(jobs.spec())
+    newer = with_lead(seen, progress=progress(44, T0 + 11))
+    assert plan(newer, T0 + 12.5).only_numbers
+    done = with_lead(seen, progress=progress(100, T0 + 11), state="succeeded")
+    assert not plan(done, T0 + 12.5).only_numbers
+    assert not plan(seen, T0 + 10).only_numbers, "nothing is written"
+
+
 def test_a_job_that_starts_as_asked_has_four_statuses_written_and_no_event() -> None:
     """It waits, claims, has committed, trains; which pods are there already can wait."""
     pods = tuple(jobs.pod(index) for index in range(3))
