@@ -11,7 +11,7 @@ TESTS ?= tests
 SIDE_BY_SIDE ?= $(shell awk '/MemAvailable/ {print ($$2 > 12e6 ? 3 : 2)}' /proc/meminfo)
 # Whole files, the longest first (tests/conftest.py sorts them): what a file's tests share is made once.
 PYTEST = $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder
-BENCHMARKS ?= local_cluster neighbours recovery checkpoint determinism data metrics measuring
+BENCHMARKS ?= local_cluster neighbours recovery checkpoint checkpoint_floor determinism data metrics measuring
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -26,6 +26,7 @@ from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.live import Arrival, Live
 
 ROOM_SECONDS = 10.0
+"""Since there was last more of it."""
 _MADV_POPULATE_WRITE = 23
 
 
@@ -198,12 +199,16 @@ def _no_room(path: Path, size: int, error: OSError) -> Exception:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Raises OSError. A full volume is none at first: the agent may be giving back the memory of an older round."""
-    deadline = time.monotonic() + ROOM_SECONDS
+    """Raises OSError. A full volume is none at first: the agent may be giving back the memory of an older round, which
+    takes as long as there is much of it; so it is waited for while there is ever more room."""
+    most, deadline = -1, 0.0
     while True:
         try:
             return os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
+            room = os.fstatvfs(descriptor).f_bavail
+            if room > most:
+                most, deadline = room, time.monotonic() + ROOM_SECONDS
             if error.errno != errno.ENOSPC or time.monotonic() > deadline:
                 raise
         time.sleep(0.05)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
+import itertools
 import json
 import math
-import mmap
 import os
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +49,7 @@ from concertina_state.checkpoints.latest import (
     read_latest,
 )
 from concertina_state.checkpoints.manifest import (
+    BLOCK,
     NAME,
     VERSION,
     Manifest,
@@ -61,7 +63,7 @@ from concertina_state.checkpoints.manifest import (
     to_json,
 )
 from concertina_state.format.shardfile import header_length, parse_header
-from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
+from concertina_state.objects.prefix import HELD, IMPATIENCE, ObjectPrefix, StorageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,19 +137,30 @@ def _ship(request: Ship, destination: Destination, uid: str) -> Shipped:
 
 def ship(folder: ObjectPrefix, uid: str, id: SnapshotId, shard: int, path: Path) -> None:
     """Put one shard file into storage, to stay. Raises StorageError or Damaged."""
-    with path.open("rb") as file:
-        content = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-    begin = header_length(bytes(content[:8]))
-    header = bytes(content[:begin])
-    metadata = parse_header(header[8:]).metadata
-    if (metadata.id, metadata.shard) != (id, shard):
-        raise Damaged(f"{path} holds shard {metadata.shard} of step {metadata.id.step}, not {shard} of {id.step}")
     name, ends = part_name(id, shard), list[int]()
     keys = [f"{here(uid, id)}/{name}{ending}" for ending in (".safetensors", ".json")]
-    folder.put_pieces(keys[0], running_crc32(content, ends), len(content))
-    shipped = ShardFile(f"{name}.safetensors", len(content), ends[-1], begin, zlib.crc32(header))
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        begin = header_length(file.read(8))
+        header = os.pread(file.fileno(), begin, 0)
+        metadata = parse_header(header[8:]).metadata
+        if (metadata.id, metadata.shard) != (id, shard):
+            raise Damaged(f"{path} holds shard {metadata.shard} of step {metadata.id.step}, not {shard} of {id.step}")
+        folder.put_pieces(keys[0], running_crc32(_blocks(file, size), ends), size)
+    shipped = ShardFile(f"{name}.safetensors", size, ends[-1], begin, zlib.crc32(header))
     folder.put(keys[1], to_json(StoredSidecar(shipped, metadata, tuple(ends))))
     folder.settle(keys)
+
+
+def _blocks(file: io.FileIO, size: int) -> Iterator[memoryview]:
+    """Each good until there are HELD more. Read, not mapped: what is given up is emptied (decision "What is freed is
+    emptied"). Raises Damaged then."""
+    buffers = itertools.cycle([memoryview(bytearray(BLOCK)) for _ in range(HELD + 1)])
+    for begin in range(0, size, BLOCK):
+        block = next(buffers)[: size - begin]
+        if os.preadv(file.fileno(), [block], begin) < len(block):
+            raise Damaged(f"{file.name} ends before byte {size}: its snapshot was given up")
+        yield block
 
 
 def _publish(request: Publish, destination: Destination, uid: str, run: Run = UNKNOWN) -> Published:

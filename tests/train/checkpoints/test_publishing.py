@@ -1,6 +1,8 @@
 """Durable checkpoints in real storage: shipped, published, fenced, read back into any world, damaged."""
 
+import itertools
 import json
+import os
 import platform
 import random
 import zlib
@@ -18,7 +20,7 @@ from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.checkpoints.retention import found, lease
 from concertina_state.format.shardfile import Continued, header_length
-from concertina_state.objects.prefix import PIECE, Changed, Missing, ObjectPrefix, StorageError
+from concertina_state.objects.prefix import HELD, PIECE, Changed, Missing, ObjectPrefix, StorageError
 from concertina_state.uploader import Destination, answer
 
 
@@ -55,6 +57,20 @@ def test_a_checkpoint_that_a_failure_kept_from_storage_is_due_at_once(folder, pa
     job.trainer = {**trainer, "steps": 24}
     steps = [d.step for d in job.run(2, restore).durable]
     assert steps[0] == 21, "16 has been missed"
+
+
+def test_a_part_that_is_given_up_while_it_is_shipped_leaves_nothing(tmp_path, monkeypatch):
+    """Its file is emptied (decision "What is freed is emptied")."""
+    put_pieces, id = ObjectPrefix.put_pieces, SnapshotId(1, 5, "layout", 2)
+    path, storage = shard_file(tmp_path, id, 0), tmp_path / "storage"
+
+    def given_up(self, *of_the_part):
+        os.truncate(path, 0)
+        put_pieces(self, *of_the_part)
+
+    monkeypatch.setattr(ObjectPrefix, "put_pieces", given_up)
+    assert "was given up" in answer(Ship(id, 0, str(path)), Destination(uri=storage.as_uri()), "u1").error
+    assert [found for found in storage.rglob("*") if found.is_file()] == []
 
 
 def test_checkpoints_by_the_clock(folder, parent, trainer, tmp_path):
@@ -154,7 +170,15 @@ def test_a_large_object_goes_in_pieces_and_comes_back(storage_uri, tmp_path):
     (tmp_path / "file").write_bytes(content)
     folder = ObjectPrefix(storage_uri, create=True)
     folder.put("whole", tmp_path / "file")
-    folder.put_pieces("pieces", (memoryview(content)[at : at + PIECE // 3] for at in range(0, size, PIECE // 3)), size)
+    buffers = itertools.cycle([memoryview(bytearray(PIECE // 3)) for _ in range(HELD + 1)])
+
+    def pieces():
+        for at in range(0, size, PIECE // 3):
+            piece = next(buffers)[: size - at]
+            piece[:] = content[at : at + len(piece)]
+            yield piece
+
+    folder.put_pieces("pieces", pieces(), size)
     assert folder.list("") == {"whole": size, "pieces": size}
     for key in ("whole", "pieces"):
         first, rest = bytearray(PIECE + 1), bytearray(size - PIECE - 2)

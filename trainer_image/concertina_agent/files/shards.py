@@ -18,8 +18,9 @@ import concertina_protocol as p
 from concertina_protocol.sidecar import Damaged, Sidecar, read_sidecar, write_sidecar
 
 CHUNK = 1 << 18
-BUFFERS = 4
-"""Of CHUNK bytes, of a shard that arrives."""
+"""Bytes that are read at a time, of a shard that leaves or is checked."""
+PIECE, BUFFERS = 1 << 20, 4
+"""Bytes that go from one thread to the next at a time, of a shard that arrives, and how many such pieces there are."""
 LARGEST = 1 << 63
 """Bytes: no file has as many."""
 LARGEST_HEADER = p.MAX_LINE // 2
@@ -85,8 +86,8 @@ def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], in
         while left:
             buffer = arriving.buffer()
             filled = 0
-            while filled < min(left, CHUNK):  # TLS brings 16 KiB at a time
-                count = read_into(buffer[filled : min(left, CHUNK)])
+            while filled < min(left, PIECE):  # TLS brings 16 KiB at a time
+                count = read_into(buffer[filled : min(left, PIECE)])
                 if not count:
                     raise Damaged(f"shard {header.shard} broke off")
                 filled += count
@@ -103,7 +104,7 @@ class _Arriving:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._checksum = file, 0
-        self._free = [memoryview(bytearray(CHUNK)) for _ in range(BUFFERS)]
+        self._free = [memoryview(bytearray(PIECE)) for _ in range(BUFFERS)]
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "fill")
         self._kept: collections.deque[concurrent.futures.Future[None]] = collections.deque()
 

@@ -1,12 +1,14 @@
 """The shard files in this replica's volume: what is whole, where it is, and what goes.
 
 `snapshots/round-<r>/...` is written by workers, `copies/round-<r>/shard-<k>/slot-<0|1>` by the copier, `fetched/` holds
-what a starting worker asked for, `freed/` what has gone: a thread gives its memory back, 0.15 s for each gigabyte.
+what a starting worker asked for, `freed/` what has gone: a thread gives its memory back, 0.15 s for each gigabyte,
+whoever has it open still (decision "What is freed is emptied").
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import shutil
 import tempfile
@@ -31,7 +33,7 @@ class SnapshotFiles:
         self._newest: dict[tuple[int, int], Shard] = {}
         """By round and shard: the newest one of our own workers."""
         for left in self._freed.glob("*"):
-            self._freeing.submit(shutil.rmtree, left, ignore_errors=True)
+            self._freeing.submit(_empty, left)
 
     def round_folder(self, round: int) -> Path:
         """Where the workers of a round put their shards."""
@@ -71,7 +73,7 @@ class SnapshotFiles:
         unwanted = set(ids)
         for shard in [shard for shard in self._all() if shard.id in unwanted]:
             remove_sidecar(shard.path)
-            self._free(shard.path)
+            self.free(shard.path)
         rounds = {id.round for id in unwanted}
         self._newest = {key: shard for key, shard in self._newest.items() if shard.id not in unwanted}
         for folder in (self._folder_of(root, r) for root in (self._own, self._copies) for r in rounds):
@@ -90,7 +92,16 @@ class SnapshotFiles:
         self._newest = {key: known for key, known in self._newest.items() if known != shard}
 
     def forget_fetched(self) -> None:
-        self._free(self._fetched)
+        self.free(self._fetched)
+
+    def free(self, path: Path) -> None:
+        """Out of the way at once; its memory comes back a little later."""
+        if path.exists():
+            self._freed.mkdir(exist_ok=True)
+            aside = Path(tempfile.mkdtemp(dir=self._freed))
+            with contextlib.suppress(FileNotFoundError):  # the uploader takes away what it has shipped
+                path.rename(aside / path.name)
+            self._freeing.submit(_empty, aside)
 
     def copy_slot(self, id: p.SnapshotId, number: int) -> Path:
         """Where the next copy of this shard goes: not over the newest one."""
@@ -116,19 +127,11 @@ class SnapshotFiles:
                 self._free_without_sidecars(folder)
             for path in [path for path in root.glob("round-*/**/*") if path.is_file() and path.suffix != ".json"]:
                 if path not in whole:
-                    self._free(path)
+                    self.free(path)
 
     def _free_without_sidecars(self, folder: Path) -> None:
         if not any(folder.rglob("*.json")):
-            self._free(folder)
-
-    def _free(self, path: Path) -> None:
-        """Out of the way at once; its memory comes back a little later."""
-        if path.exists():
-            self._freed.mkdir(exist_ok=True)
-            aside = tempfile.mkdtemp(dir=self._freed)
-            path.rename(Path(aside, path.name))
-            self._freeing.submit(shutil.rmtree, aside, ignore_errors=True)
+            self.free(folder)
 
     def _all(self) -> Iterator[Shard]:
         for root in (self._own, self._copies):
@@ -138,3 +141,13 @@ class SnapshotFiles:
 
     def _folder_of(self, root: Path, round: int) -> Path:
         return root / f"round-{round}"
+
+
+def _empty(folder: Path) -> None:
+    """And away with it. What has another name stays as it is under that one."""
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        with contextlib.suppress(OSError), path.open("r+b") as file:
+            path.unlink()
+            if os.fstat(file.fileno()).st_nlink == 0:
+                file.truncate(0)
+    shutil.rmtree(folder, ignore_errors=True)

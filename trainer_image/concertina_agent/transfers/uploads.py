@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -58,7 +57,7 @@ class UploadDriver:
             link = self._snapshots.link_for_shipping(Path(effect.path), effect.id.step)
             effect = dataclasses.replace(effect, path=str(link), is_slot=False)
         if effect.shard in self._ships:
-            _remove(self._ships[effect.shard].path)
+            self._snapshots.free(Path(self._ships[effect.shard].path))
         self._ships[effect.shard] = effect
         self._news.notify()
 
@@ -78,9 +77,9 @@ class UploadDriver:
         self._news.notify()
 
     def abandon(self, effect: e.KillWorkers) -> None:
-        """The round is over."""
+        """The round is over; what of it is being shipped ends early, as it is emptied."""
         for ship in self._ships.values():
-            _remove(ship.path)
+            self._snapshots.free(Path(ship.path))
         self._ships.clear()
         self._publish = None
 
@@ -137,10 +136,11 @@ class UploadDriver:
         begun, size = time.monotonic(), size_of(effect.path)
         answer = await _ask(end, w.Ship(effect.id, effect.shard, effect.path), w.Shipped)
         self.shipping.seconds += time.monotonic() - begun
-        if answer.error:
-            return self._fail(answer.error)
+        wanted = self._ships.get(effect.shard) is effect
+        if answer.error:  # of what was given up meanwhile it says nothing about storage
+            return self._fail(answer.error) if wanted else None
         self.shipping.shards, self.shipping.bytes = self.shipping.shards + 1, self.shipping.bytes + size
-        if self._ships.get(effect.shard) is effect:
+        if wanted:
             del self._ships[effect.shard]
             self._emit(e.PartShipped(p.Part(effect.id, effect.shard)))
         return None
@@ -177,8 +177,3 @@ async def _ask(end: AgentEnd, message: w.Message, kind: type[T]) -> T:
     if not isinstance(answer, kind):
         raise ConnectionError(f"the uploader answered with {answer!r}")
     return answer
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)

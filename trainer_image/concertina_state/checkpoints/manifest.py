@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import zlib
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, Optional
 
 from concertina_protocol import SnapshotId, Undone
@@ -147,13 +147,12 @@ def _version(name: str) -> str:
         return ""
 
 
-def running_crc32(content: memoryview, ends: MutableSequence[int]) -> Iterator[memoryview]:
-    """Its blocks; as they are taken, the crc32 up to the end of each is added to `ends`, since a resized world reads
-    byte ranges: one pass for the whole's checksum and the blocks' (decision "Checksums of blocks, as running
-    values")."""
+def running_crc32(blocks: Iterable[memoryview], ends: MutableSequence[int]) -> Iterator[memoryview]:
+    """These, of BLOCK bytes each; as they are taken, the crc32 up to the end of each is added to `ends`, since a
+    resized world reads byte ranges: one pass for the whole's checksum and the blocks' (decision "Checksums of blocks,
+    as running values")."""
     value = 0
-    for begin in range(0, len(content), BLOCK):
-        block = content[begin : begin + BLOCK]
+    for block in blocks:
         value = zlib.crc32(block, value)
         ends.append(value)
         yield block

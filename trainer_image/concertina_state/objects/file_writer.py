@@ -28,7 +28,7 @@ class FileWriter:
         self._unsynced = 0
 
     def write(self, piece: memoryview) -> None:
-        """It must stay as it is until the file is closed. Raises OSError, of earlier ones too."""
+        """It must stay as it is until MOST_WAITING more have come. Raises OSError, of earlier ones too."""
         self._add(self._writing.submit(self._write, piece))
         self._unsynced += len(piece)
         if self._unsynced >= SYNC:

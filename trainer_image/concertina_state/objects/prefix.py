@@ -26,7 +26,7 @@ from obstore.exceptions import (
 from obstore.store import LocalStore
 
 from concertina_state.objects import messages
-from concertina_state.objects.file_writer import FileWriter
+from concertina_state.objects.file_writer import MOST_WAITING, FileWriter
 from concertina_state.objects.stores import KINDS, CloudStore, open_store
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ PIECE = 16 << 20
 """Bytes of one request within a large object."""
 MOST_PIECES = 5000
 """Of an object that is written in pieces (S3 takes 10,000)."""
+HELD = MOST_WAITING
+"""Pieces of one that are not written yet, at most."""
 MOST_VIEWS = 1024
 """That the kernel fills by one call (IOV_MAX)."""
 AGAIN = 0.2
@@ -164,8 +166,8 @@ class ObjectPrefix:
         return read
 
     def put_pieces(self, key: str, pieces: Iterable[memoryview], size: int) -> None:
-        """An object of about `size` bytes that comes in pieces, which stay as they are meanwhile; it is there once all
-        of them are."""
+        """An object of about `size` bytes that comes in pieces, each of which stays as it is until HELD more have come;
+        it is there once all of them are."""
         writing = functools.partial(self._as_messages, f"write {key}", missing_is_error=True)
         with writing():
             if self._directory is not None:
@@ -175,7 +177,10 @@ class ObjectPrefix:
         try:
             for piece in pieces:
                 with writing():
-                    writer.write(piece)
+                    if isinstance(writer, FileWriter):
+                        writer.write(piece)
+                    else:  # which keeps what it is given until it is sent
+                        writer.write(bytes(piece))
             with writing():
                 writer.close()
         except BaseException:
