@@ -5,6 +5,8 @@ came to be (`plan/state/rank_order.py`). The one rule is for nodes that the job 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from concertina.api.spec import JobSpec
 from concertina.kube.manifests.names import AVOIDS, INDEX, JOB_UID
 from concertina.kube.resources import Raw
@@ -18,10 +20,16 @@ MOST_NAMED = 128
 
 def placed(pod: Raw, job: JobView, spec: JobSpec, create: CreatePod) -> Raw:
     of_job = {"labelSelector": {"matchLabels": {JOB_UID: job.uid}}, "topologyKey": HOSTNAME}
+    metadata, theirs = pod.get("metadata") or {}, dict(pod["spec"])
+    affinity = theirs.get("affinity") or {}
     # Replicas on different nodes where possible: copies of snapshots are for the death of a node.
-    spread = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", **of_job}
-    metadata, theirs = pod.get("metadata") or {}, {"topologySpreadConstraints": [spread], **pod["spec"]}
-    affinity = _near_its_groups(theirs.get("affinity") or {}, job, spec, create.index)
+    if spec.topology is None or not spec.group_sizes or spec.group_sizes[0] > MOST_NAMED:
+        spread = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", **of_job}
+        theirs = {"topologySpreadConstraints": [spread], **theirs}
+    else:
+        # By a term that the groups' own outweigh: the scheduler counts a spread for as much as all affinity together.
+        affinity = _wishing(affinity, "podAntiAffinity", {"weight": 1, "podAffinityTerm": of_job})
+        affinity = _near_its_groups(affinity, job, spec.topology.labels, spec.group_sizes, create.index)
     affinity = _keeping_off(affinity, create)
     if create.spare:
         # What takes a member's node shall not take its spare too.
@@ -34,13 +42,11 @@ def placed(pod: Raw, job: JobView, spec: JobSpec, create: CreatePod) -> Raw:
     return {**pod, "metadata": metadata, "spec": theirs}
 
 
-def _near_its_groups(affinity: Raw, job: JobView, spec: JobSpec, index: int) -> Raw:
+def _near_its_groups(affinity: Raw, job: JobView, labels: Sequence[str], sizes: Sequence[int], index: int) -> Raw:
     """Groups of neighbours by index: the smallest within the innermost domain that spec.topology names, and its block
     within the wider ones (decision "Pods of a group wish to be near each other")."""
-    if spec.topology is None or not spec.group_sizes or spec.group_sizes[0] > MOST_NAMED:
-        return affinity
-    smallest, block = spec.group_sizes[0], spec.group_sizes[-1]
-    *wider, innermost = spec.topology.labels
+    smallest, block = sizes[0], sizes[-1]
+    *wider, innermost = labels
     group = _neighbours(job, index, smallest)
     affinity = _wishing(affinity, "podAffinity", _term(100, group, innermost))
     # Who comes first of its group leaves the domains of others: they would be full before its group is whole.

@@ -20,9 +20,9 @@ ONLY = "example.com/planned"
 TAINT = {"key": ONLY, "effect": "NoSchedule"}
 
 
-@pytest.fixture
-def domains(jobs: Jobs) -> Iterator[dict[str, str]]:
-    """Of each of 12 nodes for one pod: four domains of three nodes, two to a zone."""
+@pytest.fixture(params=[1])
+def domains(jobs: Jobs, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """Of each of 12 nodes, for one pod or as many as the parameter says: four domains of three nodes, two to a zone."""
     found = {f"planned-{number}": f"d{number // 3}" for number in range(12)}
     api = jobs.cluster.api
     nodes = []
@@ -35,7 +35,7 @@ def domains(jobs: Jobs) -> Iterator[dict[str, str]]:
         del node["metadata"]["resourceVersion"]
         nodes.append(node)
     over = threading.Event()
-    beats = threading.Thread(target=keep_ready, args=(api, nodes, over))
+    beats = threading.Thread(target=keep_ready, args=(api, nodes, request.param, over))
     beats.start()
     until(lambda: all(api.call("GET", f"/api/v1/nodes/{name}")["spec"]["taints"] == [TAINT] for name in found),
           "all nodes ready")  # fmt: skip
@@ -46,9 +46,9 @@ def domains(jobs: Jobs) -> Iterator[dict[str, str]]:
         api.call("DELETE", f"/api/v1/nodes/{name}")
 
 
-def keep_ready(api: Api, nodes: list[dict[str, Any]], over: threading.Event) -> None:
+def keep_ready(api: Api, nodes: list[dict[str, Any]], gpus: int, over: threading.Event) -> None:
     """Report them as a kubelet does: the cluster takes a node that says nothing for 8 s for lost."""
-    room = {"cpu": "64", "memory": "64Gi", "pods": "9", "ephemeral-storage": "64Gi", GPU: "1"}
+    room = {"cpu": "64", "memory": "64Gi", "pods": "9", "ephemeral-storage": "64Gi", GPU: str(gpus)}
     while not over.is_set():
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         ready = {"type": "Ready", "status": "True", "reason": "Planned", "lastHeartbeatTime": stamp}
@@ -58,21 +58,36 @@ def keep_ready(api: Api, nodes: list[dict[str, Any]], over: threading.Event) -> 
         over.wait(1)
 
 
+def create(jobs: Jobs, *labels: str) -> None:
+    """Eight replicas in pairs, whose domains these name."""
+    resources = {"limits": {GPU: "1"}, "requests": {"cpu": "8", "memory": "8Gi"}}
+    container = {"name": "trainer", "image": "planned", "command": ["true"], "resources": resources}
+    tolerations = [{"operator": "Exists"}]
+    jobs.create(
+        "laid", replicas=8, parallelism={"tensor": 2, "shard": 2}, topology={"labels": list(labels)},
+        pod={"containers": [container], "nodeSelector": {ONLY: "true"}, "tolerations": tolerations},
+    )  # fmt: skip
+
+
 def test_pods_of_a_tensor_group_come_into_one_domain_and_a_replacement_to_its_group(
     jobs: Jobs, domains: dict[str, str]
 ) -> None:
-    container = {"name": "trainer", "image": "planned", "command": ["true"], "resources": {"limits": {GPU: "1"}}}
-    tolerations = [{"operator": "Exists"}]
-    jobs.create(
-        "laid", replicas=8, parallelism={"tensor": 2, "shard": 2}, topology={"labels": [ZONE, DOMAIN]},
-        pod={"containers": [container], "nodeSelector": {ONLY: "true"}, "tolerations": tolerations},
-    )  # fmt: skip
+    create(jobs, ZONE, DOMAIN)
     places = until(lambda: placed(jobs, domains, 8), "8 pods that have a node")
     assert together(places) == [1, 1, 1, 1], places
     [taken] = (pod["metadata"]["uid"] for pod in jobs.pods("laid") if pod["metadata"]["name"] == "laid-5-0")
     jobs.cluster.kubectl("delete", "pod", "-n", jobs.namespace, "laid-5-0", "--force", "--grace-period=0")
     places = until(lambda: placed(jobs, domains, 8, without=taken), "a replacement that has a node")
     assert together(places) == [1, 1, 1, 1], places
+
+
+@pytest.mark.parametrize("domains", [4], indirect=True)
+def test_pairs_that_ask_for_a_node_have_one_each(jobs: Jobs, domains: dict[str, str]) -> None:
+    """Though there are free ones, on which each pod would be alone."""
+    create(jobs, "kubernetes.io/hostname")
+    places = until(lambda: placed(jobs, {name: name for name in domains}, 8), "8 pods that have a node")
+    assert together(places) == [1, 1, 1, 1], places
+    assert len(set(places.values())) == 4, places
 
 
 def placed(jobs: Jobs, domains: dict[str, str], count: int, without: str = "") -> dict[int, str]:

@@ -193,9 +193,10 @@ def test_pods_of_a_group_wish_to_be_near_each_other_where_domains_are_named() ->
     spec = {**copy.deepcopy(OWN), "replicas": 16, "parallelism": {"tensor": 2, "pipeline": 4}}
     assert "affinity" not in made(job(spec), CreatePod(5, 0))["spec"]
     spec["topology"] = {"labels": ["zone", "nvlink"]}
-    affinity = made(job(spec), CreatePod(5, 0))["spec"]["affinity"]
+    pod = made(job(spec), CreatePod(5, 0))["spec"]
+    affinity = pod["affinity"]
     near, block = affinity["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-    (apart,) = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    alone, apart = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
 
     def said(wish: dict[str, Any]) -> tuple[str, str, list[str]]:
         term = wish["podAffinityTerm"]
@@ -204,6 +205,11 @@ def test_pods_of_a_group_wish_to_be_near_each_other_where_domains_are_named() ->
         assert named["key"] == "concertina.dev/replica-index"
         return term["topologyKey"], named["operator"], named["values"]
 
+    assert "topologySpreadConstraints" not in pod, "it would count for as much as all wishes together"
+    assert alone["podAffinityTerm"] == {
+        "labelSelector": {"matchLabels": {"concertina.dev/job-uid": UID}}, "topologyKey": "kubernetes.io/hostname",
+    }  # fmt: skip
+    assert near["weight"] > 10 * alone["weight"]
     assert said(near) == ("nvlink", "In", ["4", "5"])
     assert said(apart) == ("nvlink", "NotIn", ["4", "5"])
     assert said(block) == ("zone", "In", [str(each) for each in range(8)])
