@@ -16,6 +16,8 @@ from concertina_state.checkpoints import catalogue
 from concertina_state.objects.prefix import ObjectPrefix
 
 pytestmark = pytest.mark.usefixtures("operator")
+STEPS = 100
+"""So many that one of the checkpoints on the way is in storage before the last one takes its place."""
 
 
 def test_a_checkpoint_is_trained_again_by_the_job_that_concertina_reproduce_writes(
@@ -23,7 +25,13 @@ def test_a_checkpoint_is_trained_again_by_the_job_that_concertina_reproduce_writ
 ) -> None:
     uri, file = f"file://{tmp_path}/run", tmp_path / "again.yaml"
     model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
-    trainer = {"steps": 8, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4, "determinism": "bitwise"}
+    trainer = {
+        "steps": STEPS,
+        "model": model,
+        "data": {"uri": str(data)},
+        "globalBatchSize": 4,
+        "determinism": "bitwise",
+    }
     image = "concertina/trainer:test"
     containers = [{"name": "trainer", "image": image, "env": [{"name": "TOKEN", "value": "hunter2"}]}]
     jobs.create(
@@ -41,7 +49,7 @@ def test_a_checkpoint_is_trained_again_by_the_job_that_concertina_reproduce_writ
     assert [(each.round, each.step, each.world) for each in first.lineage.rounds] == [(1, 0, 2)]
 
     step = first.id.step
-    assert step < 8
+    assert step < STEPS
     wanted = ["reproduce", uri, "--step", str(step), "--env", "TOKEN=", "-o", str(file)]
     said = CliRunner().invoke(app, wanted)
     assert said.exit_code == 0, said.output
