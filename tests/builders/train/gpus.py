@@ -6,7 +6,7 @@ import torch
 
 
 def need(ranks: int) -> None:
-    """Those that can't be had are a reason to skip: more than eight on one GPU have no memory for their contexts."""
+    """Skips where there is no GPU for them at all."""
     if not torch.cuda.is_available():
         pytest.skip(f"this machine has no CUDA device: NCCL's groups of {ranks} were not tried")
 
