@@ -10,7 +10,8 @@ TESTS ?= tests
 # tests of the control plane wait more than they compute.
 SIDE_BY_SIDE ?= $(shell awk '/MemAvailable/ {print ($$2 > 12e6 ? 3 : 2)}' /proc/meminfo)
 # Whole files, the longest first (tests/conftest.py sorts them): what a file's tests share is made once.
-PYTEST = $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder
+# A process that dies ends the run, with the name of its test: xdist 3.8 waits for ever for the rest of its file.
+PYTEST = $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 BENCHMARKS ?= local_cluster neighbours recovery checkpoint checkpoint_floor determinism data metrics measuring
 
 help: ## Show this

@@ -1,16 +1,19 @@
 """Processes by identity: a pid alone may be reused, a pid with its start time is not."""
 
+import errno
 import os
+import random
 import signal
 import socket
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 # Every process of a cluster carries its state folder in this variable; pods do not (their environment is clean).
 MARKER = "CONCERTINA_LOCAL_CLUSTER"
+_PORTS = range(12000, 29000)  # no kubelet's, agent's or NodePort
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,17 @@ def kill(processes: Iterable[Identity], timeout: float = 30.0) -> list[Identity]
 
 
 def free_ports(address: str, count: int) -> list[int]:
-    """TCP ports on which nothing listens, chosen by the kernel."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((address, 0))
-        return [each.getsockname()[1] for each in sockets]
+    """TCP ports on which nothing listens, below those that the kernel gives to whoever connects: what is killed and
+    started again finds its own still free. Raises OSError."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                found.add(port)
+    return list(found)
