@@ -18,7 +18,7 @@ from builders.cluster.drills import FIGURES
 # What its checks compare is shown, as if it were a test.
 pytest.register_assert_rewrite("builders.strange", "builders.mutated")
 # An example's time says more about the machine's load than about the code.
-settings.register_profile("concertina", deadline=None)
+settings.register_profile("concertina", deadline=None, derandomize=suite.SAME_EACH_TIME)
 settings.load_profile("concertina")
 # Of a shell's background job SIGINT is ignored, and so by all that tests start: Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)

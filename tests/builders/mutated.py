@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders.cluster.drills import FIGURES
+from builders.suite import SAME_EACH_TIME, many
 
 EXAMPLES = 30_000
-"""Of the readers of a layer, in the long suite."""
+"""Of the readers of a layer, in the long suite (see `suite.many`)."""
 LAYERS = ("operator", "protocol", "agent", "trainer")
 SENTENCE = 2000
 """Characters of an error at most: it goes into logs, events and a status."""
@@ -139,13 +139,13 @@ SEEDS = st.integers(0, 2**48)
 
 
 def plays(readers: Mapping[str, Reader], name: str, examples: int, anew: bool = False) -> int:
-    """How many examples hypothesis has really run: the same ones each time, or others (`anew`; CI has the same ones for
-    every change, so that none fails by luck)."""
+    """How many examples hypothesis has really run: the same ones each time, or others (`anew`, but for
+    SAME_EACH_TIME)."""
     ran = Counter[str]()
     reader = readers[name]
 
     @given(seed=SEEDS)
-    @settings(max_examples=examples, database=None, derandomize=not anew or "CONCERTINA_SEEDS_FROM" in os.environ)
+    @settings(max_examples=examples, database=None, derandomize=not anew or SAME_EACH_TIME)
     def play(seed: int) -> None:
         draw = random.Random(seed)
         reader.play(mutated(draw.choice(reader.valid), draw))
@@ -158,10 +158,10 @@ def plays(readers: Mapping[str, Reader], name: str, examples: int, anew: bool = 
 
 def all_of(layer: str, readers: Mapping[str, Reader], request: pytest.FixtureRequest) -> None:
     """EXAMPLES of a layer's readers, which are told with the figures."""
-    each = -(-EXAMPLES // len(readers))
+    each = -(-many(EXAMPLES) // len(readers))
     ran = {name: plays(readers, name, each, anew=True) for name in readers}
     request.config.stash.setdefault(FIGURES, []).append(
         f"{sum(ran.values())} strange inputs to {len(ran)} readers of the {layer}"
     )
     assert layer in LAYERS
-    assert sum(ran.values()) >= EXAMPLES, ran
+    assert sum(ran.values()) >= many(EXAMPLES), ran

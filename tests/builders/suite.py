@@ -4,6 +4,7 @@ takes."""
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,13 @@ SLOW, TIMES_AS_LONG = 5.0, 2.0
 """A test is named that takes so many times as long as it is known to, or as SLOW."""
 UNKNOWN = 0.3
 """Seconds that a test takes of which nothing is known."""
+SAME_EACH_TIME = "CONCERTINA_SEEDS_FROM" in os.environ
+"""What is drawn: CI has the same for every change, so that none fails by luck."""
+
+
+def many(count: int) -> int:
+    """So many of the long suite's draws are played. Where they are the same each time, a fifth of them says as much."""
+    return count // 5 if SAME_EACH_TIME else count
 
 
 class Case(NamedTuple):

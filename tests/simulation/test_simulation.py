@@ -12,6 +12,7 @@ import time
 import pytest
 
 from builders.cluster.drills import FIGURES
+from builders.suite import many
 from simulation.mutations import MUTATIONS, Patch, Planted
 from simulation.runs.world import World, failure
 from simulation.shrink import shortest
@@ -42,9 +43,9 @@ def test_whatever_fails_the_invariants_hold_and_the_job_completes() -> None:
 def test_so_they_do_in_other_runs_each_time(request: pytest.FixtureRequest) -> None:
     """CONCERTINA_SEEDS_FROM: where they start, as .ci/run says, for a change must not pass or fail by luck."""
     first = int(os.environ.get("CONCERTINA_SEEDS_FROM") or GATE + int(time.time()) // 60 * MORE % 10**9)
-    told = f"simulation: CONCERTINA_SEEDS={first}:{first + MORE}"
+    told = f"simulation: CONCERTINA_SEEDS={first}:{first + many(MORE)}"
     request.config.stash.setdefault(FIGURES, []).append(told)
-    all_hold(range(first, first + MORE))
+    all_hold(range(first, first + many(MORE)))
 
 
 def test_a_disturbed_operator_changes_nothing_when_nothing_is_wrong() -> None:
