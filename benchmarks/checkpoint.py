@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ def timed(runs: int, work: Callable[[], object], before: Callable[[], object] = 
     return seconds[1:]
 
 
-def in_turn(runs: int, works: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+def in_turn(runs: int, works: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
     """Seconds of each, one after the other, again and again: what else the machine does hits all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(runs + 1):
@@ -193,9 +193,16 @@ def dcp_saves(
 ) -> dict[str, list[float]]:
     """torch's own saves to a file: as they come, and set up as its documentation advises for speed: two writing
     threads, and a stager that is kept, as one made for each save has to find all its memory anew."""
-    comes = lambda: {"checkpoint_id": target}  # noqa: E731
-    threads = lambda: {"storage_writer": FileSystemWriter(target, thread_count=2)}  # noqa: E731
-    wipe = lambda: shutil.rmtree(target, ignore_errors=True)  # noqa: E731
+
+    def comes() -> dict[str, Any]:
+        return {"checkpoint_id": target}
+
+    def threads() -> dict[str, Any]:
+        return {"storage_writer": FileSystemWriter(target, thread_count=2)}
+
+    def wipe() -> None:
+        shutil.rmtree(target, ignore_errors=True)
+
     rows = {
         "torch: dcp.save": timed(runs, lambda: dcp.save(tensors, **comes(), no_dist=True), wipe),
         "torch: dcp.save, 2 threads": timed(runs, lambda: dcp.save(tensors, **threads(), no_dist=True), wipe),

@@ -33,7 +33,7 @@ class Pulling:
         self._id, self._identity, self._volume = id, identity, volume
         there = p.Member(HOLDER, "i", address, 0, 1)
         here = p.Member(ME, "i", "127.0.0.1:1", 1, 1)
-        restore = p.Restore("Memory", id.step, id, {"0": (HOLDER,)})
+        restore = p.Restore(p.RestoreSource.MEMORY, id.step, id, {"0": (HOLDER,)})
         self._assign = p.Assign(UID, id.round + 1, "claim", (there, here), "", restore)
 
     def pull(self) -> Path:

@@ -56,11 +56,9 @@ STORE_PORT = 29500
 def beat_rarely() -> None:
     """For this process: what the members of a round and their lead say to one another while all is well, of which the
     operator hears nothing, was nearly all that a stand-in cost (6 ms a second for a job of four)."""
-    p.BEAT_SECONDS, p.SILENCE_SECONDS, lead.SILENCE_SECONDS = (
-        MEMBER_BEAT_SECONDS,
-        MEMBER_SILENCE_SECONDS,
-        MEMBER_SILENCE_SECONDS,
-    )
+    p.BEAT_SECONDS = MEMBER_BEAT_SECONDS
+    for module in (p, lead):
+        setattr(module, "SILENCE_SECONDS", MEMBER_SILENCE_SECONDS)  # noqa: B010
 
 
 class NoShards:

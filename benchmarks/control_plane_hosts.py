@@ -23,6 +23,7 @@ from concertina.kube.client import Client
 from concertina_agent.net import tls
 from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol import connection as lines
+from concertina_protocol import decode
 from concertina_protocol.connection import small_tls_buffers
 from concertina_protocol.descriptors import raise_limit
 
@@ -57,7 +58,8 @@ class Host:
 
     def ask(self, order: Order) -> float | None:
         self.pipe.send(order)
-        return self.pipe.recv()
+        answer: float | None = self.pipe.recv()
+        return answer
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def running(processes: int, nodes: int, kubeconfig: Path, network: str, logs: Pa
         process = spawn.Process(target=_serve, args=(mine, kubeconfig, log, theirs), daemon=True)
         process.start()
         started.append(process)
+        assert process.pid is not None
         hosts.append(Host(process.pid, ours))
     try:
         for host in hosts:
@@ -111,7 +114,7 @@ def _serve(networks: dict[str, str], kubeconfig: Path, log: Path, pipe: Pipe) ->
     beat_rarely()
     for context in (tls.server_context, tls.client_context):  # the agents of a job have the same; each costs 10 ms
         setattr(tls, context.__name__, functools.cache(context))
-    lines.decode = functools.lru_cache(64)(lines.decode)  # a Prepare names all to all, who are on machines of their own
+    setattr(lines, "decode", functools.lru_cache(64)(decode))  # noqa: B010 - a Prepare names all to all, who are on machines of their own
     with small_tls_buffers():
         asyncio.run(_live(networks, kubeconfig, pipe))
     os._exit(0)  # thousands of connections need no farewell
@@ -168,7 +171,8 @@ async def _receive(pipe: Pipe) -> Order:
     loop.add_reader(pipe.fileno(), arrived.set)
     try:
         await arrived.wait()
-        return pipe.recv()
+        order: Order = pipe.recv()
+        return order
     except EOFError:
         return None
     finally:

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import functools
 import json
 import math
 import os
@@ -88,7 +89,7 @@ def operating(peer: Peer, folder: Path, cluster: LocalCluster) -> Iterator[Mappi
         for program, port in ports.items():
             running[program.name] = _begin(program, program.command(folder, port, work), work, cluster)
         for program, port in ports.items():
-            until(f"{program.name} serves its webhooks", START_SECONDS, lambda port=port: _listens(port))
+            until(f"{program.name} serves its webhooks", START_SECONDS, functools.partial(_listens, port))
             for path in program.objects:
                 cluster.kubectl("apply", "-f", str(folder / "src" / program.name / path))
         yield running

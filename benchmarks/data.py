@@ -38,7 +38,7 @@ from rich.console import Console
 
 import trainingjob
 from concertina.local import s3
-from concertina_data.manifest import FORMAT, NAME, DataManifest, TokenizerFacts
+from concertina_data.manifest import FORMAT, NAME, DataManifest, TokenizerFacts, TokenShard
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.data import DataConfig
 from concertina_trainer.data.build.write import Draft
@@ -121,7 +121,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
 def write(uri: str, mebibytes: int) -> None:
     """Random tokens in documents of about 1000, as `data build` lays them out."""
     generator = np.random.default_rng(0)
-    folder, shards = ObjectPrefix(uri, create=True), []
+    folder, shards = ObjectPrefix(uri, create=True), list[TokenShard]()
     for index in range(max(1, mebibytes * 2**20 // SHARD_BYTES)):
         tokens = generator.integers(1, 50_000, SHARD_BYTES // 2, dtype=np.uint16)
         draft = Draft()

@@ -198,7 +198,7 @@ def _without_torchvision() -> None:
     import transformers  # noqa: F401 - before it can see that torchvision is none
 
     class Anything(types.ModuleType):
-        __path__ = ()
+        __path__ = ()  # type: ignore[assignment]  # nobody changes it
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):

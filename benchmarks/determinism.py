@@ -89,7 +89,7 @@ def main() -> None:
     rows: dict[str, list[float]] = {}
     for size in options.world:
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(rank, (size, options.steps, folder), nprocs=size)  # type: ignore[no-untyped-call]
+            mp.spawn(rank, (size, options.steps, folder), nprocs=size)
             rows |= {f"{name}, {size} workers": found for name, found in torch.load(f"{folder}/seconds").items()}
     report.show("a step", rows)
     report.write(options.json, "determinism", rows)

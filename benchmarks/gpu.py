@@ -109,6 +109,11 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def five_steps(subject: Subject) -> None:
+    for _ in range(5):
+        subject.step()
+
+
 def two_steps(subject: Subject, between: Callable[[], object]) -> None:
     subject.step()
     between()
@@ -141,7 +146,7 @@ def snapshots(subject: Subject, runs: int) -> tuple[dict[str, list[float]], floa
     return rows, subject.snapshots.device_seconds
 
 
-def planned(name: str, gpu: Gpu) -> tuple[float, int]:
+def planned(name: str, gpu: Gpu) -> tuple[float, float]:
     """MFU, and bytes of the device at its peak. While there is no process group: it makes one."""
     job = parse_spec(
         {
@@ -157,11 +162,11 @@ def planned(name: str, gpu: Gpu) -> tuple[float, int]:
 
 
 def measure(
-    name: str, runs: int, gpu: Gpu, expected: tuple[float, int], folder: Path
+    name: str, runs: int, gpu: Gpu, expected: tuple[float, float], folder: Path
 ) -> tuple[dict[str, list[float]], dict[str, object]]:
     subject = Subject(name, DistContext.of(0, 1, torch.device("cuda", 0), ParallelismConfig()), folder)
-    timed(lambda: [subject.step() for _ in range(5)])
-    steps = [timed(lambda: [subject.step() for _ in range(5)]) / 5 for _ in range(runs)]
+    five_steps(subject)
+    steps = [timed(functools.partial(five_steps, subject)) / 5 for _ in range(runs)]
     peak = torch.cuda.max_memory_allocated()
     rows, device = snapshots(subject, runs)
     rows = {f"{name}: two steps and between them {between}": seconds for between, seconds in rows.items()}
@@ -208,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows |= some
         facts[model] = found
     dist.destroy_process_group()
-    report.write(options.json, "gpu", rows, **facts)
+    report.write(options.json, "gpu", rows, None, **facts)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,9 @@ class Agent:
         member = p.Member(me.replica, prepared.instance, self._address, 0, prepared.workers)
         # A block in which nothing is told is no hang.
         limits = p.Limits(hang_seconds=LIMIT)
-        done = await self._ask(p.Assign(UID, 1, "claim", (member,), prepared.store, p.Restore("Fresh"), limits))
+        done = await self._ask(
+            p.Assign(UID, 1, "claim", (member,), prepared.store, p.Restore(p.RestoreSource.FRESH), limits)
+        )
         assert isinstance(done, p.Accepted), done
 
     async def _ask(self, message: p.Prepare | p.Assign) -> object:
@@ -248,13 +250,16 @@ PAIRS = {"with beside without": (WITH, WITHOUT), "without beside without": (AGAI
 
 def judge(kind: Kind, seen: Run) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Milliseconds of steps; and by how much per cent more a block takes than the one beside it, with the interval."""
-    steps, facts = {}, {}
-    for of, which, average in (
-        ("time, medians", 1, statistics.median),
-        ("time, means", 1, statistics.fmean),
-        ("processor time of rank 0, means", 2, statistics.fmean),
-    ):
-        blocks = [(block[0], block[which]) for block in seen.blocks]
+    steps: dict[str, list[float]] = {}
+    facts: dict[str, dict[str, float]] = {}
+    seconds_of = [(name, seconds) for name, seconds, _ in seen.blocks]
+    processor_time = [(name, used) for name, _, used in seen.blocks]
+    averages: list[tuple[str, list[tuple[str, Sequence[float]]], Average]] = [
+        ("time, medians", seconds_of, statistics.median),
+        ("time, means", seconds_of, statistics.fmean),
+        ("processor time of rank 0, means", processor_time, statistics.fmean),
+    ]
+    for of, blocks, average in averages:
         for name in (WITH, WITHOUT):
             found = [1000 * average(some) for each, some in blocks if each == name]
             steps[f"{kind.name}: {of} of blocks, {name}"] = found

@@ -61,8 +61,7 @@ def series(jobs: int, pods: int, names: frozenset[str]) -> list[tuple[str, float
     cache = ClusterCache(lambda uid: None, lambda uid: {})
     for number in range(jobs):
         cache.on_job(job(number, pods))
-    # prometheus_client types no argument as what it takes: anything with `collect`.
-    text = generate_latest(JobCollector([each.view for each in cache.jobs()], BEGUN))  # type: ignore[arg-type]
+    text = generate_latest(JobCollector([each.view for each in cache.jobs()], BEGUN))
     for number in range(jobs):
         for index in range(pods):
             text += _of_agent(number, index)
@@ -189,7 +188,8 @@ def main() -> None:
         folder = Path(scratch)
         with report.step(f"{len(lines)} series, {PAST_SECONDS} s of them"):
             past(folder / "past", lines, int(time.time()) // INTERVAL_SECONDS * INTERVAL_SECONDS)
-            make = [found["promtool"], "tsdb", "create-blocks-from", "openmetrics", folder / "past", folder / "data"]
+            paths = (folder / "past", folder / "data")
+            make = [str(found["promtool"]), "tsdb", "create-blocks-from", "openmetrics", *map(str, paths)]
             subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
             (folder / "past").unlink()
         with exposed(lines) as target, prometheus(found["prometheus"], folder, target) as (url, pid):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import os
 import random
@@ -71,7 +72,7 @@ async def drill_on(target: Target, name: str, options: argparse.Namespace, over:
     """Drills against one job until the time is up."""
     chance, due = random.Random(f"{options.seed} {name}"), time.time()
     async with target.connect() as (client, namespace):
-        target = DrillTarget(client, namespace, name, cluster.serving(client.access.server))
+        job = DrillTarget(client, namespace, name, cluster.serving(client.access.server))
         while True:
             due = due + options.every if options.regular else time.time() + chance.expovariate(1 / options.every)
             await asyncio.sleep(max(0.0, due - time.time()))
@@ -79,20 +80,20 @@ async def drill_on(target: Target, name: str, options: argparse.Namespace, over:
             if time.time() > over:
                 return
             async with shared if scenario in SHARED else nullcontext():
-                result = await one(target, scenario)
+                result = await one(job, scenario)
             played.append(result)
             CONSOLE.log(f"{name}, {scenario}: {'PASS' if result.passed else 'FAIL'} {result.words}")
 
 
-async def one(target: DrillTarget, scenario: str) -> Played:
+async def one(job: DrillTarget, scenario: str) -> Played:
     """One drill. With several jobs drilled at once its own promises need not hold; what counts is judged at the end."""
     at, found = time.time(), SCENARIOS[scenario]
     try:
-        verdict = await run(target, scenario, found, found.fault(target), lambda _: None)
+        verdict = await run(job, scenario, found, found.fault(job), lambda _: None)
     except (Late, Complaint, ApiError, LocalClusterError) as error:
-        return Played(at, target.name, scenario, False, None, str(error)[:300])
+        return Played(at, job.name, scenario, False, None, str(error)[:300])
     words = verdict.done if verdict.passed else "; ".join(verdict.reasons)
-    return Played(at, target.name, scenario, verdict.passed, verdict.seen.seconds.first_step, words[:300])
+    return Played(at, job.name, scenario, verdict.passed, verdict.seen.seconds.first_step, words[:300])
 
 
 def manifest(name: str, replicas: int) -> dict[str, Any]:
@@ -128,7 +129,7 @@ def settle(stage: Stage, logs: Logs, before: dict[str, dict[str, float]], outcom
     for name in names:
         stage.cluster.kubectl("patch", "trainingjob", name, "--type=merge", "-p", '{"spec":{"suspend":true}}')
     for name in names:
-        until(f"{name} suspended", 240, lambda name=name: suspended(stage, name))
+        until(f"{name} suspended", 240, functools.partial(suspended, stage, name))
         status = stage.job(name)["status"]
         final = status.get("lastCheckpoint", {}).get("step", 0)
         verdict = soak_ledger.judge(soak_ledger.rounds(logs.lines(name)), final)
@@ -168,7 +169,7 @@ def soak(options: argparse.Namespace) -> tuple[Outcome, list[Played], Memory]:
             for name in names:
                 stage.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest(name, options.replicas)))
             for name in names:
-                until(f"{name} at work", 240, lambda name=name: training(stage, name))
+                until(f"{name} at work", 240, functools.partial(training, stage, name))
             begun, before = time.time(), {name: spent(stage, name) for name in names}
             target, shared = Target(stage.cluster.record.kubeconfig, None, "default"), asyncio.Lock()
 

@@ -72,7 +72,7 @@ def _exchange(alike: Sequence[Held[Tensor]], copies: Copies) -> None:
             root = dist.get_group_rank(group, source)
             # As bytes: backends have no word for some dtypes.
             bytes_ = [each.reshape(-1).view(torch.uint8) for each in dense]
-            dist._broadcast_coalesced(group, bytes_, BUCKET, root)  # type: ignore[attr-defined]
+            dist._broadcast_coalesced(group, bytes_, BUCKET, root)
             for part, filled in zip(bucket, dense, strict=True):
                 if part is not filled:
                     part.copy_(filled)

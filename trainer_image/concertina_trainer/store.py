@@ -7,7 +7,7 @@ import signal
 import socket
 from typing import NoReturn
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore
 
 
 def serve(fd: str) -> NoReturn:

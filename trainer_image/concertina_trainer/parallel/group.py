@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore
 
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.degrees import Degrees
