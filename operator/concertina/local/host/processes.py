@@ -2,7 +2,7 @@
 
 import errno
 import os
-import random
+import secrets
 import signal
 import socket
 import time
@@ -141,7 +141,7 @@ def free_ports(address: str, count: int) -> list[int]:
     started again finds its own still free. Raises OSError."""
     found: set[int] = set()
     while len(found) < count:
-        port = random.choice(_PORTS)
+        port = secrets.choice(_PORTS)  # whoever has seeded `random` would find the same ones as others who did
         with socket.socket() as probe:
             try:
                 probe.bind((address, port))
