@@ -3,7 +3,8 @@
 One slot holds the newest snapshot that is complete on the peers of all ranks, one the newest committed, and the third
 is free to be written. A `slot-N.json` beside the file says that it is whole; it is taken away before the first byte
 is changed, and put back when the last one stands. A file with a second name (a shard on its way to storage) is never
-written: a new file takes its place.
+written: a new file takes its place, made ahead where there is room (decision "Room for the next snapshot is made beside
+training").
 """
 
 from __future__ import annotations
