@@ -5,6 +5,7 @@ STORY FOLDER (of ROOM bytes). The files are the agent's and the worker's own.
 import asyncio
 import dataclasses
 import io
+import mmap
 import os
 import socket
 import sys
@@ -22,7 +23,7 @@ from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.transfers.uploads import UploadDriver
 from concertina_protocol import worker_channel as w
 from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
-from concertina_state import snapshots, uploader
+from concertina_state import room, uploader
 from concertina_state.errors import BadInput
 from concertina_state.snapshots import Snapshots, Taken
 from programs.endless import State
@@ -49,6 +50,7 @@ class Replica:
         id = p.SnapshotId(self.round, step, "layout", 2)
         taken = self.worker.take(dataclasses.replace(STATE.at(step), id=id))
         self.index.committed(id, 0)
+        self.worker.make_room()
         return taken
 
     def copy(self, taken: Taken) -> None:
@@ -111,6 +113,32 @@ async def an_upload_hangs(volume: Path) -> None:
     os._exit(0)  # a thread ships still
 
 
+async def a_peer_s_copy_has_room(volume: Path) -> None:
+    """A file is made ahead only where there is room for another."""
+    rest, size = volume / "rest", STATE.layout.size
+    with rest.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free(volume) - 2 * size + mmap.PAGESIZE)
+    worker = Snapshots(volume / "snapshots" / "round-2" / "shard-0", STATE)
+    assert worker._making is not None
+    assert worker._making.result() is None
+    assert free(volume) > size
+    worker.take(STATE.at(1))
+    rest.unlink()
+    before = free(volume)
+    worker.make_room()
+    assert worker._making.result() is not None
+    assert free(volume) == before - -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    worker.make_room()
+    worker.take(STATE.at(2))
+    assert before - free(volume) < size + 4 * mmap.PAGESIZE, "it was taken"
+
+
+def free(volume: Path) -> int:
+    """Bytes."""
+    status = os.statvfs(volume)
+    return status.f_bavail * status.f_frsize
+
+
 class SlowRelease:
     """The clock of who waits for room: whenever it looks again it is six seconds later, and one more file is gone."""
 
@@ -132,15 +160,15 @@ async def memory_comes_back_slowly(volume: Path) -> None:
     for file in files:
         file.write_bytes(bytes(STATE.layout.size // 2))
     (volume / "rest").write_bytes(bytes(snapshot_memory.BESIDES - STATE.layout.size // 8))
-    snapshots.time = SlowRelease(files[:5])
+    room.time = SlowRelease(files[:5])
     worker = Snapshots(volume / "snapshots" / "round-2" / "shard-0", STATE)
     worker.take(STATE.at(1))
     worker.take(STATE.at(2))
-    assert snapshots.time.now == 4 * 6.0, "each as soon as there is room"
+    assert room.time.now == 4 * 6.0, "each as soon as there is room"
     try:
         worker.take(STATE.at(3))
     except BadInput:
-        assert snapshots.time.now == 5 * 6.0 + 12.0, "no more came for more than ten seconds"
+        assert room.time.now == 5 * 6.0 + 12.0, "no more came for more than ten seconds"
     else:
         raise AssertionError("there was no room")
 

@@ -21,7 +21,6 @@ from concertina_protocol.worker_channel import (
 )
 from concertina_state.format.shardfile import ShardMetadata, Trend
 from concertina_state.interval import Interval
-from concertina_state.live import Live
 from concertina_state.snapshots import Snapshots, Taken
 from concertina_state.step_trace import Traces
 
@@ -129,10 +128,6 @@ class Saving:
         """With durable storage."""
         return self.interval.reported if self._policy.has_storage else None
 
-    def of_arrays(self, state: Live) -> None:
-        """Other ones are saved from now on."""
-        self._snapshots.of_arrays(state)
-
     def of_layout(self, layout: str) -> None:
         """What snapshots are said to be of, from now on."""
         self._metadata = dataclasses.replace(self._metadata, id=dataclasses.replace(self._metadata.id, layout=layout))
@@ -189,6 +184,8 @@ class Saving:
         if decision.durable:
             self.interval.saved(took)
         self.seconds += took
+        if decision.outcome is None:
+            self._snapshots.make_room()
 
     @property
     def device_seconds(self) -> float:

@@ -3,17 +3,15 @@
 One slot holds the newest snapshot that is complete on the peers of all ranks, one the newest committed, and the third
 is free to be written. A `slot-N.json` beside the file says that it is whole; it is taken away before the first byte
 is changed, and put back when the last one stands. A file with a second name (a shard on its way to storage) is never
-written: a new file takes its place.
+written: a new file takes its place, made ahead where there is room (decision "Room for the next snapshot is made beside
+training").
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import mmap
 import os
-import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,21 +19,19 @@ from pathlib import Path
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import SNAPSHOT_SLOTS, Sidecar, remove_sidecar, write_sidecar
-from concertina_state.errors import BadInput, RestoreFailed
+from concertina_state import room
 from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.live import Arrival, Live
-
-ROOM_SECONDS = 10.0
-"""Since there was last more of it."""
-_MADV_POPULATE_WRITE = 23
+from concertina_state.room import Spare
 
 
 class MappedShard:
     """A shard file, mapped and with its pages in place, and a view of each array in it."""
 
-    def __init__(self, path: Path, state: Live) -> None:
+    def __init__(self, path: Path, state: Live, spare: Spare | None = None) -> None:
+        """Raises BadInput or RestoreFailed."""
         self.path = path
-        self._map = _map_new(path, state.layout.size)
+        self._map = room.map_new(path, state.layout.size, spare)
         self.inode = path.stat().st_ino
         self._views = state.views(self._map)
 
@@ -50,6 +46,11 @@ class MappedShard:
     def commit(self, metadata: ShardMetadata) -> None:
         """Commit what has arrived."""
         write_sidecar(self.path, Sidecar(metadata.id, metadata.shard, len(self._map), zlib.crc32(self._map)))
+
+    def give_up(self) -> mmap.mmap:
+        """Its mapping, which nothing of it uses any more."""
+        del self._views
+        return self._map
 
     @property
     def shared(self) -> bool:
@@ -81,13 +82,15 @@ class Snapshots:
         """What the newest committed one has taken of a device's time; 0 where no device copies."""
         self._committer = ThreadPoolExecutor(1, "commit")
         self._committing: Future[None] | None = None
+        self._making: Future[Spare | None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
+        self.make_room()
 
     def of_arrays(self, state: Live) -> None:
         """Other ones are saved from now on; in files of their own size, where that is another."""
         self.finish()
         if state.layout.chunks != self._state.layout.chunks:
-            self._slots = [None] * SNAPSHOT_SLOTS
+            self._slots, self._making = [None] * SNAPSHOT_SLOTS, None
         self._state = state
 
     @property
@@ -119,18 +122,15 @@ class Snapshots:
         commit: then `committed` is called there (decision "A snapshot's checksum is a thread's"). Where peers don't
         keep up this still leaves the newest complete one and the newest committed one untouched."""
         self.finish()
-        ordinal = self.count
-        kept = {self.complete, ordinal - 1}
-        free = [index for index in range(SNAPSHOT_SLOTS) if self._holds[index] < 0 or self._holds[index] not in kept]
-        index = min(free, key=self._holds.__getitem__)
-        slot = self._slots[index]
-        path = self._folder / f"slot-{index}"
+        index = self._next()
+        before = slot = self._slots[index]
         if slot is None or slot.shared:
-            slot = self._slots[index] = MappedShard(path, self._state)
+            path = self._folder / f"slot-{index}"
+            slot = self._slots[index] = MappedShard(path, self._state, self._spare())
         arrival = slot.fill(metadata, self._state)
-        self._holds[index] = ordinal
+        self._holds[index] = self.count
         self._steps.append(metadata.id.step)
-        taken = Taken(metadata.id, path)
+        taken = Taken(metadata.id, slot.path)
 
         def commit() -> None:
             self.device_seconds = arrival()
@@ -138,7 +138,30 @@ class Snapshots:
             committed(taken)
 
         self._committing = self._committer.submit(commit)
+        if before is not None and before is not slot:
+            self._committer.submit(room.unmap, before.give_up())
         return taken
+
+    def make_room(self) -> None:
+        """For the next one, where it needs any: by the thread that commits, behind what it is at. Where there is none
+        yet, the next call looks again, or `begin` waits for it (decision "Room for the next snapshot is made beside
+        training")."""
+        slot = self._slots[self._next()]
+        if slot is not None and not slot.shared:
+            return
+        if self._making is None or (self._making.done() and self._making.result() is None):
+            self._making = self._committer.submit(room.spare, self._folder, self._state.layout.size)
+
+    def _spare(self) -> Spare | None:
+        """What `make_room` has made; it is waited for."""
+        made, self._making = self._making, None
+        return made.result() if made is not None else None
+
+    def _next(self) -> int:
+        """Which slot is written next."""
+        kept = {self.complete, self.count - 1}
+        free = [index for index in range(SNAPSHOT_SLOTS) if self._holds[index] < 0 or self._holds[index] not in kept]
+        return min(free, key=self._holds.__getitem__)
 
     def before_change(self) -> None:
         """See Live."""
@@ -161,54 +184,3 @@ class Snapshots:
     def shipping(self) -> bool:
         """Whether a shard is still on its way to storage."""
         return any(self._folder.glob("shipping-*"))
-
-
-def _map_new(path: Path, size: int) -> mmap.mmap:
-    """A new file in the place of whatever is there, all its pages allocated now: a full volume is an error here and
-    not a SIGBUS later."""
-    draft = path.with_suffix(".new")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        _allocate(descriptor, size)
-        mapped = mmap.mmap(descriptor, size)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise _no_room(path, size, error) from error
-    finally:
-        os.close(descriptor)
-    with contextlib.suppress(OSError):  # an old kernel: the pages are faulted in one by one
-        mapped.madvise(_MADV_POPULATE_WRITE)
-    remove_sidecar(path)
-    draft.replace(path)
-    return mapped
-
-
-def _no_room(path: Path, size: int, error: OSError) -> Exception:
-    """`path` is <volume>/snapshots/round-<r>/shard-<k>/slot-<n>. Where those of the round before take room too,
-    going on from durable storage, which makes them void, is a way out; else there is none."""
-    problem = f"no room for a snapshot of {size / 2**20:.0f} MiB in {path.parent} ({error.strerror})"
-    advice = "Raise its size and the pod's memory, or use more replicas."
-    snapshots, mine = path.parents[2], path.parents[1].name
-    rounds = {other.name for kind in ("snapshots", "copies") for other in (snapshots.parent / kind).glob("round-*")}
-    if rounds - {mine}:
-        return RestoreFailed(f"{problem} beside those of the round before, which are still needed. {advice}")
-    return BadInput(
-        f"{problem}: the replica's memory volume is too small for three of them and a peer's copy. {advice}"
-    )
-
-
-def _allocate(descriptor: int, size: int) -> None:
-    """Raises OSError. A full volume is none at first: the agent may be giving back the memory of an older round, which
-    takes as long as there is much of it; so it is waited for while there is ever more room."""
-    most, deadline = -1, 0.0
-    while True:
-        try:
-            return os.posix_fallocate(descriptor, 0, size)
-        except OSError as error:
-            room = os.fstatvfs(descriptor).f_bavail
-            if room > most:
-                most, deadline = room, time.monotonic() + ROOM_SECONDS
-            if error.errno != errno.ENOSPC or time.monotonic() > deadline:
-                raise
-        time.sleep(0.05)

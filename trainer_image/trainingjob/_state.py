@@ -82,6 +82,7 @@ class State:
         self._catalogue: Catalogue | None = None
         self._own = bytearray()
         """This rank's values, as they stand in its shard."""
+        self._snapshots: Snapshots | None = None
         self._saving: Saving | None = None
         self._restored = 0
         self._continued: Continued | None = None
@@ -136,6 +137,8 @@ class State:
         self._restored = saved.id.step
         source = RestoreSource.MEMORY if isinstance(saved, InMemory) else RestoreSource.STORAGE
         self._end.restored(saved.id.step, source)
+        with told():
+            self._cataloged(values)  # room for the first snapshot is made while the script computes its step
         return saved.id.step
 
     def _goes_on_from(self, saved: ShardMetadata) -> None:
@@ -240,21 +243,27 @@ class State:
 
     def _current(self) -> tuple[Catalogue, Saving]:
         """With this rank's values as they are now."""
-        values = {name: each.values() for name, each in self._kept.items()}
+        catalogue, snapshots = self._cataloged({name: each.values() for name, each in self._kept.items()})
+        if self._saving is None:
+            self._check_alike()
+            self._saving = self._new_saving(snapshots)
+        return catalogue, self._saving
+
+    def _cataloged(self, values: Mapping[str, Any]) -> tuple[Catalogue, Snapshots]:
+        """With these values of this rank, and the arrays that there are now."""
         text = _values.encode(values, "state")
         arrays = self._arrays()
         if self._catalogue is None or len(text) > len(self._own) or not self._catalogue.still(arrays):
             if len(text) > len(self._own):
                 self._own = bytearray(int(len(text) * ROOM) + 4096)
             self._catalogue = self._new_catalogue(arrays)
-            if self._saving is None:
-                self._check_alike()
-                self._saving = self._new_saving(self._catalogue)
+            if self._snapshots is None:
+                self._snapshots = Snapshots(self._end.snapshots / f"shard-{self._world.rank}", self._catalogue.saved)
             else:
-                self._saving.of_arrays(self._catalogue.saved)
+                self._snapshots.of_arrays(self._catalogue.saved)
         self._own[:] = text.ljust(len(self._own))
-        assert self._saving is not None
-        return self._catalogue, self._saving
+        assert self._snapshots is not None
+        return self._catalogue, self._snapshots
 
     def _arrays(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -271,7 +280,7 @@ class State:
         own = {_name(self._world.rank): self._own} if self._own else {}
         return self._ranks.catalogue(self._arrays() if arrays is None else arrays, own)
 
-    def _new_saving(self, catalogue: Catalogue) -> Saving:
+    def _new_saving(self, snapshots: Snapshots) -> Saving:
         end, checkpoint = self._end, self._checkpoint
         id = SnapshotId(end.round, self._restored, "", self._world.size)
         data = self._data[0].digest if len(self._data) == 1 else ""
@@ -281,7 +290,6 @@ class State:
         metadata = ShardMetadata(id, self._world.rank, self._restored, "", data, self._continued, origin=origin)
         policy = SavePolicy(ENDLESS, 1, bool(checkpoint), checkpoint.get("everySteps"))
         interval = Interval(checkpoint.get("everySeconds", 600) if checkpoint else None, end.history)
-        snapshots = Snapshots(end.snapshots / f"shard-{self._world.rank}", catalogue.saved)
         return Saving(policy, snapshots, metadata, end.durable, interval, end)
 
     def _samples(self) -> int:

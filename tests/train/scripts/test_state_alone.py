@@ -147,6 +147,32 @@ def test_snapshots_do_not_become_rarer_as_a_run_goes_on(tmp_path):
     assert both - first > first / 3 > 1, (first, both)
 
 
+def test_what_was_restored_has_room_for_its_first_snapshot_before_the_first_commit(folder):
+    text = """
+        import time
+        from pathlib import Path
+        model = torch.nn.Linear(512, 512)
+        optimizer = torch.optim.AdamW(model.parameters())
+        state = trainingjob.State(model=model, optimizer=optimizer)
+        step = state.restore()
+        slots, give_up = Path("checkpoints/round-2/shard-0"), time.monotonic() + 120
+        ahead = []
+        while step and not ahead and time.monotonic() < give_up:
+            lines = Path("/proc/self/maps").read_text().splitlines()
+            ahead = [int(line.split()[4]) for line in lines if f" {slots.resolve()}/#" in line]
+        model(torch.rand(1, 512)).sum().backward()
+        optimizer.step()
+        state.commit(step, durable=True)
+        if step:
+            print("AHEAD", ahead == [(slots / "slot-0").stat().st_ino])
+    """
+    path = script(folder, text)
+    for _ in range(2):
+        done = run(folder, 1, path)
+        assert done.returncode == 0, done.stderr
+    assert "AHEAD True" in done.stdout
+
+
 @pytest.mark.parametrize("kept", ["model=torch.nn.Linear(2, 2)", "kept={'a': torch.rand(2)}"])
 def test_what_differs_from_rank_to_rank_is_no_copy(tmp_path, kept):
     text = f"""

@@ -12,7 +12,10 @@ from concertina.local.host import namespaces
 from programs import tight_volume
 
 
-@pytest.mark.parametrize("story", [tight_volume.an_upload_hangs, tight_volume.memory_comes_back_slowly])
+@pytest.mark.parametrize(
+    "story",
+    [tight_volume.an_upload_hangs, tight_volume.a_peer_s_copy_has_room, tight_volume.memory_comes_back_slowly],
+)
 def test_a_round_after_a_failure_has_room_though(story, tmp_path):
     def give_room() -> None:
         namespaces.enter_node()

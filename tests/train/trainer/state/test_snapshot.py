@@ -15,9 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders.train import node
+from concertina_protocol import JobHistory
+from concertina_protocol.worker_channel import Outcome
 from concertina_state.errors import BadInput, RestoreFailed
 from concertina_state.format.shardfile import header_length, parse_header
-from concertina_state.snapshots import MappedShard, Snapshots
+from concertina_state.interval import Interval
+from concertina_state.room import Spare
+from concertina_state.saving import SaveDecision, SavePolicy, Saving
+from concertina_state.snapshots import MappedShard, Snapshots, Taken
 from programs.endless import State
 
 
@@ -68,20 +73,129 @@ def test_the_slots_go_round_and_keep_up_means_the_last_but_one_is_complete(tmp_p
 
 def resident(path):
     """Bytes of this process's mapping of a file that are in memory and mapped."""
-    within, kilobytes = False, 0
+    within, kilobytes, inode = False, 0, str(path.stat().st_ino)
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.partition(" ")[0]:
-            within = line.endswith(str(path))
+            within = line.split()[4] == inode
         elif within and line.startswith("Rss:"):
             kilobytes += int(line.split()[1])
     return 1024 * kilobytes
 
 
-def test_a_slot_has_all_its_pages_before_the_first_snapshot_is_copied(folder):
-    state = State(500_000)
-    slot = MappedShard(folder / "slot-0", state)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_slot_has_all_its_pages_before_the_first_snapshot_is_copied(folder, ahead):
+    state = State(5_000_000)
+    slot = MappedShard(folder / "slot-0", state, Spare(folder, state.layout.size) if ahead else None)
     assert slot.path.stat().st_blocks * 512 >= state.layout.size, "allocated"
     assert resident(slot.path) >= state.layout.size, "and mapped: the copy takes no page faults"
+
+
+def nameless(folder):
+    """Inodes of the files there that this process has mapped and that have no name."""
+    named = {path.stat().st_ino for path in folder.iterdir()}
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return {int(line.split()[4]) for line in maps if f" {folder}/#" in line} - named
+
+
+def made(folder):
+    """The file that was made ahead."""
+    give_up = time.monotonic() + node.GIVE_UP
+    while not (found := nameless(folder)):
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    assert not list(folder.glob("*.new")), "its memory goes with the process"
+    (inode,) = found
+    return inode
+
+
+def taken_next(snapshots, state):
+    """Its inode; peers have all before it."""
+    snapshots.complete = snapshots.count - 1
+    return snapshots.take(state.at(snapshots.count)).path.stat().st_ino
+
+
+def test_a_snapshot_goes_into_the_file_that_was_made_ahead(folder):
+    state = State(500_000)
+    snapshots = Snapshots(folder, state)
+    for _ in range(3):
+        inode = made(folder)
+        assert taken_next(snapshots, state) == inode
+        snapshots.make_room()
+    taken_next(snapshots, state)
+    assert nameless(folder) == set(), "all slots have their files"
+    assert steps_in(folder) == {1, 2, 3}
+
+
+def test_a_file_is_made_ahead_for_one_that_is_on_its_way_to_storage(folder):
+    state = State(500_000)
+    snapshots = Snapshots(folder, state)
+    link = snapshots.link_for_shipping(snapshots.take(state.at(0)))
+    before = link.read_bytes()
+    for _ in range(2):
+        taken_next(snapshots, state)
+    assert nameless(folder) == set()
+    snapshots.make_room()
+    inode = made(folder)
+    assert steps_in(folder) == {0, 1, 2}, "until then the one that was shipped is there"
+    assert taken_next(snapshots, state) == inode != link.stat().st_ino
+    assert link.read_bytes() == before
+
+
+def test_one_file_ahead_is_enough(folder):
+    """It was made for a slot that is not on its way to storage any more: the next one that is will have it."""
+    state = State(500_000)
+    snapshots = Snapshots(folder, state)
+    link = snapshots.link_for_shipping(snapshots.take(state.at(0)))
+    for _ in range(2):
+        taken_next(snapshots, state)
+    snapshots.make_room()
+    inode = made(folder)
+    link.unlink()
+    assert taken_next(snapshots, state) != inode
+    snapshots.link_for_shipping(Taken(state.at(1).id, folder / "slot-1"))
+    snapshots.make_room()
+    assert taken_next(snapshots, state) == inode
+    assert nameless(folder) == set()
+
+
+def test_what_was_made_ahead_goes_where_sizes_change_and_with_the_round(folder):
+    small, large = State(500_000), State(800_000)
+    snapshots = Snapshots(folder, small)
+    inode = made(folder)
+    snapshots.of_arrays(State(500_000))
+    assert nameless(folder) == {inode}
+    snapshots.of_arrays(large)
+    assert nameless(folder) == set()
+    snapshots.make_room()
+    inode = made(folder)
+    assert taken_next(snapshots, large) == inode
+    assert {path.stat().st_size for path in folder.glob("slot-?")} == {large.layout.size}
+    snapshots.make_room()
+    made(folder)
+    del snapshots
+    assert nameless(folder) == set()
+
+
+@pytest.mark.parametrize("outcome", [None, Outcome.DRAINED])
+def test_no_file_is_made_ahead_for_a_snapshot_that_will_not_come(folder, outcome):
+    """The process would end only after it."""
+    state = State(500_000)
+    snapshots = Snapshots(folder, state)
+    policy, interval = SavePolicy(9, 1, False, None), Interval(None, JobHistory())
+    saving = Saving(policy, snapshots, state.at(0), None, interval, Silent())
+    saving.save(SaveDecision(1, True, False, outcome), 1)
+    snapshots.finish()
+    assert (snapshots._making is None) == (outcome is not None)
+
+
+class Silent:
+    """An agent that is told."""
+
+    def send(self, message):
+        pass
+
+    def poll(self):
+        return ()
 
 
 def test_killed_at_any_moment_a_mark_never_lies(folder, parent):
