@@ -331,6 +331,14 @@ def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
         assert by_line == planning.memory(deep, parallelism, 4, 0)
 
 
+def test_depth_is_a_line_where_the_backward_s_buffers_are_most_of_what_is_left(monkeypatch):
+    """Gradients of two blocks are on their way while a third one's are computed: none before has as many."""
+    deep = config(layers=14, batch=16, memory={"reshardAfterForward": "Always", "activations": "Recompute"})
+    by_line = planning.memory(deep, ParallelismConfig(), 4, 0)
+    monkeypatch.setattr(planning, "_axis", lambda target, _: {target: 1.0})
+    assert by_line == planning.memory(deep, ParallelismConfig(), 4, 0)
+
+
 @pytest.mark.parametrize("activations", ["KeepProducts", "Recompute"])
 def test_what_is_sent_while_it_is_multiplied_is_kept_as_products_are(activations):
     parallelism = ParallelismConfig(tensor=2, async_tensor=True)

@@ -30,8 +30,8 @@ from concertina_trainer.planning.ledger import Kind, Ledger, Phase
 from concertina_trainer.planning.own import HERE, Data, as_on_gpus, microbatch, running
 from concertina_trainer.training.engine import engine_of
 
-DEPTHS = (2, 3)
-"""Blocks of a stage: with fewer FSDP has none to gather beforehand."""
+DEPTHS = (3, 4)
+"""Blocks of a stage: with fewer FSDP has less on its way at once, weights beforehand and gradients afterwards."""
 MICROBATCHES = 2
 """From the second on the gradients of those before are there; more are the same again."""
 
