@@ -34,7 +34,7 @@ class Step:
                 local(parameter).normal_(0, 0.02)
         for _, moe in self.model.mixtures():
             moe.router.register_forward_hook(chosen_in_turn)
-        self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)
+        self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0, exact=self.config.bitwise)
         self.plan = batch_plan(self.config, self.world.degrees)
         self.sums = summing.sums(self.config, self.model, self.plan, self.world)
 

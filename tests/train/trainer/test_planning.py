@@ -289,6 +289,17 @@ def test_operations_of_a_model_of_one_s_own_are_counted(programs, monkeypatch, a
     assert not described(TrainerConfig.model_validate(own_model("tokens")[0]), data).counted
 
 
+def test_real_ranks_take_what_is_planned_where_sums_are_bitwise(parent, tmp_path):
+    asked = {**trainer(), "determinism": "bitwise"}
+    real = taken_by(parent, tmp_path, asked, {}, 4)[0]["peaks"]
+    planned = planning.memory(TrainerConfig.model_validate(asked), ParallelismConfig(), 4, 0)
+    assert planned.peaks.keys() == real.keys()
+    for phase, kinds in planned.peaks.items():
+        total, there = sum(kinds.values()), sum(real[phase].values())
+        print(f"bitwise, {phase}: {there / 2**20:.1f} MiB, planned {total / there - 1:+.1%}")
+        assert total == pytest.approx(there, rel=NEAR[False]), phase
+
+
 @pytest.mark.parametrize("layout", long_but("experts x pipeline", DEALT_OUT, "test_what_is_routed_grows_with_the_load"))
 def test_what_is_routed_grows_with_the_load(parent, tmp_path, layout):
     """Of a rank whose experts have half as many tokens again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -70,6 +70,11 @@ def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
         stack.enter_context(mock.patch.object(OwnModel, "fill_buffers"))
         stack.enter_context(mock.patch.object(OwnModel, "prove", _unproved))
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=own is not None))
+
+
+def zeros_where_looked_at() -> AbstractContextManager[object]:
+    """Within, whoever lists a tensor's values finds that they are 0."""
+    return mock.patch.object(FakeTensor, "tolist", lambda tensor: [0] * len(tensor))
 
 
 def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:

@@ -25,7 +25,7 @@ from concertina_trainer.model.stages import Stages, divided
 from concertina_trainer.parallel import parallelize, summing
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.tensor import loss_context
-from concertina_trainer.planning.fake import fake_rank, fake_tensors
+from concertina_trainer.planning.fake import fake_rank, fake_tensors, zeros_where_looked_at
 from concertina_trainer.planning.ledger import Kind, Ledger, Phase
 from concertina_trainer.planning.own import HERE, Data, as_on_gpus, microbatch, running
 from concertina_trainer.training.engine import engine_of
@@ -176,7 +176,8 @@ def _run(
         with running(own):
             engine.forward_backward(microbatches if own is None else microbatches[:MICROBATCHES])
         ledger.mark_state(Kind.gradients, optimizer.gradients())  # who shares weights with nobody reduces nothing
-        sums.squares(optimizer.counted_gradients())
+        with zeros_where_looked_at():  # `bitwise` adds up digits as Python's integers
+            sums.squares(optimizer.counted_gradients())
         ledger.updating = True
         optimizer.update(1e-3, 0.5)
         dimensions = _dimensions(world)
