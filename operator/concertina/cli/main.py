@@ -59,6 +59,11 @@ def plan(
         int, typer.Option("--search", min=0, max=50, help="Show so many of the fastest layouts instead.")
     ] = 0,
     memory: Annotated[bool, typer.Option(help="Measure the memory of ranks, which needs torch.")] = True,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option("--vocab-size", min=0, help="For a model of your own, if its data can't be read here: see docs."),
+    ] = None,
+    width: Annotated[int | None, typer.Option("--width", min=1, help="The same, of frames: how many numbers.")] = None,
     python: Annotated[
         str, typer.Option("--python", help="Command of a Python with torch, as of a container. Default: this Python.")
     ] = "",
@@ -70,7 +75,8 @@ def plan(
 
     async def planned() -> None:
         hardware = asked_hardware(gpu, fabric)
-        run(file, Asked(replicas, *hardware, tokens, search, memory, python, picture, output == "json"))
+        asked = Asked(replicas, *hardware, tokens, search, memory, vocab_size, width, python, picture, output == "json")
+        run(file, asked)
 
     call(planned())
 

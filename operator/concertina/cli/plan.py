@@ -8,8 +8,9 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +22,7 @@ from concertina.durations import duration
 from concertina.plan.facts import sizes
 from concertina.planning import search
 from concertina.planning.hardware import FABRICS, GPUS, FabricName, Gpu, GpuName
-from concertina.planning.layout import Layout, of
+from concertina.planning.layout import Layout, OwnModel, of
 from concertina.planning.outlook import Outlook, RankMemory, as_object, bottleneck, outlook, rank_memory
 from concertina.planning.outlook import sizes as valid_sizes
 from concertina.planning.traffic import batch
@@ -29,8 +30,9 @@ from concertina.report.ranks import picture
 from concertina.terminal.connection import Complaint
 from concertina.terminal.console import plain
 from concertina_trainer.layouts import problems
-from concertina_trainer.model.flops import token_flops
 
+MOST_SAID = 1000
+"""Letters of why nothing could be measured."""
 MOST_MEASURED = 4
 """Layouts that a search runs for each one that it shows."""
 WITHOUT_TORCH = (
@@ -49,6 +51,10 @@ class Asked:
     search: int
     """How many layouts to show; 0: no search."""
     memory: bool
+    vocab_size: int | None
+    """Of the data of a model of one's own, where its manifests can't be read."""
+    width: int | None
+    """Of its frames."""
     python: str
     """Command of a Python that has torch; empty: this one."""
     picture: Path | None
@@ -69,14 +75,17 @@ def run(file: Path, asked: Asked) -> None:
     name, spec = _read(file)
     gpu = GPUS[asked.gpu]
     replicas = asked.replicas or sizes.most(spec)
-    layout = _layout(spec, replicas)
-    measure = asked.memory and bool(asked.python or _has_torch())
+    able = bool(asked.python or _has_torch())
+    measure = asked.memory and able
+    _layout(spec, replicas)  # refuses before anything is run
+    own = _own_model(file, spec, asked, able)
+    layout = _layout(spec, replicas, own)
     if asked.search:
         found = _searched(spec, layout, gpu, asked, measure)
     else:
         least = sizes.least(spec)
         wanted = [replicas] + [least] * (asked.replicas is None and 0 < least < replicas)
-        found = [_seen(spec, _layout(spec, size), gpu, asked, measure) for size in wanted]
+        found = [_seen(spec, _layout(spec, size, own), gpu, asked, measure) for size in wanted]
     if asked.picture:
         _write(asked.picture, picture(name, found[0].layout if found else layout))
     if asked.json:
@@ -105,18 +114,38 @@ def _read(file: Path) -> tuple[str, JobSpec]:
         raise Complaint(
             f"{file} runs a command of its own, which only its author can plan: `concertina plan` knows spec.trainer."
         )
-    if spec.trainer.model.entrypoint:
-        raise Complaint(
-            f"{file} trains {spec.trainer.model.entrypoint}, which only its image has: `concertina plan` knows the "
-            "decoder."
-        )
     return str(manifest["metadata"]["name"]), spec
 
 
-def _layout(spec: JobSpec, replicas: int) -> Layout:
+def _own_model(file: Path, spec: JobSpec, asked: Asked, able: bool) -> OwnModel | None:
+    """`able`: there is torch. Raises Complaint."""
+    trainer = spec.trainer
+    if trainer is None or not trainer.model.entrypoint:
+        if _data(asked):
+            raise Complaint("--vocab-size and --width are for a model of one's own: trainer.model says the decoder's.")
+        return None
+    if not able:
+        raise Complaint(
+            f"{file} trains {trainer.model.entrypoint}, whose code says how large it is. "
+            + WITHOUT_TORCH.format(image=spec.template.trainer.image or "IMAGE", file=file)
+        )
+    found = _told({"trainer": trainer.model_dump(mode="json", by_alias=True), "data": _data(asked)}, asked.python)
+    return OwnModel(**found)
+
+
+def _data(asked: Asked) -> Mapping[str, Any] | None:
+    """As the options tell them; None: their manifests do."""
+    if asked.vocab_size is None and asked.width is None:
+        return None
+    below = asked.vocab_size or 0
+    frames = {"width": asked.width, "number_bytes": 2, "classes": below} if asked.width else None
+    return {"vocab_size": below, "frames": frames}
+
+
+def _layout(spec: JobSpec, replicas: int, own: OwnModel | None = None) -> Layout:
     if not replicas:
         raise Complaint(f"no size is valid: {sizes.rounding(spec)}.")
-    layout = of(spec, replicas)
+    layout = of(spec, replicas, own)
     if wrong := problems(layout.trainer, layout.parallelism, layout.size):
         raise Complaint("; ".join(wrong))
     return layout
@@ -128,7 +157,7 @@ def _seen(spec: JobSpec, layout: Layout, gpu: Gpu, asked: Asked, measure: bool) 
 
 def _searched(spec: JobSpec, layout: Layout, gpu: Gpu, asked: Asked, measure: bool) -> list[Outlook]:
     found: list[Outlook] = []
-    tried = search.candidates(layout.trainer, gpu, FABRICS[asked.fabric], layout.size, layout.per_node)
+    tried = search.candidates(layout.trainer, gpu, FABRICS[asked.fabric], layout.size, layout.per_node, layout.own)
     for each in tried[: MOST_MEASURED * asked.search]:
         if len(found) == asked.search:
             break
@@ -148,12 +177,18 @@ def _has_torch() -> bool:
 
 
 def _measured(layout: Layout, python: str) -> Sequence[RankMemory]:
-    """In a process of its own: torch is none of the operator's. Raises Complaint."""
+    """Raises Complaint."""
     asked = {
         "trainer": layout.trainer.model_dump(mode="json", by_alias=True),
+        "data": layout.own and layout.own.data,
         "parallelism": layout.parallelism.model_dump(mode="json", by_alias=True),
         "size": layout.size,
     }
+    return [rank_memory(each) for each in _told(asked, python)]
+
+
+def _told(asked: Mapping[str, Any], python: str) -> Any:
+    """In a process of its own: torch is none of the operator's, nor is a model of one's own. Raises Complaint."""
     try:
         command = [*(shlex.split(python) or [sys.executable]), "-m", "concertina_trainer.planning"]
         done = subprocess.run(command, input=json.dumps(asked) + "\n", capture_output=True, text=True, check=False)
@@ -161,8 +196,8 @@ def _measured(layout: Layout, python: str) -> Sequence[RankMemory]:
         raise Complaint(f"`{python or sys.executable}` can't be run: {error}") from error
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise Complaint(f"the layout could not be measured: {said[0][:400]}")
-    return [rank_memory(each) for each in json.loads(done.stdout)]
+        raise Complaint(f"the layout could not be measured: {said[0][:MOST_SAID]}")
+    return json.loads(done.stdout)
 
 
 def _write(file: Path, text: str) -> None:
@@ -186,19 +221,20 @@ def _print(console: Console, name: str, spec: JobSpec, seen: Outlook) -> None:
 
 
 def _facts(spec: JobSpec, seen: Outlook) -> Iterator[tuple[str, str]]:
-    layout, model, plan, time = seen.layout, seen.layout.trainer.model, batch(seen.layout), seen.time
+    layout, trainer, plan, time = seen.layout, seen.layout.trainer, batch(seen.layout), seen.time
     valid = valid_sizes(spec, sizes.least(spec), sizes.most(spec))
     yield "Sizes", f"{_numbers(valid)} replicas" + (f"; {sizes.rounding(spec)}" if sizes.rounding(spec) else "")
     yield "Layout", _degrees(layout)
     crossing = [str(each) for each in layout.groups if layout.crosses(each)]
     yield "On nodes", f"{layout.per_node} ranks each; between nodes: {', '.join(crossing) or 'nothing'}"
-    trained = f", {model.trained_weights:,} of them trained" if model.lora else ""
-    yield "Parameters", f"{model.weights:,}{trained}, {token_flops(model):.3g} FLOPs a token"
+    trained = f", {layout.trained:,} of them trained" if layout.trained < layout.weights else ""
+    counted = " (counted)" if layout.own and layout.own.counted else ""
+    yield "Parameters", f"{layout.weights:,}{trained}, {layout.flops:.3g} FLOPs a {layout.elements[:-1]}{counted}"
     yield (
         "Batch",
         (
-            f"{layout.trainer.global_batch_size} sequences of {model.sequence_length} tokens: {plan.microbatches} "
-            f"microbatches of {plan.rows} on each of {layout.data}"
+            f"{trainer.global_batch_size} sequences of {trainer.model.sequence_length} {layout.elements}: "
+            f"{plan.microbatches} microbatches of {plan.rows} on each of {layout.data}"
         ),
     )
     yield (
@@ -211,16 +247,19 @@ def _facts(spec: JobSpec, seen: Outlook) -> Iterator[tuple[str, str]]:
             + (f", {time.host / time.total:.0%} copies to host memory and back" if time.host else "")
         ),
     )
-    yield "Speed", f"{seen.tokens_per_second:,.0f} tokens/s, MFU {seen.mfu:.1%} (estimated: docs/planning.md)"
+    yield (
+        "Speed",
+        f"{seen.tokens_per_second:,.0f} {layout.elements}/s, MFU {seen.mfu:.1%} (estimated: docs/planning.md)",
+    )
     yield (
         "Node memory",
-        f"{seen.snapshots / 2**30:,.1f} GiB of snapshots a replica"
-        + (f", {seen.offloaded / 2**30:,.1f} GiB of offloaded state" if seen.offloaded else "")
-        + (f", of {seen.room / 2**30:,.1f} GiB" if seen.room else ""),
+        f"{_size(seen.snapshots)} of snapshots a replica"
+        + (f", {_size(seen.offloaded)} of offloaded state" if seen.offloaded else "")
+        + (f", of {_size(seen.room)}" if seen.room else ""),
     )
     if budget := seen.budget:
         cost = "" if budget.cost is None else f", {budget.cost:,.0f} {budget.currency}"
-        yield "Run", f"{budget.tokens:.3g} tokens in {duration(budget.seconds)}{cost}, if nothing fails"
+        yield "Run", f"{budget.tokens:.3g} {layout.elements} in {duration(budget.seconds)}{cost}, if nothing fails"
 
 
 def _degrees(layout: Layout) -> str:
@@ -239,45 +278,59 @@ def _numbers(valid: Sequence[int]) -> str:
 
 def _memory_table(seen: Outlook) -> Table:
     kinds = list(seen.memory[0].kinds)
+    unit, size = _unit(max(rank.total for rank in seen.memory))
     offloaded = ["on the host"] if any(rank.host_total for rank in seen.memory) else []
-    table = Table("GiB at the peak", "", *kinds, "all", *offloaded, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(
+        f"{unit} at the peak", "", *kinds, "all", *offloaded, box=None, header_style="bold", padding=(0, 2, 0, 0)
+    )
     for rank in seen.memory:
-        figures = [f"{rank.kinds[kind] / 2**30:.2f}" for kind in kinds]
-        on_host = [f"{rank.host_total / 2**30:.2f}" for _ in offloaded]
-        table.add_row(f"rank {rank.rank}", rank.phase, *figures, f"{rank.total / 2**30:.2f}", *on_host)
+        figures = [f"{rank.kinds[kind] / size:.2f}" for kind in kinds]
+        on_host = [f"{rank.host_total / size:.2f}" for _ in offloaded]
+        table.add_row(f"rank {rank.rank}", rank.phase, *figures, f"{rank.total / size:.2f}", *on_host)
     return table
 
 
 def _traffic_table(seen: Outlook) -> Table:
+    unit, size = _unit(max(part.sent for part in seen.traffic))
     table = Table(
-        "A step of a rank", "", "times", "GiB sent", "GB/s", "", box=None, header_style="bold", padding=(0, 2, 0, 0)
+        "A step of a rank", "", "times", f"{unit} sent", "GB/s", "", box=None, header_style="bold", padding=(0, 2, 0, 0)
     )
     for part in seen.traffic:
         link = f"{seen.fabric}" if seen.layout.crosses(part.dimension) else "NVLink"
         hidden = "waited for" if part.exposed else "beside computation"
         table.add_row(
-            str(part.dimension), part.name, f"{part.times}", f"{part.sent / 2**30:.2f}",
+            str(part.dimension), part.name, f"{part.times}", f"{part.sent / size:.2f}",
             f"{seen.rate(part) / 1e9:.0f} {link}", hidden,
         )  # fmt: skip
     return table
 
 
+def _unit(most: float) -> tuple[str, float]:
+    """Of sizes up to this one."""
+    return ("GiB", 2.0**30) if most >= 2**30 else ("MiB", 2.0**20)
+
+
+def _size(size: float) -> str:
+    unit, one = _unit(size)
+    return f"{size / one:,.1f} {unit}"
+
+
 def _print_smaller(console: Console, seen: Outlook) -> None:
-    peak = "" if seen.peak is None else f", {seen.peak.total / 2**30:.2f} GiB at the peak of rank {seen.peak.rank}"
-    console.print(
-        f"Shrunk to {seen.replicas} replicas ({_degrees(seen.layout)}): {seen.time.total:.3g} s a step, "
-        f"{seen.tokens_per_second:,.0f} tokens/s{peak}. {bottleneck(seen) if seen.fits is False else ''}".rstrip()
-    )
+    peak = "" if seen.peak is None else f", {_size(seen.peak.total)} at the peak of rank {seen.peak.rank}"
+    speed = f"{seen.time.total:.3g} s a step, {seen.tokens_per_second:,.0f} {seen.layout.elements}/s"
+    why = bottleneck(seen) if seen.fits is False else ""
+    said = f"Shrunk to {seen.replicas} replicas ({_degrees(seen.layout)}): {speed}{peak}. {why}"
+    console.print(said.rstrip())
 
 
 def _print_search(console: Console, name: str, layout: Layout, found: Sequence[Outlook]) -> None:
     console.print(f"The fastest layouts of {name} on {layout.size} {found[0].gpu.name}, {found[0].fabric}:\n")
     table = Table(
-        "Layout", "Activations", "tokens/s", "MFU", "GiB", "First bottleneck", box=None, header_style="bold",
-        padding=(0, 2, 0, 0),
+        "Layout", "Activations", f"{layout.elements}/s", "MFU", "Memory", "First bottleneck", box=None,
+        header_style="bold", padding=(0, 2, 0, 0),
     )  # fmt: skip
     for seen in found:
-        peak = f"{seen.peak.total / 2**30:.1f}" if seen.peak else "not measured"
+        peak = _size(seen.peak.total) if seen.peak else "not measured"
         table.add_row(
             _degrees(seen.layout), seen.layout.trainer.memory.activations, f"{seen.tokens_per_second:,.0f}",
             f"{seen.mfu:.1%}", peak, bottleneck(seen).partition(":")[0],

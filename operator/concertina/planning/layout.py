@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from concertina.api.spec import JobSpec
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.degrees import Degrees, Dimension
+from concertina_trainer.model.flops import token_flops
 
 
 class Carved(enum.StrEnum):
@@ -22,6 +24,30 @@ Group: TypeAlias = Dimension | Carved
 
 
 @dataclasses.dataclass(frozen=True)
+class OwnModel:
+    """What its code says of a model of one's own (concertina_trainer.planning)."""
+
+    weights: int
+    trained: int
+    """Of the weights."""
+    blocks: int
+    in_blocks: int
+    """Weights."""
+    flops: float
+    """Of one element, forward and backward."""
+    counted: bool
+    """By running it; else its ModelSpec says so."""
+    moved: float
+    """Bytes that all other operations than products read and write for an element, forward and backward."""
+    data: Mapping[str, Any]
+    """What it was built for, as that process takes it again."""
+
+    @property
+    def of_frames(self) -> bool:
+        return self.data["frames"] is not None
+
+
+@dataclasses.dataclass(frozen=True)
 class Layout:
     trainer: TrainerConfig
     parallelism: ParallelismConfig
@@ -29,6 +55,35 @@ class Layout:
     """Ranks; a whole number of blocks."""
     per_node: int
     """Ranks of each replica, which has a node of its own or a part of one."""
+    own: OwnModel | None = None
+    """Instead of the decoder."""
+
+    @property
+    def weights(self) -> int:
+        return self.own.weights if self.own else self.trainer.model.weights
+
+    @property
+    def trained(self) -> int:
+        """Of the weights."""
+        return self.own.trained if self.own else self.trainer.model.trained_weights
+
+    @property
+    def trained_share(self) -> float:
+        return self.trained / self.weights
+
+    @property
+    def flops(self) -> float:
+        """Of one element, forward and backward."""
+        return self.own.flops if self.own else token_flops(self.trainer.model)
+
+    @property
+    def blocks(self) -> int:
+        return self.own.blocks if self.own else self.trainer.model.layers
+
+    @property
+    def elements(self) -> str:
+        """What a sequence is of."""
+        return "frames" if self.own and self.own.of_frames else "tokens"
 
     @property
     def degrees(self) -> Degrees:
@@ -67,7 +122,7 @@ class Layout:
         return self.size // self.parallelism.group
 
 
-def of(spec: JobSpec, replicas: int) -> Layout:
+def of(spec: JobSpec, replicas: int, own: OwnModel | None = None) -> Layout:
     """For a job of the bundled trainer, of a valid size."""
     assert spec.trainer is not None
-    return Layout(spec.trainer, spec.parallelism, replicas * spec.workers, spec.workers)
+    return Layout(spec.trainer, spec.parallelism, replicas * spec.workers, spec.workers, own)

@@ -9,12 +9,11 @@ from typing import Any
 from concertina.api.spec import JobSpec
 from concertina.plan.state import snapshot_memory
 from concertina.planning.hardware import FABRICS, USABLE, FabricName, Gpu
-from concertina.planning.layout import Layout
+from concertina.planning.layout import Layout, OwnModel
 from concertina.planning.timing import StepTime, bubble_share, link, mfu, step_time
 from concertina.planning.traffic import Traffic, batch, traffic
 from concertina_trainer.config.memory import Activations
 from concertina_trainer.config.parallelism import PipelineSchedule
-from concertina_trainer.model.flops import token_flops
 
 DAY, HOUR = 86400.0, 3600.0
 NOTABLE = 0.05
@@ -118,11 +117,12 @@ def outlook(
     seconds = tokens / per_step * time.total
     price = spec.price
     cost = seconds / HOUR * replicas * price.per_replica_hour if price else None
+    weights = snapshot_memory.Weights(layout.weights, layout.trained)
     tried = spec.model_copy(update={"trainer": trainer, "parallelism": layout.parallelism})
     return Outlook(
-        layout, replicas, gpu, fabric, time, traffic(layout), memory, snapshot_memory.needed(tried, replicas),
-        snapshot_memory.offloaded(tried, replicas), snapshot_memory.room(spec),
-        Budget(tokens, seconds, cost, price.currency if price else ""),
+        layout, replicas, gpu, fabric, time, traffic(layout), memory,
+        snapshot_memory.needed(tried, replicas, weights), snapshot_memory.offloaded(tried, replicas, weights),
+        snapshot_memory.room(spec), Budget(tokens, seconds, cost, price.currency if price else ""),
     )  # fmt: skip
 
 
@@ -193,6 +193,8 @@ def _facts(seen: Outlook) -> dict[str, Any]:
 
 
 def _less(seen: Outlook, kind: str) -> str:
+    if seen.layout.own is not None:
+        return _less_of_own(seen, seen.layout.own, kind)
     trainer, given = seen.layout.trainer, seen.layout.parallelism
     if kind in ("activations", "routed", "temporary"):
         if given.pipeline > 1 and given.schedule is PipelineSchedule.gpipe:
@@ -215,12 +217,28 @@ def _less(seen: Outlook, kind: str) -> str:
     return "raise parallelism.tensor or parallelism.pipeline"
 
 
+def _less_of_own(seen: Outlook, own: OwnModel, kind: str) -> str:
+    """FSDP alone cuts it."""
+    trainer, parts = seen.layout.trainer, "give ModelSpec.blocks " + ("smaller parts" if own.blocks else "the parts")
+    if kind in ("activations", "temporary"):
+        if own.blocks and trainer.memory.activations is not Activations.recompute:
+            return "set trainer.memory.activations to Recompute, or lower microBatchSize"
+        shorter = "lower microBatchSize" if trainer.micro_batch_size > 1 else "lower trainer.model.sequenceLength"
+        return shorter if own.blocks else f"{parts} of the model, so that these can be computed again, or {shorter}"
+    if kind == "gradients" and batch(seen.layout).microbatches > 1:
+        return "set memory.reshardAfterForward to Always, so that each microbatch's are cut"
+    if kind in ("weights", "moments", "gradients"):
+        wider = "have more replicas" if seen.layout.parallelism.shard is None else "raise parallelism.shard"
+        return f"{wider}, or set memory.offload to State"
+    return f"{parts}, one of which is gathered at a time, or set memory.reshardAfterForward to Always"
+
+
 def _gib(size: float) -> str:
     return f"{size / 2**30:,.1f} GiB"
 
 
 def as_object(seen: Outlook) -> dict[str, Any]:
-    layout, plan, model = seen.layout, batch(seen.layout), seen.layout.trainer.model
+    layout, plan = seen.layout, batch(seen.layout)
     return {
         "replicas": seen.replicas,
         "ranks": layout.size,
@@ -229,8 +247,10 @@ def as_object(seen: Outlook) -> dict[str, Any]:
         "schedule": layout.parallelism.schedule if layout.parallelism.pipeline > 1 else None,
         "activations": layout.trainer.memory.activations,
         "acrossNodes": [str(each) for each in layout.groups if layout.crosses(each)],
-        "parameters": model.weights,
-        "flopsPerToken": token_flops(model),
+        "parameters": layout.weights,
+        "trainedParameters": layout.trained,
+        "flopsPerToken": layout.flops,
+        "flopsCounted": layout.own is not None and layout.own.counted,
         "microbatches": plan.microbatches,
         "rows": plan.rows,
         "filling": 0.0 if plan.fixed else plan.filling,

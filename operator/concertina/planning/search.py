@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from concertina.planning.hardware import USABLE, Gpu
-from concertina.planning.layout import Layout
+from concertina.planning.layout import Layout, OwnModel
 from concertina.planning.timing import step_time
 from concertina.planning.traffic import COMPUTED, HELD, REDUCED, batch, rank_weights, stage_blocks
 from concertina_trainer.config.memory import Activations, Offload
@@ -20,20 +20,24 @@ DEEPEST, LONGEST = 16, 16
 """Stages and context groups that are tried: published runs have no more."""
 
 
-def candidates(trainer: TrainerConfig, gpu: Gpu, fabric: float, size: int, per_node: int) -> list[Layout]:
+def candidates(
+    trainer: TrainerConfig, gpu: Gpu, fabric: float, size: int, per_node: int, own: OwnModel | None = None
+) -> list[Layout]:
     """All that the trainer runs and that may fit into memory, by the seconds of a step. Batch and model are the job's;
     what it says of parallelism and of `memory.activations` is left open."""
     found = [
         (step_time(each, gpu, fabric).total, number, each)
-        for number, each in enumerate(_layouts(trainer, size, per_node))
+        for number, each in enumerate(_layouts(trainer, size, per_node, own))
         if least_memory(each) <= gpu.memory * USABLE
     ]
     return [each for _, _, each in sorted(found)]
 
 
-def _layouts(trainer: TrainerConfig, size: int, per_node: int) -> Iterator[Layout]:
-    tensors = _divisors(per_node)
-    pipelines, contexts = ([n for n in _divisors(size) if n <= most] for most in (DEEPEST, LONGEST))
+def _layouts(trainer: TrainerConfig, size: int, per_node: int, own: OwnModel | None) -> Iterator[Layout]:
+    kept = [Activations.keep] if own and not own.blocks else list(Activations)
+    # Besides, FSDP alone cuts a model of one's own.
+    tensors = _divisors(1 if own else per_node)
+    pipelines, contexts = ([n for n in _divisors(1 if own else size) if n <= most] for most in (DEEPEST, LONGEST))
     experts = _divisors(trainer.model.experts.count) if trainer.model.experts else [1]
     for tensor, pipeline, context in itertools.product(tensors, pipelines, contexts):
         if size % (tensor * pipeline * context):
@@ -48,9 +52,9 @@ def _layouts(trainer: TrainerConfig, size: int, per_node: int) -> Iterator[Layou
             )
             if problems(trainer, given, size) or trainer.global_batch_size < data:
                 continue
-            for activations in Activations:
+            for activations in kept:
                 memory = trainer.memory.model_copy(update={"activations": activations})
-                yield Layout(trainer.model_copy(update={"memory": memory}), given, size, per_node)
+                yield Layout(trainer.model_copy(update={"memory": memory}), given, size, per_node, own)
 
 
 def _divisors(number: int) -> list[int]:
@@ -58,12 +62,15 @@ def _divisors(number: int) -> list[int]:
 
 
 def least_memory(layout: Layout) -> float:
-    """Bytes that a rank has at the least: it is not worth trying what these do not fit into. State exactly, of
-    activations what no schedule can do without."""
+    """Bytes that a rank has at the least: it is not worth trying what these do not fit into. State exactly, of the
+    decoder's activations what no schedule can do without."""
     model, given, plan = layout.trainer.model, layout.parallelism, batch(layout)
     weights = rank_weights(layout)
     held = weights.held if layout.trainer.memory.offload is Offload.none else 0.0
     gradients = weights.whole if plan.microbatches > 1 else held
+    state = HELD * held + layout.trained_share * (MOMENTS * held + REDUCED * gradients)
+    if layout.own is not None:
+        return state
     tokens = plan.rows * model.sequence_length / given.context / given.tensor
     width = {
         Activations.keep: 8 * model.dim + 4 * model.token_width,
@@ -72,4 +79,4 @@ def least_memory(layout: Layout) -> float:
     }[layout.trainer.memory.activations]
     waiting = plan.microbatches if given.schedule is PipelineSchedule.gpipe else min(plan.microbatches, given.pipeline)
     activations = tokens * width * COMPUTED * stage_blocks(layout) * (waiting if given.pipeline > 1 else 1)
-    return HELD * held + model.trained_share * (MOMENTS * held + REDUCED * gradients) + activations
+    return state + activations

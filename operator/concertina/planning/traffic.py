@@ -47,7 +47,7 @@ def batch(layout: Layout) -> BatchPlan:
 
 def stage_blocks(layout: Layout) -> int:
     """Most blocks of a rank."""
-    return math.ceil(layout.trainer.model.layers / layout.parallelism.pipeline)
+    return math.ceil(layout.blocks / layout.parallelism.pipeline)
 
 
 def routed_blocks(layout: Layout) -> int:
@@ -83,6 +83,9 @@ class RankWeights:
 
 
 def rank_weights(layout: Layout) -> RankWeights:
+    if layout.own is not None:
+        ranks, ends = layout.degree(Dimension.shard), layout.own.weights - layout.own.in_blocks
+        return RankWeights(layout.own.in_blocks, ends, 0.0, ranks, ranks)
     model, given, routed = layout.trainer.model, layout.parallelism, routed_blocks(layout)
     embedding = model.vocab_size * model.dim
     ends = embedding * (2 if given.pipeline == 1 and not model.tie_embeddings else 1)
@@ -128,13 +131,13 @@ def host_bytes(layout: Layout) -> float:
     gathers, of_ends = _gatherings(layout, plan)
     gathered = gathers * weights.held_blocks + of_ends * weights.ends / weights.ranks
     copied = _reductions(layout, plan) if layout.degree(Dimension.replicate) == 1 else 1  # copies add up on the device
-    return HELD * (gathered + copied * layout.trainer.model.trained_share * weights.held)
+    return HELD * (gathered + copied * layout.trained_share * weights.held)
 
 
 def _gatherings(layout: Layout, plan: BatchPlan) -> tuple[int, int]:
     """How often in a step weights of blocks are gathered, and those of the ends."""
     given, count = layout.parallelism, plan.microbatches
-    free = frees_weights(layout.trainer, given)
+    free = frees_weights(layout.trainer, given, layout.weights)
     if given.pipeline == 1:
         return count * (2 if free else 1), count
     # The backward of each microbatch, and the forwards before the first of them.
@@ -144,7 +147,7 @@ def _gatherings(layout: Layout, plan: BatchPlan) -> tuple[int, int]:
 def _of_weights(layout: Layout, plan: BatchPlan) -> list[Traffic]:
     count, weights = plan.microbatches, rank_weights(layout)
     gathers, of_ends = _gatherings(layout, plan)
-    reductions, trained = _reductions(layout, plan), layout.trainer.model.trained_share
+    reductions, trained = _reductions(layout, plan), layout.trained_share
 
     def over(ranks: int, name: str, modules: int, blocks: float, ends: float) -> list[Traffic]:
         if ranks == 1:
@@ -172,7 +175,7 @@ def _of_weights(layout: Layout, plan: BatchPlan) -> list[Traffic]:
 def _reductions(layout: Layout, plan: BatchPlan) -> int:
     """How often in a step gradients are added up over ranks."""
     given = layout.parallelism
-    return plan.microbatches if given.pipeline == 1 and frees_weights(layout.trainer, given) else 1
+    return plan.microbatches if given.pipeline == 1 and frees_weights(layout.trainer, given, layout.weights) else 1
 
 
 def _of_tensor_groups(layout: Layout, plan: BatchPlan, residual: float) -> list[Traffic]:

@@ -1,6 +1,7 @@
 """Run in forked workers: what each rank really has in memory in a step, by the plan's own ledger over real tensors, and
 by torch's allocator, which knows of no ledger."""
 
+import json
 import os
 
 import torch
@@ -10,6 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW, local
+from concertina_trainer.model.own import OwnSpec
+from concertina_trainer.model.spec import DataShape
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.planning.ledger import Kind, Ledger
@@ -21,13 +24,17 @@ class Step:
     def __init__(self) -> None:
         self.config, _, parallelism = configuration()
         self.world = group.join(os.environ, parallelism, self.config.model.experts is not None)
-        self.model = parallelized(self.config, self.world)
+        self.data = json.loads(os.environ["DATA"])
+        length = self.config.model.sequence_length
+        shape = DataShape(length, self.data["vocabulary"], self.data["width"])
+        own = OwnSpec(self.config, shape) if self.config.model.entrypoint else None
+        self.model = parallelized(self.config, self.world, own)
         with torch.no_grad():
             for _, parameter in self.model.named_parameters():
                 local(parameter).normal_(0, 0.02)
         for _, moe in self.model.mixtures():
             moe.router.register_forward_hook(chosen_in_turn)
-        self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)
+        self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0, exact=self.config.bitwise)
         self.plan = batch_plan(self.config, self.world.degrees)
         self.sums = summing.sums(self.config, self.model, self.plan, self.world)
 
@@ -37,13 +44,16 @@ class Step:
         return [p.detach() for _, p in self.model.named_parameters()], moments
 
     def forward_backward(self):
-        model, length = self.config.model, self.config.model.sequence_length
-        rows, world = self.plan.rows, self.world
+        rows, length, world = self.plan.rows, self.config.model.sequence_length, self.world
+        vocabulary, width = self.data["vocabulary"], self.data["width"]
         engine = engine_of(self.model, self.optimizer, self.sums, self.config, self.plan, world)
         batch = [
-            Microbatch(torch.randint(model.vocab_size, (rows, length + 1)), torch.ones(rows, length), None)
+            Microbatch(
+                torch.randint(vocabulary, (rows, length + 1)), torch.full((rows, length), 1e-3), None,
+                features=torch.randn(rows, length + 1, width).half() if width else None,
+            )
             for _ in range(self.plan.microbatches)
-        ]
+        ]  # fmt: skip
         engine.forward_backward(batch)
 
 

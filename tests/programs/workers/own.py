@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import usual
 from concertina_trainer.model.spec import ModelSpec
 
@@ -89,6 +91,19 @@ def with_ones(name, whole, box, seed):
 spec = ModelSpec(build, loss, blocks=lambda module: module.mixers, flops=lambda options, data: 1e6)
 
 
+def decoder(options, data):
+    shape = {"vocabSize": data.vocab_size, "sequenceLength": data.sequence_length}
+    return Decoder(ModelConfig.model_validate({**options, **shape}))
+
+
+def loss_of_decoder(module, batch):
+    return module(batch.tokens[:, :-1], None, batch.tokens[:, 1:], batch.weights)
+
+
+bundled = ModelSpec(decoder, loss_of_decoder, blocks=lambda module: module.blocks.values())
+"""The trainer's own decoder, as if it were someone's."""
+
+
 def other(**changed):
     return dataclasses.replace(spec, **changed)
 
@@ -97,6 +112,7 @@ constant = other(build=lambda options, data: Constant(data.vocab_size), initial=
 frozen = other(build=lambda options, data: Frozen(data.vocab_size))
 mean = other(loss=lambda module, batch: logits(module, batch.tokens[:, :-1]).logsumexp(-1).mean())
 regularised = other(loss=lambda module, batch: loss(module, batch) + module.temperature.square().sum())
+looking = other(loss=lambda module, batch: loss(module, batch) if batch.weights.sum().item() else None)
 no_scalar = other(loss=lambda module, batch: batch.weights)
 no_module = other(build=lambda options, data: None)
 raises = other(build=lambda options, data: options["missing"])

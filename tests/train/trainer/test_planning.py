@@ -1,5 +1,6 @@
 """What is planned is what ranks really take and send, at any size."""
 
+import collections
 import dataclasses
 import json
 import subprocess
@@ -7,15 +8,21 @@ import sys
 
 import pytest
 
+from builders.programs import AUDIO, PROGRAMS
 from builders.train.gradients import computed
-from concertina.planning.layout import Layout
+from concertina.planning.hardware import FABRICS, GPUS, FabricName, GpuName
+from concertina.planning.layout import Layout, OwnModel
+from concertina.planning.timing import COUNTED, moved, step_time
 from concertina.planning.traffic import traffic
+from concertina_data.manifest import FrameFacts
 from concertina_state.errors import BadInput
+from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.degrees import Degrees
 from concertina_trainer.planning import memory as planning
 from concertina_trainer.planning.ledger import Kind, Phase
+from concertina_trainer.planning.own import Data, described
 
 MODEL = {
     "layers": 4, "dim": 128, "heads": 8, "kvHeads": 4, "hiddenDim": 352, "vocabSize": 512, "sequenceLength": 128,
@@ -91,9 +98,11 @@ def long_but(first, cases, law):
     return [case if case == first else pytest.param(case, marks=pytest.mark.long(law=law)) for case in cases]
 
 
-def taken_by(parent, tmp_path, asked, parallelism, size, busy=2):
-    """By rank. `busy`: of four choices of a router, those that fall on the first half of the experts."""
-    return computed(parent, "workers.memory:main", asked, size, tmp_path, parallelism, BUSY=str(busy))
+def taken_by(parent, tmp_path, asked, parallelism, size, busy=2, width=0):
+    """By rank. `busy`: of four choices of a router, those that fall on the first half of the experts. `width`: of
+    frames."""
+    data = json.dumps({"vocabulary": MODEL["vocabSize"], "width": width})
+    return computed(parent, "workers.memory:main", asked, size, tmp_path, parallelism, BUSY=str(busy), DATA=data)
 
 
 def parts(kinds):
@@ -140,6 +149,157 @@ def test_real_ranks_take_what_is_planned(parent, tmp_path, layout, size):
             assert real[rank]["allocated"] > (1 - NEAR[False]) * total
 
 
+WIDTH = 20
+TOKENS, FRAMES = (
+    Data(MODEL["vocabSize"], frames) for frames in (None, FrameFacts(WIDTH, 2, MODEL["vocabSize"]))
+)  # fmt: skip
+OWN = {
+    "tokens": ("workers.own:spec", {"dim": 96, "layers": 6, "dropout": 0.1}, TOKENS),
+    "frozen": ("workers.own:frozen", {}, TOKENS),
+    "frames": ("audio_model:spec", {"dim": 96, "blocks": 4}, FRAMES),
+}
+"""Models of tests/programs/workers/own.py, and the example's."""
+OWN_LAW = "test_real_ranks_take_what_is_planned_of_a_model_of_one_s_own"
+
+
+def own_model(kind, batch=32, precision="float32", **memory):
+    """What a worker is told, and the data."""
+    entrypoint, options, data = OWN[kind]
+    model = {"entrypoint": entrypoint, "options": options, "sequenceLength": 128}
+    asked = trainer(batch=batch, precision=precision, memory=memory)
+    return {**asked, "model": model}, data
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    for folder in (PROGRAMS, AUDIO):
+        monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("kind", "activations", "layout"),
+    [
+        ("frames", "Recompute", "hsdp"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long(law=f"{FILE}::{OWN_LAW}[frames-Recompute-hsdp]"))
+            for case in [
+                ("frames", "Keep", "fsdp"), ("tokens", "Keep", "hsdp"), ("tokens", "KeepProducts", "fsdp"),
+                ("tokens", "Recompute", "fsdp"), ("frozen", "Keep", "fsdp"),
+            ]
+        ),
+    ],
+)  # fmt: skip
+def test_real_ranks_take_what_is_planned_of_a_model_of_one_s_own(parent, programs, tmp_path, kind, activations, layout):
+    asked, data = own_model(kind, activations=activations)
+    width = data.frames.width if data.frames else 0
+    real = taken_by(parent, tmp_path, asked, LAYOUTS[layout], 4, width=width)[0]
+    found = TrainerConfig.model_validate(asked)
+    planned = planning.memory(found, ParallelismConfig.model_validate(LAYOUTS[layout]), 4, 0, data)
+    total = max(sum(kinds.values()) for kinds in real["peaks"].values())
+    error = sum(planned.peak.values()) / total - 1
+    print(f"{kind}, {activations}, {layout}: {total / 2**20:.1f} MiB, planned {error:+.1%}")
+    assert abs(error) < NEAR[True]
+    for phase, kinds in planned.peaks.items():
+        assert parts(kinds) == pytest.approx(parts(real["peaks"][phase]), rel=REAL, abs=0.02 * total), phase
+    state = [planned.peaks[Phase.update][kind] for kind in (Kind.weights, Kind.moments)]
+    assert state == [real["peaks"]["update"][kind] for kind in (Kind.weights, Kind.moments)], "the same bytes"
+    # Convolutions on a CPU copy what they take, each thread as much as it has to do.
+    assert real["allocated"] > (1 - NEAR[False]) * total
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "hsdp"])
+@pytest.mark.parametrize("free", ["Always", "Never"])
+def test_512_ranks_send_what_is_planned_of_a_model_of_one_s_own(programs, layout, free):
+    asked, data = own_model("tokens", batch=4096, precision="bfloat16", reshardAfterForward=free)
+    asked["model"]["options"] = {"dim": 512, "layers": 4}
+    found, parallelism = TrainerConfig.model_validate(asked), ParallelismConfig.model_validate(LAYOUTS[layout])
+    planned = planning.memory(found, parallelism, 512, 0, data)
+    told = described(found, data)
+    assert told.weights == MODEL["vocabSize"] * 512 + 1 + told.in_blocks
+    assert told.in_blocks == 4 * (3 * 512 * 512 + 3 * 512)
+    here = Layout(found, parallelism, 512, 8, OwnModel(**dataclasses.asdict(told), data={"frames": None}))
+    counted = collections.Counter()
+    for name, size in planned.sent.items():
+        counted[name.partition(" ")[0].replace("fsdp", "shard")] += size
+    formulas = collections.Counter()
+    for part in traffic(here):
+        formulas[str(part.dimension)] += part.bytes
+    assert formulas.keys() == {"fsdp": {"shard"}, "hsdp": {"shard", "replicate"}}[layout]
+    for dimension, size in formulas.items():
+        assert size == pytest.approx(counted[dimension], rel=FORMULA), dimension
+
+
+@pytest.fixture
+def as_own(programs):
+    """The decoder as if it were a model of one's own, and as it is."""
+
+    def made(**model):
+        decoder = config(precision="bfloat16", memory={"reshardAfterForward": "Always"}, **model)
+        options = {**MODEL, **model}
+        own = {
+            "entrypoint": "workers.own:bundled", "sequenceLength": options.pop("sequenceLength"), "options": options,
+        }  # fmt: skip
+        data = Data(options.pop("vocabSize"))
+        return decoder.model_copy(update={"model": ModelConfig.model_validate(own)}), data, decoder
+
+    return made
+
+
+def test_the_decoder_as_a_model_of_one_s_own_takes_what_it_takes(as_own):
+    """But for the gradients by which its loss is proved."""
+    own, data, decoder = as_own(layers=3)
+    for parallelism in (ParallelismConfig(), ParallelismConfig(shard=2)):
+        found = planning.memory(own, parallelism, 4, 0, data)
+        expected = planning.memory(decoder, parallelism, 4, 0)
+        assert found.sent == expected.sent
+        proved = 4 * 4 * 128
+        for phase, kinds in expected.peaks.items():
+            for kind, size in kinds.items():
+                assert size <= found.peaks[phase][kind] <= size + 2 * proved, (phase, kind)
+
+
+def test_what_is_counted_is_scaled_to_what_published_runs_set(as_own):
+    """Of their decoder of 8 billion weights."""
+    own, data, decoder = as_own(
+        layers=32, dim=4096, heads=32, kvHeads=8, hiddenDim=14336, vocabSize=128256, sequenceLength=8192
+    )
+    told = described(own, data)
+    assert told.weights == decoder.model.weights
+    facts = OwnModel(**dataclasses.asdict(told), data={"frames": None})
+    seconds = [
+        step_time(Layout(each, ParallelismConfig(), 64, 8, of), GPUS[GpuName.h100], FABRICS[FabricName.infiniband400])
+        for each, of in ((own, facts), (decoder, None))
+    ]
+    assert seconds[0].compute == pytest.approx(seconds[1].compute, rel=0.1), "attention counts whole"
+    assert COUNTED * told.moved == pytest.approx(moved(Layout(decoder, ParallelismConfig(), 64, 8), 1.0), rel=0.02)
+
+
+@pytest.mark.parametrize("activations", ["Keep", "Recompute"])
+def test_operations_of_a_model_of_one_s_own_are_counted(programs, monkeypatch, activations):
+    """By hand: 6 a weight of a convolution and the output, which is the embedding; whatever is computed again."""
+    import workers.own
+
+    monkeypatch.setattr(workers.own, "untold", workers.own.other(flops=None), raising=False)
+    asked, data = own_model("tokens", activations=activations)
+    asked["model"] |= {"entrypoint": "workers.own:untold", "options": {"dim": 64, "layers": 2}}
+    told = described(TrainerConfig.model_validate(asked), data)
+    assert told.counted
+    # The convolution computes two elements more of each sequence than there are.
+    assert told.flops == pytest.approx(6 * (2 * 3 * 64 * 64 + MODEL["vocabSize"] * 64), rel=0.02)
+    assert not described(TrainerConfig.model_validate(own_model("tokens")[0]), data).counted
+
+
+def test_real_ranks_take_what_is_planned_where_sums_are_bitwise(parent, tmp_path):
+    asked = {**trainer(), "determinism": "bitwise"}
+    real = taken_by(parent, tmp_path, asked, {}, 4)[0]["peaks"]
+    planned = planning.memory(TrainerConfig.model_validate(asked), ParallelismConfig(), 4, 0)
+    assert planned.peaks.keys() == real.keys()
+    for phase, kinds in planned.peaks.items():
+        total, there = sum(kinds.values()), sum(real[phase].values())
+        print(f"bitwise, {phase}: {there / 2**20:.1f} MiB, planned {total / there - 1:+.1%}")
+        assert total == pytest.approx(there, rel=NEAR[False]), phase
+
+
 @pytest.mark.parametrize("layout", long_but("experts x pipeline", DEALT_OUT, "test_what_is_routed_grows_with_the_load"))
 def test_what_is_routed_grows_with_the_load(parent, tmp_path, layout):
     """Of a rank whose experts have half as many tokens again."""
@@ -180,6 +340,14 @@ def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
     else:
         monkeypatch.setattr(planning, "_axis", lambda target, _: {target: 1.0})
         assert by_line == planning.memory(deep, parallelism, 4, 0)
+
+
+def test_depth_is_a_line_where_the_backward_s_buffers_are_most_of_what_is_left(monkeypatch):
+    """Gradients of two blocks are on their way while a third one's are computed: none before has as many."""
+    deep = config(layers=14, batch=16, memory={"reshardAfterForward": "Always", "activations": "Recompute"})
+    by_line = planning.memory(deep, ParallelismConfig(), 4, 0)
+    monkeypatch.setattr(planning, "_axis", lambda target, _: {target: 1.0})
+    assert by_line == planning.memory(deep, ParallelismConfig(), 4, 0)
 
 
 @pytest.mark.parametrize("activations", ["KeepProducts", "Recompute"])
@@ -303,3 +471,12 @@ def test_the_command_measures_in_a_process_of_its_own():
     [found] = json.loads(done.stdout)
     expected = dataclasses.asdict(planning.memory(config(), ParallelismConfig(tensor=2), 4, 0))
     assert found == json.loads(json.dumps(expected))
+
+
+def test_a_loss_that_looks_at_values_is_refused_with_a_sentence(programs):
+    asked, data = own_model("tokens")
+    asked["model"]["entrypoint"] = "workers.own:looking"
+    with pytest.raises(
+        BadInput, match=r"the loss of workers\.own:looking can't be planned, as it raised DataDependent"
+    ):
+        described(TrainerConfig.model_validate(asked), data)

@@ -17,6 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from concertina.cli.main import app
+from concertina_data.manifest import NAME, OF_FRAMES, DataManifest, FrameFacts, TokenizerFacts
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = {
@@ -36,8 +37,8 @@ SPEC: dict[str, Any] = {
 OWN_COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "python", "command": ["python3", "train.py"]}]}}
 PLANNED = {
     "replicas", "ranks", "ranksPerReplica", "degrees", "schedule", "activations", "acrossNodes", "parameters",
-    "flopsPerToken", "microbatches", "rows", "filling", "memory", "fits", "snapshotBytes", "offloadedBytes",
-    "traffic", "gpu", "fabric",
+    "trainedParameters", "flopsPerToken", "flopsCounted", "microbatches", "rows", "filling", "memory", "fits",
+    "snapshotBytes", "offloadedBytes", "traffic", "gpu", "fabric",
     "stepSeconds", "seconds", "bubble", "mfu", "tokensPerSecond", "budget", "bottleneck",
 }  # fmt: skip
 """Of each size or layout in the JSON. Whoever reads it counts on all of them: add, and take none away."""
@@ -173,7 +174,7 @@ def test_without_torch_it_says_how_to_measure_in_the_trainers_image(
     told = without_torch(environments, file)
     assert "Memory is not measured: that needs torch, which is not installed here." in told
     assert f"concertina plan {file} --python 'docker run --rm -i --entrypoint python3 concertina/trainer:test'" in told
-    assert "GiB at the peak" not in told
+    assert "at the peak" not in told
     assert "First bottleneck: " in told
     assert "Shrunk to 2 replicas" in told
 
@@ -210,7 +211,7 @@ LAW = "tests/unit/cli/test_plan.py::test_json_has_names_that_stay_and_memory_as_
 def test_memory_in_the_text_and_in_a_search(file: Path) -> None:
     done = plan(file, "--replicas", 2)
     assert done.exit_code == 0, done.output
-    [head, row] = re.findall(r"^(?:GiB at the peak|rank 0) .*", done.stdout, re.MULTILINE)
+    [head, row] = re.findall(r"^(?:MiB at the peak|rank 0) .*", done.stdout, re.MULTILINE)
     assert head.split()[4:] == [
         "weights", "moments", "gradients", "gathered", "activations", "routed", "communication", "temporary", "all",
     ]  # fmt: skip
@@ -219,4 +220,86 @@ def test_memory_in_the_text_and_in_a_search(file: Path) -> None:
     assert done.exit_code == 0, done.output
     title, _, _, row = done.stdout.splitlines()
     assert title == "The fastest layouts of planned on 8 H100, InfiniBand-400:"
-    assert re.search(r"\d+\.\d%  +\d+\.\d  +\w", row), "MFU, GiB and what holds it back"
+    assert re.search(r"\d+\.\d%  +\d+\.\d [MG]iB  +\w", row), "MFU, memory and what holds it back"
+
+
+AUDIO = ROOT / "examples" / "audio"
+OWN = {
+    "entrypoint": "audio_model:spec", "options": {"dim": 64, "blocks": 3, "kernel": 5}, "sequenceLength": 100,
+}  # fmt: skip
+
+
+def own(folder: Path, uri: str = "/no/data", **model: Any) -> Path:
+    trainer = {"steps": 100, "model": {**OWN, **model}, "globalBatchSize": 64, "data": {"uri": uri}}
+    return written(folder, trainer=trainer, parallelism=None, workersPerReplica=1)
+
+
+@pytest.fixture
+def audio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'trainer_image'}:{AUDIO}")
+
+
+@pytest.fixture
+def features(tmp_path: Path) -> str:
+    """A data set's manifest, which is all that is read."""
+    frames = FrameFacts(20, 2, 8)
+    facts = TokenizerFacts("frames", "digest", 0)
+    folder = tmp_path / "features"
+    folder.mkdir()
+    (folder / NAME).write_bytes(DataManifest(OF_FRAMES, 44, 8, facts, (), frames).to_json())
+    return str(folder)
+
+
+def test_a_model_of_one_s_own_is_planned_as_its_data_and_its_code_say(
+    audio: None, features: str, tmp_path: Path
+) -> None:
+    found = planned(own(tmp_path, features), "--replicas", 4)
+    [size] = found["sizes"]
+    assert size.keys() == PLANNED
+    # An entry, blocks of two norms, a convolution and a feed-forward, and an exit for 20 numbers and 8 targets.
+    block = 2 * 2 * 64 + (5 * 64 * 64 + 64) + (2 * 4 * 64 * 64 + 5 * 64)
+    weights = (20 * 64 + 64) + 3 * block + (64 * 28 + 28)
+    assert (size["parameters"], size["trainedParameters"]) == (weights, weights)
+    assert (size["flopsPerToken"], size["flopsCounted"]) == (6 * weights, False), "as the ModelSpec says"
+    [rank] = size["memory"]
+    assert rank["kinds"]["weights"] == pytest.approx(4 * weights / 4, rel=0.01)
+    assert rank["kinds"]["moments"] == pytest.approx(8 * weights / 4, rel=0.01)
+    assert size["fits"] is True
+    assert size["snapshotBytes"] == 5 * 12 * weights // 4 + (1 << 20)
+    assert {part["dimension"] for part in size["traffic"]} == {"shard"}
+    assert 0 < size["mfu"] < 1
+
+
+def test_a_model_of_one_s_own_in_words(audio: None, tmp_path: Path) -> None:
+    """Its data are told, as nobody here can read them."""
+    done = plan(own(tmp_path), "--no-memory", "--vocab-size", 8, "--width", 20)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"^Parameters +\d+,\d+, [\d.e+]+ FLOPs a frame *$", done.stdout, re.MULTILINE)
+    assert re.search(r"^Batch +64 sequences of 100 frames: ", done.stdout, re.MULTILINE)
+    assert re.search(r"^Speed +[\d,]+ frames/s, MFU ", done.stdout, re.MULTILINE)
+    assert re.search(r"^Shrunk to 2 replicas \(shard 2\): .* frames/s", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "sentence"),
+    [
+        pytest.param(
+            OWN, (), "/no/data does not exist: build the data there, or correct the URI of the data. Or give "
+            "--vocab-size", id="data",
+        ),
+        pytest.param(
+            {**OWN, "entrypoint": "no_such_package:spec"}, ("--vocab-size", 8), "can't be imported "
+            "(ModuleNotFoundError: No module named 'no_such_package'): `concertina plan` runs it, so install its "
+            "package, put that on PYTHONPATH, or plan in its image (--python 'docker run", id="package",
+        ),
+        pytest.param(MODEL, ("--width", 20), "--vocab-size and --width are for a model of one's own", id="decoder"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_to_plan_a_model_of_one_s_own_is_one_sentence(
+    audio: None, tmp_path: Path, model: dict[str, Any], options: tuple[Any, ...], sentence: str
+) -> None:
+    done = plan(
+        written(tmp_path, trainer={**TRAINER, "model": model, "data": {"uri": "/no/data"}}, parallelism=None), *options
+    )
+    assert sentence in done.stderr
+    assert (done.exit_code, done.stdout) == (1, "")

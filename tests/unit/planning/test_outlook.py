@@ -11,7 +11,7 @@ import pytest
 from builders.jobs import spec
 from concertina.planning import search
 from concertina.planning.hardware import FABRICS, GPUS, HOST_MEMORY_RATE, FabricName, GpuName
-from concertina.planning.layout import Carved, Layout, of
+from concertina.planning.layout import Carved, Layout, OwnModel, of
 from concertina.planning.outlook import RankMemory, as_object, bottleneck, outlook
 from concertina.planning.timing import bubble_share, step_time
 from concertina.planning.traffic import host_bytes, traffic
@@ -170,6 +170,62 @@ def test_a_search_gives_only_what_runs_the_fastest_first() -> None:
 def test_a_search_tries_to_deal_experts_out() -> None:
     found = search.candidates(layout(experts=EXPERTS).trainer, H100, FABRICS[NETWORK], 64, 8)
     assert {each.parallelism.expert for each in found} > {1, 8}
+
+
+def own_model(**changes: Any) -> OwnModel:
+    facts = {"weights": 10**9, "trained": 10**9, "blocks": 10, "in_blocks": 9 * 10**8, "flops": 6e9, "counted": True}
+    return OwnModel(**{**facts, "moved": 1e7, "data": {"vocab_size": 8, "frames": {"width": 80}}, **changes})
+
+
+def own_layout(own: OwnModel, activations: str = "Keep", **parallelism: Any) -> Layout:
+    model = {"entrypoint": "audio_model:spec", "sequenceLength": 1000}
+    memory = {"activations": activations}
+    trainer = {"data": {"uri": "/data"}, "model": model, "globalBatchSize": 256, "microBatchSize": 2, "memory": memory}
+    return Layout(TrainerConfig.model_validate(trainer), ParallelismConfig.model_validate(parallelism), 64, 8, own=own)
+
+
+def test_a_model_of_one_s_own_is_searched_for_among_copies_and_ways_to_keep_activations() -> None:
+    for blocks, kept in ((10, {"Keep", "KeepProducts", "Recompute"}), (0, {"Keep"})):
+        here = own_layout(own_model(blocks=blocks, in_blocks=blocks and 9 * 10**8))
+        found = search.candidates(here.trainer, H100, FABRICS[NETWORK], 64, 8, here.own)
+        assert {each.parallelism.shard for each in found} == {None, 8}, "64 is all of them"
+        assert all(each.parallelism.group == each.parallelism.expert == 1 for each in found)
+        assert {str(each.trainer.memory.activations) for each in found} == kept
+    huge = own_layout(own_model(weights=10**12, trained=10**12))
+    assert search.candidates(huge.trainer, H100, FABRICS[NETWORK], 64, 8, huge.own) == []
+
+
+def test_what_a_model_of_one_s_own_sends_and_takes() -> None:
+    here = own_layout(own_model(trained=5 * 10**8), shard=8)
+    parts = {(part.dimension, part.name.partition(" ")[0]): part.bytes for part in traffic(here)}
+    # Two microbatches: blocks are gathered twice for each, in bfloat16; half of the weights has gradients.
+    assert parts == {
+        (Dimension.shard, "all-gather"): 2 * 2 * (2 * 9 * 10**8 + 10**8),
+        (Dimension.shard, "reduce-scatter"): 4 * 2 * 5 * 10**8,
+        (Dimension.replicate, "all-reduce"): 4 * 5 * 10**8 / 8,
+    }
+    told = as_object(outlook(job(), here, H100, NETWORK))
+    assert (told["parameters"], told["trainedParameters"], told["flopsCounted"]) == (10**9, 5 * 10**8, True)
+    assert told["flopsPerToken"] == 6e9
+    assert told["mfu"] == pytest.approx(6e9 * 256 * 1000 / (told["stepSeconds"] * 64 * H100.flops))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "activations", "advice"),
+    [
+        ("activations", {}, "Keep", "set trainer.memory.activations to Recompute, or lower microBatchSize"),
+        ("activations", {}, "Recompute", "lower microBatchSize"),
+        ("activations", {"blocks": 0}, "Keep", "give ModelSpec.blocks the parts of the model"),
+        ("moments", {}, "Keep", "have more replicas, or set memory.offload to State"),
+        ("gathered", {}, "Keep", "give ModelSpec.blocks smaller parts"),
+    ],
+)
+def test_what_a_model_of_one_s_own_may_do_without_memory(
+    kind: str, changes: dict[str, Any], activations: str, advice: str
+) -> None:
+    tight = [RankMemory(0, "forward", {kind: 90 << 30})]
+    seen = outlook(job(), own_layout(own_model(**changes), activations), H100, NETWORK, tight)
+    assert bottleneck(seen).partition("): ")[2].startswith(advice)
 
 
 def test_the_picture_has_each_rank_on_its_node() -> None:

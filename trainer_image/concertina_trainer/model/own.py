@@ -104,7 +104,7 @@ class OwnSpec:
         except Exception as error:
             traceback.print_exc()
             raise BadInput(
-                f"{what} of trainer.model.entrypoint {self._name} raised {_said(error)}: correct it, or "
+                f"{what} of trainer.model.entrypoint {self._name} raised {said(error)}: correct it, or "
                 "trainer.model.options."
             ) from error
 
@@ -143,17 +143,17 @@ def own_spec(config: TrainerConfig, reader: Reader) -> OwnSpec | None:
     return OwnSpec(config, DataShape(reader.length, reader.vocab_size, width)) if config.model.entrypoint else None
 
 
-def loaded(entrypoint: str) -> ModelSpec:
-    """Raises BadInput."""
+IN_ITS_IMAGE = "the image of the container trainer has to hold it, installed or on PYTHONPATH"
+
+
+def loaded(entrypoint: str, remedy: str = IN_ITS_IMAGE) -> ModelSpec:
+    """`remedy`: what to do where it can't be imported. Raises BadInput."""
     module, _, name = entrypoint.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        raise BadInput(
-            f"trainer.model.entrypoint {entrypoint} can't be imported ({_said(error)}): the image of the container "
-            "trainer has to hold it, installed or on PYTHONPATH."
-        ) from error
+        raise BadInput(f"trainer.model.entrypoint {entrypoint} can't be imported ({said(error)}): {remedy}.") from error
     if not isinstance(found, ModelSpec):
         raise BadInput(
             f"trainer.model.entrypoint {entrypoint} is a {type(found).__name__}: it has to name a "
@@ -162,7 +162,7 @@ def loaded(entrypoint: str) -> ModelSpec:
     return found
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:400].rstrip(".: ")
 
 
@@ -179,7 +179,7 @@ class OwnModel(nn.Module):
             again = functools.partial(computed_again, own.config.memory.activations, True, block.forward)
             block.forward = again  # FSDP's hooks are around it
         self.weights = sum(parameter.numel() for parameter in self.model.parameters())
-        self._proved = False
+        self.proved = False
         self._versions: list[int] = []
 
     @torch.no_grad()
@@ -193,7 +193,7 @@ class OwnModel(nn.Module):
         training = torch.is_grad_enabled()
         if self.training != training:
             self.train(training)
-        if training and not self._proved:
+        if training and not self.proved:
             batch.weights.requires_grad_()
             self._versions = self._buffer_versions()
         torch.manual_seed(self._noise(batch))
@@ -207,9 +207,9 @@ class OwnModel(nn.Module):
     def prove(self, batch: Microbatch, loss: Tensor) -> None:
         """After the first backward of a round: the loss is a sum of its weights times something (Euler's theorem), and
         buffers are constant. Raises BadInput."""
-        if self._proved:
+        if self.proved:
             return
-        self._proved = True
+        self.proved = True
         name, weights = self.own.config.model.entrypoint, batch.weights.detach()
         found, each = float(loss), batch.weights.grad
         added = None if each is None else float((weights * each).sum())
@@ -229,8 +229,8 @@ class OwnModel(nn.Module):
 
     def _noise(self, batch: Microbatch) -> int:
         """What is drawn while it computes (dropout) is a function of the run and the microbatch."""
-        said = f"{self.own.config.seed}/{batch.samples[:1]}"
-        return int.from_bytes(hashlib.sha256(said.encode()).digest()[:7], "little")
+        name = f"{self.own.config.seed}/{batch.samples[:1]}"
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
 
 
 def preload() -> None:

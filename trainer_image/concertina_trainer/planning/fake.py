@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -21,7 +21,9 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeProcessGroup  # noqa: F401  # registers the backend
 
 from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model import decoder
+from concertina_trainer.model.own import OwnModel, OwnSpec
 from concertina_trainer.parallel import expert
 from concertina_trainer.parallel.group import DistContext
 
@@ -52,7 +54,8 @@ def _forget() -> None:
 
 
 @contextmanager
-def fake_tensors() -> Iterator[FakeTensorMode]:
+def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
+    """`own`: a model of one's own is run, which may have made tensors when it was imported."""
     with ExitStack() as stack:
         for name in _OF_MESHES:
             found = inspect.getattr_static(DeviceMesh, name)
@@ -64,7 +67,14 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
         stack.enter_context(mock.patch.object(decoder, "causal_mask", return_value=None))
         stack.enter_context(mock.patch.object(expert, "rows_by_rank", _even_loads))
         stack.enter_context(mock.patch.object(PipelineStage, "_output_slot_is_releasable", _released))
-        yield stack.enter_context(FakeTensorMode())
+        stack.enter_context(mock.patch.object(OwnModel, "fill_buffers"))
+        stack.enter_context(mock.patch.object(OwnModel, "prove", _unproved))
+        yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=own is not None))
+
+
+def zeros_where_looked_at() -> AbstractContextManager[object]:
+    """Within, whoever lists a tensor's values finds that they are 0."""
+    return mock.patch.object(FakeTensor, "tolist", lambda tensor: [0] * len(tensor))
 
 
 def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
@@ -72,6 +82,11 @@ def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], l
     even, more = divmod(rows, len(sent))
     loads = [even + (i < more) for i in range(len(sent))]
     return loads, loads
+
+
+def _unproved(model: OwnModel, batch: Microbatch, loss: Tensor) -> None:
+    """There are no values by which it could be."""
+    model.proved = True
 
 
 def _released(stage: PipelineStage, output: Tensor) -> tuple[bool, str]:

@@ -2,7 +2,7 @@
 
 Each block adds the same to all that is there at a peak, and is there at it whatever the depth; so do microbatches that
 GPipe holds, and what an interleaved schedule has sent. What is run is the trainer's own code: how it cuts the model,
-its engine, its optimizer."""
+its engine, its optimizer. Of a model of one's own nobody here knows what its depth is, so it is run whole."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from unittest import mock
 
-import torch
-
 from concertina_trainer.config.memory import Offload
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
-from concertina_trainer.config.trainer import Precision, TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan, batch_plan
-from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.degrees import Degrees
 from concertina_trainer.model.decoder import Part
 from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.own import OwnSpec, loaded
 from concertina_trainer.model.stages import Stages, divided
 from concertina_trainer.parallel import parallelize, summing
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.tensor import loss_context
-from concertina_trainer.planning.fake import fake_rank, fake_tensors
+from concertina_trainer.planning.fake import fake_rank, fake_tensors, zeros_where_looked_at
 from concertina_trainer.planning.ledger import Kind, Ledger, Phase
+from concertina_trainer.planning.own import HERE, Data, as_on_gpus, microbatch, running
 from concertina_trainer.training.engine import engine_of
 
-DEPTHS = (2, 3)
-"""Blocks of a stage: with fewer FSDP has none to gather beforehand."""
+DEPTHS = (3, 4)
+"""Blocks of a stage: with fewer FSDP has less on its way at once, weights beforehand and gradients afterwards."""
 MICROBATCHES = 2
 """From the second on the gradients of those before are there; more are the same again."""
 
@@ -79,9 +78,15 @@ def _contents(config: TrainerConfig, stages: Sequence[Part]) -> list[int]:
     return found
 
 
-def memory(config: TrainerConfig, parallelism: ParallelismConfig, size: int, rank: int) -> RankMemory:
-    """Raises BadInput where the world is no whole number of blocks."""
+def memory(
+    config: TrainerConfig, parallelism: ParallelismConfig, size: int, rank: int, data: Data | None = None
+) -> RankMemory:
+    """`data`: of a model of one's own. Raises BadInput where the world is no whole number of blocks, and where that
+    model can't be run."""
     degrees = Degrees.of(parallelism, size)
+    if data is not None:
+        loaded(str(config.model.entrypoint), HERE)  # what it makes while it is imported stays real
+        return _run(config, parallelism, size, rank, 0, batch_plan(config, degrees), data)
     place = degrees.place(rank).pipeline
     # Plain layers before those with experts are few, and are run as they are.
     stages = stages_of(config, parallelism)[place :: degrees.pipeline]
@@ -144,32 +149,35 @@ def _run(
     rank: int,
     left_out: int,
     plan: BatchPlan,
+    data: Data | None = None,
 ) -> RankMemory:
-    """Without so many of the last blocks of each stage."""
-    if config.precision is Precision.auto:
-        config = config.model_copy(update={"precision": Precision.bfloat16})  # as on any GPU that is planned for
+    """Without so many of the last blocks of each stage of the decoder."""
+    config = as_on_gpus(config)
+    own = None if data is None else OwnSpec(config, data.shape(config))
     parts = [
         dataclasses.replace(part, blocks=part.blocks[: max(1, len(part.blocks) - left_out)])
         for part in stages_of(config, parallelism)
     ]
     with ExitStack() as stack:
         world = stack.enter_context(fake_rank(rank, size, parallelism, config.model.experts is not None))
-        ledger = Ledger(stack.enter_context(fake_tensors()), config.memory.offload is Offload.state)
+        ledger = Ledger(stack.enter_context(fake_tensors(own)), config.memory.offload is Offload.state)
         stack.enter_context(mock.patch.object(parallelize, "divided", return_value=parts))
         stack.enter_context(ledger.resizing())
         stack.enter_context(ledger.routing())
         stack.enter_context(ledger)
         stack.enter_context(loss_context(world))
-        model = parallelize.parallelized(config, world)
+        model = parallelize.parallelized(config, world, own)
         optimizer = ShardedAdamW(model, config.optimizer, 0, exact=config.bitwise)
         _mark(ledger, model, optimizer)
         ledger.fresh()
         sums = summing.sums(config, model, plan, world)
         engine = engine_of(model, optimizer, sums, config, plan, world)
-        microbatches = [_microbatch(config, plan) for _ in range(plan.microbatches)]
-        engine.forward_backward(microbatches)
+        microbatches = [microbatch(config, plan.rows, data) for _ in range(plan.microbatches)]
+        with running(own):
+            engine.forward_backward(microbatches if own is None else microbatches[:MICROBATCHES])
         ledger.mark_state(Kind.gradients, optimizer.gradients())  # who shares weights with nobody reduces nothing
-        sums.squares(optimizer.counted_gradients())
+        with zeros_where_looked_at():  # `bitwise` adds up digits as Python's integers
+            sums.squares(optimizer.counted_gradients())
         ledger.updating = True
         optimizer.update(1e-3, 0.5)
         dimensions = _dimensions(world)
@@ -189,13 +197,6 @@ def _mark(ledger: Ledger, model: Stages, optimizer: ShardedAdamW) -> None:
         parameter.register_post_accumulate_grad_hook(
             lambda reduced: ledger.mark_state(Kind.gradients, [reduced.grad] if reduced.grad is not None else [])
         )
-
-
-def _microbatch(config: TrainerConfig, plan: BatchPlan) -> Microbatch:
-    length = config.model.sequence_length
-    return Microbatch(
-        torch.zeros(plan.rows, length + 1, dtype=torch.int64), torch.zeros(plan.rows, length), None
-    )  # fmt: skip
 
 
 def _dimensions(world: DistContext) -> Mapping[str, str]:

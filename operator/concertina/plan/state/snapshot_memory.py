@@ -12,6 +12,8 @@ is tracked the spool of what its tracker has not taken.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from concertina.api.quantities import bytes_of
 from concertina.api.spec import JobSpec
 from concertina.plan.actions import Event
@@ -30,27 +32,33 @@ BESIDES = 1 << 20
 """For what is no tensor, the spool apart."""
 
 
-def needed(spec: JobSpec, replicas: int) -> int:
-    """Bytes that each of so many replicas takes of its memory volume."""
+class Weights(NamedTuple):
+    all: int
+    trained: int
+
+
+def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
+    """Bytes that each of so many replicas takes of its memory volume. `weights`: of a model of one's own."""
     kept = SNAPSHOT_SLOTS + (SHIPPING if spec.checkpoint else 0) + (COPY_SLOTS if replicas > 1 else 0)
-    return kept * _bytes(spec, MOMENTS_BYTES) // replicas + BESIDES + (spool.MOST_BYTES if spec.tracked else 0)
+    return kept * _bytes(spec, MOMENTS_BYTES, weights) // replicas + BESIDES + (spool.MOST_BYTES if spec.tracked else 0)
 
 
-def _bytes(spec: JobSpec, trained: int) -> int:
-    """`trained`: besides, of each weight that is trained. 0 of a model of one's own: how many it has, only its image
-    knows."""
+def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None) -> int:
+    """`trained`: besides, of each weight that is trained. 0 of a model of one's own whose `weights` are not given: how
+    many it has, only its image knows."""
     model = spec.trainer and spec.trainer.model
-    if not model or model.entrypoint:
-        return 0
-    return WEIGHT_BYTES * model.weights + trained * model.trained_weights
+    if weights is None and model and not model.entrypoint:
+        weights = Weights(model.weights, model.trained_weights)
+    return WEIGHT_BYTES * weights.all + trained * weights.trained if weights else 0
 
 
-def offloaded(spec: JobSpec, replicas: int) -> int:
-    """Bytes of the state itself that each of so many replicas has in host memory (`trainer.memory.offload`)."""
+def offloaded(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
+    """Bytes of the state itself that each of so many replicas has in host memory (`trainer.memory.offload`). `weights`:
+    of a model of one's own."""
     if spec.trainer is None or spec.trainer.memory.offload is Offload.none:
         return 0
     copies = Degrees.of(spec.parallelism, replicas * spec.workers).replicate
-    return _bytes(spec, MOMENTS_BYTES + GRADIENT_BYTES) * copies // replicas
+    return _bytes(spec, MOMENTS_BYTES + GRADIENT_BYTES, weights) * copies // replicas
 
 
 def _fits(spec: JobSpec, replicas: int, has: int) -> bool:

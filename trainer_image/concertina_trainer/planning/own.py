@@ -1,0 +1,189 @@
+"""A model of one's own as it is planned: how large it is, and what its loss computes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from concertina_data.manifest import FrameFacts
+from concertina_data.places import CacheSettings, open_place, read_manifest
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import StorageError
+from concertina_trainer.config.data import DocumentMode
+from concertina_trainer.config.memory import Activations
+from concertina_trainer.config.trainer import Precision, TrainerConfig
+from concertina_trainer.data.frames import FLOATS
+from concertina_trainer.data.read.batches import Microbatch
+from concertina_trainer.model.own import OwnModel, OwnSpec, loaded, said
+from concertina_trainer.model.spec import DataShape
+from concertina_trainer.parallel.shard import compute_dtype
+from concertina_trainer.planning.fake import fake_tensors
+
+HERE = (
+    "`concertina plan` runs it, so install its package, put that on PYTHONPATH, or plan in its image "
+    "(--python 'docker run --rm -i --entrypoint python3 IMAGE')"
+)
+PATIENCE_SECONDS = 20.0
+"""For a store that does not answer: someone waits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What a model has to fit."""
+
+    vocab_size: int
+    """Of tokens, or of frames' targets."""
+    frames: FrameFacts | None = None
+
+    def shape(self, config: TrainerConfig) -> DataShape:
+        return DataShape(config.model.sequence_length, self.vocab_size, self.frames.width if self.frames else 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    weights: int
+    trained: int
+    """Of the weights."""
+    blocks: int
+    in_blocks: int
+    """Weights."""
+    flops: float
+    """Of one element, forward and backward."""
+    counted: bool
+    """Not told by the ModelSpec."""
+    moved: float
+    """Bytes that all other operations than products read and write for an element, forward and backward."""
+
+
+def data_of(config: TrainerConfig) -> Data:
+    """As its manifests tell. Raises BadInput."""
+    try:
+        manifests = [
+            read_manifest(open_place(source.uri, CacheSettings(0, PATIENCE_SECONDS))) for source in config.data.sources
+        ]
+    except (BadInput, StorageError, OSError, ImportError) as error:
+        raise BadInput(
+            f"what the data hold is not known here, and {config.model.entrypoint} is built by it: {error} Or give "
+            "--vocab-size, and --width of frames."
+        ) from error
+    return Data(max(each.vocab_size for each in manifests), manifests[0].frames)
+
+
+def as_on_gpus(config: TrainerConfig) -> TrainerConfig:
+    """On any that is planned for."""
+    if config.precision is not Precision.auto:
+        return config
+    return config.model_copy(update={"precision": Precision.bfloat16})
+
+
+def microbatch(config: TrainerConfig, rows: int, data: Data | None = None) -> Microbatch:
+    """`data`: of a model of one's own."""
+    length = config.model.sequence_length
+    tokens, weights = torch.zeros(rows, length + 1, dtype=torch.int64), torch.zeros(rows, length)
+    if data is None:
+        return Microbatch(tokens, weights, None)
+    ids = features = None
+    if config.data.documents in (DocumentMode.masked, DocumentMode.packed):
+        ids = torch.zeros(rows, length, dtype=torch.int32)
+    if data.frames is not None:
+        features = torch.zeros(rows, length + 1, data.frames.width, dtype=_TYPES[FLOATS[data.frames.number_bytes]])
+    return Microbatch(tokens, weights, ids, tuple(range(rows)), features)
+
+
+_TYPES = {"<f2": torch.float16, "<f4": torch.float32}
+
+
+@contextlib.contextmanager
+def running(own: OwnSpec | None) -> Iterator[None]:
+    """Under fake tensors. Raises BadInput where a model of one's own can't be."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:
+        if own is None:
+            raise
+        raise BadInput(
+            f"the loss of {own.config.model.entrypoint} can't be planned, as it raised {said(error)}: it is run on the "
+            "CPU, with tensors that have a shape and no values, so nothing may ask for one (.item(), .tolist(), if)."
+        ) from error
+
+
+def described(config: TrainerConfig, data: Data) -> Description:
+    """Raises BadInput."""
+    loaded(str(config.model.entrypoint), HERE)  # what it makes while it is imported stays real
+    config = as_on_gpus(config)
+    own = OwnSpec(config, data.shape(config))
+    own.blocks(own.module())  # where activations are computed again there must be some
+    told = own.flops()
+    keeping = config.model_copy(update={"memory": config.memory.model_copy(update={"activations": Activations.keep})})
+    dtype = compute_dtype(config.precision, torch.device("cpu"))
+    batch_rows, operations = min(config.micro_batch_size, config.global_batch_size), Operations()
+    with fake_tensors(own), running(own):
+        model = OwnModel(OwnSpec(keeping, own.data), dtype)
+        _computed_in(model, dtype)
+        batch = microbatch(config, batch_rows, data)
+        with operations:
+            model(batch).backward()
+    elements = batch_rows * config.model.sequence_length
+    return Description(
+        weights=model.weights,
+        trained=_count(model, trained=True),
+        blocks=len(model.blocks),
+        in_blocks=sum(map(_count, model.blocks.values())),
+        flops=operations.flops / elements if told is None else told,
+        counted=told is None,
+        moved=operations.moved / elements,
+    )
+
+
+def _count(module: nn.Module, trained: bool = False) -> int:
+    """Of all weights, or of those that are trained."""
+    return sum(each.numel() for each in module.parameters() if each.requires_grad or not trained)
+
+
+def _computed_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """As FSDP gathers them. Under fake tensors no module can be cast."""
+    cpu = torch.device("cpu")
+    for module in model.modules():
+        for name, each in module.named_parameters(recurse=False):
+            made = torch.empty(each.shape, dtype=dtype, device=cpu)
+            setattr(module, name, nn.Parameter(made, each.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty_like(buffer, device=cpu))
+
+
+class Operations(TorchDispatchMode):
+    """What is computed while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        """Of products: matrices, convolutions, attention."""
+        self.moved = 0
+        """Bytes that all others read and write."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if (counted := flop_registry.get(func.overloadpacket)) is not None:
+            self.flops += counted(*args, **kwargs, out_val=result)
+            return result
+        read, written = (
+            [leaf for leaf in tree_leaves(each) if isinstance(leaf, Tensor)] for each in ((args, kwargs), result)
+        )
+        there = {tensor.untyped_storage()._cdata for tensor in read}
+        if func._schema.is_mutable or any(tensor.untyped_storage()._cdata not in there for tensor in written):
+            self.moved += sum(math.prod(tensor.shape) * tensor.itemsize for tensor in (*read, *written))
+        return result
