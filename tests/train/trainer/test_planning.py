@@ -144,7 +144,9 @@ def test_real_ranks_take_what_is_planned(parent, tmp_path, layout, size):
         state = [planned.peaks[Phase.update][kind] for kind in (Kind.weights, Kind.moments)]
         assert state == [taken["update"][kind] for kind in (Kind.weights, Kind.moments)], "the same bytes"
         if layout in ALLOCATING:
-            assert real[rank]["allocated"] == pytest.approx(total, rel=0.001), "the ledger counts what is allocated"
+            # What is on its way to another stage stays for as long as that takes: some per cent on a busy machine.
+            above = REAL if parallelism.pipeline > 1 else 0.001
+            assert 0.999 * total < real[rank]["allocated"] < (1 + above) * total, "the ledger counts what is allocated"
         else:
             assert real[rank]["allocated"] > (1 - NEAR[False]) * total
 
