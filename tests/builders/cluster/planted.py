@@ -48,6 +48,18 @@ def run(shell: Mapping[str, str], command: str) -> subprocess.CompletedProcess[s
     )
 
 
+def saying(shell: Mapping[str, str], command: str, says: str, limit: float) -> subprocess.CompletedProcess[str]:
+    """The first run of it that says so."""
+    runs: list[subprocess.CompletedProcess[str]] = []
+
+    def said() -> bool:
+        runs.append(run(shell, command))
+        return says in runs[-1].stdout + runs[-1].stderr
+
+    until(said, f"{command}: {says}", lambda: runs[-1].stdout + runs[-1].stderr, limit, pause=1)
+    return runs[-1]
+
+
 def follow(
     shell: Mapping[str, str], section: str, name: str, lead: str = "", uri: str = "", alone: bool = True
 ) -> None:
@@ -59,13 +71,9 @@ def follow(
             command = re.sub(rf"\b{word}\b", value, command)
         assert says, f"the page says nothing of {command}"
         diagnoses = command.startswith("concertina diagnose")
-        done = run(shell, f"{command} --seconds {SECONDS}" if diagnoses else command)
-        give_up = time.monotonic() + LOOK_AGAIN_SECONDS
-        while not diagnoses and says not in done.stdout + done.stderr and time.monotonic() < give_up:
-            time.sleep(1)
-            done = run(shell, command)
+        asked, limit = (f"{command} --seconds {SECONDS}", 0) if diagnoses else (command, LOOK_AGAIN_SECONDS)
+        done = saying(shell, asked, says, limit)
         print(command, done.stdout, done.stderr, sep="\n")
-        assert says in done.stdout + done.stderr, f"{command}: {says} is not in {done.stdout}{done.stderr}"
         if diagnoses:
             assert done.returncode == (0 if "Healthy" in says else FOUND)
             assert not alone or f"1. {says}" in done.stdout or "Healthy" in says, "it is not what costs most"
