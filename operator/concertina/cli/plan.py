@@ -22,7 +22,7 @@ from concertina.durations import duration
 from concertina.plan.facts import sizes
 from concertina.planning import search
 from concertina.planning.hardware import FABRICS, GPUS, FabricName, Gpu, GpuName
-from concertina.planning.layout import Layout, OwnModel, of
+from concertina.planning.layout import Layout, OwnDescription, of
 from concertina.planning.outlook import Outlook, RankMemory, as_object, bottleneck, outlook, rank_memory
 from concertina.planning.outlook import sizes as valid_sizes
 from concertina.planning.traffic import batch
@@ -117,7 +117,7 @@ def _read(file: Path) -> tuple[str, JobSpec]:
     return str(manifest["metadata"]["name"]), spec
 
 
-def _own_model(file: Path, spec: JobSpec, asked: Asked, able: bool) -> OwnModel | None:
+def _own_model(file: Path, spec: JobSpec, asked: Asked, able: bool) -> OwnDescription | None:
     """`able`: there is torch. Raises Complaint."""
     trainer = spec.trainer
     if trainer is None or not trainer.model.entrypoint:
@@ -130,7 +130,7 @@ def _own_model(file: Path, spec: JobSpec, asked: Asked, able: bool) -> OwnModel 
             + WITHOUT_TORCH.format(image=spec.template.trainer.image or "IMAGE", file=file)
         )
     found = _told({"trainer": trainer.model_dump(mode="json", by_alias=True), "data": _data(asked)}, asked.python)
-    return OwnModel(**found)
+    return OwnDescription(**found)
 
 
 def _data(asked: Asked) -> Mapping[str, Any] | None:
@@ -142,7 +142,7 @@ def _data(asked: Asked) -> Mapping[str, Any] | None:
     return {"vocab_size": below, "frames": frames}
 
 
-def _layout(spec: JobSpec, replicas: int, own: OwnModel | None = None) -> Layout:
+def _layout(spec: JobSpec, replicas: int, own: OwnDescription | None = None) -> Layout:
     if not replicas:
         raise Complaint(f"no size is valid: {sizes.rounding(spec)}.")
     layout = of(spec, replicas, own)

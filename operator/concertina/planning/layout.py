@@ -12,6 +12,7 @@ from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.degrees import Degrees, Dimension
 from concertina_trainer.model.flops import token_flops
+from concertina_trainer.planning.description import Description
 
 
 class Carved(enum.StrEnum):
@@ -24,21 +25,9 @@ Group: TypeAlias = Dimension | Carved
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnModel:
-    """What its code says of a model of one's own (concertina_trainer.planning)."""
+class OwnDescription(Description):
+    """As the process that ran its code told it (concertina_trainer.planning)."""
 
-    weights: int
-    trained: int
-    """Of the weights."""
-    blocks: int
-    in_blocks: int
-    """Weights."""
-    flops: float
-    """Of one element, forward and backward."""
-    counted: bool
-    """By running it; else its ModelSpec says so."""
-    moved: float
-    """Bytes that all other operations than products read and write for an element, forward and backward."""
     data: Mapping[str, Any]
     """What it was built for, as that process takes it again."""
 
@@ -55,7 +44,7 @@ class Layout:
     """Ranks; a whole number of blocks."""
     per_node: int
     """Ranks of each replica, which has a node of its own or a part of one."""
-    own: OwnModel | None = None
+    own: OwnDescription | None = None
     """Instead of the decoder."""
 
     @property
@@ -122,7 +111,7 @@ class Layout:
         return self.size // self.parallelism.group
 
 
-def of(spec: JobSpec, replicas: int, own: OwnModel | None = None) -> Layout:
+def of(spec: JobSpec, replicas: int, own: OwnDescription | None = None) -> Layout:
     """For a job of the bundled trainer, of a valid size."""
     assert spec.trainer is not None
     return Layout(spec.trainer, spec.parallelism, replicas * spec.workers, spec.workers, own)

@@ -9,7 +9,7 @@ from typing import Any
 from concertina.api.spec import JobSpec
 from concertina.plan.state import snapshot_memory
 from concertina.planning.hardware import FABRICS, USABLE, FabricName, Gpu
-from concertina.planning.layout import Layout, OwnModel
+from concertina.planning.layout import Layout, OwnDescription
 from concertina.planning.timing import StepTime, bubble_share, link, mfu, step_time
 from concertina.planning.traffic import Traffic, batch, traffic
 from concertina_trainer.config.memory import Activations
@@ -217,7 +217,7 @@ def _less(seen: Outlook, kind: str) -> str:
     return "raise parallelism.tensor or parallelism.pipeline"
 
 
-def _less_of_own(seen: Outlook, own: OwnModel, kind: str) -> str:
+def _less_of_own(seen: Outlook, own: OwnDescription, kind: str) -> str:
     """FSDP alone cuts it."""
     trainer, parts = seen.layout.trainer, "give ModelSpec.blocks " + ("smaller parts" if own.blocks else "the parts")
     if kind in ("activations", "temporary"):

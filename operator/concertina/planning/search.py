@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from concertina.planning.hardware import USABLE, Gpu
-from concertina.planning.layout import Layout, OwnModel
+from concertina.planning.layout import Layout, OwnDescription
 from concertina.planning.timing import step_time
 from concertina.planning.traffic import COMPUTED, HELD, REDUCED, batch, rank_weights, stage_blocks
 from concertina_trainer.config.memory import Activations, Offload
@@ -21,7 +21,7 @@ DEEPEST, LONGEST = 16, 16
 
 
 def candidates(
-    trainer: TrainerConfig, gpu: Gpu, fabric: float, size: int, per_node: int, own: OwnModel | None = None
+    trainer: TrainerConfig, gpu: Gpu, fabric: float, size: int, per_node: int, own: OwnDescription | None = None
 ) -> list[Layout]:
     """All that the trainer runs and that may fit into memory, by the seconds of a step. Batch and model are the job's;
     what it says of parallelism and of `memory.activations` is left open."""
@@ -33,7 +33,7 @@ def candidates(
     return [each for _, _, each in sorted(found)]
 
 
-def _layouts(trainer: TrainerConfig, size: int, per_node: int, own: OwnModel | None) -> Iterator[Layout]:
+def _layouts(trainer: TrainerConfig, size: int, per_node: int, own: OwnDescription | None) -> Iterator[Layout]:
     kept = [Activations.keep] if own and not own.blocks else list(Activations)
     # Besides, FSDP alone cuts a model of one's own.
     tensors = _divisors(1 if own else per_node)

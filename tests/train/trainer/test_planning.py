@@ -11,7 +11,7 @@ import pytest
 from builders.programs import AUDIO, PROGRAMS
 from builders.train.gradients import computed
 from concertina.planning.hardware import FABRICS, GPUS, FabricName, GpuName
-from concertina.planning.layout import Layout, OwnModel
+from concertina.planning.layout import Layout, OwnDescription
 from concertina.planning.timing import COUNTED, moved, step_time
 from concertina.planning.traffic import traffic
 from concertina_data.manifest import FrameFacts
@@ -219,7 +219,7 @@ def test_512_ranks_send_what_is_planned_of_a_model_of_one_s_own(programs, layout
     told = described(found, data)
     assert told.weights == MODEL["vocabSize"] * 512 + 1 + told.in_blocks
     assert told.in_blocks == 4 * (3 * 512 * 512 + 3 * 512)
-    here = Layout(found, parallelism, 512, 8, OwnModel(**dataclasses.asdict(told), data={"frames": None}))
+    here = Layout(found, parallelism, 512, 8, OwnDescription(**dataclasses.asdict(told), data={"frames": None}))
     counted = collections.Counter()
     for name, size in planned.sent.items():
         counted[name.partition(" ")[0].replace("fsdp", "shard")] += size
@@ -267,7 +267,7 @@ def test_what_is_counted_is_scaled_to_what_published_runs_set(as_own):
     )
     told = described(own, data)
     assert told.weights == decoder.model.weights
-    facts = OwnModel(**dataclasses.asdict(told), data={"frames": None})
+    facts = OwnDescription(**dataclasses.asdict(told), data={"frames": None})
     seconds = [
         step_time(Layout(each, ParallelismConfig(), 64, 8, of), GPUS[GpuName.h100], FABRICS[FabricName.infiniband400])
         for each, of in ((own, facts), (decoder, None))

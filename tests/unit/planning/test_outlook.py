@@ -11,7 +11,7 @@ import pytest
 from builders.jobs import spec
 from concertina.planning import search
 from concertina.planning.hardware import FABRICS, GPUS, HOST_MEMORY_RATE, FabricName, GpuName
-from concertina.planning.layout import Carved, Layout, OwnModel, of
+from concertina.planning.layout import Carved, Layout, OwnDescription, of
 from concertina.planning.outlook import RankMemory, as_object, bottleneck, outlook
 from concertina.planning.timing import bubble_share, step_time
 from concertina.planning.traffic import host_bytes, traffic
@@ -172,12 +172,12 @@ def test_a_search_tries_to_deal_experts_out() -> None:
     assert {each.parallelism.expert for each in found} > {1, 8}
 
 
-def own_model(**changes: Any) -> OwnModel:
+def own_model(**changes: Any) -> OwnDescription:
     facts = {"weights": 10**9, "trained": 10**9, "blocks": 10, "in_blocks": 9 * 10**8, "flops": 6e9, "counted": True}
-    return OwnModel(**{**facts, "moved": 1e7, "data": {"vocab_size": 8, "frames": {"width": 80}}, **changes})
+    return OwnDescription(**{**facts, "moved": 1e7, "data": {"vocab_size": 8, "frames": {"width": 80}}, **changes})
 
 
-def own_layout(own: OwnModel, activations: str = "Keep", **parallelism: Any) -> Layout:
+def own_layout(own: OwnDescription, activations: str = "Keep", **parallelism: Any) -> Layout:
     model = {"entrypoint": "audio_model:spec", "sequenceLength": 1000}
     memory = {"activations": activations}
     trainer = {"data": {"uri": "/data"}, "model": model, "globalBatchSize": 256, "microBatchSize": 2, "memory": memory}

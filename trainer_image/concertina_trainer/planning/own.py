@@ -26,6 +26,7 @@ from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.own import OwnModel, OwnSpec, loaded, said
 from concertina_trainer.model.spec import DataShape
 from concertina_trainer.parallel.shard import compute_dtype
+from concertina_trainer.planning.description import Description
 from concertina_trainer.planning.fake import fake_tensors
 
 HERE = (
@@ -46,22 +47,6 @@ class Data:
 
     def shape(self, config: TrainerConfig) -> DataShape:
         return DataShape(config.model.sequence_length, self.vocab_size, self.frames.width if self.frames else 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Description:
-    weights: int
-    trained: int
-    """Of the weights."""
-    blocks: int
-    in_blocks: int
-    """Weights."""
-    flops: float
-    """Of one element, forward and backward."""
-    counted: bool
-    """Not told by the ModelSpec."""
-    moved: float
-    """Bytes that all other operations than products read and write for an element, forward and backward."""
 
 
 def data_of(config: TrainerConfig) -> Data:
