@@ -1,11 +1,13 @@
 """What becomes of pods on the nodes of the local cluster: how they end, wait, start again, and are deleted."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from builders.cluster.pods import Pods, condition, state, status_of
+from builders.until import until
 
 
 @pytest.mark.parametrize(
@@ -179,6 +181,28 @@ while True:
     pods.delete("a", gracePeriodSeconds=0)
     pods.create("b", "print(1)")  # gone from the API at once, from the machine soon
     pods.wait("b", lambda _: not _comes_back(alive))
+
+
+def test_pods_that_are_deleted_as_they_start_leave_no_process(pods: Pods) -> None:
+    names = [f"p{number}" for number in range(40)]
+    for number, name in enumerate(names):
+        pods.create(name, f"import time; time.sleep(600)  # {pods.namespace}")
+        time.sleep(number % 8 * 0.01)
+        pods.delete(name)
+    for name in names:
+        pods.wait_gone(name)
+    until(lambda: not _processes(pods.namespace), "the end of all processes", lambda: _processes(pods.namespace), 10)
+
+
+def _processes(word: str) -> list[str]:
+    """Those of this machine in whose command a word stands, the tests' own aside."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # gone
+            command = path.read_text()
+            if word in command and "kubectl" not in command:
+                found.append(f"{path.parent.name}: {command}")
+    return found
 
 
 def _comes_back(path: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from concertina.local.node import images
+from concertina.local.node import ending, images
 from concertina.local.node.client import RequestRefused
 from concertina.local.node.node import Node
 from concertina.local.node.pods import probes, restore
@@ -81,7 +81,7 @@ class Pod:
 
     async def _fail(self, work: asyncio.Task[None]) -> None:
         """The pod fails as a whole, and stays."""
-        await asyncio.gather(work, return_exceptions=True)
+        await ending.end(work)
         await asyncio.gather(*(container.stop(self._grace) for container in self.inits + self.mains))
         for container in self.mains:
             container.never_ran()
@@ -259,8 +259,7 @@ class Pod:
     # The end
 
     async def _terminate(self, grace: float) -> None:
-        self._work.cancel()
-        await asyncio.gather(self._work, return_exceptions=True)
+        await ending.end(self._work)
         await asyncio.gather(*(container.stop(grace) for container in self.inits + self.mains))
         self._deleted = True
         for container in self.mains:
@@ -289,9 +288,7 @@ class Pod:
     async def _release(self) -> None:
         """Stop what is left (sidecars), and give back what a pod that has ended does not need."""
         await asyncio.gather(*(container.stop(self._grace) for container in self.inits))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ending.end(*self._tasks)
         self._volumes.remove()
         if self.address and self.address != self.node.config.address:
             self.node.addresses.release(self.address)

@@ -1,13 +1,13 @@
 """Writes one pod's status to the API server whenever it changed: bursts as one, outages waited out."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 
+from concertina.local.node import ending
 from concertina.local.node.client import STRATEGIC_MERGE, NodeClient, RequestRefused
 from concertina.local.node.status import PodFacts, pod_status
 
@@ -47,9 +47,7 @@ class PodStatusWriter:
         await self._clean.wait()
 
     async def close(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await ending.end(self._task)
 
     async def _run(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 
 from concertina.local.node.runtime.process import Execution, Launch, receive_event, send_request
@@ -38,11 +39,18 @@ class RuntimeClient:
         asyncio.get_running_loop().add_reader(self._link, self._receive)
 
     async def start(self, request: Launch | Execution, output: int) -> Running:
-        """Start a process whose output goes to the descriptor output, which is closed here. Raises LaunchFailed."""
+        """Start a process whose output goes to the descriptor output, which is closed here. Raises LaunchFailed.
+
+        Cancelled, it leaves no process: what starts even so is killed.
+        """
         running = self._running[request.id] = Running()
         send_request(self._link, request, output)
         os.close(output)
-        await asyncio.shield(running.pid)
+        try:
+            await asyncio.shield(running.pid)
+        except asyncio.CancelledError:
+            running.pid.add_done_callback(lambda pid: None if pid.exception() else running.signal(signal.SIGKILL))
+            raise
         return running
 
     def _receive(self) -> None:
