@@ -7,7 +7,8 @@ of the lead, which hosts the store; `node`: all processes of a node), what is st
 `notice` (the pod is deleted with its grace), `join` (from a successor's being warm to the first step with it), under
 - concertina: the bundled trainer (FSDP2, snapshots in node memory), split into its parts;
 - concertina, script: benchmarks/scripts/elastic_ddp.py as a command of one's own, started warm, with checkpoints of
-  its own; script with state: elastic_state.py of the same model, DDP and FSDP2, by `trainingjob.State`;
+  its own; script with state: elastic_state.py of the same model, DDP and FSDP2, by `trainingjob.State`. One worker is
+  killed right after the first steps, when nothing is imported in advance yet, which is a row of its own;
 - torchrun: the same script under three torchrun agents, as it comes and tuned;
 - torchft 0.2.0: the same model under three replica groups (installed into a folder of its own on first use).
 """
@@ -131,6 +132,11 @@ def measure_scripts(
         made = manifest(trace)
         title = f"concertina, {kind}"
         with Bench(stage, made["metadata"]["name"], made) as bench:
+            if "worker" in scenarios:
+                cold = bench.recover_traced("worker", trace, cold=True)
+                CONSOLE.log(f"{title}, worker, right after the job's first steps: {cold}")
+                totals[f"{title}: worker, right after the first steps"].append(cold.total)
+                replayed[f"{title}: worker, right after the first steps"].append(cold.replayed)
             for row, found in each(title, scenarios, options.runs, functools.partial(traced, bench, trace)):
                 totals[row].append(found.total)
                 replayed[row].append(found.replayed)

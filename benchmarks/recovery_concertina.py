@@ -180,13 +180,15 @@ class Bench:
         warm = [line["t"] for line in lines if line.get("event") in WARM and line["t"] <= committed]
         return warm[-1], after["world"]["round"]
 
-    def recover_traced(self, scenario: str, trace: Path) -> Traced:
-        """The same for a script, whose steps stand in `trace`: a script is at work when these say so."""
+    def recover_traced(self, scenario: str, trace: Path, cold: bool = False) -> Traced:
+        """The same for a script, whose steps stand in `trace`: a script is at work when these say so. It is hurt once
+        all of its replicas have imported in advance what it needs; `cold`: without waiting for that."""
 
         def steady() -> dict[str, Any] | None:
             status = self._steady()
             made = [s for s in recovery_torchrun.steps(trace) if s.restart == status["world"]["round"]]
-            return status if len(made) > STEADY_STEPS else None
+            is_warm = cold or all(self._is_warm(member["replica"]) for member in status["world"]["members"])
+            return status if is_warm and len(made) > STEADY_STEPS else None
 
         before = until("a script at work", GROW_LIMIT, steady)
         since = self._hurt("member" if scenario == "join" else scenario, before)
@@ -204,6 +206,11 @@ class Bench:
             self._explain(since)
         self._heal()
         return Traced(again.at - since, done - again.step + 1)
+
+    def _is_warm(self, replica: str) -> bool:
+        """Whether its latest parent has imported what was learned of the script."""
+        parents = [line for line in _entries(self._log(replica)) if line.get("event") == "script_parent"]
+        return bool(parents and parents[-1]["learned"])
 
     def _status(self) -> dict[str, Any]:
         return dict(self._stage.job(self._name).get("status", {}))
