@@ -69,6 +69,15 @@ class Frozen(Model):
         self.mixers[0].requires_grad_(False)
 
 
+class Still(Model):
+    """Its first mixer is a part that stays in eval(), without dropout."""
+
+    def __init__(self, vocab):
+        super().__init__(vocab, dropout=0.5)
+        self.mixers[0].requires_grad_(False)
+        self.mixers[0].eval()
+
+
 class Constant(Model):
     def __init__(self, vocab):
         super().__init__(vocab)
@@ -110,6 +119,7 @@ def other(**changed):
 
 constant = other(build=lambda options, data: Constant(data.vocab_size), initial=with_ones)
 frozen = other(build=lambda options, data: Frozen(data.vocab_size))
+still = other(build=lambda options, data: Still(data.vocab_size))
 mean = other(loss=lambda module, batch: logits(module, batch.tokens[:, :-1]).logsumexp(-1).mean())
 regularised = other(loss=lambda module, batch: loss(module, batch) + module.temperature.square().sum())
 looking = other(loss=lambda module, batch: loss(module, batch) if batch.weights.sum().item() else None)

@@ -178,6 +178,8 @@ class OwnModel(nn.Module):
         for block in self.blocks.values():
             again = functools.partial(computed_again, own.config.memory.activations, True, block.forward)
             block.forward = again  # FSDP's hooks are around it
+        self._still = [module for module in self.model.modules() if not module.training]
+        """Parts that their author has put into eval(), and that stay so."""
         self.weights = sum(parameter.numel() for parameter in self.model.parameters())
         self.proved = False
         self._versions: list[int] = []
@@ -193,6 +195,8 @@ class OwnModel(nn.Module):
         training = torch.is_grad_enabled()
         if self.training != training:
             self.train(training)
+            for module in self._still:
+                module.training = False
         if training and not self.proved:
             batch.weights.requires_grad_()
             self._versions = self._buffer_versions()

@@ -93,6 +93,15 @@ def test_noise_is_of_the_sample_and_only_where_there_are_gradients():
     assert evaluated == [plain, plain]
 
 
+def test_a_part_that_is_in_eval_stays_so_after_an_evaluation():
+    model = filled(OwnModel(own("workers.own:still"), torch.float32))
+    before = float(model(microbatch(0)).detach())
+    with torch.no_grad():
+        model(microbatch(0))
+    assert float(model(microbatch(0)).detach()) == before
+    assert [mixer.training for mixer in model.model.mixers] == [False, True]
+
+
 @pytest.mark.parametrize("name", ["mean", "regularised"])
 def test_a_loss_that_is_no_weighted_sum_is_told_by_its_gradient(name):
     model, batch = filled(OwnModel(own(f"workers.own:{name}"), torch.float32)), microbatch(0)
