@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from concertina_state.errors import BadInput
@@ -45,10 +45,36 @@ def check(text: bytes, where: str, model: ModelConfig) -> None:
 
 def check_fields(config: Mapping[str, Any], where: str, model: ModelConfig) -> None:
     """As `check`."""
-    if problems := tuple(_differences(config, model)):
+    _refuse(tuple(_differences(config, model)), where)
+
+
+def check_ours(stored: ModelConfig, where: str, model: ModelConfig) -> None:
+    """Of a checkpoint of this trainer: with what no config.json says. As `check`."""
+    _refuse((*_differences(config_json(stored), model), *_differences_of_ours(stored, model)), where)
+
+
+def _refuse(problems: Sequence[str], where: str) -> None:
+    if problems:
         raise BadInput(
             f"the weights to begin with are of another model than spec.trainer.model: in {where} {'; '.join(problems)}."
         )
+
+
+def _differences_of_ours(stored: ModelConfig, model: ModelConfig) -> Iterator[str]:
+    """Of what is in no shape either."""
+    pairs: list[tuple[str, object, object]] = []
+    if stored.lora and model.lora:
+        pairs += [("lora.alpha", stored.lora.alpha, model.lora.alpha)]
+    if stored.experts and model.experts:
+        theirs, ours = stored.experts, model.experts
+        pairs += [
+            ("experts.scores", theirs.scores, ours.scores),
+            ("experts.activePerToken", theirs.active_per_token, ours.active_per_token),
+        ]
+    for name, value, mine in pairs:
+        if not _equal(value, mine):
+            is_there = _shown(value)
+            yield f"{name} is {is_there}, and spec.trainer.model.{name} is {_shown(mine)}: set it to {is_there}"
 
 
 def _differences(config: Mapping[str, Any], model: ModelConfig) -> Iterator[str]:

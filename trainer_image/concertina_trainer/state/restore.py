@@ -25,7 +25,7 @@ from concertina_state.saved import InMemory, SavedState, find
 from concertina_trainer.config.checkpoint import CheckpointConfig
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.format import hf_config, hf_names
+from concertina_trainer.format import hf_config
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
@@ -137,7 +137,7 @@ def _begin_with(
             stored = StoredCheckpoint(folder)
             fields = stored.manifest.trainer.get("model")
             if fields and not model.entrypoint:  # else names and shapes tell
-                hf_config.check_fields(hf_names.config_json(_model(fields, stored.uri)), stored.uri, model)
+                hf_config.check_ours(_model(fields, stored.uri), stored.uri, model)
             state.load_weights(stored.shards, stored.uri)
     if world.rank == 0:
         print(f"the weights to begin with are those of {uri}", flush=True)

@@ -1,0 +1,41 @@
+"""Which checkpoints of ours a model may begin with: those that compute as it does."""
+
+import pytest
+
+from concertina_state.errors import BadInput
+from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.format.hf_config import check_ours
+
+LORA = {"lora": {"rank": 16, "alpha": 16}}
+EXPERTS = {"experts": {"count": 4, "activePerToken": 2}}
+
+
+def checked(stored, mine):
+    check_ours(ModelConfig.model_validate(stored), "s3://b/run/step-8", ModelConfig.model_validate(mine))
+
+
+@pytest.mark.parametrize(
+    ("stored", "mine", "says"),
+    [
+        (LORA, {"lora": {"rank": 16}}, r"lora\.alpha is 16\.0, and spec\.trainer\.model\.lora\.alpha is 32\.0: set it"),
+        (EXPERTS, {"experts": {"count": 4, "activePerToken": 1}}, r"experts\.activePerToken is 2, and .* is 1: set"),
+        (EXPERTS, {"experts": {"count": 4, "scores": "sigmoid"}}, r'experts\.scores is "softmax", and .* is "sigmoid"'),
+        ({"ropeTheta": 1e4}, {"ropeTheta": 5e5}, r"rope_theta is 10000\.0"),
+    ],
+)
+def test_one_that_computes_otherwise_is_refused(stored, mine, says):
+    with pytest.raises(BadInput, match=says):
+        checked(stored, mine)
+
+
+@pytest.mark.parametrize(
+    ("stored", "mine"),
+    [
+        (LORA, LORA),
+        ({}, LORA),  # adapters begin as they are
+        (LORA, {}),  # its adapters' names are refused with the weights
+        (EXPERTS, {"experts": {"count": 4, "activePerToken": 2, "balanceLoss": 0.5}}),
+    ],
+)
+def test_one_that_computes_alike_is_not(stored, mine):
+    checked(stored, mine)
