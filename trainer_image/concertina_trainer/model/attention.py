@@ -14,6 +14,10 @@ from torch import Tensor
 
 Mask: TypeAlias = Any
 """A bool Tensor [batch or 1, 1, queries, keys], or FlexAttention's BlockMask."""
+BLOCK = 128
+"""Queries, and keys, of one of FlexAttention's blocks."""
+PAIRS_AT_ONCE = 1 << 26
+"""Of a query and a key, when blocks are found: some bytes each."""
 
 
 class Context(Protocol):
@@ -62,14 +66,42 @@ def _pairs(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor
 
 
 def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Mask:
-    from torch.nn.attention.flex_attention import create_block_mask
+    """As FlexAttention's create_block_mask, which takes three bytes for each pair of all; here by some queries at a
+    time."""
+    from torch.nn.attention.flex_attention import BlockMask
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         q, k = queries[query], keys[key]
         return (q >= k) if document_ids is None else (q >= k) & (document_ids[batch, q] == document_ids[batch, k])
 
-    batch = None if document_ids is None else len(document_ids)
-    return create_block_mask(visible, batch, None, len(queries), len(keys), device=queries.device)
+    device, rows = queries.device, 1 if document_ids is None else len(document_ids)
+    batch = torch.arange(rows, device=device)[:, None, None]
+    key = torch.arange(len(keys), device=device)
+    at_once = max(1, PAIRS_AT_ONCE // (rows * len(keys) * BLOCK)) * BLOCK
+    seen = torch.cat([
+        _in_blocks(visible(batch, batch, query[:, None], key).expand(rows, -1, -1))
+        for query in torch.arange(len(queries), device=device).split(at_once)
+    ], dim=1)  # fmt: skip
+    full = seen == BLOCK * BLOCK
+    partial = (seen > 0) & ~full
+    lengths = len(queries), len(keys)
+    return BlockMask.from_kv_blocks(
+        *_ordered(partial), *_ordered(full), BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=lengths
+    )
+
+
+def _in_blocks(pairs: Tensor) -> Tensor:
+    """int64 [batch, blocks, blocks]: how many pairs of each are True in pairs [batch, queries, keys]."""
+    whole = F.pad(pairs, (0, -pairs.shape[2] % BLOCK, 0, -pairs.shape[1] % BLOCK))
+    cut: Tensor = whole.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))
+    return cut.sum(dim=(2, 4))
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """int32: in each row of blocks [batch, blocks, blocks] how many are True, and which ones, before all others."""
+    chosen = blocks[:, None].to(torch.int32)
+    first = torch.argsort(chosen, dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32), first.to(torch.int32)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, gqa: bool) -> Tensor:
