@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask
 
 from concertina_state.errors import BadInput
 from concertina_trainer import cli
@@ -15,9 +16,12 @@ from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import AHEAD, Batches, microbatches
 from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.model import attention
 from concertina_trainer.model.attention import _blocks, _pairs
 
 LENGTH = 24
+BLOCK_TENSORS = [f"{full}{name}" for full in ("", "full_") for name in
+                 ("kv_num_blocks", "kv_indices", "q_num_blocks", "q_indices")]  # fmt: skip
 MODES = ["joined", "masked", "packed", "bucketed"]
 
 
@@ -181,6 +185,51 @@ def test_buckets_waste_less(uris):
     whole = Reader(DataConfig.model_validate({"uri": uris[0], "documents": "bucketed"}), LENGTH, 1).predicted(0, 32)
     assert packed["packed"] < 1.5
     assert packed["bucketed"] < 32 * LENGTH / whole.sum()
+
+
+def test_tokens_of_a_batch_are_those_of_its_documents_where_a_sequence_is_one(reader):
+    batches = Batches(reader, plan_batch(7, 2, 1), 0, 21, torch.device("cpu"))
+    for at in (21, 28):
+        batches.next(lambda *_: None)
+        documents = reader.mode == "bucketed"
+        assert batches.tokens == (int(reader.predicted(at, at + 7).sum()) if documents else 7 * LENGTH)
+
+
+def test_a_sequence_is_called_the_same_whatever_is_left_out(uris):
+    """A round that goes on after a batch that it has left out, and one that begins there and knows of it."""
+    config = DataConfig.model_validate({"uri": uris[0]})
+    goes_on = Batches(Reader(config, LENGTH, 1), plan_batch(4, 4, 1), 0, 0, torch.device("cpu"))
+    for _ in range(2):
+        goes_on.next(lambda *_: None)
+    begins = Batches(Reader(config, LENGTH, 1, ((4, 8),)), plan_batch(4, 4, 1), 0, 4, torch.device("cpu"))
+    [one], [other] = goes_on.next(lambda *_: None), begins.next(lambda *_: None)
+    assert (one.tokens == other.tokens).all()
+    assert one.samples == other.samples == (8, 9, 10, 11)
+
+
+def test_memory_that_cannot_be_pinned_is_said_to_who_waits(uris):
+    if torch.cuda.is_available():
+        pytest.skip("here it can be pinned")
+    reader = Reader(DataConfig.model_validate({"uri": uris[0]}), LENGTH, 1)
+    batches = Batches(reader, plan_batch(4, 4, 1), 0, 0, torch.device("cuda"))
+    with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA|accelerator"):
+        batches.next(lambda *_: None)
+
+
+@pytest.mark.parametrize("at_once", [1 << 26, 1])
+def test_blocks_are_those_of_create_block_mask(monkeypatch, at_once):
+    monkeypatch.setattr(attention, "PAIRS_AT_ONCE", at_once)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 4, (2, 700), generator=generator, dtype=torch.int32).sort()[0]
+    for document_ids, length in ((None, 300), (None, 512), (ids, 700)):
+        keys = torch.arange(length)
+        for queries in (keys, keys[::2]):
+            found = _blocks(document_ids, queries, keys)
+            rows = None if document_ids is None else len(document_ids)
+            theirs = create_block_mask(found.mask_mod, rows, None, len(queries), length, device="cpu")
+            assert (found.shape, found.BLOCK_SIZE) == (theirs.shape, theirs.BLOCK_SIZE)
+            for name in BLOCK_TENSORS:
+                assert torch.equal(getattr(found, name), getattr(theirs, name)), name
 
 
 def test_both_kinds_of_mask_say_the_same():

@@ -14,6 +14,7 @@ from concertina_protocol.heartbeat import HeartbeatWriter, WorkerPhase
 from concertina_protocol.log_lines import RoundStarted, StepDone
 from concertina_protocol.messages.ranges import Ranges
 from concertina_protocol.worker_channel import Beat, WorkerEnd
+from concertina_trainer.config.data import DocumentMode
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.parallel.step_times import StepTimes
 
@@ -41,6 +42,8 @@ class StepInfo:
     step: int
     position: int
     """Samples consumed."""
+    tokens: int
+    """Of this step, of all ranks."""
     loss: float
     gradient_norm: float
     """Before clipping."""
@@ -120,8 +123,9 @@ class Reporter:
         self._waited = waited
         self._slowest_save = max(self._slowest_save, info.saving_seconds - self._saving)
         self._saving = info.saving_seconds
-        tokens = self._config.global_batch_size * self._config.model.sequence_length
-        speed, peak, flops = tokens / (self._mean_seconds or seconds), self._round.peak_flops, self._round.token_flops
+        speed, peak = info.tokens / (self._mean_seconds or seconds), self._round.peak_flops
+        flops = self._round.token_flops
+        varies = self._config.data.documents is DocumentMode.bucketed  # then nothing adds up what earlier rounds had
         self._send(
             Progress(
                 step=info.step,
@@ -145,7 +149,7 @@ class Reporter:
                 interval=info.interval,
                 evaluated=self._evaluated,
                 shares=info.shares,
-                tokens=info.position * self._config.model.sequence_length,
+                tokens=None if varies else info.position * self._config.model.sequence_length,
                 seconds={part: round(s - self._before[part], 4) for part, s in self._round.times.parts.items()},
                 metrics=_metrics(info),
             )

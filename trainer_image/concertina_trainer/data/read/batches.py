@@ -33,7 +33,7 @@ class Microbatch:
     document_ids: Tensor | None
     """int32 [rows, length]: which document of its row each token is of; None: they are not told apart."""
     samples: tuple[int, ...] = ()
-    """Which of the run's each row is, but for rows of filling at the end."""
+    """Where each row stands in the run's order, but for rows of filling at the end."""
     features: Tensor | None = None
     """[rows, length + 1, width], where the data are frames; `tokens` are their targets then, or 0."""
 
@@ -57,7 +57,9 @@ class Batches:
         self._reader, self._rank, self._device = reader, rank, device
         self.plan = plan
         """Of the round's first batch."""
-        self._ready: queue.Queue[list[Microbatch] | Exception] = queue.Queue(AHEAD)
+        self.tokens = 0
+        """Of the batch that was taken last, all ranks' (see Reader.tokens)."""
+        self._ready: queue.Queue[tuple[list[Microbatch], int] | Exception] = queue.Queue(AHEAD)
         self._taken = 0
         self._change: tuple[int, BatchPlan] | None = None
         self.stalled_seconds = 0.0
@@ -67,16 +69,17 @@ class Batches:
         """Waits where reading is slower than training. While that is because of the store, `stalled` is told now and
         then why, and how long this round has waited for data in all. Raises what the reader raised."""
         started, before = time.perf_counter(), self.stalled_seconds
-        batch = None
-        while batch is None:
+        taken = None
+        while taken is None:
             try:
-                batch = self._ready.get(timeout=_STALL_REPORT_SECONDS)
+                taken = self._ready.get(timeout=_STALL_REPORT_SECONDS)
             except queue.Empty:
                 if reason := self._reader.waiting_for:
                     stalled(reason, before + time.perf_counter() - started)
         self.stalled_seconds = before + time.perf_counter() - started
-        if isinstance(batch, Exception):
-            raise batch
+        if isinstance(taken, Exception):
+            raise taken
+        batch, self.tokens = taken
         self._taken += 1
         return [microbatch.to(self._device) for microbatch in batch]
 
@@ -93,10 +96,13 @@ class Batches:
                 plan = change[1]
             try:
                 batch = microbatches(self._reader, plan, self._rank, position)
+                tokens = self._reader.tokens(position, position + plan.global_size)
+                if self._device.type == "cuda":
+                    batch = [each.pinned() for each in batch]
             except Exception as error:  # handed over: raised in the loop's thread
                 self._ready.put(error)
                 return
-            self._ready.put([each.pinned() for each in batch] if self._device.type == "cuda" else batch)
+            self._ready.put((batch, tokens))
             position += plan.global_size
 
 
@@ -128,7 +134,7 @@ def _shapes(
 
 def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int, weight: float) -> Microbatch:
     found = reader.sequences(sequences)
-    count, samples = len(sequences), tuple(sequences.tolist())
+    count, samples = len(sequences), tuple(reader.positions(sequences).tolist())
     tokens = torch.zeros(rows, length + 1, dtype=torch.int64)
     tokens[:count] = torch.from_numpy(found.tokens[:, : length + 1])
     features = None

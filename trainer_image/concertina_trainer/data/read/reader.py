@@ -122,6 +122,17 @@ class Reader:
                 found[1:, inside] = data.order.at(nth[inside])
         return found
 
+    def positions(self, consumed: _Numbers) -> _Numbers:
+        """Where these sequences stand in the run's order, which is the same whatever is left out."""
+        return self._skipped.position_of(consumed)
+
+    def tokens(self, start: int, stop: int) -> int:
+        """That are trained on in the sequences [start, stop): all of them, filling too, but where a sequence is as long
+        as its document."""
+        if self.mode is DocumentMode.bucketed:
+            return int(self.predicted(start, stop).sum())
+        return (stop - start) * self.length
+
     def read(self, start: int, stop: int) -> _Numbers:
         """Tokens [stop - start, sequence_length + 1] of the sequences [start, stop)."""
         self.expect(start)
