@@ -338,6 +338,23 @@ def test_a_job_whose_namespace_is_being_deleted_stands_in_nobodys_way() -> None:
     assert gone.job.deleting
 
 
+def test_a_job_that_cannot_be_judged_fails_no_look_at_another() -> None:
+    known = Known()
+    for uid, namespace in (("odd", "elsewhere"), ("a", "n")):
+        known.cache.on_job(job(uid, 1, namespace=namespace))
+    known.cache.on_pod(None, unplaced("a-0", "a"))
+    known.cache.on_node(None, NodeView("x", ready=True, allocatable={"pods": Decimal(1)}))
+    odd = replace(unplaced("odd-0", "odd"), namespace="elsewhere")
+    odd = replace(odd, view=replace(odd.view, requests={"pods": "many"}))  # type: ignore[dict-item] # whatever it is
+    known.cache.on_pod(None, odd)
+    known.heard()
+    assert competitors(known, "a") == []
+    assert known.heard() == []
+    sound = replace(odd, view=replace(odd.view, requests={"pods": Decimal(1)}))
+    known.cache.on_pod(odd, sound)
+    assert competitors(known, "a") == ["odd"]
+
+
 def test_names_of_pods_that_are_anothers_are_known() -> None:
     known = Known()
     before = pod("job-new-0-0", "old")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 
 from concertina.controller.cache.job import CachedJob
@@ -10,6 +11,8 @@ from concertina.kube.parse.room import fits_quota
 from concertina.plan.lifecycle.admission import Waiting, by_quota, waiting
 from concertina.plan.lifecycle.room import hindrance
 from concertina.plan.observed import Competitor, Hindrance, NodeView
+
+log = logging.getLogger(__name__)
 
 
 class CapacityQueue:
@@ -56,13 +59,23 @@ class CapacityQueue:
     def update(self, uid: str) -> None:
         """Whether that job waits for room; where that is news, those who hold room in vain, or none, look again."""
         job, before = self._jobs.get(uid), self._waiting.pop(uid, None)
-        now = waiting(job.view, job.pods.values(), by_quota(job.refused)) if job else None
-        if job is not None and now is not None:
-            quota = fits_quota(job.refused.message) if job.refused else None
-            found = hindrance(now.least, job.pods.values(), self._nodes, quota)
-            now = self._waiting[uid] = dataclasses.replace(now, hindrance=found)
+        now = self._judged(job) if job else None
+        if now is not None:
+            self._waiting[uid] = now
         if (now and (now.competitor, now.hindrance)) == (before and (before.competitor, before.hindrance)):
             return
         for name, other in self._waiting.items():
             if name != uid and (other.held or other.away):
                 self._changed(name)
+
+    def _judged(self, job: CachedJob) -> Waiting | None:
+        """None, too, where it can't be judged: it is another job's pass that asks, which must not fail for that."""
+        try:
+            found = waiting(job.view, job.pods.values(), by_quota(job.refused))
+            if found is None:
+                return None
+            quota = fits_quota(job.refused.message) if job.refused else None
+            return dataclasses.replace(found, hindrance=hindrance(found.least, job.pods.values(), self._nodes, quota))
+        except Exception:
+            log.exception("whether job %s waits for room can't be told; nobody waits for it", job.name)
+            return None
