@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ from concertina.controller.status import StatusWriter
 from concertina.controller.writes import ObjectWriter
 from concertina.kube.access import Access, NoAccess, load
 from concertina.kube.client import Client
+from concertina.kube.errors import ApiError
 from concertina.kube.manifests.names import SELECTOR
 from concertina.kube.parse.views import OwnedPod, node_view, pod_view
 from concertina.kube.resources import NODES, PODS, Raw
@@ -48,7 +50,7 @@ thousand jobs, up to 0.75 s at a time; nearly all that it drops is in no cycle."
 KOPF_SECONDS = 5.0
 """It has so long to end its own tasks."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
-"""Until a part that ended is begun again."""
+"""Until a part that ended is begun again, or a job is looked up again."""
 STEADY_SECONDS = 60.0
 """A part that has run for so long has not failed several times in a row."""
 
@@ -159,7 +161,8 @@ class Operator:
             changed_within=lambda uid, seconds: self._queue.add_within(uid, seconds),
         )
         self._queue = KeyedQueue(self._reconciler.run)
-        self._checks: set[asyncio.Task[None]] = set()
+        self._checks: dict[str, asyncio.Task[None]] = {}
+        """By uid."""
 
     async def run(self, stop: asyncio.Event) -> int:
         """The exit code: 0 after `stop`, 1 where kopf has ended, which can't be begun again in the same process."""
@@ -186,6 +189,8 @@ class Operator:
             await self._queue.close()  # before the others: no pass may see half of them
             self._reconciler.close()
             self._connections.close()
+            for check in self._checks.values():
+                check.cancel()
             stop_kopf.set()
             if kopf:
                 await asyncio.wait(kopf, timeout=KOPF_SECONDS)
@@ -256,17 +261,31 @@ class Operator:
         self._reconciler.forget(uid)
         self._queue.forget(uid)
 
-    def _on_listed(self, uids: set[str]) -> None:
-        """Jobs that are not on a new list of all are looked up: they are newer, or their deletion was missed, of which
-        kopf never tells (decision "kopf's tasks without kopf's operator()")."""
-        for uid in [job.view.uid for job in self._cache.jobs() if job.view.uid not in uids]:
-            check = asyncio.create_task(self._check(uid))
-            self._checks.add(check)
-            check.add_done_callback(self._checks.discard)
+    def _on_listed(self, namespace: str | None, uids: set[str]) -> None:
+        """Jobs that are not on a new list of their namespace, or of all, are looked up: they are newer, or their
+        deletion was missed, of which kopf never tells (decision "kopf's tasks without kopf's operator()")."""
+        for job in [job.view for job in self._cache.jobs()]:
+            if job.uid not in uids and namespace in (None, job.namespace):
+                if (under_way := self._checks.get(job.uid)) is not None:
+                    under_way.cancel()  # its answer may be older than the list
+                check = self._checks[job.uid] = asyncio.create_task(self._check(job.uid))
+                check.add_done_callback(functools.partial(self._checked, job.uid))
+
+    def _checked(self, uid: str, check: asyncio.Task[None]) -> None:
+        if self._checks.get(uid) is check:
+            del self._checks[uid]
 
     async def _check(self, uid: str) -> None:
-        if not await self._reconciler.check(uid):
-            self._queue.forget(uid)
+        """Until there is an answer: a job that nothing is to be done for is asked for by nobody else."""
+        for failures in itertools.count():
+            try:
+                if not await self._reconciler.check(uid):
+                    self._queue.forget(uid)
+                return
+            except ApiError as error:
+                if failures == 0:
+                    log_event("not looked up", uid=uid, message=error.message)
+                await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
 
 
 def _on_signals(stop: asyncio.Event) -> None:

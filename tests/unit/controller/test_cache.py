@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from concertina.controller.cache import cluster
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.status import claim_tests
 from concertina.kube.errors import NamespaceEnds, from_status
@@ -209,6 +210,23 @@ def test_a_job_that_is_forgotten_gives_its_uri_free() -> None:
     assert known.heard() == ["young"]
     assert holder(known, "young") == ""
     assert known.cache.observe("old") is None
+
+
+def test_a_late_answer_brings_no_job_back_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "REMEMBERED", 2)
+    known = Known()
+    known.cache.on_job(job("a", 1))
+    known.cache.forget_job("a")
+    known.heard()
+    known.cache.on_job(job("a", 2))
+    assert known.cache.observe("a") is None
+    assert known.heard() == []
+    for uid in ("b", "c"):
+        known.cache.on_job(job(uid, 1))
+        known.cache.forget_job(uid)
+    known.cache.on_job(job("c", 2))
+    assert known.cache.observe("c") is None
+    assert len(known.cache._forgotten) == 2
 
 
 def test_for_how_long_a_pod_is_known_no_clock_says() -> None:

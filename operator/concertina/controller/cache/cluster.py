@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 
 from concertina.agents.hearing import Hearing
@@ -30,6 +31,9 @@ DECIDING, LONGEST_GAP_SECONDS = 0.25, 1.0
 """Of the time, for the decisions of one job: those of a thousand replicas answer at once, and a pass after each answer
 would keep the next ones waiting (decision "A pass costs its job a pause")."""
 
+REMEMBERED = 4096
+"""Jobs that are gone: answers of so long ago are not under way any more."""
+
 
 class ClusterCache:
     """`changed(uid)` is called for every job about which something new is known."""
@@ -46,6 +50,8 @@ class ClusterCache:
         self._master_keys = master_keys
         self._hearing = hearing or Hearing()
         self._jobs: dict[str, CachedJob] = {}
+        self._forgotten: OrderedDict[str, None] = OrderedDict()
+        """The uids of the last jobs that are gone."""
         self._orphans: dict[tuple[str, str], dict[str, PodView]] = {}
         """Pods, by uid, of jobs that are not known (yet, or any more), by the job's uid and namespace."""
         self._pod_names: dict[tuple[str, str], dict[str, str]] = {}
@@ -81,9 +87,12 @@ class ClusterCache:
     # --- what the API server says ----------------------------------------------------------------------------------
 
     def on_job(self, obj: Raw, only_numbers: bool = False) -> None:
-        """A TrainingJob as the API server sent it, in an event or as the answer to a write; an older one is ignored.
+        """A TrainingJob as the API server sent it, in an event or as the answer to a write. An older one is ignored;
+        so is one that is gone: it would stay for good, since nobody tells of its deletion twice.
         `only_numbers`: its status is one that this operator has just written, and no news (`Plan.only_numbers`)."""
         uid, version = obj["metadata"]["uid"], version_of(obj)
+        if uid in self._forgotten:
+            return
         job = self._jobs.get(uid)
         if job is not None and version <= job.version:
             return
@@ -105,6 +114,9 @@ class ClusterCache:
             self._job_changed(uid)
 
     def forget_job(self, uid: str) -> None:
+        self._forgotten[uid] = None
+        if len(self._forgotten) > REMEMBERED:
+            self._forgotten.popitem(last=False)
         job = self._jobs.pop(uid, None)
         if job is not None:
             self._uris.update(uid)

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import kopf
 from kopf._cogs.clients import api as kopf_client
+from kopf._cogs.clients import watching
 
 from concertina import backoff, metrics
 from concertina.api import GROUP, PLURAL, VERSION
@@ -24,12 +25,10 @@ from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.kube.watch.reflector import WatchEnd
 
 log = logging.getLogger(__name__)
-_stream = kopf_client.stream
+_stream, _watch = kopf_client.stream, watching.continuous_watch
 WORKER_SECONDS = 3600.0
 """For which kopf keeps a job's worker that has nothing to do. To begin one costs its watch a turn of the event loop:
 with a thousand jobs it fell behind, was ended by the API server, and told of deletions a minute late."""
-RELIST_SECONDS = 10.0
-"""After an object of one of kopf's lists no other follows so late."""
 
 
 class Backoffs:
@@ -76,16 +75,17 @@ async def run(
     namespaces: Sequence[str],
     on_job: Callable[[Raw], None],
     on_deleted: Callable[[str], None],
-    on_listed: Callable[[set[str]], None],
+    on_listed: Callable[[str | None, set[str]], None],
     stop: asyncio.Event,
     started: Callable[[], None],
 ) -> None:
     """Until `stop` is set: `on_job` gets each TrainingJob that is new or has changed, `on_deleted` the uid of one that
-    is gone, and `on_listed` the uids of all jobs after kopf has listed them again, as it tells of no deletion that it
-    missed. `started` is called once kopf has set itself up: it has taken over the handling of signals by then, which
-    the caller may want back."""
+    is gone, and `on_listed` the uids of all jobs of a namespace (None: of all) each time that kopf has listed them, as
+    it tells of no deletion that it missed. `started` is called once kopf has set itself up: it has taken over the
+    handling of signals by then, which the caller may want back."""
     _decode_what_is_nested_deeply()
     _count_watches()
+    setattr(watching, "continuous_watch", functools.partial(_listing, on_listed))  # noqa: B010
     others = asyncio.all_tasks()
     registry = kopf.OperatorRegistry()
 
@@ -93,29 +93,11 @@ async def run(
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return await _connection(access)
 
-    named: set[str] = set()
-    """Jobs that kopf has named since it began its latest list; None of `listed`: it is not listing."""
-    listed: asyncio.TimerHandle | None = None
-
-    def end_of_list() -> None:
-        nonlocal listed
-        listed = None
-        on_listed(named)
-
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def on_event(type: str | None, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
-        nonlocal listed
-        uid = body["metadata"]["uid"]
         if type == "DELETED":
-            on_deleted(uid)
+            on_deleted(body["metadata"]["uid"])
             return
-        if type is None:  # one of a list, of which kopf hands on some hundreds a second
-            if listed is None:
-                named.clear()
-            else:
-                listed.cancel()
-            listed = asyncio.get_running_loop().call_later(RELIST_SECONDS, end_of_list)
-        named.add(uid)
         on_job(dict(body))
         # kopf's worker holds the object until the job's next event, and needs no more than its metadata: 65 MiB for a
         # thousand jobs of ten replicas.
@@ -165,6 +147,20 @@ async def _counted(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         raise
     finally:
         metrics.WATCH_RESTARTS.labels(PLURAL, end).inc()
+
+
+async def _listing(
+    on_listed: Callable[[str | None, set[str]], None], *, namespace: Any, **kwargs: Any
+) -> AsyncIterator[Any]:
+    """A list and the watch that follows it. Handlers hear of what is listed alone: not that nothing is, nor of the
+    list's end."""
+    named: set[str] = set()
+    async for event in _watch(namespace=namespace, **kwargs):
+        if event is watching.Bookmark.LISTED:
+            on_listed(namespace, named)
+        elif event["type"] is None:
+            named.add(event["object"]["metadata"]["uid"])
+        yield event
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any], stop: asyncio.Event) -> None:

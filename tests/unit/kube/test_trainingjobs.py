@@ -1,0 +1,150 @@
+"""What kopf is told and what it says of it, against a server that answers as an API server does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from builders.until import until_async
+from concertina.kube import access
+from concertina.kube.resources import Raw
+from concertina.kube.watch import trainingjobs
+
+GROUP, VERSION = "concertina.dev", "v1alpha1"
+LIMIT = 20.0  # only to give up
+
+
+def job(uid: str, namespace: str = "a") -> Raw:
+    return {"metadata": {"name": f"job-{uid}", "namespace": namespace, "uid": uid, "resourceVersion": "5"}}
+
+
+def group(name: str, version: str) -> Raw:
+    return {"name": name, "versions": [{"version": version}], "preferredVersion": {"version": version}}
+
+
+def kind(plural: str, name: str, namespaced: bool) -> Raw:
+    names = {"name": plural, "singularName": name.lower(), "kind": name}
+    return {**names, "namespaced": namespaced, "verbs": ["list", "watch"]}
+
+
+@dataclass
+class ApiServer:
+    """`jobs` is what its lists say, by uid; `forget()` ends each watch as one that began too long ago."""
+
+    jobs: dict[str, Raw] = field(default_factory=dict)
+    discovered: bool = True
+    scans: int = 0
+    lists: int = 0
+    _gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def forget(self) -> None:
+        self._gone.set()
+        self._gone = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/trainingjobs"):
+            namespace = request.path.split("/namespaces/")[1].split("/")[0] if "/namespaces/" in request.path else None
+            return await (self._watch(request) if "watch" in request.query else self._list(namespace))
+        kinds = {
+            "/api/v1": [kind("namespaces", "Namespace", False), kind("events", "Event", True)],
+            "/apis/apiextensions.k8s.io/v1": [kind("customresourcedefinitions", "CustomResourceDefinition", False)],
+            f"/apis/{GROUP}/{VERSION}": [kind("trainingjobs", "TrainingJob", True)],
+        }
+        if request.path == "/api":
+            return web.json_response({"versions": ["v1"]})
+        if request.path == "/apis":
+            self.scans += 1
+            groups = [("apiextensions.k8s.io", "v1"), *([(GROUP, VERSION)] if self.discovered else [])]
+            return web.json_response({"groups": [group(*known) for known in groups]})
+        if request.path in kinds:
+            return web.json_response({"resources": kinds[request.path]})
+        return web.json_response({"kind": "Status", "code": 404}, status=404)
+
+    async def _list(self, namespace: str | None) -> web.Response:
+        self.lists += 1
+        items = [obj for obj in self.jobs.values() if namespace in (None, obj["metadata"]["namespace"])]
+        head = {"kind": "TrainingJobList", "apiVersion": f"{GROUP}/{VERSION}", "metadata": {"resourceVersion": "9"}}
+        return web.json_response({**head, "items": items})
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await self._gone.wait()
+        status = {"kind": "Status", "code": 410, "message": "too old resource version"}
+        await response.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+        return response
+
+
+@dataclass
+class Told:
+    jobs: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    listed: list[tuple[str | None, set[str]]] = field(default_factory=list)
+
+
+@contextlib.asynccontextmanager
+async def following(folder: Path, server: ApiServer, namespaces: tuple[str, ...] = ()) -> AsyncIterator[Told]:
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", server.answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    named: dict[str, Any] = {"name": "c", "context": {"cluster": "c", "user": "c"}}
+    clusters = [{"name": "c", "cluster": {"server": f"http://{host}:{port}"}}]
+    users = [{"name": "c", "user": {"token": "t"}}]
+    config = {"current-context": "c", "contexts": [named], "clusters": clusters, "users": users}
+    (folder / "config").write_text(json.dumps(config))
+    told = Told()
+    kopf = asyncio.create_task(
+        trainingjobs.run(
+            await access.load(str(folder / "config")),
+            "me",
+            namespaces,
+            on_job=lambda obj: told.jobs.append(obj["metadata"]["uid"]),
+            on_deleted=told.deleted.append,
+            on_listed=lambda namespace, uids: told.listed.append((namespace, uids)),
+            stop=asyncio.Event(),
+            started=lambda: None,
+        )
+    )
+    try:
+        async with asyncio.timeout(LIMIT):
+            yield told
+    finally:
+        kopf.cancel()  # it would wait for the server's tasks, as for all that it does not know
+        await asyncio.wait([kopf], timeout=LIMIT)
+        await runner.cleanup()
+
+
+def test_a_list_that_names_no_job_is_told_as_well(tmp_path: Path) -> None:
+    """Its last job was deleted while the watch was broken, of which kopf tells nobody."""
+
+    async def scenario() -> None:
+        server = ApiServer({"u1": job("u1")})
+        async with following(tmp_path, server) as told:
+            await until_async(lambda: told.listed and told.jobs, "the first list", lambda: told)
+            del server.jobs["u1"]
+            server.forget()
+            await until_async(lambda: len(told.listed) == 2, "the second list", lambda: told)
+            assert told == Told(jobs=["u1"], listed=[(None, {"u1"}), (None, set())])
+
+    asyncio.run(scenario())
+
+
+def test_each_list_says_of_which_namespace_it_is(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = ApiServer({"u1": job("u1", "a"), "u2": job("u2", "b")})
+        async with following(tmp_path, server, ("a", "b", "empty")) as told:
+            await until_async(lambda: len(told.listed) == 3, "the lists", lambda: told)
+            by_name = sorted(told.listed, key=lambda listed: listed[0] or "")
+            assert by_name == [("a", {"u1"}), ("b", {"u2"}), ("empty", set())]
+
+    asyncio.run(scenario())
