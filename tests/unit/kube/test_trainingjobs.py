@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from builders.until import until_async
@@ -146,5 +147,21 @@ def test_each_list_says_of_which_namespace_it_is(tmp_path: Path) -> None:
             await until_async(lambda: len(told.listed) == 3, "the lists", lambda: told)
             by_name = sorted(told.listed, key=lambda listed: listed[0] or "")
             assert by_name == [("a", {"u1"}), ("b", {"u2"}), ("empty", set())]
+
+    asyncio.run(scenario())
+
+
+def test_kopf_looks_for_the_resource_until_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks once, and says only to the log that it found nothing; a list may be had before."""
+    monkeypatch.setattr(trainingjobs, "UNKNOWN_SECONDS", 0.01)
+
+    async def scenario() -> None:
+        server = ApiServer({"u1": job("u1")}, discovered=False)
+        async with following(tmp_path, server) as told:
+            await until_async(lambda: server.scans > 2, "some looks", lambda: server)
+            assert told.listed == []
+            server.discovered = True
+            await until_async(lambda: told.jobs, "the job", lambda: told)
+            assert told.listed == [(None, {"u1"})]
 
     asyncio.run(scenario())

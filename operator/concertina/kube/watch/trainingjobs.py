@@ -7,13 +7,13 @@ import functools
 import itertools
 import logging
 import types
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import aiohttp
 import kopf
 from kopf._cogs.clients import api as kopf_client
-from kopf._cogs.clients import watching
+from kopf._cogs.clients import scanning, watching
 
 from concertina import backoff, metrics
 from concertina.api import GROUP, PLURAL, VERSION
@@ -25,7 +25,9 @@ from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.kube.watch.reflector import WatchEnd
 
 log = logging.getLogger(__name__)
-_stream, _watch = kopf_client.stream, watching.continuous_watch
+_stream, _watch, _scan = kopf_client.stream, watching.continuous_watch, scanning.scan_resources
+UNKNOWN_SECONDS = 1.0
+"""Until the API server is asked again whether it knows TrainingJobs."""
 WORKER_SECONDS = 3600.0
 """For which kopf keeps a job's worker that has nothing to do. To begin one costs its watch a turn of the event loop:
 with a thousand jobs it fell behind, was ended by the API server, and told of deletions a minute late."""
@@ -66,7 +68,7 @@ async def list_jobs(client: Client, namespaces: Sequence[str]) -> list[Raw]:
             if not warned:
                 log.warning("TrainingJobs are not known to the API server: install the chart's CRD; waiting for it")
             warned = True
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(UNKNOWN_SECONDS)
 
 
 async def run(
@@ -85,6 +87,7 @@ async def run(
     handling of signals by then, which the caller may want back."""
     _decode_what_is_nested_deeply()
     _count_watches()
+    setattr(scanning, "scan_resources", _scan_until_known)  # noqa: B010
     setattr(watching, "continuous_watch", functools.partial(_listing, on_listed))  # noqa: B010
     others = asyncio.all_tasks()
     registry = kopf.OperatorRegistry()
@@ -147,6 +150,20 @@ async def _counted(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         raise
     finally:
         metrics.WATCH_RESTARTS.labels(PLURAL, end).inc()
+
+
+async def _scan_until_known(**kwargs: Any) -> Collection[Any]:
+    """kopf looks once what the API server knows, and would run on without TrainingJobs: they are listed a moment before
+    they are named there, and behind a load balancer another API server may be asked that does not know them yet."""
+    warned = False
+    while True:
+        known = await _scan(**kwargs)
+        if any((found.group, found.version, found.plural) == (GROUP, VERSION, PLURAL) for found in known):
+            return known
+        if not warned:
+            log.warning("the API server does not name TrainingJobs among its resources yet; asked again until it does")
+        warned = True
+        await asyncio.sleep(UNKNOWN_SECONDS)
 
 
 async def _listing(
