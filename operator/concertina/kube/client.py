@@ -31,7 +31,8 @@ WATCH_SILENCE_SECONDS = 75.0
 """A watch gets a bookmark at least every minute; one that is silent for longer is dead."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 3.0
 """Until a request is tried again; an API server that has just started asks for 30, and is there a second later."""
-_LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
+_LOST = (aiohttp.ClientError, TimeoutError)
+"""Connections that break, and answers that are none: a proxy's refusal to connect, redirects in a circle, no HTTP."""
 _PATCHES: dict[type, str] = {list: "application/json-patch+json", dict: "application/merge-patch+json"}
 
 DRY_RUN = {"dryRun": "All"}
@@ -247,7 +248,7 @@ class Client:
         except aiohttp.WSServerHandshakeError as error:
             raise from_status(error.status, f"{path}: {error.message}".encode()) from error
         except _LOST as error:
-            raise Unreachable(0, "StreamLost", f"{path} broke: {error or type(error).__name__}") from error
+            raise Unreachable(0, "StreamLost", f"{path} broke: {_why(error)}") from error
 
     async def _lines(
         self, resource: Resource, path: str, params: Mapping[str, str], timeout: aiohttp.ClientTimeout
@@ -265,9 +266,7 @@ class Client:
                 if rest:
                     yield rest
         except _LOST as error:
-            raise Unreachable(
-                0, "StreamLost", f"the stream of {path} broke: {error or type(error).__name__}"
-            ) from error
+            raise Unreachable(0, "StreamLost", f"the stream of {path} broke: {_why(error)}") from error
 
     # --- one request -----------------------------------------------------------------------------------------------
 
@@ -310,10 +309,10 @@ class Client:
                 if response.status != 429 and response.status < 500:
                     raise error
                 wait = max(wait, min(LONGEST_SECONDS, _seconds(response.headers.get("Retry-After", ""))))
+            except _LOST as lost:
+                error = Unreachable(0, "Unreachable", f"{self.access.server} can't be reached: {_why(lost)}")
             except ValueError as other:  # a proxy's page, perhaps
                 error = Unreachable(0, "Unreachable", f"{self.access.server} answered what is no JSON: {other}")
-            except _LOST as lost:
-                error = Unreachable(0, "Unreachable", f"{self.access.server} can't be reached: {lost or 'timed out'}")
             if time.monotonic() + wait >= deadline:
                 if isinstance(error, Unreachable):
                     raise error  # which may say more
@@ -354,6 +353,17 @@ class Client:
         finally:
             metrics.requests(code, method, self._host, resource.plural).inc()
         return response
+
+
+def _why(lost: Exception) -> str:
+    """What was lost, in words: aiohttp's own of an answer have the proxy's address with its password in them."""
+    if isinstance(lost, aiohttp.TooManyRedirects):
+        return "it redirects in a circle"
+    if isinstance(lost, aiohttp.ClientHttpProxyError):
+        return f"its proxy answered {lost.status} {lost.message}"
+    if isinstance(lost, aiohttp.ClientResponseError):
+        return f"its answer can't be read: {' '.join(lost.message.split()).rstrip(' ^')}"
+    return str(lost) or ("timed out" if isinstance(lost, TimeoutError) else type(lost).__name__)
 
 
 def _event(line: bytes) -> tuple[str, Raw]:

@@ -15,16 +15,16 @@ from builders.counted import counted
 from builders.until import until_async
 from concertina.kube import access
 from concertina.kube.client import Client
-from concertina.kube.errors import Unreachable
+from concertina.kube.errors import ApiError, Unreachable
 from concertina.kube.resources import PODS
 from concertina.local.host import processes
 
 STARTING = {"kind": "Status", "code": 503, "message": "the request has been made before all known HTTP paths"}
 
 
-def kubeconfig(server: str) -> str:
+def kubeconfig(server: str, **cluster: str) -> str:
     named = {"name": "c", "context": {"cluster": "c", "user": "c"}}
-    clusters, users = [{"name": "c", "cluster": {"server": server}}], [{"name": "c", "user": {}}]
+    clusters, users = [{"name": "c", "cluster": {"server": server, **cluster}}], [{"name": "c", "user": {}}]
     return json.dumps({"current-context": "c", "contexts": [named], "clusters": clusters, "users": users})
 
 
@@ -74,6 +74,63 @@ def test_a_watch_that_is_cut_off_within_a_line_is_lost(tmp_path: Path, cut: str)
             assert await anext(watch) == ("ADDED", event["object"])
             with pytest.raises(Unreachable, match="no event"):
                 await anext(watch)
+
+    asyncio.run(scenario())
+
+
+@contextlib.asynccontextmanager
+async def saying(reply: bytes) -> AsyncIterator[str]:
+    """A server that says the same to whatever is asked; its address."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(reply)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: much\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+    ],
+    ids=["no HTTP", "no length", "no chunk", "round in a circle"],
+)
+def test_what_is_no_answer_is_told_as_one_that_is_lost(tmp_path: Path, reply: bytes) -> None:
+    async def scenario() -> None:
+        async with saying(reply) as host:
+            (tmp_path / "config").write_text(kubeconfig(f"http://{host}"))
+            async with Client(await access.load(str(tmp_path / "config")), give_up_after=0.0) as client:
+                with pytest.raises(Unreachable, match="can't be reached"):
+                    await client.get(PODS, "default", "a")
+                with pytest.raises(Unreachable, match="broke"):
+                    await anext(client.watch(PODS, "default", "1"))
+                with pytest.raises(ApiError):
+                    async with client.websocket("/exec", [], "v4.channel.k8s.io"):
+                        pass
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("status", ["503 Service Unavailable", "407 Proxy Authentication Required"])
+def test_a_proxy_that_refuses_is_told_in_a_sentence(tmp_path: Path, status: str) -> None:
+    async def scenario() -> None:
+        async with saying(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()) as host:
+            proxy = {"proxy-url": f"http://user:secret@{host}"}
+            (tmp_path / "config").write_text(kubeconfig("https://kube.example:6443", **proxy))
+            async with Client(await access.load(str(tmp_path / "config")), give_up_after=0.0) as client:
+                with pytest.raises(Unreachable, match=status) as caught:
+                    await client.get(PODS, "default", "a")
+                assert "https://kube.example:6443 can't be reached" in str(caught.value)
+                assert "secret" not in str(caught.value)
 
     asyncio.run(scenario())
 
