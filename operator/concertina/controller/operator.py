@@ -72,6 +72,7 @@ async def serve(settings: Settings) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     access = await load()
+    trainingjobs.check(access)
     looks: list[serving.Look] = []
     metrics.LEADER.labels(LEASE).set(0)
     async with (

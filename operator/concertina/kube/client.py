@@ -240,6 +240,7 @@ class Client:
             protocols=(protocol,),
             headers=headers,
             proxy=self.access.proxy,
+            server_hostname=self.access.server_name,
             max_msg_size=MOST_MESSAGE,
         )
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from builders.until import until_async
 from concertina.kube import access
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Unreachable
+from concertina.kube.execute import execute
 from concertina.kube.resources import PODS
+from concertina.local.control_plane.certificates import Authority
 from concertina.local.host import processes
 
 STARTING = {"kind": "Status", "code": 503, "message": "the request has been made before all known HTTP paths"}
@@ -131,6 +134,44 @@ def test_a_proxy_that_refuses_is_told_in_a_sentence(tmp_path: Path, status: str)
                     await client.get(PODS, "default", "a")
                 assert "https://kube.example:6443 can't be reached" in str(caught.value)
                 assert "secret" not in str(caught.value)
+
+    asyncio.run(scenario())
+
+
+def test_a_name_of_the_server_that_is_not_in_its_address_holds_for_commands_in_pods_too(tmp_path: Path) -> None:
+    """As a tunnel needs it."""
+    authority = Authority.create(tmp_path / "ca")
+    pair = authority.issue("server", "kube.example", hosts=["kube.example"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+
+    async def pod(_: web.Request) -> web.Response:
+        return web.json_response({"kind": "Pod", "metadata": {"name": "a"}})
+
+    async def command(request: web.Request) -> web.WebSocketResponse:
+        ws = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+        await ws.prepare(request)
+        await ws.send_bytes(b"\x01hello")
+        await ws.send_bytes(b'\x03{"status": "Success"}')
+        await ws.close()
+        return ws
+
+    async def scenario() -> None:
+        application = web.Application()
+        application.router.add_get("/api/v1/namespaces/default/pods/a", pod)
+        application.router.add_get("/api/v1/namespaces/default/pods/a/exec", command)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+        host, port = runner.addresses[0][:2]
+        trusted = {"certificate-authority": str(authority.pair.certificate), "tls-server-name": "kube.example"}
+        (tmp_path / "config").write_text(kubeconfig(f"https://{host}:{port}", **trusted))
+        try:
+            async with Client(await access.load(str(tmp_path / "config")), give_up_after=0.0) as client:
+                assert (await client.get(PODS, "default", "a"))["metadata"]["name"] == "a"
+                assert await execute(client, "default", "a", "trainer", ["true"]) == "hello"
+        finally:
+            await runner.cleanup()
 
     asyncio.run(scenario())
 

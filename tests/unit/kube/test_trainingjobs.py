@@ -91,7 +91,10 @@ class Told:
 
 
 @contextlib.asynccontextmanager
-async def following(folder: Path, server: ApiServer, namespaces: tuple[str, ...] = ()) -> AsyncIterator[Told]:
+async def following(
+    folder: Path, server: ApiServer, namespaces: tuple[str, ...] = (), as_proxy: bool = False
+) -> AsyncIterator[Told]:
+    """`as_proxy`: of an API server that can be reached by it alone."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", server.answer)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -99,7 +102,9 @@ async def following(folder: Path, server: ApiServer, namespaces: tuple[str, ...]
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
     named: dict[str, Any] = {"name": "c", "context": {"cluster": "c", "user": "c"}}
-    clusters = [{"name": "c", "cluster": {"server": f"http://{host}:{port}"}}]
+    address = f"http://{host}:{port}"
+    cluster = {"server": "http://kube.invalid", "proxy-url": address} if as_proxy else {"server": address}
+    clusters = [{"name": "c", "cluster": cluster}]
     users = [{"name": "c", "user": {"token": "t"}}]
     config = {"current-context": "c", "contexts": [named], "clusters": clusters, "users": users}
     (folder / "config").write_text(json.dumps(config))
@@ -163,5 +168,13 @@ def test_kopf_looks_for_the_resource_until_it_is_there(tmp_path: Path, monkeypat
             server.discovered = True
             await until_async(lambda: told.jobs, "the job", lambda: told)
             assert told.listed == [(None, {"u1"})]
+
+    asyncio.run(scenario())
+
+
+def test_kopf_goes_through_the_proxy_of_the_kubeconfig(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with following(tmp_path, ApiServer({"u1": job("u1")}), as_proxy=True) as told:
+            await until_async(lambda: told.jobs, "the job", lambda: told)
 
     asyncio.run(scenario())

@@ -18,7 +18,7 @@ from kopf._cogs.clients import scanning, watching
 from concertina import backoff, metrics
 from concertina.api import GROUP, PLURAL, VERSION
 from concertina.kube import deep_json
-from concertina.kube.access import Access
+from concertina.kube.access import Access, NoAccess
 from concertina.kube.client import Client, once_reachable
 from concertina.kube.errors import NotFound
 from concertina.kube.resources import TRAINING_JOBS, Raw
@@ -52,6 +52,16 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
         pass
+
+
+def check(access: Access) -> None:
+    """Raises NoAccess where kopf would never connect, while all other requests are answered."""
+    if access.server_name is not None:
+        raise NoAccess(
+            f"The kubeconfig's tls-server-name ({access.server_name}) can't be used by the operator: kopf, which "
+            "watches TrainingJobs for it, knows the API server by its address alone. Give it a `server` whose name "
+            "is in the API server's certificate, or run the operator in the cluster."
+        )
 
 
 async def list_jobs(client: Client, namespaces: Sequence[str]) -> list[Raw]:
@@ -216,4 +226,5 @@ async def _connection(access: Access) -> kopf.ConnectionInfo:
         certificate_path=certificate,
         private_key_path=key,
         default_namespace=access.namespace,
+        proxy_url=access.proxy,
     )
