@@ -119,6 +119,32 @@ def test_pods_are_found_by_their_owner_whichever_is_heard_first() -> None:
     assert known.cache.observe("b") is None
 
 
+def test_a_pod_that_has_lost_its_owner_is_none_of_the_jobs_any_more() -> None:
+    """By hand, or by a deletion that leaves orphans."""
+    known = Known()
+    known.cache.on_job(job("a", 1))
+    known.cache.on_job(job("b", 1))
+    owned, orphan, adopted = pod("a-0-0", "a"), pod("a-0-0", ""), pod("a-0-0", "b")
+
+    def owners() -> list[str]:
+        return [uid for uid in ("a", "b") if known.cache.observe(uid).pods]  # type: ignore[union-attr]
+
+    known.cache.on_pod(None, owned)
+    assert owners() == ["a"]
+    known.heard()
+    known.cache.on_pod(owned, orphan)
+    assert owners() == []
+    assert known.heard() == ["a"]
+    known.cache.on_pod(orphan, adopted)
+    assert owners() == ["b"]
+    known.cache.on_pod(adopted, owned)
+    assert owners() == ["a"]
+    known.cache.forget_job("a")
+    known.cache.on_pod(owned, orphan)
+    known.cache.on_pod(orphan, None)
+    assert known.cache._orphans == {}
+
+
 def test_a_pod_that_no_pass_saw_going_is_seen_as_ended_until_one_has() -> None:
     known, torchrun = Known(), job("a", 1)
     torchrun["spec"]["launcher"] = "torchrun"

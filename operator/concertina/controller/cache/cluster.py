@@ -142,7 +142,7 @@ class ClusterCache:
                 pods = job.pods if job else self._orphans.setdefault(orphans, {})
                 if pod is new:
                     pods[pod.view.uid] = pod.view
-                elif new is None or new.view.uid != pod.view.uid:
+                elif new is None or (new.view.uid, new.job_uid) != (pod.view.uid, pod.job_uid):
                     pods.pop(pod.view.uid, None)
                 if job is not None:
                     self._job_changed(pod.job_uid)
