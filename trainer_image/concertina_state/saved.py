@@ -14,7 +14,7 @@ from concertina_protocol.worker_channel import Fetch, Fetched, FetchedHeader, Fe
 from concertina_state.errors import RestoreFailed
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
-from concertina_state.format.shardfile import Header, header_length, parse_header
+from concertina_state.format.shardfile import Header, ShardMetadata, header_length, parse_header
 
 T = TypeVar("T")
 
@@ -88,6 +88,11 @@ class Found:
     shards: Mapping[int, ShardReader]
     """Those of the plan, by number."""
     headers: Mapping[int, Header]
+
+    @property
+    def metadata(self) -> ShardMetadata:
+        """Of the state: any header has it, and a rank may have nothing to read."""
+        return next(iter(self.headers.values())).metadata
 
 
 def find(saved: SavedState, alone: int | None, plan: Callable[[Mapping[int, Header]], ReadPlan]) -> Found:

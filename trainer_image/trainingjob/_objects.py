@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from concertina_state.errors import BadInput
 from trainingjob._arrays import Leaf, is_array, leaf
 from trainingjob._ranks import LEAVE_OUT
+from trainingjob._refusals import INSTEAD
 
 
 class Kept(Protocol):
@@ -70,7 +71,7 @@ class KeptDict:
         """What stands in the place of `tree` from now on."""
         if isinstance(values, str) and values == ARRAY:
             if path not in self._leaves:
-                raise BadInput(f"{path} was saved as an array, and is none now: give the script what it had.")
+                raise BadInput(f"{path} was saved as an array, and is none now: {INSTEAD}.")
             return self._leaves[path].filled()
         if isinstance(tree, list) and isinstance(values, list) and not any(_has_array(each) for each in values):
             tree[:] = values

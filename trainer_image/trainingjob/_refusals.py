@@ -10,6 +10,8 @@ from concertina_protocol import FailureReason
 from concertina_protocol.worker_channel import Fault
 from concertina_state.errors import BadInput, RestoreFailed
 
+INSTEAD = "give the script what it had, or another checkpoint URI for a new run"
+
 
 @contextlib.contextmanager
 def told() -> Iterator[None]:

@@ -30,7 +30,7 @@ from trainingjob._counted import Counted
 from trainingjob._folder import Folder
 from trainingjob._pace import Pace
 from trainingjob._ranks import Catalogue, Gather, ranks
-from trainingjob._refusals import told
+from trainingjob._refusals import INSTEAD, told
 
 ENDLESS = 2**62
 """Steps of a run whose end only the script knows."""
@@ -52,9 +52,6 @@ class Agreed:
     """Commits until the next snapshot, as rank 0 says."""
     layout: str
     """Digest of what all ranks hold."""
-
-
-_INSTEAD = "give the script what it had, or another checkpoint URI for a new run"
 
 
 class State:
@@ -121,17 +118,19 @@ class State:
                 self._end.restored(default, RestoreSource.FRESH)
                 return default
             values = self._values_of(saved)
+            if lacking := [name for name in self._kept if name not in values]:
+                raise BadInput(f"the saved state of step {saved.id.step} has no {', '.join(lacking)}: {INSTEAD}.")
             for name, each in self._kept.items():
-                each.prepare(values.get(name))
+                each.prepare(values[name])
             catalogue = self._catalogue = self._new_catalogue()
             layout = self._agree(StepFlags(), catalogue).layout
             same = (saved.id.layout, saved.id.shards) == (layout, self._world.size)
             alone = self._world.rank if same and catalogue.alone else None
-            found = find(saved, alone, lambda held: catalogue.plan(held, _INSTEAD))
+            found = find(saved, alone, lambda held: catalogue.plan(held, INSTEAD))
             catalogue.fill(found.plan, found.shards)
-            self._goes_on_from(found.headers[found.plan.shards[0]].metadata)
-        for name, each in self._kept.items():
-            each.load(values[name])
+            self._goes_on_from(found.metadata)
+            for name, each in self._kept.items():
+                each.load(values[name])
         if self._world.rank >= saved.id.shards:
             _objects.RandomNumbers().draw_others(self._world.rank)
         self._restored = saved.id.step

@@ -19,8 +19,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from concertina_state.errors import BadInput
 from concertina_state.tensors import NAMES
 from trainingjob._objects import Kept
+from trainingjob._refusals import INSTEAD
 
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What DDP, torch.compile and others put into the names of what they wrap: without them a name says the same in any
@@ -86,9 +88,9 @@ class Moment:
 
 
 class KeptOptimizer:
-    def __init__(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
+    def __init__(self, name: str, optimizer: Optimizer, names: Mapping[int, str]) -> None:
         """`names`: of parameters, by their ids."""
-        self.optimizer = optimizer
+        self.name, self.optimizer = name, optimizer
         self._parameters: list[tuple[str, Tensor, dict[str, Any]]] = [
             (names.get(id(parameter), f"{number}.{index}"), parameter, group)
             for number, group in enumerate(optimizer.param_groups)
@@ -120,9 +122,17 @@ class KeptOptimizer:
             moments.setdefault(kinds, []).append(index)
             if rest := {key: value for key, value in state.items() if not isinstance(value, Tensor)}:
                 others[index] = rest
-        return {"groups": groups, "moments": list(moments.items()), "others": others}
+        return {"groups": groups, "sizes": self._sizes(), "moments": list(moments.items()), "others": others}
+
+    def _sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self.optimizer.param_groups]
 
     def prepare(self, values: Mapping[str, Any]) -> None:
+        if values.get("sizes", self._sizes()) != self._sizes():  # older ones did not say them
+            raise BadInput(
+                f"{self.name} was saved with groups of {values['sizes']} parameters and has groups of "
+                f"{self._sizes()} now: {INSTEAD}."
+            )
         for kinds, indexes in values["moments"]:
             for index in indexes:
                 _, parameter, group = self._parameters[index]
@@ -173,8 +183,8 @@ class KeptFsdp1Module:
 
 
 class KeptFsdp1Optimizer:
-    def __init__(self, optimizer: Optimizer, module: Module) -> None:
-        self.optimizer, self.module = optimizer, module
+    def __init__(self, name: str, optimizer: Optimizer, module: Module) -> None:
+        self.name, self.optimizer, self.module = name, optimizer, module
         self._state: dict[str, Any] = {}
 
     def arrays(self) -> dict[str, Tensor]:
@@ -193,8 +203,12 @@ class KeptFsdp1Optimizer:
     def values(self) -> Any:
         return [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
 
-    def prepare(self, values: Any) -> None:
-        pass
+    def prepare(self, values: list[dict[str, Any]]) -> None:
+        if len(values) != len(self.optimizer.param_groups):
+            raise BadInput(
+                f"{self.name} was saved with {len(values)} groups of parameters and has "
+                f"{len(self.optimizer.param_groups)} now: {INSTEAD}."
+            )
 
     def load(self, values: list[dict[str, Any]]) -> None:
         set_optimizer_state_dict(self.module, self.optimizer, self._state)
@@ -216,7 +230,7 @@ def kept_of_torch(objects: Mapping[str, Any]) -> dict[str, Kept]:
     }
     for name, value in objects.items():
         if isinstance(value, Optimizer):
-            kept[name] = _kept_optimizer(value, names, flat)
+            kept[name] = _kept_optimizer(name, value, names, flat)
     return kept
 
 
@@ -224,12 +238,12 @@ def _is_fsdp1(module: Module) -> bool:
     return any(isinstance(each, FullyShardedDataParallel) for each in module.modules())
 
 
-def _kept_optimizer(optimizer: Optimizer, names: Mapping[int, str], flat: Sequence[Module]) -> Kept:
+def _kept_optimizer(name: str, optimizer: Optimizer, names: Mapping[int, str], flat: Sequence[Module]) -> Kept:
     """`flat`: modules of FSDP1."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     whose = (module for module in flat if any(id(parameter) in trained for parameter in module.parameters()))
     module = next(whose, None)
-    return KeptOptimizer(optimizer, names) if module is None else KeptFsdp1Optimizer(optimizer, module)
+    return KeptOptimizer(name, optimizer, names) if module is None else KeptFsdp1Optimizer(name, optimizer, module)
 
 
 def _address(tensor: Tensor) -> int:

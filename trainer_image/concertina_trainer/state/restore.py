@@ -92,7 +92,7 @@ def _load(saved: SavedState, state: TrainState, data: str, world: DistContext) -
     alone = world.rank if (saved.id.layout, saved.id.shards) == (state.digest, world.size) else None
     found = find(saved, alone, plan)
     state.load(found.plan, found.shards, saved.id.step)
-    return dataclasses.replace(found.headers[found.plan.shards[0]].metadata, shard=world.rank)
+    return dataclasses.replace(found.metadata, shard=world.rank)
 
 
 def _resume(uri: str, state: TrainState, data: str, world: DistContext) -> ShardMetadata:
