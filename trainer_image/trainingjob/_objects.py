@@ -180,10 +180,7 @@ class RandomNumbers:
 def kept(objects: Mapping[str, Any], with_torch: bool) -> dict[str, Kept]:
     """Raises TypeError for what has no state. `with_torch`: tensors can be saved."""
     for name, value in objects.items():
-        if any(each.__module__.startswith("deepspeed.") for each in type(value).__mro__):
-            raise TypeError(
-                f"{name} is DeepSpeed's, which cuts states in its own way: save it by DeepSpeed's checkpoints"
-            )
+        _check_known(name, value)
     of_torch: Mapping[str, Kept] = {}
     if "torch" in sys.modules:
         from trainingjob._torch_objects import kept_of_torch
@@ -192,6 +189,17 @@ def kept(objects: Mapping[str, Any], with_torch: bool) -> dict[str, Kept]:
     if of_torch and not with_torch:
         raise TypeError(f"{next(iter(of_torch))} is torch's: {LEAVE_OUT}")
     return {name: of_torch.get(name) or _kept(name, value) for name, value in objects.items()}
+
+
+def _check_known(name: str, value: Any) -> None:
+    modules = [each.__module__ for each in type(value).__mro__]
+    if any(module.startswith("deepspeed.") for module in modules):
+        raise TypeError(f"{name} is DeepSpeed's, which cuts states in its own way: save it by DeepSpeed's checkpoints")
+    if "torch.distributed.optim.zero_redundancy_optimizer" in modules:
+        raise TypeError(
+            f"{name} is a ZeroRedundancyOptimizer, which keeps each rank's moments where no other finds them: cut the "
+            "model by fully_shard, which cuts its optimizer's state too, or give the optimizer itself"
+        )
 
 
 def _kept(name: str, value: Any) -> Kept:

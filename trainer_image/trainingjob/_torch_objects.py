@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from concertina_state.errors import BadInput
@@ -24,16 +26,31 @@ from concertina_state.tensors import NAMES
 from trainingjob._objects import Kept
 from trainingjob._refusals import INSTEAD
 
-WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """What DDP, torch.compile and others put into the names of what they wrap: without them a name says the same in any
 world, and whether it was wrapped or not."""
+EXTRA_STATE = "_extra_state"
+"""The last part of its name, as torch has it."""
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
-def plain_name(name: str) -> str:
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+def plain_names(module: Module, names: Iterable[str]) -> dict[str, str]:
+    """By names in the module. It may call a part of its own as wrappers call theirs: where two would have the same name
+    without it, only what torch's wrappers have put there is left out."""
+    plain = {name: ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in names}
+    count = Counter(plain.values())
+    return {name: short if count[short] == 1 else _unwrapped(module, name) for name, short in plain.items()}
+
+
+def _unwrapped(module: Module, name: str) -> str:
+    at: Module | None = module
+    own: list[str] = []
+    for part in name.split("."):
+        wraps = part != "module" or isinstance(at, (DataParallel, DistributedDataParallel))
+        if part not in WRAPPERS or not wraps:
+            own.append(part)
+        at = None if at is None else at._modules.get(part)
+    return ".".join(own)
 
 
 class KeptModule:
@@ -41,14 +58,16 @@ class KeptModule:
         self.module = module
 
     def _entries(self) -> Iterator[tuple[str, Any]]:
-        for name, value in self.module.state_dict().items():
-            yield plain_name(name), value
+        state = self.module.state_dict()
+        plain = plain_names(self.module, state)
+        for name, value in state.items():
+            yield plain[name], value
 
     def arrays(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         seen: set[tuple[int, torch.Size]] = set()
         for name, value in self._entries():
-            if not isinstance(value, Tensor):
+            if not _is_array(name, value):
                 continue
             place = (_address(value), value.shape)
             if place not in seen or not value.numel():  # tied weights are one tensor with several names
@@ -59,22 +78,29 @@ class KeptModule:
     def alike(self) -> dict[str, Tensor]:
         """Not its buffers: each rank may have its own running means."""
         return {
-            plain_name(name): parameter.detach()
-            for name, parameter in self.module.named_parameters()
+            name: parameter.detach()
+            for name, parameter in _parameters(self.module)
             if not isinstance(parameter, DTensor)
         }
 
     def values(self) -> dict[str, Any]:
-        """Extra state that is no tensor."""
-        return {name: value for name, value in self._entries() if not isinstance(value, Tensor)}
+        """Extra state."""
+        return {name: value for name, value in self._entries() if not _is_array(name, value)}
 
     def prepare(self, values: Any) -> None:
         pass
 
     def load(self, values: Mapping[str, Any]) -> None:
         if values:
-            named = {plain_name(name): name for name in self.module.state_dict()}
+            named = {plain: name for name, plain in plain_names(self.module, self.module.state_dict()).items()}
+            if lacking := sorted(values.keys() - named.keys()):
+                raise BadInput(f"a module has no {lacking[0]}, of which a state was saved: {INSTEAD}.")
             self.module.load_state_dict({named[name]: value for name, value in values.items()}, strict=False)
+
+
+def _is_array(name: str, value: Any) -> bool:
+    """Extra state may be a tensor, which is made for whoever asks: only the module itself takes it back."""
+    return isinstance(value, Tensor) and name.rpartition(".")[2] != EXTRA_STATE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +148,9 @@ class KeptOptimizer:
             moments.setdefault(kinds, []).append(index)
             if rest := {key: value for key, value in state.items() if not isinstance(value, Tensor)}:
                 others[index] = rest
-        return {"groups": groups, "sizes": self._sizes(), "moments": list(moments.items()), "others": others}
+        own = {key: value for key, value in self.optimizer.state.items() if not isinstance(key, Tensor)}
+        kept = {"groups": groups, "sizes": self._sizes(), "moments": list(moments.items()), "others": others}
+        return {**kept, "own": own}
 
     def _sizes(self) -> list[int]:
         return [len(group["params"]) for group in self.optimizer.param_groups]
@@ -146,6 +174,7 @@ class KeptOptimizer:
             group.update(saved)
         for index, rest in values["others"].items():
             self.optimizer.state[self._parameters[index][1]].update(rest)
+        self.optimizer.state.update(values.get("own", {}))
 
 
 def _empty_moment(moment: Moment, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
@@ -220,9 +249,9 @@ def kept_of_torch(objects: Mapping[str, Any]) -> dict[str, Kept]:
     """Of those that are modules and optimizers."""
     modules = {name: value for name, value in objects.items() if isinstance(value, Module)}
     names = {
-        id(parameter): f"{prefix}.{plain_name(name)}"
+        id(parameter): f"{prefix}.{plain}"
         for prefix, module in modules.items()
-        for name, parameter in module.named_parameters()
+        for plain, parameter in _parameters(module)
     }
     flat = [value for value in modules.values() if _is_fsdp1(value)]
     kept: dict[str, Kept] = {
@@ -232,6 +261,12 @@ def kept_of_torch(objects: Mapping[str, Any]) -> dict[str, Kept]:
         if isinstance(value, Optimizer):
             kept[name] = _kept_optimizer(name, value, names, flat)
     return kept
+
+
+def _parameters(module: Module) -> Iterator[tuple[str, Tensor]]:
+    found = dict(module.named_parameters())
+    plain = plain_names(module, found)
+    return ((plain[name], parameter) for name, parameter in found.items())
 
 
 def _is_fsdp1(module: Module) -> bool:

@@ -121,3 +121,114 @@ def test_a_state_of_other_objects_is_refused_and_the_job_is_told(tmp_path, monke
     with pytest.raises(BadInput, match=sentence) as refused:
         state.restore()
     assert agent.told == [Fault(FailureReason.BAD_INPUT, str(refused.value))]
+
+
+class Scaled(torch.nn.Module):
+    """Without the names that wrappers add, two of its weights have the same one."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = torch.nn.Linear(3, 3)
+        self.weight = torch.nn.Parameter(torch.zeros(3, 3))
+        self.submodule = torch.nn.Linear(1, 1)
+
+
+def filled(module):
+    """With other numbers in each of its tensors, and a step of Adam behind it."""
+    optimizer = torch.optim.Adam(module.parameters())
+    for number, parameter in enumerate(module.parameters(), 1):
+        parameter.grad = torch.full_like(parameter, number)
+    optimizer.step()
+    with torch.no_grad():
+        for number, value in enumerate(module.parameters()):
+            value.fill_(number)
+    return {"model": module, "optimizer": optimizer}
+
+
+class Wrapper(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+WRAPPED = {
+    "plain": lambda module: module,
+    "compiled": torch.compile,
+    "DataParallel": torch.nn.DataParallel,
+    "compiled DataParallel": lambda module: torch.compile(torch.nn.DataParallel(module)),
+}
+
+
+@pytest.mark.parametrize("before", WRAPPED)
+@pytest.mark.parametrize("now", ["plain", "compiled DataParallel"])
+def test_weights_that_only_wrappers_names_tell_apart_come_back(tmp_path, before, now):
+    old, new = Scaled(), Scaled()
+    trained = filled(torch.nn.Sequential(WRAPPED[before](old)))
+    saved(tmp_path, **trained)
+    again = {"model": torch.nn.Sequential(WRAPPED[now](new)), "optimizer": torch.optim.Adam(new.parameters())}
+    restored(tmp_path, **again)
+    for one, other in zip(old.parameters(), new.parameters(), strict=True):
+        assert other.tolist() == one.tolist()
+        moments = [each["optimizer"].state[weight] for each, weight in ((trained, one), (again, other))]
+        assert moments[0]["exp_avg"].tolist() == moments[1]["exp_avg"].tolist()
+
+
+def test_a_wrapper_of_ones_own_may_come_and_go(tmp_path):
+    old, new = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    saved(tmp_path, model=Wrapper(old))
+    restored(tmp_path, model=new)
+    assert new.weight.tolist() == old.weight.tolist()
+
+
+class Counting(torch.nn.Module):
+    def __init__(self, count, kind):
+        super().__init__()
+        self.weight, self.count, self.kind = torch.nn.Parameter(torch.zeros(2)), count, kind
+
+    def get_extra_state(self):
+        return self.kind(self.count)
+
+    def set_extra_state(self, state):
+        self.count = int(state)
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, str])
+def test_extra_state_comes_back_as_what_it_was(tmp_path, kind):
+    new = torch.nn.Sequential(Counting(0, kind))
+    saved(tmp_path, model=torch.nn.Sequential(Counting(7, kind)))
+    restored(tmp_path, model=new)
+    assert new[0].count == 7
+
+
+def test_extra_state_that_nothing_takes_any_more_is_said(tmp_path):
+    saved(tmp_path, model=Counting(7, str))
+    plain = torch.nn.Module()
+    plain.weight = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(BadInput, match="a module has no _extra_state, of which a state was saved: give the script"):
+        restored(tmp_path, model=plain)
+
+
+class Stepping(torch.optim.SGD):
+    def step(self):
+        self.state["all"].setdefault("steps", []).append(torch.ones(2))
+
+
+def test_what_an_optimizer_keeps_beside_parameters_comes_back(tmp_path):
+    def made():
+        model = torch.nn.Linear(2, 2)
+        return {"model": model, "optimizer": Stepping(model.parameters(), lr=0.1)}
+
+    old, new = made(), made()
+    old["optimizer"].step()
+    saved(tmp_path, **old)
+    restored(tmp_path, **new)
+    assert [each.tolist() for each in new["optimizer"].state["all"]["steps"]] == [[1, 1]]
+
+
+def test_zero_redundancy_optimizers_are_refused():
+    class Zero(torch.optim.SGD):
+        __module__ = "torch.distributed.optim.zero_redundancy_optimizer"
+
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=r"optimizer is a ZeroRedundancyOptimizer, which keeps .* by fully_shard"):
+        trainingjob.State(model=model, optimizer=Zero(model.parameters(), lr=0.1))
