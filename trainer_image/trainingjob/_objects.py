@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol
 
@@ -82,7 +83,10 @@ class KeptDict:
         old = dict(_below(tree))
         new = {key: self._put_back(old.get(key), value, _path(path, key)) for key, value in _below(values)}
         if isinstance(tree, MutableMapping):
-            tree.update(new)
+            if path:  # above, a script may keep more than it did
+                tree.clear()
+            for key, value in new.items():  # a Counter's `update` adds
+                tree[key] = value
             return tree
         if isinstance(tree, list):
             tree[:] = new.values()
@@ -113,7 +117,8 @@ def _without_arrays(tree: Any) -> Any:
     if is_array(tree):
         return ARRAY
     if isinstance(tree, Mapping):
-        return {key: _without_arrays(value) for key, value in tree.items()}
+        found = {key: _without_arrays(value) for key, value in tree.items()}
+        return Counter(found) if isinstance(tree, Counter) else found
     if isinstance(tree, list):
         return [_without_arrays(value) for value in tree]
     return tuple(map(_without_arrays, tree)) if isinstance(tree, tuple) else tree

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import ctypes
 import json
+from collections import Counter
 from typing import Any, Callable, Dict
 
 MOST_BYTES = 64 << 20
@@ -35,15 +36,18 @@ def _plain(value: Any, path: str) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, dict):
-        if all(type(key) is str and not key.startswith("$") for key in value):
+        counts = isinstance(value, Counter)  # schedulers count by them
+        if not counts and all(type(key) is str and not key.startswith("$") for key in value):
             return {key: _plain(each, f"{path}.{key}") for key, each in value.items()}
-        return {"$items": [[_plain(key, path), _plain(each, f"{path}[{key!r}]")] for key, each in value.items()]}
+        items = [[_plain(key, path), _plain(each, f"{path}[{key!r}]")] for key, each in value.items()]
+        return {"$counter" if counts else "$items": items}
     if isinstance(value, (list, tuple)):
         as_they_are = set(map(type, value)) <= _PLAIN  # so are random numbers' states, of 600 integers, at each commit
         found = list(value) if as_they_are else [_plain(each, f"{path}[{i}]") for i, each in enumerate(value)]
         return found if isinstance(value, list) else {"$tuple": found}
     if isinstance(value, (set, frozenset)):
-        return {"$set": [_plain(each, path) for each in sorted(value, key=repr)]}
+        kind = "$set" if isinstance(value, set) else "$frozenset"
+        return {kind: [_plain(each, path) for each in sorted(value, key=repr)]}
     if isinstance(value, (bytes, bytearray)):
         return {"$bytes": _base64(bytes(value))}
     return _array(value, path)
@@ -90,8 +94,10 @@ def _numpy(fields: Any) -> Any:
 
 READERS: Dict[str, Callable[[Any], Any]] = {
     "$items": lambda items: {_back(key): _back(each) for key, each in items},
+    "$counter": lambda items: Counter({_back(key): _back(each) for key, each in items}),
     "$tuple": lambda items: tuple(_back(each) for each in items),
     "$set": lambda items: {_back(each) for each in items},
+    "$frozenset": lambda items: frozenset(_back(each) for each in items),
     "$bytes": base64.b64decode,
     "$torch": _torch,
     "$numpy": _numpy,

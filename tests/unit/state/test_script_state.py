@@ -1,5 +1,7 @@
 """`trainingjob.State` in one process: all that is kept comes back, and what does not fit is said."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -232,3 +234,44 @@ def test_zero_redundancy_optimizers_are_refused():
     model = torch.nn.Linear(2, 2)
     with pytest.raises(TypeError, match=r"optimizer is a ZeroRedundancyOptimizer, which keeps .* by fully_shard"):
         trainingjob.State(model=model, optimizer=Zero(model.parameters(), lr=0.1))
+
+
+def test_what_was_taken_out_of_a_dict_stays_out(tmp_path):
+    def begun():
+        deep = {"array": torch.zeros(2), "todo": {"a": 1, "b": 2}}
+        return {"todo": {"a": 1, "b": 2}, "counts": Counter(a=1), "deep": deep, "list": [1, 2], "new": 0}
+
+    kept, found = begun(), begun()
+    del kept["todo"]["a"], kept["deep"]["todo"]["b"], kept["list"][0], kept["new"]
+    kept["counts"] = Counter(b=2)
+    kept["todo"]["c"] = Counter("cc")
+    saved(tmp_path, kept=kept)
+    todo = found["todo"]
+    restored(tmp_path, kept=found)
+    array = found["deep"].pop("array")
+    del kept["deep"]["array"]
+    assert array.tolist() == [0, 0]
+    assert found == {**kept, "new": 0}, "a script may keep more than it did"
+    assert found["todo"] is todo
+    assert (type(found["counts"]), type(todo["c"])) == (Counter, Counter)
+
+
+def test_a_schedulers_milestones_are_counted_on(tmp_path):
+    def made():
+        of_torch = torch.optim.lr_scheduler
+        optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0)
+        warm, steps = of_torch.LinearLR(optimizer, total_iters=3), of_torch.MultiStepLR(optimizer, [2, 4])
+        return {"optimizer": optimizer, "scheduler": of_torch.SequentialLR(optimizer, [warm, steps], milestones=[3])}
+
+    def rates(objects):
+        found = []
+        for _ in range(8):
+            objects["optimizer"].step()
+            objects["scheduler"].step()
+            found += objects["scheduler"].get_last_lr()
+        return found
+
+    old, new = made(), made()
+    saved(tmp_path, **old)
+    restored(tmp_path, **new)
+    assert rates(new) == rates(old)

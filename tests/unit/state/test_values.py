@@ -26,6 +26,20 @@ def test_what_is_written_comes_back(tree):
     assert _values.decode(_values.encode(tree, "state")) == tree
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        {frozenset({1, 2}): 3, "a": {frozenset({"b"}), frozenset()}},
+        collections.Counter({"a": 2, 3: 1}),
+        collections.Counter(),
+        {"$counter": [["a", 1]]},
+    ],
+)
+def test_frozensets_and_counters_are_what_they_were(value):
+    found = _values.decode(_values.encode(value, "state"))
+    assert (found, type(found)) == (value, type(value))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5)])
 def test_tensors_keep_dtype_shape_and_bits(dtype, shape):
