@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import itertools
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -44,10 +45,7 @@ def doomed(
     """What may go, oldest first. What was undone stays only as LATEST names it; parts of unfinished ones stay while
     they can still be finished, which is as long as LATEST has not passed them. Other uids than `latest`'s are those of
     jobs that it went on from, and older."""
-    void = tuple(undone)
-
-    def age(place: CheckpointKey) -> tuple[bool, int, int]:
-        return place.uid == latest.uid, place.round, place.step
+    void, age = tuple(undone), functools.partial(_age, latest)
 
     def is_void(place: CheckpointKey) -> bool:
         return place.uid == latest.uid and any(some.covers(place.round, place.step) for some in void)
@@ -60,6 +58,10 @@ def doomed(
         kept |= set([place for place in ordered if place.step <= latest.step - steps][-1:])
     passed = [place for place in places if place not in finished and age(place) < age(latest)]
     return sorted([*(place for place in finished if place not in kept), *passed], key=age)
+
+
+def _age(latest: CheckpointKey, place: CheckpointKey) -> tuple[bool, int, int]:
+    return place.uid == latest.uid, place.round, place.step
 
 
 def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[CheckpointKey]:
@@ -78,10 +80,18 @@ def sweep(
     """Delete what may go, of this job and of the one with uid `before` that it went on from ("": none)."""
     entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
     here = CheckpointKey(latest.uid, latest.round, latest.step)
+    begun = folder.drafts(latest.uid) + (folder.drafts(before) if before else ())
+    folder.drop_drafts(key for key in begun if _passed(key, here))  # by no listing are they seen
     places, finished = found(entries)
     now = max((entry.at for entry in entries.values()), default=None)
     gone = doomed(places, finished, here, keeping, undone)
     return [place for place in gone if now is not None and remove(folder, place, now)]
+
+
+def _passed(key: str, latest: CheckpointKey) -> bool:
+    """Of a part of a checkpoint that can't be finished any more, or is without this one."""
+    where = CheckpointKey.of(key)
+    return where is not None and _age(latest, where[0]) < _age(latest, latest)
 
 
 def found(entries: Mapping[str, Entry]) -> tuple[set[CheckpointKey], set[CheckpointKey]]:
@@ -102,6 +112,7 @@ def remove(folder: ObjectPrefix, place: CheckpointKey, now: datetime.datetime) -
         if _leased(folder, here, now):
             folder.put(f"{here}/{NAME}", manifest)
             return False
+    folder.drop_drafts(folder.drafts(here))
     folder.delete(list(folder.entries(here)))
     return True
 

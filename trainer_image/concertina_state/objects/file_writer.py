@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import os
+import re
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ MOST_WAITING = 4
 """Pieces, and syncs: who makes them waits for the disk then, not memory for either."""
 SYNC = 32 << 20
 """Bytes after which the disk is set to work; a sync at the end alone would find all of it still to be done."""
+_DRAFT = re.compile(r".+#[0-9]+")
 
 
 class FileWriter:
@@ -69,3 +71,17 @@ def _open_draft(path: Path) -> tuple[io.FileIO, Path]:
         with contextlib.suppress(FileExistsError):
             return io.FileIO(draft, "xb"), draft
     raise AssertionError("there is always another number")
+
+
+def drafts(folder: Path) -> list[Path]:
+    """Below it: being written, or left by who was killed; obstore's, too."""
+    found = (Path(here, name) for here, _, names in os.walk(folder) for name in names)
+    return [path for path in found if _DRAFT.fullmatch(path.name)]
+
+
+def drop(draft: Path, top: Path) -> None:
+    """And the folders below `top` that hold nothing else. Raises OSError."""
+    draft.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty
+        for folder in itertools.takewhile(lambda folder: folder != top, draft.parents):
+            folder.rmdir()

@@ -26,7 +26,7 @@ from obstore.exceptions import (
 from obstore.store import LocalStore
 
 from concertina_state.objects import messages
-from concertina_state.objects.file_writer import MOST_WAITING, FileWriter
+from concertina_state.objects.file_writer import MOST_WAITING, FileWriter, drafts, drop
 from concertina_state.objects.stores import KINDS, CloudStore, open_store
 
 if TYPE_CHECKING:
@@ -250,6 +250,22 @@ class ObjectPrefix:
 
         with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
             list(pool.map(one, keys))
+
+    def drafts(self, prefix: str) -> tuple[str, ...]:
+        """Keys of files below `prefix` (a whole folder name) that were begun and never finished, or are being written.
+        Stores in the cloud list none."""
+        if self._directory is None:
+            return ()
+        with self._as_messages(f"list {prefix}"):
+            found = drafts(self._directory / prefix)
+        return tuple(str(path.relative_to(self._directory)) for path in found)
+
+    def drop_drafts(self, keys: Iterable[str]) -> None:
+        """With the folders that hold nothing else then. Who still writes one is told that it is gone."""
+        for key in keys:
+            assert self._directory is not None
+            with self._as_messages(f"delete {key}"):
+                drop(self._directory / key, self._directory)
 
     def _whole(self, ask: Callable[[], T]) -> T:
         """Of what does no harm when it is done twice, and what the client itself does not ask for again where it is cut
