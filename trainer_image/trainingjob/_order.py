@@ -62,8 +62,9 @@ class StatefulSampler:
         torch.set_rng_state(began["torch"])
         if hasattr(self._sampler, "generator"):
             # One sampler may have a generator in one world and none in another.
-            state = began["generator"]
-            self._sampler.generator = None if state is None else torch.Generator()
+            state, own = began["generator"], self._sampler.generator
+            # Its own may be the loader's, too, which draws from it at each pass.
+            self._sampler.generator = None if state is None else own or torch.Generator()
             if state is not None:
                 self._sampler.generator.set_state(state)
         for name, value in began["seeds"].items():

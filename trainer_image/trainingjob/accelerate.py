@@ -60,12 +60,15 @@ class Loader:
         self._accelerator, self.loader, self._order = accelerator, loader, order_of(loader)
         self._items = 0
         """Of this pass, that were given out."""
+        self._restored = 0
+        """Of those, in the pass that was saved, until it goes on."""
         self.random: dict[str, Any] | None = None
 
     def batches(self) -> Iterator[Any]:
         loader, size = self.loader, self.loader.total_batch_size
-        skipped = self._items // size
-        if self._items:
+        restored, self._restored = self._restored, 0
+        skipped = restored // size
+        if restored:
             loader = self._accelerator.skip_first_batches(loader, skipped)
         self._items = skipped * size
         for batch in loader:
@@ -88,7 +91,8 @@ class Loader:
         return {"items": self._items, "pass": self.loader.iteration, "began": began}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        self._items, self.loader.iteration = values["items"], values["pass"]
+        self._items = self._restored = values["items"]
+        self.loader.iteration = values["pass"]
         if self._order is not None and values["began"] is not None and self._items:
             self._order.go_on(values["began"], 0)
 
