@@ -5,6 +5,7 @@ finished. So ranks agree not in each step but in those that are saved, and how f
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -89,6 +90,8 @@ class State:
         self._position = 0
         """Of what was restored: what has led to it, and samples consumed."""
         self._found: SavedState | None = None
+        self._reading = contextlib.ExitStack()
+        """Open while another job's checkpoint is read: as rank 0 says, it stays so long."""
 
     def add(self, **objects: Any) -> None:
         """More objects, before `restore`: those that a framework makes once it knows where it goes on. An optimizer
@@ -105,14 +108,17 @@ class State:
     def peek(self, name: str) -> Any:
         """What `state_dict()` of one object gave in the newest saved state, for this rank, before that object is there;
         None where nothing was saved. `restore` takes the same state then."""
-        with told():
+        with told(), contextlib.ExitStack() as failed:
+            failed.enter_context(self._reading)
             self._found = self._newest()
-            return None if self._found is None else self._values_of(self._found).get(name)
+            found = None if self._found is None else self._values_of(self._found).get(name)
+            failed.pop_all()  # it is read on by `restore`
+            return found
 
     def restore(self, default: int = 0) -> int:
         """Fill all objects with the newest saved state, of whatever world; returns the step to go on with, or `default`
         where nothing was saved. Raises BadInput where it is of other objects."""
-        with told():
+        with told(), self._reading:
             saved, self._found = self._found or self._newest(), None
             if saved is None:
                 self._end.restored(default, RestoreSource.FRESH)
@@ -128,6 +134,8 @@ class State:
             alone = self._world.rank if same and catalogue.alone else None
             found = find(saved, alone, lambda held: catalogue.plan(held, INSTEAD))
             catalogue.fill(found.plan, found.shards)
+            if self._begun_from:
+                self._ranks.sums([0.0])  # all have read it
             self._goes_on_from(found.metadata)
             for name, each in self._kept.items():
                 each.load(values[name])
@@ -181,7 +189,7 @@ class State:
         until = time.monotonic() + STORAGE_SECONDS
         while True:
             try:
-                return _newest_in(self._checkpoint)
+                return _newest_in(self._checkpoint, self._reading)
             except StorageError as error:
                 if time.monotonic() > until:
                     raise
@@ -320,16 +328,21 @@ class State:
             )
 
 
-def _newest_in(checkpoint: Mapping[str, Any]) -> Durable | None:
-    """In the job's own folder, or what it is to be begun with. Raises StorageError, or BadInput."""
+def _newest_in(checkpoint: Mapping[str, Any], reading: contextlib.ExitStack) -> Durable | None:
+    """In the job's own folder, or what it is to be begun with, which stays while `reading` is open. Raises
+    StorageError, or BadInput."""
     from concertina_state.checkpoints.latest import read_latest
     from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
+    from concertina_state.checkpoints.retention import lease
     from concertina_state.objects.prefix import ObjectPrefix
 
     found = read_latest(ObjectPrefix(checkpoint["uri"], create=True))
     if found is None and (another := checkpoint.get("resumeFrom")):
         folder = resolve(another)
-        place = StoredCheckpoint(folder).manifest.place
+        with contextlib.ExitStack() as held:
+            held.enter_context(lease(ObjectPrefix(folder)))
+            place = StoredCheckpoint(folder).manifest.place
+            reading.enter_context(held.pop_all())
         return Durable(place.uid, place.round, place.step, folder)
     return found
 

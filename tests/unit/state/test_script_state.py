@@ -1,17 +1,24 @@
 """`trainingjob.State` in one process: all that is kept comes back, and what does not fit is said."""
 
+import json
 from collections import Counter
 
 import pytest
 import torch
 
 import trainingjob
-from concertina_protocol import FailureReason, SnapshotId
-from concertina_protocol.worker_channel import Fault
+from concertina_protocol import FailureReason, Restore, RestoreSource, SnapshotId
+from concertina_protocol.sidecar import read_sidecar
+from concertina_protocol.worker_channel import Fault, Start
 from concertina_state.catalogue import Catalogue
+from concertina_state.checkpoints.manifest import CheckpointKey
+from concertina_state.checkpoints.retention import remove
 from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import ShardMetadata, parse_header
+from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import find
+from concertina_state.uploader import Destination, publish, ship
+from trainingjob._folder import Folder
 from trainingjob._torch_objects import kept_of_torch
 
 
@@ -275,3 +282,75 @@ def test_a_schedulers_milestones_are_counted_on(tmp_path):
     saved(tmp_path, **old)
     restored(tmp_path, **new)
     assert rates(new) == rates(old)
+
+
+class Job:
+    """A job's agent, for one process: its state is in a folder, and it is begun with what `spec.checkpoint` says."""
+
+    def __init__(self, folder):
+        self._folder = Folder(folder, trainingjob.world(), lambda value: value)
+
+    def start(self):
+        return Start(Restore(RestoreSource.FRESH), 1, "u2")
+
+    def __getattr__(self, name):
+        return getattr(self._folder, name)
+
+
+class Watching:
+    """Tries what another run's sweep does, while it is restored."""
+
+    def __init__(self, sweep):
+        self.sweep, self.swept = sweep, []
+
+    def state_dict(self):
+        return {"swept": len(self.swept)}
+
+    def load_state_dict(self, state):
+        self.swept.append(self.sweep())
+
+
+@pytest.fixture
+def older(tmp_path):
+    """Another run's folder, with one checkpoint, and a sweep that would take it away: whether it did."""
+    saved(tmp_path / "memory", model=torch.nn.Linear(2, 2), watching=Watching(bool))
+    [slot] = [path for path in tmp_path.glob("memory/*/shard-0/slot-?") if read_sidecar(path)]
+    id, folder = read_sidecar(slot).id, ObjectPrefix(f"file://{tmp_path}/older", create=True)
+    ship(folder, "u1", id, 0, slot)
+    publish(folder, Destination(folder.uri), "u1", id, True)
+    now = max(entry.at for entry in folder.entries().values())
+    return folder.uri, lambda: remove(folder, CheckpointKey("u1", id.round, id.step), now)
+
+
+@pytest.fixture
+def begun_with(tmp_path, monkeypatch):
+    """A state in a job that is begun with another run's checkpoint."""
+
+    def begun(uri, **objects):
+        checkpoint = {"uri": f"file://{tmp_path}/next", "resumeFrom": uri}
+        monkeypatch.setenv("CONCERTINA_CHECKPOINT", json.dumps(checkpoint))
+        job = Job(tmp_path / "job")
+        monkeypatch.setattr(trainingjob, "connection", lambda: job)
+        return trainingjob.State(**objects)
+
+    return begun
+
+
+@pytest.mark.parametrize("peeked", [True, False])
+def test_what_a_run_is_begun_with_stays_until_it_has_been_read(older, begun_with, peeked):
+    uri, sweep = older
+    watching = Watching(sweep)
+    state = begun_with(uri, model=torch.nn.Linear(2, 2), watching=watching)
+    if peeked:
+        assert state.peek("watching") == {"swept": 0}
+    assert state.restore() == 1
+    assert watching.swept == [False]
+    assert sweep(), "nobody reads it any more"
+
+
+def test_what_can_not_be_gone_on_with_is_kept_no_longer(older, begun_with):
+    uri, sweep = older
+    state = begun_with(uri, model=torch.nn.Linear(2, 3))
+    with pytest.raises(BadInput, match=r"model\.bias was saved as"):
+        state.restore()
+    assert sweep()
