@@ -63,7 +63,8 @@ class Connection:
         """A stream and answers go out beside each other, and before Python 3.11 only one of them may wait."""
 
     async def receive(self, timeout: Optional[float] = None) -> Optional[Message]:
-        """The next message; None at the end of the stream. Raises ProtocolError, asyncio.TimeoutError."""
+        """The next message; None at the end of the stream. Raises ProtocolError, asyncio.TimeoutError, and OSError
+        where the other end is out of reach (ETIMEDOUT, EHOSTUNREACH ...)."""
         line = await self.receive_line(timeout)
         return None if line is None else decode(line)
 

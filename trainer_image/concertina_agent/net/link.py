@@ -36,7 +36,7 @@ async def follow_lead(
     tasks: Nursery,
 ) -> None:
     """Join, again and again until the lead says yes or will never; then talk until the stream breaks."""
-    key, wire = (join.round, join.claim), None
+    key, wire, detail = (join.round, join.claim), None, ""
     members = len(assign.members)
     try:
         await asyncio.sleep(random.uniform(0, JOIN_GAP_SECONDS * members) if members > AT_ONCE else 0)
@@ -55,7 +55,9 @@ async def follow_lead(
                 await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), kinds)
             except ProtocolError as error:
                 log_event("protocol_error", error=str(error))
-        return emit(e.LeadGone(*key))
+            except OSError as error:  # of a lead whose node has vanished, once the kernel gives it up
+                detail = f"can't be reached: {error.strerror or error}"
+        return emit(e.LeadGone(*key, detail))
     finally:
         if wire is not None:
             wire.close()
@@ -87,7 +89,7 @@ async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Opti
 
 
 async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tuple[type, ...]) -> None:
-    """Until the stream breaks. Raises ProtocolError where it says what it may not."""
+    """Until the stream ends. Raises ProtocolError where it says what it may not, and OSError as `receive` does."""
     while (message := await wire.receive()) is not None:
         if not isinstance(message, kinds):
             raise ProtocolError(f"a {type(message).__name__} is not expected here")

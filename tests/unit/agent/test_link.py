@@ -1,0 +1,72 @@
+"""A member's stream to its lead, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+
+import pytest
+
+import concertina_protocol as p
+from builders.agent import assignment, join
+from builders.until import until_async
+from concertina_agent.core import events as e
+from concertina_agent.net.link import follow_lead
+from concertina_agent.net.wire import Connector
+from concertina_agent.runtime.notifier import Notifier
+from concertina_agent.runtime.nursery import Nursery
+from concertina_protocol.connection import Connection
+
+STATE = p.MemberState("b", "b-1", 1, "claim-1", p.State.RUNNING)
+
+
+class Plain(Connector):
+    """Without TLS, to a lead on this machine that accepts every member. Keeps the connection."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.made: list[Connection] = []
+
+    async def connect(self, address: str, timeout: float = 3.0) -> Connection:
+        self.made.append(Connection(*await asyncio.open_connection("127.0.0.1", self._port)))
+        return self.made[-1]
+
+
+async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readline()
+    writer.write(p.encode(p.Accepted(1, "claim-1")))
+    await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "detail"),
+    [
+        (errno.ETIMEDOUT, "can't be reached: Connection timed out"),
+        (errno.EHOSTUNREACH, "can't be reached: No route to host"),
+        (errno.ECONNRESET, ""),
+    ],
+)
+def test_a_lead_whose_node_has_vanished_is_gone_as_any_other(code: int, detail: str) -> None:
+    """What the kernel says of a connection that it gives up is not always a ConnectionError."""
+    events: list[e.Event] = []
+    unforeseen: list[BaseException] = []
+
+    async def scenario() -> None:
+        async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+            connector, tasks = Plain(server.sockets[0].getsockname()[1]), Nursery(unforeseen.append)
+            following = tasks.start(
+                "follow lead",
+                follow_lead(
+                    connector, assignment("a", "b"), join("b"), lambda: STATE, Notifier(), events.append, tasks
+                ),
+            )
+            await until_async(lambda: bool(events), "joined", lambda: events)
+            connector.made[0].reader.set_exception(OSError(code, os.strerror(code)))
+            await asyncio.wait({following})
+            await tasks.close()
+
+    asyncio.run(scenario())
+    assert [str(error) for error in unforeseen] == []
+    assert events == [e.LeadJoined(1, "claim-1"), e.LeadGone(1, "claim-1", detail)]
