@@ -50,6 +50,7 @@ class Failure:
     message: str
     """A sentence, with the exit code or signal."""
     last_lines: tuple[str, ...] = ()
+    """A lead tells those of the cause, and of what no new round can mend: all of them would not fit on a line."""
     rank: Annotated[Optional[int], Absent(-1)] = None
     exit_code: int = 0
     """Of the worker of that rank."""

@@ -139,3 +139,55 @@ def test_who_is_through_does_not_miss_the_lead(end):
     driver.ended(0, rank=1)
     driver.tell(e.LeadGone(1, "claim-1"))
     assert not driver.report.failures
+
+
+ROLLBACK = p.Rollback(9, tuple((10**10 + i, 10**10 + i + 1) for i in range(32)))
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [(512, "x" * 90), (24, "x" * 2000), (12, "\u8bad" * 2000), (1000, "\0" * 2000)],
+    ids=["many", "long lines", "another alphabet", "the worst"],
+)
+def test_however_many_fail_with_whatever_output_the_report_fits_on_a_line(members, text):
+    names = [f"m{number:04d}" for number in range(members)]
+    driver = Driver(names[0])
+    driver.begun(*names)
+    for name in names[1:]:
+        known = {"step": 7, "exit_code": 1, "rank": 3, "at": 1000.0, "rollback": ROLLBACK if members > 512 else None}
+        reason = p.FailureReason.WORKER_FAILED if name != names[-2] else p.FailureReason.BAD_INPUT
+        failure = p.Failure(name, reason, text, (text,) * 50, permanent=name == names[-2], **known)
+        driver.member_says(name, "failed", failure=failure)
+    driver.wait(0.3)
+    report = p.decode(p.encode(driver.report))
+    assert [failure.replica for failure in report.failures] == names[1:]
+    assert {name for name, member in report.members.items() if member.failure} == set(names[1:])
+    told = {failure.replica: failure for failure in report.failures}
+    assert [name for name in told if told[name].last_lines] == [names[-2]]
+    assert told[names[-2]].last_lines == (text,) * 50
+    assert told[names[-2]].message == text[:1000], "which the operator keeps"
+    assert all(failure.message and failure.rollback == known["rollback"] for failure in report.failures)
+
+
+def test_what_no_new_round_can_mend_keeps_its_output_beside_that_of_the_cause():
+    driver = Driver()
+    driver.begun("a", "b", "c")
+    driver.member_says("b", "failed", **failed("b", "WorkerSignaled", "the cause", code=-9))
+    driver.member_says("c", "failed", failure=p.Failure("c", "BadInput", "", ("for good",), permanent=True))
+    driver.ended(1, LOST)
+    assert [(f.replica, f.last_lines) for f in driver.report.failures] == [
+        ("b", ("the cause",)),
+        ("c", ("for good",)),
+        ("a", ()),
+    ]
+    assert [f.provoked for f in driver.report.failures] == [False, False, True], "by its output, which is not told"
+
+
+def test_a_member_whose_worker_says_more_than_a_line_holds_can_still_tell_its_lead():
+    driver = Driver("b")
+    driver.begun("a", "b")
+    driver.say(w.Fault(p.FailureReason.BAD_INPUT, "x" * p.MAX_LINE), rank=1)
+    driver.ended(78, rank=1)
+    told = p.decode(p.encode(driver.core.member_state())).failure
+    assert (told.reason, told.permanent) == ("BadInput", True)
+    assert told.message.startswith("Rank 1 (exit code 78): xxx")

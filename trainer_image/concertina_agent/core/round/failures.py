@@ -44,6 +44,10 @@ UNPROVOKED = frozenset(
 )
 """Reasons that do not come from the loss of a peer."""
 
+LONGEST, TOGETHER = 1000, 100_000
+"""Characters of a failure's sentence that are told, and of those of a whole round. A Report says each twice, as that of
+its member and among the failures, and has to fit on a line (MAX_LINE) whatever they are written in."""
+
 
 def signal_name(number: int) -> str:
     try:
@@ -68,7 +72,7 @@ def worker_failure(
     """Why a worker that did not end well did so."""
     rank, code, last_lines, permanent = ended.rank, ended.code, ended.last_lines, False
     if fault is not None:
-        reason, message = fault.reason, f"Rank {rank} (exit code {code}): {fault.message}"
+        reason, message = fault.reason, f"Rank {rank} (exit code {code}): {fault.message[:LONGEST]}"
         permanent = reason in BAD_INPUTS and code == BAD_INPUT_EXIT
     elif code < 0 and ended.out_of_memory:
         reason = FailureReason.OUT_OF_MEMORY
@@ -121,3 +125,22 @@ def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
 def better(known: Optional[Failure], new: Failure) -> Failure:
     """The one that tells more about why this replica failed."""
     return new if known is None or (looks_provoked(known) and not looks_provoked(new)) else known
+
+
+def told(failures: Iterable[Failure], members: int) -> tuple[Failure, ...]:
+    """Marked, for the operator. It shows the output of the cause, or of what no new round can mend; the rest is in the
+    pods' logs, and would not fit into a Report (decision "Reports are whole")."""
+    marked = mark(failures)
+    cause = next(failure for failure in marked if not failure.secondary)
+    shown = (cause, next((failure for failure in marked if failure.permanent), cause))
+    return tuple(
+        dataclasses.replace(failure, message=failure.message[:LONGEST])
+        if any(failure is each for each in shown)
+        else brief(failure, members)
+        for failure in marked
+    )
+
+
+def brief(failure: Failure, members: int) -> Failure:
+    """Without its output, and with its share of all sentences."""
+    return dataclasses.replace(failure, message=failure.message[: min(LONGEST, TOGETHER // members)], last_lines=())

@@ -118,8 +118,10 @@ class Lead:
         """Of thousands of members each says something twice a second: what follows is looked for where it may."""
         before, told = self.members[state.replica], self.told[state.replica]
         self.members[state.replica] = state
-        if (told.state, told.failure, told.notice) != (state.state, state.failure, state.notice):
-            self.told = {**self.told, state.replica: dataclasses.replace(state, durable_parts=(), next_call=None)}
+        failure = state.failure and dataclasses.replace(failures.brief(state.failure, len(self.members)), rollback=None)
+        if (told.state, told.failure, told.notice) != (state.state, failure, state.notice):
+            tells = dataclasses.replace(state, failure=failure, durable_parts=(), next_call=None)
+            self.told = {**self.told, state.replica: tells}
         if before.notice != state.notice:
             noticed = {name: member.notice for name, member in self.members.items()}
             self._noticed = {name: grace for name, grace in noticed.items() if grace is not None}
@@ -159,7 +161,7 @@ class Lead:
         return self._noticed
 
     def failures(self) -> tuple[Failure, ...]:
-        return failures.mark(self._failures.values()) if self.settled else ()
+        return failures.told(self._failures.values(), len(self.members)) if self.settled else ()
 
     def publishable(self) -> list[tuple[SnapshotId, bool]]:
         """Snapshots (with whether the run is complete with it) whose parts are all in storage; each told once."""
