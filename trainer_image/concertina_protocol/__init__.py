@@ -1,8 +1,8 @@
 """What the operator and the agents say to each other, and what an agent may be in. The messages themselves are in
 `messages`; an agent and the processes of its own replica speak over `worker_channel`.
 
-Standard library only and Python 3.9+. Without asyncio but for `connection` and `worker_channel.agent_end`: workers and
-people's scripts import the rest.
+Standard library only and Python 3.9+. Without asyncio but for `connection`, `waiting` and `worker_channel.agent_end`:
+workers and people's scripts import the rest.
 
 The wire: TLS with the job's own CA, one JSON object a line, at most MAX_LINE bytes (`connection`). A connection carries
 one request after another; the answer is one line, or for `Watch` and `Join` a line whenever something changes and at

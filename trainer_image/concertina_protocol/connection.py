@@ -15,6 +15,7 @@ from typing import Any, Optional, Union
 
 from concertina_protocol import MAX_LINE, SILENCE_SECONDS, Message, ProtocolError, decode, encode
 from concertina_protocol.addresses import split
+from concertina_protocol.waiting import within
 
 TLS_RECORD = 16 * 1024
 _tls_buffer: contextvars.ContextVar[int] = contextvars.ContextVar("_tls_buffer", default=256 * 1024)
@@ -71,7 +72,7 @@ class Connection:
     async def receive_line(self, timeout: Optional[float] = None) -> Optional[bytes]:
         """The same, not yet read."""
         try:
-            line = await asyncio.wait_for(self.reader.readline(), timeout)
+            line = await within(timeout, self.reader.readline())
         except ValueError as error:
             raise ProtocolError(f"a line over the limit of {MAX_LINE} bytes") from error
         except (ConnectionError, ssl.SSLError):

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import ssl
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 import concertina_protocol as p
-from concertina_agent.transfers.copies import nearest
+from builders.until import until_async
+from concertina_agent.core import events as e
+from concertina_agent.files.snapshots import SnapshotFiles
+from concertina_agent.net.wire import Connector
+from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.transfers.copies import Peers, nearest
 
 PLACES = st.tuples(st.sampled_from(["n0", "n1", "n2"]), st.sampled_from(["", "a", "b"]))
 
@@ -26,3 +36,24 @@ def test_the_nearest_holder_is_asked_first(places: list[tuple[str, str]], data: 
     distances = [0 if other.node == me.node else 1 if other.zone == me.zone else 2 for other in found]
     assert distances == sorted(distances)
     assert nearest(assign, me.replica, 0) == [], "nobody holds it"
+
+
+def test_nobody_copies_for_a_round_that_is_over_whenever_it_ends(tmp_path: Path) -> None:
+    """From a neighbour whose agent is being started: its port refuses each dial, in some turn of the event loop."""
+
+    async def scenario(port: int) -> None:
+        connector = Connector(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "uid")
+        member = p.Member("r0", "i", f"127.0.0.1:{port}", 0, 8)
+        for turns in range(20):
+            tasks = Nursery()
+            peers = Peers("uid", "r1", connector, SnapshotFiles(tmp_path), lambda event: None, tasks)
+            peers.copy_from(e.CopyFrom(1, member, tuple(range(8))))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            peers.stop(e.KillWorkers(2))
+            what = f"the end of all copiers of a round that ended after {turns} turns"
+            await until_async(lambda tasks=tasks: not len(tasks), what, lambda tasks=tasks: len(tasks), limit=20)
+
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        asyncio.run(scenario(unused.getsockname()[1]))

@@ -70,3 +70,26 @@ def test_a_lead_whose_node_has_vanished_is_gone_as_any_other(code: int, detail: 
     asyncio.run(scenario())
     assert [str(error) for error in unforeseen] == []
     assert events == [e.LeadJoined(1, "claim-1"), e.LeadGone(1, "claim-1", detail)]
+
+
+def test_who_leaves_the_round_while_the_lead_is_not_there_yet_closes_its_connection() -> None:
+    asked = asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readline():
+            writer.write(p.encode(p.Refused("does not lead round 1 (yet)", 0, "")))
+            asked.set()
+        writer.close()
+
+    async def scenario() -> None:
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+            connector, tasks = Plain(server.sockets[0].getsockname()[1]), Nursery()
+            joining = follow_lead(
+                connector, assignment("a", "b"), join("b"), lambda: STATE, Notifier(), lambda event: None, tasks
+            )
+            tasks.start("follow lead", joining)
+            await asked.wait()
+            await tasks.close()
+            assert [wire.over for wire in connector.made] == [True]
+
+    asyncio.run(scenario())

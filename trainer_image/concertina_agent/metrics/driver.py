@@ -21,6 +21,7 @@ from concertina_agent.metrics.training import Training
 from concertina_agent.settings import Metrics, Settings
 from concertina_agent.transfers.uploads import Shipping
 from concertina_protocol.log import log_event
+from concertina_protocol.waiting import within
 
 FACTS_SECONDS = 2.0
 """That the agent's loop may take to answer; else the scrape fails, which says as much."""
@@ -89,7 +90,7 @@ class MetricsDriver:
         assert self._loop is not None
         if now >= self._kept_at + KEPT_SECONDS:
             asked = asyncio.run_coroutine_threadsafe(self._facts(), self._loop)
-            facts = await asyncio.wait_for(asyncio.wrap_future(asked), FACTS_SECONDS)
+            facts = await within(FACTS_SECONDS, asyncio.wrap_future(asked))
             uses = self._workers.look(facts.workers)
             samples = (*facts.samples, *_of_workers(uses, settings.per_rank), *_of_pod(), *self._gpus.samples(now))
             self._kept, self._kept_at = render(samples, _base(settings, self._settings.replica)), now

@@ -16,6 +16,7 @@ from typing import Optional, Union
 from concertina_agent.metrics.text import CONTENT_TYPE
 from concertina_protocol.addresses import family
 from concertina_protocol.log import log_event
+from concertina_protocol.waiting import within
 
 PATH = "/metrics"
 MAX_CONNECTIONS = 32
@@ -78,11 +79,11 @@ class Endpoint:
             connection.close()
             raise
         try:
-            answer = await asyncio.wait_for(self._answer(reader), REQUEST_SECONDS)
+            answer = await within(REQUEST_SECONDS, self._answer(reader))
             writer.write(answer)
-            await asyncio.wait_for(writer.drain(), ANSWER_SECONDS)
+            await within(ANSWER_SECONDS, writer.drain())
             writer.close()
-            await asyncio.wait_for(writer.wait_closed(), ANSWER_SECONDS)
+            await within(ANSWER_SECONDS, writer.wait_closed())
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # it is gone, or as good as
         finally:

@@ -69,23 +69,31 @@ async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Opti
         wire = await connector.connect(address)
     except (OSError, asyncio.TimeoutError):
         return None
+    joined = False
+    try:
+        answer = await _answer(wire, join)
+        joined = isinstance(answer, p.Accepted)
+    finally:
+        if not joined:
+            wire.close()
+    if isinstance(answer, p.Refused):
+        raise PermissionError(f"has moved on to round {answer.round}")
+    return wire if joined else None
+
+
+async def _answer(wire: Connection, join: p.Join) -> Optional[p.Message]:
+    """The lead's last word; None where it can't be understood, or the connection breaks."""
     while True:
         try:
             await wire.send(join)
             answer = await wire.receive(p.SILENCE_SECONDS)
         except (OSError, asyncio.TimeoutError, ProtocolError):
-            answer = None
-        if isinstance(answer, p.Accepted):
-            return wire
+            return None
         if not isinstance(answer, p.Refused) or answer.round > join.round:
-            break
+            return answer
         await asyncio.sleep(
             RETRY_SECONDS
         )  # it has not been assigned yet; a handshake each time would keep it from that
-    wire.close()
-    if isinstance(answer, p.Refused):
-        raise PermissionError(f"has moved on to round {answer.round}")
-    return None
 
 
 async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tuple[type, ...]) -> None:

@@ -18,6 +18,7 @@ from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.addresses import family
 from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection
+from concertina_protocol.waiting import within
 
 MAX_CONNECTIONS = 5000
 """Of the job's own operator and agents; more are closed at once. A lead has one of each member, and each agent may ping
@@ -117,7 +118,7 @@ class AgentServer:
 
     async def _connected(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
-            wire = await asyncio.wait_for(self._introduced(connection), HANDSHAKE_SECONDS)
+            wire = await within(HANDSHAKE_SECONDS, self._introduced(connection))
             with contextlib.closing(wire):
                 task = asyncio.current_task()
                 assert task is not None
@@ -141,7 +142,7 @@ class AgentServer:
 
     async def _give_shards(self, wire: ShardWire) -> None:
         role = tls.peer_role(wire.certificate, self._uid)  # who has broken off shows none any more
-        message = await asyncio.wait_for(wire.receive(), FIRST_LINE_SECONDS)
+        message = await within(FIRST_LINE_SECONDS, wire.receive())
         if message is None:
             return None
         if isinstance(message, p.Pull) and role == tls.AGENT and message.uid == self._uid:
@@ -187,7 +188,7 @@ class AgentServer:
         with contextlib.suppress(OSError):
             await wire.send(p.Refused(reason, 0, ""))
             wire.writer.close()
-            await asyncio.wait_for(wire.writer.wait_closed(), 1.0)
+            await within(1.0, wire.writer.wait_closed())
 
 
 async def _speaks_tls(connection: socket.socket) -> bool:

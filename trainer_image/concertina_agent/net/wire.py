@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import ssl
@@ -12,6 +11,7 @@ import concertina_protocol as p
 from concertina_agent.net.shard_wire import THREADS, ShardWire, dial
 from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection, connect
+from concertina_protocol.waiting import within
 
 CONNECT_SECONDS = 3.0
 
@@ -37,12 +37,12 @@ class Connector:
     async def connect(self, address: str, timeout: float = CONNECT_SECONDS) -> Connection:
         """Raises OSError (refused, unreachable, a wrong certificate) or asyncio.TimeoutError."""
         with _of_an_address(address):
-            return await asyncio.wait_for(connect(address, self._context, self._name), timeout)
+            return await within(timeout, connect(address, self._context, self._name))
 
     async def for_shards(self, address: str, timeout: float = CONNECT_SECONDS) -> ShardWire:
         """Raises as `connect` does."""
         with _of_an_address(address):
-            return await asyncio.wait_for(dial(address, self._context, self._name, self._threads), timeout)
+            return await within(timeout, dial(address, self._context, self._name, self._threads))
 
     async def ask(self, address: str, message: p.Message, timeout: float = CONNECT_SECONDS) -> p.Message:
         """One request on a connection of its own. Raises OSError, asyncio.TimeoutError or ProtocolError."""
@@ -66,7 +66,7 @@ class KeptConnections:
 
     async def ask(self, address: str, line: bytes, timeout: float) -> bytes:
         """The line that answers. Raises OSError, asyncio.TimeoutError or ProtocolError."""
-        return await asyncio.wait_for(self._ask(address, line), timeout)
+        return await within(timeout, self._ask(address, line))
 
     async def _ask(self, address: str, line: bytes) -> bytes:
         kept = self._open.pop(address, None)

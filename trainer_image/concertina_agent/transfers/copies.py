@@ -20,6 +20,7 @@ from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection
 from concertina_protocol.log import log_event
 from concertina_protocol.sidecar import Damaged
+from concertina_protocol.waiting import within
 
 RETRY_SECONDS = 0.1
 
@@ -139,7 +140,7 @@ class Peers:
     async def _fetch_from(self, address: str, id: p.SnapshotId, number: int) -> Path:
         with contextlib.closing(await self._connector.for_shards(address)) as wire:
             await wire.send(p.Pull(self._uid, number, id))
-            header = _header(await asyncio.wait_for(wire.receive(), STALL_SECONDS))
+            header = _header(await within(STALL_SECONDS, wire.receive()))
             if (header.id, header.shard) != (id, number):
                 sent = f"shard {header.shard} of round {header.id.round}, step {header.id.step}"
                 raise Damaged(f"{sent} was sent instead")
@@ -213,7 +214,7 @@ async def _take(wire: ShardWire, path: Path, header: p.ShardHeader) -> Shard:
     except Damaged as error:
         with contextlib.suppress(*GONE):
             await wire.send(p.Refused(str(error), 0, ""))
-            await asyncio.wait_for(wire.receive(), STALL_SECONDS)
+            await within(STALL_SECONDS, wire.receive())
         raise
 
 

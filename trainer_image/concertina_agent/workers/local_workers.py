@@ -28,6 +28,7 @@ from concertina_protocol import Assign
 from concertina_protocol import worker_channel as w
 from concertina_protocol.heartbeat import VARIABLE, HeartbeatFile
 from concertina_protocol.log import log_event
+from concertina_protocol.waiting import within
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 CHANNEL_EOF_SECONDS = 0.5
@@ -131,7 +132,7 @@ class LocalWorkers:
         """False where the round was over first."""
         if not self._settings.bundled:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._over.wait(), STORE_SECONDS)
+                await within(STORE_SECONDS, self._over.wait())
         return not self._over.is_set()
 
     async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:
@@ -162,7 +163,7 @@ class LocalWorkers:
         log_event("worker_ended", round=worker.round, rank=worker.rank, code=code)
         if worker.channel is not None:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(worker.channel_closed.wait(), CHANNEL_EOF_SECONDS)
+                await within(CHANNEL_EOF_SECONDS, worker.channel_closed.wait())
         lines = await worker.process.last_lines()
         if not over.is_set():
             last_error = worker.process.lines.last_error

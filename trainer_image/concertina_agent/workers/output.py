@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Iterator
 
+from concertina_protocol.waiting import within
+
 KEEP_LINES = 50
 MAX_KEPT = 2000
 """Characters kept of one line."""
@@ -76,7 +78,7 @@ class Tail:
     async def closed(self, timeout: float) -> None:
         """Wait until every holder of the write ends has closed them, or the time is up."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._closed.wait(), timeout)
+            await within(timeout, self._closed.wait())
 
     def pause(self) -> None:
         for fd in self._streams:

@@ -17,6 +17,7 @@ from typing import BinaryIO, Optional
 
 from concertina_agent.workers.processes import Reaper
 from concertina_protocol.heartbeat import VARIABLE
+from concertina_protocol.waiting import within
 
 SIGNAL = signal.SIGUSR2
 SUFFIX = ".stacks"
@@ -115,7 +116,7 @@ async def _by_py_spy(program: str, pid: int, reaper: Reaper) -> tuple[list[str],
     reaper.watch(child, lambda code: None if ended.done() else ended.set_result(code))
     with output:
         try:
-            code = await asyncio.wait_for(ended, ANSWER_SECONDS)
+            code = await within(ANSWER_SECONDS, ended)
         except asyncio.TimeoutError:
             os.kill(child, signal.SIGKILL)
             return ["py-spy does not answer"], False

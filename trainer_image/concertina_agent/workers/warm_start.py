@@ -23,6 +23,7 @@ from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.python_command import PythonCommand, Runs, Unsuited, parse
 from concertina_agent.workers.workers import SEARCH_PATH, Parent, Process, Refused, StartError
 from concertina_protocol.log import log_event
+from concertina_protocol.waiting import within
 
 HOOK = os.path.join(SEARCH_PATH, "concertina_agent", "workers", "hook")
 VARIABLE = "CONCERTINA_WARM_PARENT"
@@ -212,7 +213,7 @@ class WarmStart:
             parent = ScriptParent(self._reaper, size_of(self._learned))
             try:
                 parent.begin(lambda control: self._line(control, self._command.line))
-                error = await asyncio.wait_for(asyncio.shield(parent.warm), WARM_SECONDS)
+                error = await within(WARM_SECONDS, asyncio.shield(parent.warm))
             except StartError as failed:
                 return None, str(failed)
             except asyncio.TimeoutError:
@@ -234,7 +235,7 @@ class WarmStart:
         line = [*self._command.line[: self._command.options], "-c", "pass"]
         try:
             probe.begin(lambda control: self._line(control, line, probe=True))
-            await asyncio.wait_for(asyncio.shield(probe.warm), WARM_SECONDS)
+            await within(WARM_SECONDS, asyncio.shield(probe.warm))
         except StartError as error:
             return str(error)
         except asyncio.TimeoutError:

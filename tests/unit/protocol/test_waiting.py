@@ -1,0 +1,147 @@
+"""A wait with an end, which loses neither a cancellation nor what it waits for, whenever the two meet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from concertina_protocol.waiting import within
+
+TICKS = range(6)
+"""Turns of the event loop from the end of the work to the cancellation: it meets all that lies between."""
+
+
+async def cancelled_after(ticks: int, task: asyncio.Task[None], end: Callable[[], None]) -> None:
+    """Ends the work, then the task, which has to end."""
+    await asyncio.sleep(0.001)
+    end()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task}, timeout=10)  # only a limit
+    still_runs = not task.done()
+    task.cancel()
+    assert not still_runs
+
+
+@pytest.mark.parametrize("ticks", TICKS)
+def test_who_tries_again_after_an_error_can_be_cancelled_at_any_moment(ticks: int) -> None:
+    async def scenario() -> None:
+        works: list[asyncio.Future[None]] = []
+
+        async def work() -> None:
+            works.append(asyncio.get_running_loop().create_future())
+            await works[-1]
+
+        async def tries_again() -> None:
+            while True:
+                try:
+                    await within(60, work())
+                except OSError:
+                    await asyncio.sleep(0)
+
+        task = asyncio.create_task(tries_again())
+        await cancelled_after(ticks, task, lambda: works[0].set_exception(OSError("refused")))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ticks", TICKS)
+def test_what_was_opened_when_the_cancellation_came_is_closed(ticks: int) -> None:
+    async def scenario() -> None:
+        opens: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        opened = closed = 0
+
+        async def opening() -> str:
+            nonlocal opened
+            await opens
+            opened += 1
+            return "a connection"
+
+        async def talks() -> None:
+            nonlocal closed
+            assert await within(60, opening()) == "a connection"
+            try:
+                while True:
+                    await asyncio.sleep(60)
+            finally:
+                closed += 1
+
+        task = asyncio.create_task(talks())
+        await cancelled_after(ticks, task, lambda: opens.set_result(None))
+        assert task.cancelled()
+        assert (opened, closed) in ((0, 0), (1, 1))
+
+    asyncio.run(scenario())
+
+
+def test_what_takes_too_long_is_cancelled_and_has_ended() -> None:
+    ends: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.001)
+            ends.append("ended")
+
+    async def scenario() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await within(0.001, work())
+        assert ends == ["ended"]
+
+    asyncio.run(scenario())
+
+
+def test_what_ends_as_its_time_is_up_counts() -> None:
+    async def work() -> int:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return 3
+        return 0
+
+    assert asyncio.run(within(0.001, work())) == 3
+
+
+def test_its_errors_and_its_own_end_come_through() -> None:
+    async def fails() -> None:
+        raise OSError("refused")
+
+    async def scenario() -> None:
+        with pytest.raises(OSError, match="refused"):
+            await within(60, fails())
+        given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await within(60, given_up)
+
+    asyncio.run(scenario())
+
+
+def test_who_is_cancelled_twice_has_ended_with_its_work() -> None:
+    async def scenario() -> None:
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            begun.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    ended.set()
+
+        task = asyncio.create_task(within(60, work()))
+        await begun.wait()
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.001)
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert ended.is_set()
+
+    asyncio.run(scenario())
