@@ -149,11 +149,12 @@ class Parent:
         self, request: Mapping[str, Any], fds: tuple[int, ...] = (), prefix: str = ""
     ) -> Union[Process, Refused]:
         """What it forks for a request. Raises StartError."""
+        asked = self._control
         with output.pipes() as (out, err, tail):
             answer = await self._ask(request, (out, err, *fds))
             if "pid" in answer:
                 tail.start(prefix)
-                return self._adopt(Process(answer["pid"], tail))
+                return self._adopt(Process(answer["pid"], tail), asked)
         changed = answer.get("stale", "")
         return Refused(f"{changed} has changed" if changed else answer.get("unfit", ""), changed)
 
@@ -178,9 +179,12 @@ class Parent:
             raise StartError(f"The warm parent does not answer: {error}.") from error
         return await answer
 
-    def _adopt(self, process: Process) -> Process:
+    def _adopt(self, process: Process, asked: Optional[socket.socket]) -> Process:
         if process.pid in self._early:
             process.end(self._early.pop(process.pid))
+        elif asked is not self._control:  # who has forked it died right after its answer, which was read with its end
+            kill_group(process.pid)
+            process.end(-signal.SIGKILL)
         else:
             self._children[process.pid] = process
         return process
