@@ -4,14 +4,21 @@ python parents.py FOLDER SCENARIO
 """
 
 import asyncio
+import functools
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from concertina_agent.core import events as e
+from concertina_agent.files.driver import FilesDriver
+from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.settings import Settings
+from concertina_agent.workers import workers
+from concertina_agent.workers.driver import WorkersDriver
 from concertina_agent.workers.processes import Reaper
-from concertina_agent.workers.workers import Parent, Process
+from concertina_agent.workers.workers import ForkTarget, Parent, Process, StartError
 
 DIES_HAVING_ANSWERED = """
 import json, os, signal, socket, sys
@@ -32,8 +39,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-async def dies_having_answered(folder: Path, reaper: Reaper) -> None:
+async def dies_having_answered(folder: Path) -> None:
     """The agent is at something else meanwhile, and hears of both at once."""
+    reaper = Reaper()
+    reaper.start()
     parent = Parent("nothing", reaper)
     parent.begin(lambda control: ([sys.executable, "-c", DIES_HAVING_ANSWERED, str(control)], os.environ))
     await asyncio.shield(parent.warm)
@@ -51,6 +60,56 @@ async def dies_having_answered(folder: Path, reaper: Reaper) -> None:
         process.send_signal(signal.SIGKILL)
 
 
+async def followed(folder: Path, *, spoilt: Callable[[], None]) -> None:
+    """A bundled trainer's parent is killed, and something keeps those that follow it from being warm."""
+    workers.AGAIN_SECONDS = (0.01, 0.01)
+    (folder / "little").mkdir()
+    (folder / "little" / "preload.py").write_text(PRELOAD)
+    settings = Settings(
+        uid="uid", replica="replica", pod_ip="127.0.0.1", port=1, workers=1, volume=folder, identity=folder, grace=1.0,
+        checkpoints=False, environment=os.environ, package="little",
+    )  # fmt: skip
+    told: asyncio.Queue[e.Event] = asyncio.Queue()
+    driver = WorkersDriver(settings, FilesDriver(folder), "", told.put_nowait, Nursery())
+    driver.start()
+    print(await warm(told))
+    spoilt()
+    first = driver.parent.warm
+    os.kill(*children(), signal.SIGKILL)
+    while driver.parent.warm is first:
+        await asyncio.sleep(0.001)
+    try:
+        process = await driver.parent.run(ForkTarget("little.preload:work"), os.environ)
+        print("exit code", await process.ended)
+    except StartError as error:
+        print(error)
+        print(await warm(told))
+    await driver.stop()
+
+
+PRELOAD = """
+import os, signal, sys
+for spoilt in ("once", "for good"):
+    if os.path.exists(spoilt):
+        os.path.exists("once") and os.unlink("once")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def work():
+    return 7
+"""
+
+
+async def warm(told: asyncio.Queue[e.Event]) -> e.Warm:
+    """The next time that it is said."""
+    while not isinstance(event := await told.get(), e.Warm):
+        pass
+    return event
+
+
+def cant_start() -> None:
+    sys.executable = "/nowhere/python3"
+
+
 def stand_still_until_it_ends(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
@@ -59,13 +118,17 @@ def children() -> list[int]:
     return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
-SCENARIOS: dict[str, Callable] = {"dies having answered": dies_having_answered}
+SCENARIOS: dict[str, Callable[[Path], Awaitable[None]]] = {
+    "dies having answered": dies_having_answered,
+    "once": functools.partial(followed, spoilt=Path("once").touch),
+    "for good": functools.partial(followed, spoilt=Path("for good").touch),
+    "can't start": functools.partial(followed, spoilt=cant_start),
+}
 
 
 async def main(folder: Path, scenario: str) -> None:
-    reaper = Reaper()
-    reaper.start()
-    await SCENARIOS[scenario](folder, reaper)
+    os.chdir(folder)
+    await SCENARIOS[scenario](folder)
 
 
 if __name__ == "__main__":

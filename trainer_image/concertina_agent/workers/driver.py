@@ -77,9 +77,13 @@ class WorkersDriver:
             await self._command.warm_up()
         if self.parent is not None:
             self.parent.start()
-        error = await self.until_warm()
+        self._is_warm(error := await self.until_warm())
+        if self.parent is not None and not error:
+            self._is_warm(await self.parent.given_up)
+
+    def _is_warm(self, error: str) -> None:
         log_event("warm", error=error)
-        return self._emit(e.Warm(error))
+        self._emit(e.Warm(error))
 
     async def until_warm(self) -> str:
         """Why no process can ever be started; empty where one can."""

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 from concertina_agent.workers import output
@@ -33,6 +33,9 @@ PRELOAD_ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 """For the parent alone: with one thread it can be forked, and asking for GPUs must not open them."""
+AGAIN_SECONDS = (1.0, 3.0, 10.0)
+"""Before further starts in the place of a parent that was warm, where the one before died as it imported: what it died
+of (want of memory, say) may pass."""
 
 
 class Process:
@@ -121,7 +124,8 @@ class Parent:
         """Its result is empty, or why nothing can ever be forked."""
         self._control: Optional[socket.socket] = None
         self._process: Optional[Process] = None
-        self._oom_kills = oom_kills()
+        self._oom_kills = 0
+        """Of this container, before it started."""
         self.ending = False
         """Nobody wonders when it is gone."""
 
@@ -135,6 +139,7 @@ class Parent:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         line, environment = command(theirs.fileno())
+        self._oom_kills = oom_kills()
         try:
             self._process = start_command(line, environment, self._reaper, fds=(theirs.fileno(),))
         except StartError:
@@ -213,8 +218,12 @@ class Parent:
             self._on_news(message)
 
     def _on_news(self, message: Mapping[str, Any]) -> None:
+        self._settle(message.get("error", ""))
+
+    def _settle(self, error: str) -> None:
+        """It is warm; or will never be, and why."""
         if not self.warm.done():
-            self.warm.set_result(message.get("error", ""))
+            self.warm.set_result(error)
 
     def _on_loss(self) -> None:
         """It is gone, and was warm."""
@@ -237,17 +246,22 @@ class Parent:
         self._children.clear()
         if not self.warm.done():
             why = OUT_OF_MEMORY if oom_kills() > self._oom_kills else "its output says why"
-            self.warm.set_result(f"The process that imports {self._what} died: {why}.")
+            self._settle(f"The process that imports {self._what} died: {why}.")
         elif not self.warm.result():
             self._on_loss()
 
 
 class ForkParent(Parent):
-    """Of the bundled trainer's processes: started once, started again when it dies."""
+    """Of the bundled trainer's processes: started once, and again when it dies."""
 
     def __init__(self, preload: str, environment: Mapping[str, str], reaper: Reaper) -> None:
         super().__init__(preload, reaper)
         self._preload, self._environment = preload, environment
+        self.given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why none could be had in the place of one that was warm."""
+        self._pauses: Optional[Iterator[float]] = None
+        """Before further starts; None for the very first parent, which is not tried again."""
+        self._next: Optional[asyncio.TimerHandle] = None
 
     def start(self) -> None:
         """Raises StartError."""
@@ -273,9 +287,34 @@ class ForkParent(Parent):
         environment = {**environment, **_search_path(environment)}
         return start_command(command, environment, self._reaper, prefix, target.fds)
 
+    def stop(self) -> None:
+        super().stop()
+        if self._next is not None:
+            self._next.cancel()
+
     def _on_loss(self) -> None:
-        self.warm = asyncio.get_running_loop().create_future()
-        self.start()
+        if not self.ending:
+            self.warm, self._pauses = asyncio.get_running_loop().create_future(), iter(AGAIN_SECONDS)
+            self._follow()
+
+    def _follow(self) -> None:
+        self._next = None
+        try:
+            self.start()
+        except StartError as error:
+            self._settle(str(error))
+
+    def _settle(self, error: str) -> None:
+        if self._next is not None:
+            return  # it has ended, and had said why
+        if not error or self._pauses is None or self.ending:
+            super()._settle(error)
+        elif (pause := next(self._pauses, None)) is not None:
+            log_event("fork_parent_again", why=error, seconds=pause)
+            self._next = asyncio.get_running_loop().call_later(pause, self._follow)
+        else:
+            super()._settle(error)
+            self.given_up.set_result(error)
 
 
 def _search_path(environment: Mapping[str, str]) -> dict[str, str]:
