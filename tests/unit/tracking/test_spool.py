@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from concertina_protocol.tracking.records import RoundBegan, StepDone
 from concertina_protocol.tracking.spool import SpoolReader, SpoolWriter
 
@@ -35,6 +37,29 @@ def test_a_new_writer_and_a_new_reader_go_on_where_the_old_ones_were(tmp_path: P
         each.look()
         assert (each.end, each.behind, [begun.round for begun in each.begun]) == (5, 3, [2])
         assert steps(each) == [2, 7]
+
+
+@pytest.mark.parametrize("left", [40, 0, None], ids=["some", "none", "not even the file"])
+def test_after_a_power_failure_that_took_shipped_records_new_ones_are_shipped(tmp_path: Path, left: int | None) -> None:
+    """The cursor is replaced, which a disk has sooner than what was appended."""
+    first = SpoolWriter(tmp_path)
+    for number in range(100):
+        first.append(step(number))
+    SpoolReader(tmp_path).shipped(100)
+    (segment,) = tmp_path.glob("*.jsonl")
+    if left is None:
+        segment.unlink()
+    else:
+        segment.write_bytes(b"".join(segment.read_bytes().splitlines(keepends=True)[:left]))
+    second = SpoolWriter(tmp_path)
+    for number in range(100, 150):
+        second.append(step(number, round=2))
+    reader = SpoolReader(tmp_path)
+    reader.look()
+    assert reader.behind == 50
+    assert steps(reader) == list(range(100, 150))
+    assert reader.dropped == 0
+    assert SpoolWriter(tmp_path).next == 150
 
 
 def test_the_oldest_records_go_when_it_is_full_and_are_counted(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 number is the segment's and its place in it; so a reader needs one number to know where it was.
 
 One process writes, another one reads; neither waits for the other. Nothing is synced: the volume outlives processes and
-containers, and is lost with its node as a whole. Standard library only, Python 3.9+.
+containers. Where its node loses power, the last records may be gone and the reader's cursor beyond what is left:
+numbers go on from it. Standard library only, Python 3.9+.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class SpoolWriter:
         self._file: Optional[int] = None
         self._size = 0
         """Of the segment that is written."""
-        self.next = 0
+        self.next = _cursor(folder)
         """Number of the next record."""
         with contextlib.suppress(OSError):
             for segment in _segments(folder)[-1:]:
-                self.next = segment.first + segment.path.read_bytes().count(b"\n")
+                self.next = max(self.next, segment.first + segment.path.read_bytes().count(b"\n"))
         self.failed = ""
         """Why the last record was lost."""
 
@@ -101,7 +102,7 @@ class SpoolReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.next = self._read_cursor()
+        self.next = _cursor(folder)
         """Number of the first record that is not shipped."""
         self.dropped = 0
         """Records that the writer gave up before they were shipped."""
@@ -162,10 +163,11 @@ class SpoolReader:
                 if segment.first + place >= self.next:
                     yield segment.first + place, line
 
-    def _read_cursor(self) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            return int((self._folder / CURSOR).read_text())
-        return 0
+
+def _cursor(folder: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int((folder / CURSOR).read_text())
+    return 0
 
 
 def _record(line: bytes) -> Optional[Record]:
