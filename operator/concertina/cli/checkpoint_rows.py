@@ -54,7 +54,11 @@ def _lineage(manifest: Manifest, lineage: Lineage) -> Iterator[Row]:
     step, position = (parent.step, parent.position) if parent else (0, 0)
     yield from _samples(manifest, lineage, position)
     rounds = [each for each in since(lineage.rounds, step) if each.step < manifest.id.step]
-    ends = [*((each.step, each.position) for each in rounds[1:]), (manifest.id.step, manifest.position)]
+    ends = [(each.step, each.position) for each in rounds[1:]]
+    if rounds:
+        ends.append((manifest.id.step, manifest.position))
+    else:  # of a job that went on from the last step of another's run
+        yield "Rounds", "none has trained it further"
     for number, (each, (last, to)) in enumerate(zip(rounds, ends, strict=True)):
         begin, first = max((each.step, each.position), (step, position))
         steps = f"round {each.round}: steps {begin + 1} to {last}, samples {first} to {to - 1}"
@@ -77,6 +81,9 @@ def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
     from concertina_trainer.config.trainer import of_any_version
     from concertina_trainer.data.consumed import consumed, positions
 
+    if manifest.position == begin:
+        yield "Samples", "none"
+        return
     if not manifest.trainer:
         yield "Samples", f"{begin:,} to {manifest.position:,}, as the script counts them"
         return

@@ -39,9 +39,10 @@ async def run(target: Target, what: str, seconds: float, as_json: bool) -> int:
 def judge(record: Record) -> tuple[Evidence, Diagnosis]:
     """Raises Complaint: whoever may write a status, or a file, may write anything for a time."""
     try:
+        rfc3339(record.at)
         seen = record.evidence()
         return seen, diagnose(seen)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise Complaint(f"{record.name} has a time that can't be read: {error}") from error
 
 

@@ -199,18 +199,25 @@ def read(file: Path) -> Record:
         raise Complaint(f"{source} can't be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Complaint(f"{source} is neither YAML nor JSON: {error}") from error
+    no_job = f"{source} holds no {KIND}: save one by `kubectl get tj NAME -o yaml`, or by `concertina diagnose --json`"
     if isinstance(found, dict) and isinstance(found.get("record"), dict):
         try:
-            return Record.model_validate(found["record"]).model_copy(update={"live": False})
+            record = Record.model_validate(found["record"]).model_copy(update={"live": False})
         except ValidationError as error:
             raise Complaint(f"{source} is no output of `concertina diagnose --json`: {error}") from error
-    if not isinstance(found, dict) or found.get("kind") != KIND or not isinstance(found.get("metadata"), dict):
-        raise Complaint(
-            f"{source} holds no {KIND}: save one by `kubectl get tj NAME -o yaml`, or by `concertina diagnose --json`"
-        )
+        if not _has_parts(record.job) or not _has_parts(record.earlier or {}):
+            raise Complaint(no_job)
+        return record
+    if not isinstance(found, dict) or found.get("kind") != KIND or "metadata" not in found or not _has_parts(found):
+        raise Complaint(no_job)
     status = status_of(found)
     try:
         marks = [unix_seconds(mark) for mark in (status.goodput.at, status.completion_time) if mark]
     except ValueError as error:
         raise Complaint(f"{source} has a time that can't be read: {error}") from error
     return Record(job=found, at=max(marks, default=time.time()))
+
+
+def _has_parts(job: Raw) -> bool:
+    """Those that are read without asking what they are: the API server lets nothing else be there."""
+    return all(isinstance(job.get(part) or {}, dict) for part in ("metadata", "status"))

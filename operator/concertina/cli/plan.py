@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -72,6 +73,8 @@ def asked_hardware(gpu: str, fabric: str) -> tuple[GpuName, FabricName]:
 
 def run(file: Path, asked: Asked) -> None:
     """Raises Complaint."""
+    if asked.tokens is not None and not 0 < asked.tokens < math.inf:
+        raise Complaint(f"--tokens is how many a run trains on, a number above 0, and not {asked.tokens:g}")
     name, spec = _read(file)
     gpu = GPUS[asked.gpu]
     replicas = asked.replicas or sizes.most(spec)
@@ -130,7 +133,10 @@ def _own_model(file: Path, spec: JobSpec, asked: Asked, able: bool) -> OwnDescri
             + WITHOUT_TORCH.format(image=spec.template.trainer.image or "IMAGE", file=file)
         )
     found = _told({"trainer": trainer.model_dump(mode="json", by_alias=True), "data": _data(asked)}, asked.python)
-    return OwnDescription(**found)
+    try:
+        return OwnDescription(**found)
+    except TypeError as error:
+        raise _no_answer(asked.python, str(error)) from error
 
 
 def _data(asked: Asked) -> Mapping[str, Any] | None:
@@ -184,7 +190,10 @@ def _measured(layout: Layout, python: str) -> Sequence[RankMemory]:
         "parallelism": layout.parallelism.model_dump(mode="json", by_alias=True),
         "size": layout.size,
     }
-    return [rank_memory(each) for each in _told(asked, python)]
+    try:
+        return [rank_memory(each) for each in _told(asked, python)]
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise _no_answer(python, f"{type(error).__name__}: {error}") from error
 
 
 def _told(asked: Mapping[str, Any], python: str) -> Any:
@@ -197,7 +206,18 @@ def _told(asked: Mapping[str, Any], python: str) -> Any:
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise Complaint(f"the layout could not be measured: {said[0][:MOST_SAID]}")
-    return json.loads(done.stdout)
+    try:
+        return json.loads(done.stdout)
+    except (ValueError, RecursionError) as error:
+        raise _no_answer(python, f"{done.stdout.strip()[:MOST_SAID]!r}") from error
+
+
+def _no_answer(python: str, said: str) -> Complaint:
+    """Of a command that runs something else beside the Python or instead of it, or another version's."""
+    return Complaint(
+        f"`{python or sys.executable}` did not answer as concertina_trainer.planning of this version does: {said}. "
+        "--python must be a command that runs Python alone and prints nothing of its own to standard output."
+    )
 
 
 def _write(file: Path, text: str) -> None:

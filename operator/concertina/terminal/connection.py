@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from concertina.kube.client import Client
+
+T = TypeVar("T")
 
 
 class Complaint(Exception):
@@ -45,10 +47,25 @@ def call(command: Coroutine[Any, Any, int | None]) -> None:
     from concertina.kube.errors import ApiError
 
     try:
-        code = asyncio.run(command)
+        code = asyncio.run(_ungrouped(command, (ApiError, NoAccess, Complaint, BrokenPipeError)))
     except (ApiError, NoAccess, Complaint) as error:
         typer.secho(f"{error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     raise typer.Exit(code or 0)
+
+
+async def _ungrouped(command: Coroutine[Any, Any, T], known: tuple[type[Exception], ...]) -> T:
+    """Of what tasks of a group failed by, the first error alone, where all of it is known; a BrokenPipeError is typer's
+    to end by."""
+    try:
+        return await command
+    except ExceptionGroup as group:
+        if group.split(known)[1] is not None:
+            raise
+        raise _first(group) from None
+
+
+def _first(error: Exception) -> Exception:
+    return _first(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error

@@ -47,7 +47,15 @@ def test_a_job_that_this_version_can_t_read_is_diagnosed_by_its_status(tmp_path:
     assert read(file).evidence().spec is None
 
 
-@pytest.mark.parametrize("text", ["", "a: [", "[]", "kind: TrainingJob", '{"record": {"job": 1}}', "{", "a: &a [*a]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "a: [", "[]", "kind: TrainingJob", '{"record": {"job": 1}}', "{", "a: &a [*a]",
+        "kind: TrainingJob\nmetadata: x", "kind: TrainingJob\nmetadata: {name: a}\nstatus: x",
+        '{"record": {"at": 1, "job": {"metadata": "x"}}}',
+        '{"record": {"at": 1, "job": {}, "earlier": {"status": ["x"]}}}',
+    ],
+)  # fmt: skip
 def test_what_is_no_job_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(text)
@@ -63,6 +71,14 @@ def test_what_is_no_job_is_refused_in_a_sentence(text: str, tmp_path: Path) -> N
 def test_a_time_that_is_none_is_said(wrong: dict[str, object], tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps({**JOB, **wrong}))
+    with pytest.raises(Complaint, match="has a time that can't be read"):
+        judge(read(file))
+
+
+@pytest.mark.parametrize("at", [1e30, -1e11, float("nan")])
+def test_a_record_of_no_time_is_refused_in_a_sentence(at: float, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"record": {"job": JOB, "at": at}}))
     with pytest.raises(Complaint, match="has a time that can't be read"):
         judge(read(file))
 

@@ -129,6 +129,15 @@ def test_a_picture(file: Path, tmp_path: Path) -> None:
         ({}, ("--python", "/no/python"), "`/no/python` can't be run"),
         ({}, ("--python", "python 'is"), "can't be run: No closing quotation"),
         ({}, ("--python", "false"), "the layout could not be measured: exit status 1"),
+        (
+            {},
+            ("--python", "echo"),
+            "did not answer as concertina_trainer.planning of this version does: '-m",
+        ),
+        ({}, ("--python", "printf [{}]"), "planning of this version does: KeyError: 'peaks'"),
+        ({}, ("--tokens", "inf"), "--tokens is how many a run trains on, a number above 0, and not inf"),
+        ({}, ("--tokens", "nan"), "a number above 0, and not nan"),
+        ({}, ("--tokens", "-5"), "a number above 0, and not -5"),
     ],
 )
 def test_what_can_not_be_planned_is_one_sentence(

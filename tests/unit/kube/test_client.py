@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from builders.api_server import api_server, kubeconfig
 from builders.counted import counted
 from builders.until import until_async
 from concertina.kube import access
@@ -25,12 +26,6 @@ from concertina.local.host import processes
 STARTING = {"kind": "Status", "code": 503, "message": "the request has been made before all known HTTP paths"}
 
 
-def kubeconfig(server: str, **cluster: str) -> str:
-    named = {"name": "c", "context": {"cluster": "c", "user": "c"}}
-    clusters, users = [{"name": "c", "cluster": {"server": server, **cluster}}], [{"name": "c", "user": {}}]
-    return json.dumps({"current-context": "c", "contexts": [named], "clusters": clusters, "users": users})
-
-
 @contextlib.asynccontextmanager
 async def answering(folder: Path, answers: list[web.Response]) -> AsyncIterator[Client]:
     """A server that gives these answers, one after the other."""
@@ -38,18 +33,11 @@ async def answering(folder: Path, answers: list[web.Response]) -> AsyncIterator[
     async def answer(_: web.Request) -> web.Response:
         return answers.pop(0)
 
-    application = web.Application()
-    application.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        host, port = runner.addresses[0][:2]
-        (folder / "config").write_text(kubeconfig(f"http://{host}:{port}"))
-        async with Client(await access.load(str(folder / "config")), give_up_after=20.0) as client:
-            yield client
-    finally:
-        await runner.cleanup()
+    async with (
+        api_server(folder, answer) as config,
+        Client(await access.load(str(config)), give_up_after=20.0) as client,
+    ):
+        yield client
 
 
 def test_what_a_proxy_answers_is_asked_again(tmp_path: Path) -> None:

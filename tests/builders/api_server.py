@@ -1,0 +1,39 @@
+"""A server that answers as an API server might, by HTTP and to anybody."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+from aiohttp import web
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def kubeconfig(server: str, **cluster: str) -> str:
+    named = {"name": "c", "context": {"cluster": "c", "user": "c"}}
+    clusters, users = [{"name": "c", "cluster": {"server": server, **cluster}}], [{"name": "c", "user": {}}]
+    return json.dumps({"current-context": "c", "contexts": [named], "clusters": clusters, "users": users})
+
+
+@contextlib.asynccontextmanager
+async def api_server(folder: Path, answer: Answer) -> AsyncIterator[Path]:
+    """Its kubeconfig. `answer`: to each request."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        host, port = runner.addresses[0][:2]
+        (folder / "config").write_text(kubeconfig(f"http://{host}:{port}"))
+        yield folder / "config"
+    finally:
+        await runner.cleanup()
+
+
+def status(code: int, message: str) -> web.Response:
+    """What is no success."""
+    return web.json_response({"kind": "Status", "code": code, "message": message}, status=code)

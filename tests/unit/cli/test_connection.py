@@ -1,0 +1,63 @@
+"""How a command ends by what goes wrong in it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from concertina.kube.access import NoAccess
+from concertina.kube.errors import Forbidden
+from concertina.terminal.connection import Complaint, call
+
+
+async def in_tasks(*errors: Exception) -> None:
+    """All at once, each in a task of a group within another."""
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    async with asyncio.TaskGroup() as outer:
+
+        async def inner() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                for error in errors:
+                    tasks.create_task(fail(error))
+
+        outer.create_task(inner())
+
+
+def ended_by(*errors: Exception) -> Result:
+    app = typer.Typer()
+
+    @app.command()
+    def command() -> None:
+        call(in_tasks(*errors))
+
+    return CliRunner().invoke(app)
+
+
+@pytest.mark.parametrize(
+    "error", [Complaint("It is so."), NoAccess("It is so."), Forbidden(403, "Forbidden", "It is so.")]
+)
+def test_what_goes_wrong_in_a_task_is_one_sentence_and_exit_1(error: Exception) -> None:
+    for errors in ((error,), (error, Complaint("It was so, too."))):
+        done = ended_by(*errors)
+        assert (done.exit_code, done.stdout, done.stderr) == (1, "", "It is so.\n")
+
+
+def test_whoever_reads_no_more_hears_no_more() -> None:
+    closed = BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+    done = ended_by(closed, closed)
+    assert isinstance(done.exception, SystemExit)
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "", "")
+
+
+def test_what_nobody_foresaw_is_told_whole() -> None:
+    done = ended_by(Complaint("It is so."), ZeroDivisionError("no sentence"))
+    assert isinstance(done.exception, ExceptionGroup)
