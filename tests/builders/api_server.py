@@ -34,6 +34,6 @@ async def api_server(folder: Path, answer: Answer) -> AsyncIterator[Path]:
         await runner.cleanup()
 
 
-def status(code: int, message: str) -> web.Response:
-    """What is no success."""
+def no_success(code: int, message: str) -> web.Response:
+    """With its sentence, as the API server words it."""
     return web.json_response({"kind": "Status", "code": code, "message": message}, status=code)

@@ -71,6 +71,7 @@ def _exit_code(job: Raw) -> int | None:
 
 async def _live(jobs: AsyncIterator[Raw], console: Console, client: Client) -> int | None:
     events, asked = list[Raw](), -EVENTS_EVERY
+    console.soft_wrap = False  # Live crops what goes beyond the window, and a sentence says at its end what to do
     with Live(console=console, auto_refresh=False) as live:
         async for job in jobs:
             if time.monotonic() - asked >= EVENTS_EVERY:
@@ -88,11 +89,11 @@ async def _lines(jobs: AsyncIterator[Raw], console: Console) -> int | None:
         ready, progress = status.condition(ConditionType.READY), status.progress
         line = f"{show.word(status)} {status.world.size} {ready.message if ready else ''}".strip()
         # Of a run that goes well, every percent is news enough.
-        percent = int(progress.percent) if progress and progress.percent is not None else -1
-        key = f"{line} {percent}"
+        percent = f" ({int(progress.percent)}%)" if progress and progress.percent is not None else ""
+        key = f"{line}{percent}"
         if key != said:
             loss = f" loss {progress.loss:.4g}" if progress and progress.loss is not None else ""
-            step = f" step {progress.step} ({percent}%)" if progress else ""
+            step = f" step {progress.step}{percent}" if progress else ""
             console.print(f"{line}{step}{loss}", soft_wrap=True)
             said = key
         if (code := _exit_code(job)) is not None:
