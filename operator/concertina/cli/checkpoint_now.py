@@ -8,7 +8,8 @@ import secrets
 import typer
 
 from concertina.api import CHECKPOINT_NOW
-from concertina.kube.resources import TRAINING_JOBS
+from concertina.kube.parse.views import checkpoint_asked
+from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.terminal.connection import Complaint, Target
 
 LOOK_SECONDS = 0.5
@@ -22,11 +23,24 @@ async def ask(target: Target, job: str, wait: bool) -> None:
         await client.patch(TRAINING_JOBS, namespace, job, annotation)
         typer.echo(f"{job} is asked for a checkpoint of its next step (request {request}).")
         while wait:
-            status = (await client.get(TRAINING_JOBS, namespace, job)).get("status") or {}
-            seen = status.get("checkpointRequest") or {}
-            if seen.get("id") == request and seen["state"] == "Done":
-                typer.echo(f"{seen['message']}.")
+            if saved := _saved(await client.get(TRAINING_JOBS, namespace, job), request):
+                typer.echo(f"{saved}.")
                 return
-            if seen.get("id") == request and seen["state"] == "Refused":
-                raise Complaint(f"no checkpoint is made: {seen['message']}.")
             await asyncio.sleep(LOOK_SECONDS)
+
+
+def _saved(job: Raw, request: str) -> str:
+    """Where the checkpoint is; empty: not yet. Who asks later takes our place, and any later checkpoint is as good.
+    Raises Complaint where none is to be waited for."""
+    asked = checkpoint_asked(job)
+    seen = (job.get("status") or {}).get("checkpointRequest") or {}
+    if seen.get("id") in (request, asked):
+        if seen.get("state") == "Done":
+            return str(seen["message"])
+        if seen.get("state") == "Refused":
+            raise Complaint(f"no checkpoint is made: {seen['message']}.")
+    if not asked:
+        raise Complaint(
+            f"the annotation {CHECKPOINT_NOW} was taken off the job before its checkpoint was made: ask again."
+        )
+    return ""

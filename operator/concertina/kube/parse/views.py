@@ -34,6 +34,8 @@ NAME, WORD, SENTENCE = 253, 128, 4096
 """Characters that are kept of texts that runtimes, kubelets and schedulers write, whose length nobody bounds."""
 IMAGE = 512
 """Likewise: a repository's name has at most 255, its host and digest the rest."""
+MOST_REQUEST = 63
+"""Characters of a request for a checkpoint, which agents are told too."""
 MOST_INDEXES = 11_000
 """More than a job can have replicas and spares; as many as status.internal.attempts holds."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -140,7 +142,7 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
         spec_error=spec_error,
         status=status_of(obj),
         ignored=ignored,
-        checkpoint_request=(metadata.get("annotations") or {}).get(CHECKPOINT_NOW, "")[:63],
+        checkpoint_request=checkpoint_asked(obj),
         template_hash=made_of,
     )
 
@@ -153,6 +155,11 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...]]:
         return None, str(error), ()
     except RecursionError:
         return None, f"spec: something in it is nested more than {DEEPEST} levels deep: make it flatter", ()
+
+
+def checkpoint_asked(obj: Raw) -> str:
+    """The request that a TrainingJob's annotation names; empty: none."""
+    return str((obj["metadata"].get("annotations") or {}).get(CHECKPOINT_NOW, ""))[:MOST_REQUEST]
 
 
 def status_of(obj: Raw) -> JobStatus:
