@@ -54,7 +54,8 @@ async def once_reachable(what: str, ask: Callable[[], Awaitable[T]]) -> T:
         try:
             return await ask()
         except Unreachable as error:
-            log.warning("%s: %s; asked again until the API server answers", what, error)
+            level = logging.INFO if failures else logging.WARNING
+            log.log(level, "%s: %s; asked again until the API server answers", what, error)
             await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
             failures += 1
 
@@ -180,7 +181,7 @@ class Client:
     ) -> AsyncIterator[tuple[str, Raw]]:
         """(ADDED, MODIFIED, DELETED or BOOKMARK, object) from `version` on, until the server or the network ends it.
 
-        Raises Gone where `version` is too old, Unreachable where the stream broke."""
+        Raises Gone where `version` is too old, Unreachable where the stream broke or can't be had now."""
         params = _selectors(labels, fields) | {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -191,7 +192,7 @@ class Client:
         async for line in self._lines(resource, resource.path(namespace), params, timeout):
             kind, obj = _event(line)
             if kind == "ERROR":
-                raise from_status(int(obj.get("code") or 500), json.dumps(obj).encode())
+                raise _of_stream(int(obj.get("code") or 500), json.dumps(obj).encode())
             yield kind, obj
 
     async def logs(
@@ -256,9 +257,13 @@ class Client:
     ) -> AsyncIterator[bytes]:
         try:
             response = await self._send("GET", resource, path, params, None, timeout)
+            if response.status == 401:  # credentials run out while streams are all that is asked for
+                async with response:
+                    await self.access.renew(response.request_info.headers.get("Authorization", ""))
+                response = await self._send("GET", resource, path, params, None, timeout)
             async with response:
                 if response.status >= 400:
-                    raise from_status(response.status, await response.read())
+                    raise _of_stream(response.status, await response.read())
                 rest = b""
                 async for data in response.content.iter_any():
                     *lines, rest = (rest + data).split(b"\n")
@@ -307,7 +312,7 @@ class Client:
                     renewed = True
                     await self.access.renew(response.request_info.headers.get("Authorization", ""))
                     continue
-                if response.status != 429 and response.status < 500:
+                if not _passes(response.status):
                     raise error
                 wait = max(wait, min(LONGEST_SECONDS, _seconds(response.headers.get("Retry-After", ""))))
             except _LOST as lost:
@@ -365,6 +370,17 @@ def _why(lost: Exception) -> str:
     if isinstance(lost, aiohttp.ClientResponseError):
         return f"its answer can't be read: {' '.join(lost.message.split()).rstrip(' ^')}"
     return str(lost) or ("timed out" if isinstance(lost, TimeoutError) else type(lost).__name__)
+
+
+def _passes(status: int) -> bool:
+    """Whether another try may do."""
+    return status == 429 or status >= 500
+
+
+def _of_stream(status: int, body: bytes) -> ApiError:
+    """Why there is none. It is not tried again here: whoever follows it knows from where on."""
+    error = from_status(status, body)
+    return Unreachable(error.status, error.reason, error.message) if _passes(status) else error
 
 
 def _event(line: bytes) -> tuple[str, Raw]:

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from rich.console import Console
 from rich.live import Live
 
+from concertina import backoff
 from concertina.api.status import ConditionType
-from concertina.kube.client import Client
+from concertina.kube.client import Client, once_reachable
 from concertina.kube.errors import Forbidden, Gone, NotFound, Unreachable
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import EVENTS, TRAINING_JOBS, Raw
@@ -18,25 +19,32 @@ from concertina.terminal import show
 
 EVENTS_EVERY = 5.0
 """Seconds: a job that trains changes more often."""
+FIRST_SECONDS, LONGEST_SECONDS = 0.2, 3.0
+"""Until a watch that broke, or could not be had, is tried again."""
 
 
 async def states(client: Client, namespace: str, name: str) -> AsyncIterator[Raw]:
     """The job as it is now, and again whenever it changes, until it is deleted; outages are waited out."""
+    failures = 0
     while True:
         try:
-            job = await client.get(TRAINING_JOBS, namespace, name)
+            job = await once_reachable(f"{namespace}/{name}", lambda: client.get(TRAINING_JOBS, namespace, name))
         except NotFound:
             return
         yield job
         try:
             version = job["metadata"]["resourceVersion"]
             async for event, changed in client.watch(TRAINING_JOBS, namespace, version, fields=f"metadata.name={name}"):
+                failures = 0
                 if event == "DELETED":
                     return
                 if event != "BOOKMARK":
                     yield changed
-        except (Gone, Unreachable):
+        except Gone:
             continue
+        except Unreachable:
+            await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
+            failures += 1
 
 
 async def events_of(client: Client, job: Raw) -> list[Raw]:

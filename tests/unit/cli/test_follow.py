@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 from rich.console import Console
 
-from builders.api_server import api_server
+from builders.api_server import api_server, no_success
 from concertina.api.status import Condition, JobProgress, JobStatus, rfc3339
 from concertina.kube import access
 from concertina.kube.client import Client
@@ -23,6 +26,9 @@ SENTENCE = (
     "The checkpoint's folder s3://bucket/run-with-a-long-name/ refuses the credentials of Secret s3 (AccessDenied): "
     "give its key PutObject on that folder."
 )
+
+
+STARTS = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd has no leader"}}
 
 
 def job(message: str, *holds: str, progress: JobProgress | None = None) -> Raw:
@@ -88,3 +94,23 @@ def test_of_a_run_without_an_end_the_step_alone_is_told(tmp_path: Path) -> None:
         ["Training  Trains. step 12 loss 2.5", "Training  Trains. step 13 (1%) loss 2.5",
          "Training  Trains. step 14 (2%) loss 2.5"],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        pytest.param(lambda: no_success(503, "the API server is shutting down"), id="ends"),
+        pytest.param(lambda: no_success(429, "too many requests"), id="busy"),
+        pytest.param(lambda: web.Response(text=json.dumps(STARTS) + "\n"), id="in the stream"),
+    ],
+)
+def test_an_api_server_that_is_away_for_a_while_ends_nothing(
+    tmp_path: Path, refusal: Callable[[], web.Response], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own words are said once, and the job goes on to be followed."""
+    away = [no_success(503, "not yet") for _ in range(12)]  # longer than a request is tried again
+    looks = [job("waits"), job("waits"), job("waits"), *away, job("is over", "Complete")]
+    code, printed = followed(tmp_path, looks, [refusal(), lines(job("trains"))])
+    assert (code, [line.split()[-1] for line in printed.splitlines()]) == (0, ["waits", "trains", "over"])
+    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.getMessage() for record in said] == ["team/a: not yet; asked again until the API server answers"]

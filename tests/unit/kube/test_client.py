@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from builders.api_server import api_server, kubeconfig
+from builders.api_server import api_server, kubeconfig, no_success
 from builders.counted import counted
 from builders.until import until_async
 from concertina.kube import access
 from concertina.kube.client import Client
-from concertina.kube.errors import ApiError, Unreachable
+from concertina.kube.errors import ApiError, Unauthorized, Unreachable
 from concertina.kube.execute import execute
 from concertina.kube.resources import PODS
 from concertina.local.control_plane.certificates import Authority
@@ -210,3 +210,35 @@ def test_a_server_that_has_just_started_is_asked_again_before_the_time_that_it_n
             assert (await client.get(PODS, "default", "a"))["metadata"]["name"] == "a"
 
     asyncio.run(scenario())
+
+
+EXEC = "client.authentication.k8s.io/v1"
+PLUGIN = f"""echo >> tokens
+printf '{{"apiVersion": "{EXEC}", "kind": "ExecCredential", "status": {{"token": "%d"}}}}' $(wc -l < tokens)"""
+"""Gives another token each time, without an end: 1, 2, ..."""
+
+
+def test_a_stream_whose_credentials_have_run_out_is_asked_for_with_new_ones_once(tmp_path: Path) -> None:
+    """Who watches alone asks for nothing else by which they would be renewed."""
+    good, heard = "Bearer 2", list[str]()
+
+    async def answer(request: web.Request) -> web.Response:
+        heard.append(request.headers["Authorization"])
+        event = {"type": "ADDED", "object": {"metadata": {"name": "a"}}}
+        return web.Response(text=json.dumps(event)) if heard[-1] == good else no_success(401, "Unauthorized")
+
+    async def scenario() -> None:
+        nonlocal good
+        async with api_server(tmp_path, answer) as config:
+            known = json.loads(config.read_text())
+            plugin = {"command": "sh", "args": ["-c", f"cd {tmp_path}; {PLUGIN}"]}
+            known["users"][0]["user"]["exec"] = {"apiVersion": EXEC, **plugin}
+            config.write_text(json.dumps(known))
+            async with Client(await access.load(str(config))) as client:
+                assert [kind async for kind, _ in client.watch(PODS, "default", "1")] == ["ADDED"]
+                good = "another's"
+                with pytest.raises(Unauthorized):
+                    await anext(client.watch(PODS, "default", "1"))
+
+    asyncio.run(scenario())
+    assert heard == [f"Bearer {count}" for count in (1, 2, 2, 3)]
