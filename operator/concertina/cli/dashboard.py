@@ -106,6 +106,8 @@ class Dashboard:
             await self.reach()
         except ApiError as error:
             trouble = f"{error}."
+        if not trouble and self.jobs.trouble:
+            trouble = f"{self.jobs.trouble}."
         rows = ordered(self.jobs.values(), view.order, view.by)
         return _page(lambda nonce: jobs_page(rows, view, time.time(), nonce, trouble))
 

@@ -59,6 +59,7 @@ async def _follow(client: Client, namespace: str | None, view: View) -> None:
         with Live(console=console, auto_refresh=False, screen=True) as display:
             while True:
                 rows = ordered(jobs.values(), view.order, view.by)
-                shown = screen(rows, time.time(), view.all_namespaces, view.by, console.size.height)
+                height = console.size.height
+                shown = screen(rows, time.time(), view.all_namespaces, view.by, height, jobs.trouble)
                 display.update(shown, refresh=True)
                 await asyncio.sleep(REFRESH_SECONDS)

@@ -148,13 +148,17 @@ def as_json(row: Row, by: str = "") -> dict[str, JsonValue]:
     }  # fmt: skip
 
 
-def screen(rows: Sequence[Row], now: float, with_namespace: bool, by: str, height: int | None = None) -> RenderableType:
-    """`rows` in their order. `now`: Unix seconds. `height`: lines that there are; what does not fit is counted."""
+def screen(
+    rows: Sequence[Row], now: float, with_namespace: bool, by: str, height: int | None = None, trouble: str = ""
+) -> RenderableType:
+    """`rows` in their order. `now`: Unix seconds. `height`: lines that there are; what does not fit is counted.
+    `trouble`: why they may be out of date."""
     table = Table(
         *([by.capitalize()] if by else []), *(["Namespace"] if with_namespace else []), *COLUMNS,
         box=None, header_style="bold", padding=(0, 2, 0, 0),
     )  # fmt: skip
-    shown = rows if height is None else rows[: max(1, height - 3)]
+    warning = [Text(f"Out of date, perhaps: {' '.join(trouble.split())}", style="red")] if trouble else []
+    shown = rows if height is None else rows[: max(1, height - 3 - len(warning))]
     before: str | None = None
     for row in shown:
         here = group(row, by)
@@ -162,7 +166,7 @@ def screen(rows: Sequence[Row], now: float, with_namespace: bool, by: str, heigh
         table.add_row(*first, *([row.namespace] if with_namespace else []), *cells(row, now))
         before = here
     more = len(rows) - len(shown)
-    return Group(Text(summary(rows), style="bold"), table, *([Text(f"and {more} more")] if more else []))
+    return Group(Text(summary(rows), style="bold"), *warning, table, *([Text(f"and {more} more")] if more else []))
 
 
 def cells(row: Row, now: float) -> list[str | Text]:

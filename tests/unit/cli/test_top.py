@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import json
+from pathlib import Path
 from typing import Any
 
+import pytest
+from aiohttp import web
 from rich.console import Console
 
+from builders.api_server import api_server, no_success
+from builders.until import until_async
 from concertina.api.accounting import Cost, Goodput
 from concertina.api.status import Condition, ConditionType, JobProgress, JobStatus, rfc3339
+from concertina.cli import top
 from concertina.kube.resources import Raw
+from concertina.terminal.connection import Target
 from concertina.terminal.top import QUEUE_LABEL, Order, as_json, group, ordered, row, screen
 
 NOW = 1_800_000_000
@@ -79,3 +89,47 @@ def test_who_does_not_train_has_no_pace() -> None:
 def test_as_json() -> None:
     told = as_json(row(jobs()[3]))
     assert (told["name"], told["attention"], told["goodputPercent"]) == ("slow", "Slow", 40.0)
+
+
+def test_what_may_be_out_of_date_is_said_until_something_is_heard_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = "trainingjobs is forbidden: ann can't watch it"
+    now, later = (
+        {**job("a", ConditionType.RUNNING, progress=JobProgress(step=step, at=rfc3339(NOW))), "kind": "TrainingJob"}
+        for step in (6, 7)
+    )
+    for version, each in enumerate((now, later), 5):
+        each["metadata"] |= {"uid": "u", "resourceVersion": str(version)}
+    mended, over = asyncio.Event(), asyncio.Event()
+    printed = io.StringIO()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if not request.query.get("watch"):
+            return web.json_response({"metadata": {"resourceVersion": "5"}, "items": [now]})
+        if not mended.is_set():
+            return no_success(403, refused)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(json.dumps({"type": "MODIFIED", "object": later}).encode() + b"\n")
+        await over.wait()
+        return response
+
+    def frame() -> str:
+        """The last one that was drawn."""
+        return printed.getvalue().rpartition("\x1b[H")[2]
+
+    async def scenario() -> None:
+        async with api_server(tmp_path, answer) as config:
+            following = asyncio.create_task(top.top(Target(config, None, "team"), False, "", "attention", False, ""))
+            await until_async(lambda: f"Out of date, perhaps: {refused}" in frame(), "a word of it", frame)
+            assert "step 6" in frame()
+            mended.set()
+            await until_async(lambda: "step 7" in frame() and "Out of date" not in frame(), "what is new", frame)
+            over.set()
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    monkeypatch.setattr(top, "console", Console(file=printed, force_terminal=True, no_color=True, width=200, height=20))
+    monkeypatch.setattr(top, "REFRESH_SECONDS", 0.01)
+    asyncio.run(scenario())

@@ -67,6 +67,9 @@ class Reflector(Generic[T]):
         self._ghosts: OrderedDict[str, None] = OrderedDict()
         self.synced = asyncio.Event()
         """Set after the first LIST."""
+        self.trouble = ""
+        """Why nothing is heard of what changes, in the API server's words; empty while something is. A watch that is
+        had again is silent at first: up to a minute, until its first bookmark."""
 
     def values(self) -> Iterator[T]:
         return (kept.value for kept in self._kept.values())
@@ -86,7 +89,7 @@ class Reflector(Generic[T]):
                 if not version:
                     version = await self._list()
                 async for kind, obj in self._client.watch(self._resource, self._namespace, version, self._labels):
-                    failures = 0
+                    failures, self.trouble = 0, ""
                     version = obj["metadata"]["resourceVersion"]
                     self._take(kind, obj)
             except Gone:
@@ -94,6 +97,8 @@ class Reflector(Generic[T]):
             except ApiError as error:
                 end = WatchEnd.BROKEN
                 log.log(logging.INFO if failures else logging.DEBUG, "watch of %s: %s", self._resource.plural, error)
+                if failures:  # most that break are had again at once
+                    self.trouble = str(error)
                 await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
                 failures += 1
             metrics.WATCH_RESTARTS.labels(self._resource.plural, end).inc()
@@ -110,6 +115,7 @@ class Reflector(Generic[T]):
             if key not in listed and kept.version <= int(version):
                 self._drop(key, kept.uid)
         self.synced.set()
+        self.trouble = ""
         return version
 
     def _take(self, kind: str, obj: Raw) -> None:
