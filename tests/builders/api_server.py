@@ -23,7 +23,7 @@ async def api_server(folder: Path, answer: Answer) -> AsyncIterator[Path]:
     """Its kubeconfig. `answer`: to each request."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(application, shutdown_timeout=0.0)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from concertina.api import TRAINER
 from concertina.api.status import JobStatus, rfc3339, unix_seconds
-from concertina.kube.client import Client
+from concertina.kube.client import Client, once_reachable
 from concertina.kube.errors import ApiError, Gone, Unreachable
 from concertina.kube.manifests.names import INDEX, JOB
 from concertina.kube.parse.views import status_of
@@ -22,6 +22,8 @@ from concertina.terminal.show import ended
 
 MOST_STREAMS = 64
 """Logs that are read at a time: a job may have a thousand replicas, and each is a connection through the API server."""
+WATCH_AGAIN_SECONDS = 1.0
+"""Until a watch that broke, or could not be had, is tried again."""
 BEFORE_FAILURE = 10.0
 """Seconds of the log that are shown from before a failure."""
 
@@ -68,7 +70,8 @@ class Logs:
             self._print(entry)
 
     async def follow(self) -> None:
-        """Until the job is over and all has been printed; a pod that comes later is printed from its start on."""
+        """Until the job is over and all has been printed; a pod that comes later, and a container that is started
+        again, is printed from its start on."""
         streams: set[asyncio.Task[None]] = set()
 
         async def print_one(pod: str, tail: int | None) -> None:
@@ -120,7 +123,7 @@ class Logs:
     async def _whole(self, pod: Raw) -> AsyncIterator[Entry]:
         """After a failure that its container was started again for, what was printed before that, too."""
         name = pod["metadata"]["name"]
-        if self._asked.since_failure and _was_restarted(pod):
+        if self._asked.since_failure and _restarts(pod):
             async for entry in self._entries(name, False, self._asked.tail, previous=True):
                 yield entry
         async for entry in self._entries(name, False, self._asked.tail):
@@ -138,22 +141,30 @@ class Logs:
             say(f"{pod}: its log ends here: {error}")
 
     async def _starting(self) -> AsyncIterator[tuple[str, int | None]]:
-        """Names of the pods whose container 'trainer' has started, each once, and how many lines to begin with."""
-        seen: set[str] = set()
+        """Names of the pods whose container 'trainer' has started, once for each time that it has, and how many lines
+        to begin with: all of what has begun since."""
+        seen: dict[str, int] = {}  # how often it was started again, by uid
+
+        def begun(pod: Raw) -> bool:
+            return _has_log(pod) and seen.get(pod["metadata"]["uid"], -1) < _restarts(pod)
+
         while True:
-            pods, version = await self._client.list_all(PODS, self._namespace, self._labels)
-            for pod in self._most_telling(
-                [pod for pod in pods if _has_log(pod) and pod["metadata"]["uid"] not in seen]
-            ):
-                seen.add(pod["metadata"]["uid"])
-                yield pod["metadata"]["name"], self._asked.tail
+            pods, version = await once_reachable(
+                "the replicas", lambda: self._client.list_all(PODS, self._namespace, self._labels)
+            )
+            for pod in self._most_telling(list(filter(begun, pods))):
+                tail = None if pod["metadata"]["uid"] in seen else self._asked.tail
+                seen[pod["metadata"]["uid"]] = _restarts(pod)
+                yield pod["metadata"]["name"], tail
             try:
                 async for event, pod in self._client.watch(PODS, self._namespace, version, self._labels):
-                    if event in ("ADDED", "MODIFIED") and _has_log(pod) and pod["metadata"]["uid"] not in seen:
-                        seen.add(pod["metadata"]["uid"])
+                    if event in ("ADDED", "MODIFIED") and begun(pod):
+                        seen[pod["metadata"]["uid"]] = _restarts(pod)
                         yield pod["metadata"]["name"], None
-            except (Gone, Unreachable):
+            except Gone:
                 continue
+            except Unreachable:
+                await asyncio.sleep(WATCH_AGAIN_SECONDS)
 
 
 def chosen(pods: list[Raw], first: Container[str | None]) -> list[Raw]:
@@ -189,8 +200,10 @@ def _has_log(pod: Raw) -> bool:
     return any(c["name"] == TRAINER and "waiting" not in c["state"] for c in containers)
 
 
-def _was_restarted(pod: Raw) -> bool:
-    return any(c["name"] == TRAINER and c.get("restartCount") for c in pod["status"].get("containerStatuses") or [])
+def _restarts(pod: Raw) -> int:
+    """How often the container 'trainer' was started again in its pod."""
+    containers = pod.get("status", {}).get("containerStatuses") or []
+    return next((int(c.get("restartCount") or 0) for c in containers if c["name"] == TRAINER), 0)
 
 
 def _index(pod: Raw) -> tuple[int, str]:
