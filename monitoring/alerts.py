@@ -100,7 +100,7 @@ def _stalled(*reasons: str) -> str:
 
 
 _CLASSES = f'class=~"{TRAINING}"'
-_AGE = of_jobs("concertina_trainingjob_checkpoint_age_seconds")
+_WAITED = of_jobs("concertina_trainingjob_checkpoint_waited_seconds")
 _TRAINED = f"sum {by()} ({of_jobs(TIME, 'class', where=_CLASSES)})"
 """Without a checkpoint: as long as it has trained."""
 _INTERVAL = of_jobs("concertina_trainingjob_checkpoint_interval_seconds")
@@ -155,7 +155,7 @@ ALERTS = (
         Problem.CHECKPOINT_OLD,
         Severity.CRITICAL,
         "5m",
-        f"(({_AGE} or {_TRAINED}) > {problems.CHECKPOINT_INTERVALS} * {_INTERVAL}) {TRAINS} "
+        f"(({_WAITED} or {_TRAINED}) > {problems.CHECKPOINT_INTERVALS} * {_INTERVAL}) {TRAINS} "
         f"unless on (namespace, trainingjob) {_stalled('StorageUnavailable')}",
         f"{JOB}: no checkpoint for {DURATION} of training",
         f"There should have been {problems.CHECKPOINT_INTERVALS} in that time. If all replicas are lost at once, so is "

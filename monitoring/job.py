@@ -201,6 +201,7 @@ SAVED = Section(
             "Beside the interval that the job asks for.",
             (
                 Query(_job("checkpoint_age_seconds"), "checkpoint"),
+                Query(_job("checkpoint_waited_seconds"), "waited for the next"),
                 Query(_job("checkpoint_interval_seconds"), "interval"),
                 Query(_job("snapshot_age_seconds"), "snapshot"),
             ),

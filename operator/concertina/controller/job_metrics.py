@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from concertina.api.accounting import Cost
-from concertina.api.checkpoint_interval import checkpoint_interval
+from concertina.api.checkpoint_interval import checkpoint_interval, unsaved_seconds
 from concertina.api.status import CheckpointMark, ConditionType, JobProgress, JobStatus, SnapshotMark, unix_seconds
 from concertina.plan.facts.decision import Phase
 from concertina.plan.observed import JobView
@@ -199,6 +199,11 @@ FAMILIES = (
         "checkpoint_age_seconds",
         "Since the newest durable checkpoint was made.",
         lambda job, now: _age(job.status.last_checkpoint, now),
+    ),
+    _gauge(
+        "checkpoint_waited_seconds",
+        "Of that, what counts towards the next one: of steps, where they say when it is due, not of a suspension.",
+        lambda job, now: unsaved_seconds(job.spec, job.status, now),
     ),
     _gauge(
         "checkpoint_step",

@@ -116,10 +116,28 @@ def test_a_job_is_told_of_by_its_status() -> None:
         ("mfu_ratio",): 0.4,
         ("progress_age_seconds",): 3,
         ("checkpoint_age_seconds",): 120,
+        ("checkpoint_waited_seconds",): 120,
         ("checkpoint_step",): 60,
         ("stragglers",): 0,
         ("avoided_nodes",): 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("every", "seconds"),
+    [
+        pytest.param({"everySteps": 50}, 20, id="steps since"),
+        pytest.param({"everySteps": 50, "everySeconds": 90}, 7200, id="the clock comes first"),
+        pytest.param({"everySteps": 50, "everySeconds": 110}, 20, id="steps come first"),
+        pytest.param({"everySeconds": 300}, 7200, id="the clock alone"),
+    ],
+)
+def test_what_counts_towards_the_next_checkpoint(every: dict[str, Any], seconds: float) -> None:
+    """Of a job that was suspended for two hours after one, and has made ten steps since."""
+    spec = {**SPEC, "checkpoint": {"uri": "s3://bucket/run", **every}}
+    last = {"step": 60, "uri": "s3://bucket/run/x", "at": at(7200)}
+    told = {"lastCheckpoint": last, "progress": {"step": 70, "stepSeconds": 2.0, "at": at(3)}}
+    assert series(job(status=told, spec=spec))["checkpoint_waited_seconds", "j"] == seconds
 
 
 @pytest.mark.parametrize(

@@ -91,10 +91,11 @@ def out_of_memory(age: float) -> dict[str, Any]:
     return {"restarts": Restarts(in_window=1, budget=9, recent=(entry,))}
 
 
-def saved(age: float) -> dict[str, Any]:
+def saved(age: float, seconds: float = 60) -> dict[str, Any]:
+    """`seconds`: between checkpoints, by the clock."""
     return {
         "last_checkpoint": CheckpointMark(step=900, uri="file:///run/x", at=ago(age)),
-        "checkpoint_interval": CheckpointEvery(seconds=60, suggested_seconds=60),
+        "checkpoint_interval": CheckpointEvery(seconds=seconds, suggested_seconds=60),
     }
 
 
@@ -154,6 +155,11 @@ CASES: dict[str, tuple[Problem, Evidence, Evidence]] = {
         Problem.CHECKPOINT_OLD,
         evidence(status(**saved(180)), spec=spec(checkpoint=CHECKPOINT)),
         evidence(status(**saved(179)), spec=spec(checkpoint=CHECKPOINT)),
+    ),
+    "a checkpoint that steps have left behind, and one from before a suspension": (
+        Problem.CHECKPOINT_OLD,
+        evidence(status(**saved(7000, 0)), spec=spec(checkpoint={"uri": "file:///run", "everySteps": 33})),
+        evidence(status(**saved(7000, 0)), spec=spec(checkpoint={"uri": "file:///run", "everySteps": 34})),
     ),
     "no checkpoint": (
         Problem.CHECKPOINT_OLD,

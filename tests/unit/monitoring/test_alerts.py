@@ -41,7 +41,7 @@ class Case:
 
 
 AGES = {
-    "checkpoint_age_seconds": "0+60x300",
+    "checkpoint_waited_seconds": "0+60x300",
     "checkpoint_interval_seconds": "600x300",
 }
 NO_AGE = {"checkpoint_interval_seconds": "600x300"}
@@ -83,8 +83,9 @@ CASES = {
         TRAINS | AGES,
         "n/j: no checkpoint for 2h 0m 0s of training",
         (
-            TRAINS | AGES | {"checkpoint_age_seconds": "1800x300"},
-            TRAINS | {"checkpoint_age_seconds": "0+60x300"},
+            TRAINS | AGES | {"checkpoint_waited_seconds": "1800x300"},
+            TRAINS | {"checkpoint_waited_seconds": "0+60x300"},
+            TRAINS | AGES | {"checkpoint_age_seconds": "50000+60x300", "checkpoint_waited_seconds": "60x300"},
             TRAINS | AGES | {'stalled{reason="StorageUnavailable"}': "1x300"},
             AGES | {'phase{phase="Complete"}': "1x300"},
         ),
@@ -272,6 +273,6 @@ def test_a_healthy_run_raises_none(tmp_path: Path) -> None:
     series = TRAINS | spent(communication=6, input=1, checkpoint=1, straggler=1, evaluation=2, recovery=0.5)
     series |= {"mfu_ratio": "0.42x300", "loss": "10-0.02x300", "restarts_left": "10x300", "leader": "1x300"}
     series |= {"ready_replicas": "4x300", "min_replicas": "2x300", "own_side_suspected": "0x300", MEMORY: "3e9x300"}
-    series |= {"checkpoint_age_seconds": "300x300", "checkpoint_interval_seconds": "600x300"}
+    series |= {"checkpoint_waited_seconds": "300x300", "checkpoint_interval_seconds": "600x300"}
     asked = [Question(problem, case, series).test() for problem, case in CASES.items()]
     check(tmp_path, RULES, [asked[0] | {"alert_rule_test": [each for one in asked for each in one["alert_rule_test"]]}])
