@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from concertina.api.rules import broken
+from concertina.api.shapes import Shapes
 from concertina.api.spec import JobSpec
 from concertina_trainer.config.trainer import RETIRED as RETIRED_BY_TRAINER
 
@@ -103,7 +104,9 @@ def _parsed(spec: dict[str, Any], stored: bool) -> JobSpec:
 def _checked(raw: Any, stored: bool) -> JobSpec:
     """Raises ValidationError, and SpecError where fields that are each right don't go together."""
     # Through JSON, since only there strict types accept what YAML has: lists for tuples, strings for enums.
-    spec = JobSpec.model_validate_json(json.dumps(raw), strict=True)
+    text = json.dumps(raw)
+    spec = JobSpec.model_validate_json(text, strict=True)
+    Shapes.model_validate_json(text, strict=True)
     if problems := tuple(f"{rule.path}: {rule.refusal(spec)}" for rule in broken(spec, stored)):
         raise SpecError(problems)
     return spec

@@ -6,12 +6,14 @@ import enum
 import itertools
 import math
 import operator
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
 from concertina.api import TRAINER
 from concertina.api.model import Model, Verbatim
+from concertina.api.quantities import amounts_of
 from concertina_trainer.config.checkpoint import CheckpointConfig
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
@@ -512,6 +514,9 @@ class JobSpec(Model):
 
 def _gpus(container: Container) -> int:
     """GPUs that a container is limited to (a request alone can't exceed or differ from the limit)."""
-    resources: dict[str, Any] = (container.model_extra or {}).get("resources") or {}
-    amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    return sum(int(amounts[name]) for name in GPU_RESOURCES if str(amounts.get(name, "")).isdigit())
+    fields = container.model_extra or {}
+    amounts = {**amounts_of(fields, "requests"), **amounts_of(fields, "limits")}
+    return sum(int(text) for name in GPU_RESOURCES if _COUNT.fullmatch(text := str(amounts.get(name))))
+
+
+_COUNT = re.compile("[0-9]{1,9}")

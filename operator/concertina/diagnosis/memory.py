@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from concertina.api.quantities import bytes_of
+from concertina.api.quantities import amounts_of, bytes_of
 from concertina.diagnosis.evidence import RECENT_SECONDS, AgentFigures, Evidence
 from concertina.diagnosis.failures import ADVICE
 from concertina.diagnosis.finding import Finding, critical, warning
@@ -56,8 +56,8 @@ def _hours_left(looks: Sequence[AgentFigures], limit: int) -> float | None:
 def _limit(seen: Evidence) -> int:
     """Of the container's memory, in bytes; 0 without one."""
     container = seen.spec.template.trainer if seen.spec else None
-    resources = (container.model_extra or {}).get("resources") or {} if container else {}
-    return bytes_of((resources.get("limits") or {}).get("memory"))
+    limits = amounts_of(container.model_extra or {}, "limits") if container else {}
+    return bytes_of(limits.get("memory"))
 
 
 def _out_of_memory(seen: Evidence) -> Finding | None:

@@ -64,6 +64,22 @@ def test_an_older_word_than_the_answer_to_our_own_write_is_ignored() -> None:
     assert known.heard() == ["a"]
 
 
+def test_a_job_that_nobody_can_read_is_left_alone_and_the_others_are_known(caplog: pytest.LogCaptureFixture) -> None:
+    known, bad = Known(), job("bad", 10)
+    bad["metadata"]["creationTimestamp"] = "when"
+    for each in (bad, job("a", 10)):
+        known.cache.on_job(each)
+    assert known.cache.job("bad") is None
+    assert known.heard() == ["a"]
+    assert "TrainingJob n/job-bad can't be read" in caplog.text
+    changed = job("a", 11, rounds=2)
+    changed["metadata"]["creationTimestamp"] = "when"
+    known.cache.on_job(changed)
+    observed = known.cache.observe("a")
+    assert observed is not None
+    assert observed.job.status.rounds == 0, "as it was last read"
+
+
 def test_a_pod_of_another_namespace_is_none_of_a_jobs_whatever_it_says_of_its_owner() -> None:
     known = Known()
     stranger = replace(pod("a-0-0", "a"), namespace="other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import secrets
 import time
 from collections import OrderedDict
@@ -18,6 +19,7 @@ from concertina.kube.resources import Raw, version_of
 from concertina.plan.lifecycle.admission import by_quota
 from concertina.plan.observed import AgentView, NodeView, Observed, PodView, Refusal, Refused
 
+log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.5
 """With what an agent and a pass take beside it, a status is two seconds behind its script at most."""
 WRITES_PER_SECOND = 20.0
@@ -96,7 +98,12 @@ class ClusterCache:
         job = self._jobs.get(uid)
         if job is not None and version <= job.version:
             return
-        view = job_view(obj, job.view if job else None)
+        try:
+            view = job_view(obj, job.view if job else None)
+        except Exception:
+            # One object of an odd shape must not end the watch of all.
+            log.exception("TrainingJob %(namespace)s/%(name)s can't be read and is left alone", obj["metadata"])
+            return
         status: Raw = obj.get("status") or {}
         before = job.view if job else None
         if job is None:

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 
 import concertina_protocol as protocol
+from concertina.api.quantities import amounts_of
 from concertina.api.spec import JobSpec, Parallelism
 from concertina.kube.manifests.containers import (
     environment,
@@ -159,9 +160,9 @@ def _installer(trainer: Raw, settings: PodSettings, spec: JobSpec) -> Raw:
         "securityContext": {**{key: theirs[key] for key in USER if key in theirs}, **CONFINED},
     }
     resources = {
-        kind: {name: amount for name, amount in (amounts or {}).items() if name in ("cpu", "memory")}
-        for kind, amounts in (trainer.get("resources") or {}).items()
-        if kind in ("requests", "limits")
+        kind: {name: amount for name, amount in amounts_of(trainer, kind).items() if name in ("cpu", "memory")}
+        for kind in ("limits", "requests")
+        if amounts_of(trainer, kind)
     }
     if any(resources.values()):
         container["resources"] = resources

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from concertina.api import TRAINER
-from concertina.api.quantities import bytes_of
+from concertina.api.quantities import amounts_of, bytes_of
 from concertina.api.spec import JobSpec
 from concertina.kube.resources import Raw
 
@@ -54,4 +54,4 @@ def python(container: Raw) -> str:
 
 def memory_of(container: Raw) -> int:
     """Bytes that the container may use; 0 where nothing bounds it."""
-    return bytes_of(((container.get("resources") or {}).get("limits") or {}).get("memory"))
+    return bytes_of(amounts_of(container, "limits").get("memory"))

@@ -75,7 +75,6 @@ def store(template: Raw) -> Raw:
     theirs, trainer = template["spec"], trainer_of(template)
     container: Raw = {
         "name": TRAINER,
-        "image": trainer["image"],
         "command": [python(trainer), "-c", SERVE.format(port=PORT).strip()],
         "resources": SMALL,
         "env": [
@@ -86,7 +85,7 @@ def store(template: Raw) -> Raw:
         ],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*(trainer.get("volumeMounts") or ()), {"name": "concertina", "mountPath": "/concertina"}],
-        **{field: trainer[field] for field in ("securityContext", "imagePullPolicy") if field in trainer},
+        **{field: trainer[field] for field in ("image", "securityContext", "imagePullPolicy") if field in trainer},
     }
     spec = {
         **{field: theirs[field] for field in KEPT_FIELDS if field in theirs},

@@ -129,8 +129,7 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
     if before is not None and (before.uid, before.generation) == (metadata["uid"], generation):
         spec, spec_error, ignored, made_of = before.spec, before.spec_error, before.ignored, before.template_hash
     else:
-        spec, spec_error, ignored = _spec(obj)
-        made_of = template_hash(spec) if spec and not ignored else ""
+        spec, spec_error, ignored, made_of = _spec(obj)
     return JobView(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -147,14 +146,24 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
     )
 
 
-def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...]]:
+def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...], str]:
+    """The spec, or what is wrong with it, with the paths that were left out of it and the hash of its template. Raises
+    nothing: one job's manifest must not keep the operator from the others."""
     try:
         spec, ignored = parse_stored(obj)
-        return spec, "", ignored
+        return spec, "", ignored, "" if ignored else template_hash(spec)
     except SpecError as error:
-        return None, str(error), ()
+        return None, str(error), (), ""
     except RecursionError:
-        return None, f"spec: something in it is nested more than {DEEPEST} levels deep: make it flatter", ()
+        return None, f"spec: something in it is nested more than {DEEPEST} levels deep: make it flatter", (), ""
+    except Exception as error:
+        why = f"{type(error).__name__}: {str(error)[:300]}"
+        return (
+            None,
+            f"spec: the operator can't read it ({why}): correct what is no field of a pod, or report this",
+            (),
+            "",
+        )
 
 
 def checkpoint_asked(obj: Raw) -> str:

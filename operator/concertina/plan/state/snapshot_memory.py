@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from concertina.api.quantities import bytes_of
+from concertina.api.quantities import amounts_of, bytes_of
 from concertina.api.spec import JobSpec
 from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
@@ -62,12 +62,14 @@ def offloaded(spec: JobSpec, replicas: int, weights: Weights | None = None) -> i
 
 
 def _fits(spec: JobSpec, replicas: int, has: int) -> bool:
+    if not replicas:  # no size is valid, as `not_runnable` says
+        return True
     return needed(spec, replicas) + offloaded(spec, replicas) <= has
 
 
 def room(spec: JobSpec) -> int | None:
     """Bytes that a replica has for them, and for an offloaded state; None: there is no limit."""
-    limits = ((spec.template.trainer.model_extra or {}).get("resources") or {}).get("limits") or {}
+    limits = amounts_of(spec.template.trainer.model_extra or {}, "limits")
     return bytes_of(limits.get("memory")) * 9 // 10 or None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from concertina.kube.manifests.pod import END_POD
+from concertina.kube.parse import views
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.views import job_view, node_view, pod_view
 from concertina.plan.observed import PodPhase
@@ -225,6 +226,16 @@ def test_a_job_whose_spec_is_wrong_has_a_sentence_and_keeps_its_status() -> None
     assert view.spec is None
     assert "replicas" in view.spec_error
     assert view.status.rounds == 4
+
+
+def test_whatever_goes_wrong_with_a_spec_is_that_jobs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(obj: dict[str, Any]) -> None:
+        raise AttributeError("nobody has foreseen this")
+
+    monkeypatch.setattr(views, "parse_stored", broken)
+    view = job_view(JOB)
+    assert view.spec is None
+    assert "AttributeError: nobody has foreseen this" in view.spec_error
 
 
 def test_a_spec_is_parsed_once_for_each_generation() -> None:

@@ -77,6 +77,12 @@ def test_a_job_that_would_not_fit_once_it_shrinks_is_warned_of_it():
     assert "with 2 replicas the snapshots of each take 9,647 MiB (of 3,859 MiB of state" in event.message
 
 
+def test_a_job_of_no_valid_size_is_told_of_that():
+    made = first(limited("8Gi", parallelism={"tensor": 8}))
+    assert "multiples of 8 replicas" in stalled(made)
+    assert first(limited("8Gi", parallelism={"tensor": 8}, suspend=True)).status.conditions
+
+
 def test_one_replica_has_no_copies_of_another_and_no_limit_is_no_worry():
     assert needed(limited("1Gi"), 1) - BESIDES == 3 * 12 * ModelConfig.model_validate(LARGE).weights
     assert first(jobs.spec()).actions
