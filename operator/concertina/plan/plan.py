@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from concertina.api.spec import Launcher
-from concertina.api.status import JobStatus
+from concertina.api.status import ENDED, JobStatus
 from concertina.plan.actions import Event, Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
@@ -139,8 +139,10 @@ def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
 
 
 def _unreadable(observed: Observed, now: float) -> Plan:
-    """A manifest that got past an older CRD: said, and left alone."""
+    """A manifest that got past an older CRD: said, and left alone. A job that has ended stays as it ended."""
     job = observed.job
+    if any(job.status.is_true(kind) for kind in ENDED):
+        return Plan(job.status)
     decision = Decision(Phase.STALLED, "InvalidSpec", job.spec_error)
     status = job.status.model_copy(
         update={

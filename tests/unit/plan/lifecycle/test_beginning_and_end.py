@@ -144,6 +144,24 @@ def test_a_manifest_that_got_past_an_older_crd_says_what_is_wrong() -> None:
     assert made.actions == ()
 
 
+@pytest.mark.parametrize("how", ["Complete", "Failed"])
+def test_a_job_that_has_ended_stays_so_while_its_manifest_can_not_be_read(how: str) -> None:
+    if how == "Complete":
+        seen = jobs.running(jobs.spec(), state="succeeded")
+    else:
+        failure = protocol.Failure("demo-1-0", "BadConfig", "no such model", at=T0 + 14, permanent=True)
+        seen = jobs.running(jobs.spec(), failures=(failure,))
+    seen = jobs.then(seen, plan(seen, T0 + 15))
+    ended, spec = seen.job.status, seen.job.spec
+    unreadable = replace(seen, job=replace(seen.job, spec=None, spec_error="spec.replicas must be at most 1024"))
+    made = plan(unreadable, T0 + 20)
+    assert (made.status, made.actions, made.events) == (ended, (), ())
+    seen = replace(jobs.then(unreadable, made), pods=(), agents={})
+    made = plan(replace(seen, job=replace(seen.job, spec=spec)), T0 + 30)
+    assert condition(made, how)[0] == "True"
+    assert (made.status.completion_time, made.actions) == (ended.completion_time, ())
+
+
 def test_nothing_is_done_for_a_job_that_is_being_deleted() -> None:
     seen = jobs.running(jobs.spec())
     made = plan(replace(seen, job=replace(seen.job, deleting=True)), T0 + 20)
