@@ -238,8 +238,8 @@ class Account:
     def _begun(self) -> Incident | None:
         decision, ctx = self.decision, self.ctx
         stops = self.phase is Phase.TRAINING and decision.phase in STOPPED
-        if not stops and decision.restart is None:
-            return None
+        if not stops and (decision.restart is None or decision.phase is Phase.TRAINING):
+            return None  # whoever replaces a straggler trains on; its drain is the incident
         failure = decision.last_failure
         return Incident(
             at=rfc3339(round(ctx.now - self.late, 3)),

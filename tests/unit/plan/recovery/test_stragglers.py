@@ -54,6 +54,7 @@ def test_its_pod_is_replaced_once_without_a_failure_being_counted() -> None:
     (entry,) = made.status.restarts.recent
     assert (entry.replica, entry.node, entry.reason, entry.counted) == ("demo-2-0", "node-2", "Straggler", False)
     assert made.status.restarts.in_window == 0
+    assert (made.status.incidents, made.status.goodput.recovery) == ((), ()), "it still trains"
     claim = made.status.world.claim
     assert claim is not None
     assert claim.round == 1, "the round is drained first"
