@@ -66,11 +66,20 @@ def commit(
         made.reason,
         message,
         world=world,
-        replayed=max(0, ctx.round.step - origin.step) if ctx.spec.bundled else 0,
+        replayed=max(0, _reached(ctx) - origin.step) if ctx.spec.bundled else 0,
         actions=_assigns(ctx, world, replies, _held_by(origin, {*names, *outside}), outside, leaving),
         events=(*told, *copy_distance.events(ctx, names, places, distance), *_crossing_event(ctx, crossing)),
         recheck=constants.ACKNOWLEDGE,
     )
+
+
+def _reached(ctx: JobContext) -> int:
+    """Steps finished by the last round. Of one that ended before its first word no more than it began with: what was
+    lost before that was counted when it began."""
+    base = ctx.world.base
+    if base is None or ctx.status.internal.round_waits.round == base.round:
+        return ctx.round.step
+    return base.step
 
 
 def _whence(origin: protocol.Restore) -> str:

@@ -193,6 +193,25 @@ def test_an_incident_says_why_who_and_what_it_cost() -> None:
     assert total(seen.job.status) == pytest.approx(36, abs=0.02)
 
 
+def test_steps_of_a_round_that_ended_before_its_first_word_are_not_trained_again_once_more() -> None:
+    seen = jobs.running(jobs.spec())
+    seen = passed(with_lead(seen, progress=progress(60, T0 + 30)), T0 + 30)
+    seen = next_round(with_lead(seen, progress=progress(60, T0 + 30), **failed(T0 + 33)), T0 + 35, held=58)
+    assert seen.job.status.steps_replayed == 2
+    lead = seen.job.status.world.lead
+    dead = replace(seen.agents[lead].report, **failed(T0 + 36))
+    silent = replace(seen, agents={**seen.agents, lead: replace(seen.agents[lead], report=dead)}, fresh_claim="claim-c")
+    again = next_round(silent, T0 + 37, held=58)
+    assert (again.job.status.world.round, again.job.status.steps_replayed) == (3, 2)
+    assert again.job.status.goodput.replayed_seconds == pytest.approx(1.0)
+    further_back = next_round(silent, T0 + 37, held=55)
+    assert further_back.job.status.steps_replayed == 5, "of those it has lost three more"
+    spoke = at_work(seen, T0 + 36, 59)
+    dead = replace(spoke.agents[lead].report, **failed(T0 + 37))
+    spoke = replace(spoke, agents={**spoke.agents, lead: replace(spoke.agents[lead], report=dead)}, fresh_claim="claim-c")
+    assert next_round(spoke, T0 + 38, held=58).job.status.steps_replayed == 3
+
+
 def test_causes_without_end_are_counted_together() -> None:
     seen = jobs.running(jobs.spec())
     known = tuple(RecoveryTime(cause=f"Cause{number}", times=1, seconds=1.0) for number in range(MOST_CAUSES - 1))
