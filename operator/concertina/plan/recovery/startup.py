@@ -47,10 +47,13 @@ def waiting(ctx: JobContext) -> Decision | None:
 
 
 def refused(ctx: JobContext) -> Decision | None:
-    """The image can't run what it is asked to: the next pod would fare no better. The pods stay, to be looked at."""
+    """The image can't run what it is asked to: the next pod would fare no better. The pods stay, to be looked at. One
+    that goes, or was made of another template, speaks of no image that the job has now."""
     if ctx.world.members:
         return None
     for pod in ctx.observed.pods:
+        if pod.deleting or pod.name in ctx.replicas.outdated:
+            continue
         if pod.phase is PodPhase.FAILED and (found := _fault(ctx, pod)):
             return stalled(*found, Pods.KEPT)
     return None

@@ -47,6 +47,24 @@ def test_an_image_that_cannot_run_the_agent_is_refused_in_a_sentence(
     assert {type(action) for action in plan(suspended, T0 + 6).actions} == {DeletePod}
 
 
+@pytest.mark.parametrize("past", [{"template_hash": "old"}, {"deleting": True}], ids=["changed since", "deleted"])
+@pytest.mark.parametrize("launcher", ["agent", "torchrun"])
+def test_a_pod_that_is_past_says_nothing_of_the_image_that_the_job_has_now(launcher: str, past: dict[str, Any]) -> None:
+    job = replace(jobs.job(jobs.command_spec(replicas=1, elastic=None, launcher=launcher)), template_hash="new")
+    first = jobs.observed(job)
+    first = jobs.then(first, plan(first, T0))
+    old = jobs.pod(0, phase="Failed", **NO_PYTHON, exit_message=NOT_FOUND, round=first.job.status.world.round, **past)
+    store = jobs.pod(None, 1, name="demo-rendezvous-1", round=1, template_hash="new")
+    seen = replace(first, pods=(store, old) if launcher == "torchrun" else (old,), fresh_claim="claim-b")
+    made = plan(seen, T0 + 5)
+    assert condition(made, "Stalled")[0] == "False"
+    assert made.actions or made.status.world.round == 2, "another pod, or another rendezvous first"
+    new = jobs.pod(0, 1, phase="Failed", **NO_PYTHON, exit_message=NOT_FOUND, template_hash="new")
+    made = plan(jobs.then(seen, made, pods=(old, new)), T0 + 6)
+    assert condition(made, "Stalled")[1] == "NoPython"
+    assert "demo-0-1 can't start" in condition(made, "Stalled")[2]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
