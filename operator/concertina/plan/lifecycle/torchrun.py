@@ -109,6 +109,13 @@ def _over(ctx: JobContext) -> Cause | None:
                 "TorchrunFailed", f"torchrun gave up: {ctx.replicas.dead[pod.name]}", pod.name, counted=True,
                 exit_code=pod.exit_code, last_lines=tuple(pod.exit_message.splitlines()),
             )  # fmt: skip
+    if any(pod.phase is PodPhase.SUCCEEDED for pod in members):  # nobody is replaced after that
+        lost = next(pod for pod in members if pod.phase is not PodPhase.SUCCEEDED)
+        message = f"the others have ended well, but replica {lost.name} {ctx.replicas.dead[lost.name]}"
+        return Cause(
+            "MemberLost", message, lost.name, counted=backoff.ended_by_itself(lost), exit_code=lost.exit_code,
+            last_lines=tuple(lost.exit_message.splitlines()),
+        )  # fmt: skip
     return None
 
 

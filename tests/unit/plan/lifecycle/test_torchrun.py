@@ -134,6 +134,27 @@ def test_complete_when_all_have_ended_well_and_nothing_is_replaced_before() -> N
     assert complete.status == "True"
 
 
+@pytest.mark.parametrize(
+    ("end", "counted"),
+    [
+        ({"exit_reason": "Evicted"}, 0),
+        ({"exit_code": 137, "exit_reason": "OOMKilled"}, 1),
+        ({"exit_code": 143, "exit_reason": "Error"}, 0),
+    ],
+    ids=lambda end: str(end),
+)
+@pytest.mark.parametrize("elastic", [None, ELASTIC], ids=["fixed", "elastic"])
+def test_who_is_lost_while_the_others_have_ended_well_means_another_rendezvous(
+    elastic: Any, end: dict[str, Any], counted: int
+) -> None:
+    ended = members(0, 1, phase="Succeeded", exit_code=0)
+    made = plan(begun(store(), *ended, *members(2, phase="Failed", **end), elastic=elastic), T0 + 5)
+    assert made.status.world.round == 2
+    assert made.status.restarts.in_window == counted
+    (event,) = made.events
+    assert (event.reason, "demo-2-0" in event.message) == ("MemberLost", True)
+
+
 def test_suspending_deletes_all_and_resuming_makes_a_store_again() -> None:
     seen = begun(store(), *members(0, 1, 2))
     suspended = replace(seen, job=replace(seen.job, spec=spec(suspend=True)))
