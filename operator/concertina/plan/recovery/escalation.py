@@ -49,6 +49,12 @@ class Failing:
         from_storage = base is not None and base.source == RestoreSource.STORAGE
         return self.failed.counted and not (self.failed.reason == FailureReason.RESTORE_FAILED and from_storage)
 
+    @property
+    def from_nothing(self) -> bool:
+        """Whether without its pod the job would begin anew: nobody else holds its state, and nothing is in storage."""
+        ctx = self.ctx
+        return ctx.keeps_state and len(ctx.world.members) == 1 and ctx.status.last_checkpoint is None
+
     def tried(self, rung: str) -> int:
         return sum(entry.rung == rung for entry in self.row)
 
@@ -75,7 +81,7 @@ def _without_member(failing: Failing) -> str:
 
 def _replace_pod(failing: Failing) -> str:
     failed, ctx = failing.failed, failing.ctx
-    if not failing.mendable or not failed.replica:
+    if not failing.mendable or not failed.replica or failing.from_nothing:
         return ""
     if failed.reason in REPLACE_AT_ONCE:
         return f"{failed.replica} holds up the others ({failed.reason})"

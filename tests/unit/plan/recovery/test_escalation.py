@@ -134,6 +134,22 @@ def test_a_round_that_storage_gave_no_state_for_is_only_tried_again() -> None:
     assert escalation.answer(ctx, failed, False, "").rung == "NewRound"
 
 
+@pytest.mark.parametrize("reason", ["WorkerFailed", "Hang"])
+@pytest.mark.parametrize("kind", [jobs.spec, jobs.command_spec], ids=["bundled", "a script that keeps no state"])
+def test_the_only_one_that_holds_the_state_is_not_given_up(kind: Any, reason: str) -> None:
+    spec = kind(replicas=1, elastic=None, **(DURABLE if kind is jobs.spec else {}))
+    seen = jobs.running(kind(replicas=1, elastic=None), 1)
+    restarts = Restarts(recent=(entry(A),))
+
+    def answered(**fields: Any) -> str:
+        status = seen.job.status.model_copy(update={"restarts": restarts, **fields})
+        ctx = JobContext(replace(seen, job=replace(seen.job, status=status, spec=spec)), spec, T0 + 100)
+        return escalation.answer(ctx, entry(A, reason=reason, step=60), False, "").rung
+
+    assert answered() == ("NewRound" if kind is jobs.spec else "ReplacePod")
+    assert answered(last_checkpoint=MARK) == "ReplacePod"
+
+
 # --- laws
 
 
