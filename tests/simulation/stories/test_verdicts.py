@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from simulation.runs.schedule import Strike
+from concertina_protocol import RestoreSource
+from simulation.runs.schedule import SPAN, Strike
 from simulation.runs.world import World
 
 
@@ -62,3 +63,29 @@ def test_a_notice_costs_no_step_where_there_is_time(fault: str) -> None:
         assert hasty or not world.status.steps_replayed, world.story()
         some += not hasty and world.status.rounds > 1
     assert some >= 10
+
+
+@pytest.mark.parametrize("how", ["moves", "leaves"])
+def test_a_round_of_one_hands_its_state_over(how: str) -> None:
+    """To a successor on another node; or to a spare, while storage is away."""
+    handed = 0
+    for seed in (2, 14, 43, 49, 55):
+        world = World(seed, schedule=())
+        world.clock.after(8.0, _ends_its_stay, world, how)
+        world.run()
+        assert not world.status.steps_replayed, world.story()
+        later = [run.assign for run in world.collectives.values() if run.assign.round > 1]
+        handed += any(one.outside and one.restore.source is RestoreSource.MEMORY for one in later)
+    assert handed >= (3 if how == "moves" else 1)
+
+
+def _ends_its_stay(world: World, how: str) -> None:
+    members = world.status.world.members
+    if len(members) != 1 or world.over() or (how == "leaves" and not world.cluster.spec.spares):
+        return
+    world.trouble(members[0].node, SPAN)
+    if how == "moves":
+        world.cluster.mark_node(members[0].node, cordoned=True)
+    else:
+        world.storage.down_until = world.clock.now + SPAN
+        world.cluster.remove(members[0].replica, grace=20.0)

@@ -54,8 +54,8 @@ class Cause:
 
 
 def departing(ctx: JobContext) -> tuple[str, ...]:
-    """Members with a notice, or beyond spec.replicas, that are asked as well, since a neighbour goes with them: what
-    only they hold has to be handed over. (A member's snapshots are copied to the next one.)"""
+    """Members with a notice, or beyond spec.replicas, that are asked as well, since a neighbour goes with them, or they
+    have none: what only they hold has to be handed over. (A member's snapshots are copied to the next one.)"""
     names = list(ctx.round.members) if ctx.keeps_state else []
     replicas = ctx.replicas
     seated = {name for index, name in replicas.pod_by_index.items() if index in replicas.wanted_indexes}
@@ -64,7 +64,7 @@ def departing(ctx: JobContext) -> tuple[str, ...]:
     return tuple(
         name
         for i, name in enumerate(names)
-        if going[i] and (going[i - 1] or going[(i + 1) % len(names)]) and len(names) > 1
+        if going[i] and (going[i - 1] or going[(i + 1) % len(names)])
         if (name in replicas.notices or name in surplus) and replicas.can_answer(name) and replicas.member_still(name)
     )
 

@@ -80,19 +80,21 @@ def _moving(ctx: JobContext) -> list[str]:
 
 def must_be_saved(ctx: JobContext) -> bool:
     """Whether those who stay can't go on: then the state has to wait in storage, or for successors to come for it. So
-    does that of a round of one, which no neighbour has a copy of, also where a spare stands ready."""
-    if not ctx.keeps_state or not any(ctx.replicas.leaves(name) for name in ctx.round.members):
+    does that of a round of one that leaves or moves, of which no neighbour has a copy, also where a spare is ready."""
+    leave, alone = any(ctx.replicas.leaves(name) for name in ctx.round.members), len(ctx.round.members) == 1
+    if not ctx.keeps_state or not (leave or (alone and _moving(ctx))):
         return False
-    return len(ctx.round.members) == 1 or not sizes.fitting(len(ctx.replicas.candidates), ctx.spec)
+    return alone or not sizes.fitting(len(ctx.replicas.candidates), ctx.spec)
 
 
 def limit(ctx: JobContext, durable: bool) -> float:
-    """Seconds for the round to stop: the smallest grace of those who leave, less the time that a save takes."""
+    """Seconds for the round to stop: the smallest grace of those who leave, less the time that a save takes. Where they
+    only move a checkpoint is not waited for as long: the state can be handed over as well."""
     progress = ctx.round.report.progress if ctx.round.report else None
     save = (progress.save_seconds if progress else None) or constants.SAVE
     steps = 3 * progress.step_seconds if progress else 0.0
-    most = max(constants.DRAIN_DURABLE if durable else constants.DRAIN, steps + save)
-    left = (ctx.replicas.notices[name].left - save for name in ctx.round.members if ctx.replicas.leaves(name))
+    left = [ctx.replicas.notices[name].left - save for name in ctx.round.members if ctx.replicas.leaves(name)]
+    most = max(constants.DRAIN_DURABLE if durable and left else constants.DRAIN, steps + save)
     return max(1.0, min([most, *left]))
 
 

@@ -1,4 +1,5 @@
-"""What only leaving replicas hold goes on: they take part in one more round, whose snapshots the others then hold.
+"""What only leaving replicas hold goes on: they take part in one more round, whose snapshots the others then hold; or
+where they would be alone in it, those who take their places fetch it from them.
 
 Without it the state of neighbours that leave together would go with them: a shard is in the memory of its member and of
 the next one (decision "Who leaves stays for what only they hold").
@@ -45,6 +46,9 @@ def include_departing(
         joined = {**commits.holders(source, answers, here), **stay}
         mutual = quorum.connected(joined, ctx.round.members)
         chosen = {name: joined[name] for name in topology.chosen(ctx, mutual)}
+        if chosen.keys().isdisjoint(stay) and stay.keys() <= set(mutual):
+            # Nobody would be there to hand over to (a world of one): who leaves gives what it holds from outside.
+            chosen, here = dict(stay), {name: joined[name] for name in mutual} | here
         rest = {name: reply for name, reply in here.items() if name not in chosen}
         if _step(ctx, {**chosen, **rest}) > have:
             return Included(chosen, rest)

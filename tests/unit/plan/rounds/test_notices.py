@@ -257,6 +257,74 @@ def test_neighbours_that_go_together_hand_over_what_only_they_hold(fields: dict[
     assert commits.status.steps_replayed == 0
 
 
+def alone(spare: bool = False, **fields: Any) -> Observed:
+    """A round of one."""
+    return jobs.running(jobs.spec(replicas=1, elastic={"spares": 1} if spare else None, **fields), 1)
+
+
+def with_ready(seen: Observed, pod: Any) -> Observed:
+    every = tuple(sorted((*seen.pods, pod), key=lambda each: each.order))
+    return replace(seen, pods=every, agents={**seen.agents, pod.name: jobs.agent(pod.name)})
+
+
+NEXT = jobs.pod(0, 1, node="node-9", ip="127.0.0.9", created=T0)
+
+
+def test_the_state_of_a_round_of_one_is_saved_before_it_moves_too() -> None:
+    stored = jobs.spec(replicas=1, elastic=None, checkpoint={"uri": "s3://bucket/x"})
+    seen = on_node(alone(), 0, cordoned=True)
+    seen = replace(seen, job=replace(seen.job, spec=stored))
+    assert drains(plan(seen, T0 + 20)) == []
+    (drain,) = drains(plan(with_ready(seen, NEXT), T0 + 20))
+    assert (drain.durable, drain.grace_seconds) == (True, 30.0), "storage may be away, and nothing is urgent"
+
+
+@pytest.mark.parametrize(
+    ("seen", "heir"),
+    [
+        (with_ready(on_node(alone(), 0, cordoned=True), NEXT), "demo-0-1"),
+        (with_ready(pods(alone(), 0, deleting=True, deletion_at=T0 + 50), NEXT), "demo-0-1"),
+        (
+            with_ready(
+                pods(alone(spare=True), 0, deleting=True, deletion_at=T0 + 50),
+                jobs.pod(1, node="node-9", ip="127.0.0.9"),
+            ),
+            "demo-1-0",
+        ),
+    ],
+    ids=["moves", "leaves, and its successor is ready", "leaves, and a spare is ready"],
+)
+def test_who_is_alone_hands_over_to_whoever_takes_its_place(seen: Observed, heir: str) -> None:
+    """A round of one with the old replica would leave its state where it is."""
+    made = plan(seen, T0 + 20)
+    assert drains(made)
+    seen = lead(jobs.then(seen, made), report=jobs.lead_report(state="drained"))
+    made = plan(seen, T0 + 21)
+    prepares = jobs.sends(made, protocol.Prepare)
+    assert sorted(prepares) == ["demo-0-0", heir]
+    assert deleted(made) == []
+    held = (protocol.HeldSnapshot(protocol.SnapshotId(1, 40, "layout", 1), (0,)),)
+
+    def answered(*names: str, cut: bool = False) -> Observed:
+        agents = dict(seen.agents)
+        for name, message in prepares.items():
+            found = {"snapshots": held} if name == "demo-0-0" else {}
+            found |= {"reachable": (name,)} if cut else {}
+            done = {"done_at": T0 + 21, "reply": jobs.prepared(name, message, **found)} if name in names else {}
+            agents[name] = jobs.called(agents[name], message, T0 + 21, **done)
+        return jobs.then(seen, made, agents=agents)
+
+    assert not plan(answered(heir), T0 + 21.1).status.world.claim.committed, "the state is with the other one"
+    commits = plan(answered(*prepares), T0 + 21.1)
+    assert [member.replica for member in commits.status.world.members] == [heir]
+    assert commits.status.steps_replayed == 0
+    ((told, assign),) = jobs.sends(commits, protocol.Assign).items()
+    assert (told, assign.restore.step, assign.restore.holders) == (heir, 40, {"0": ("demo-0-0",)})
+    assert [other.replica for other in assign.outside] == ["demo-0-0"]
+    (member,) = plan(answered(*prepares, cut=True), T0 + 30).status.world.members
+    assert member.replica == "demo-0-0", "it is not given up for one that can't fetch it"
+
+
 @pytest.mark.parametrize(
     ("fields", "counted"),
     [

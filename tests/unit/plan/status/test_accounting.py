@@ -208,7 +208,9 @@ def test_steps_of_a_round_that_ended_before_its_first_word_are_not_trained_again
     assert further_back.job.status.steps_replayed == 5, "of those it has lost three more"
     spoke = at_work(seen, T0 + 36, 59)
     dead = replace(spoke.agents[lead].report, **failed(T0 + 37))
-    spoke = replace(spoke, agents={**spoke.agents, lead: replace(spoke.agents[lead], report=dead)}, fresh_claim="claim-c")
+    spoke = replace(
+        spoke, agents={**spoke.agents, lead: replace(spoke.agents[lead], report=dead)}, fresh_claim="claim-c"
+    )
     assert next_round(spoke, T0 + 38, held=58).job.status.steps_replayed == 3
 
 
