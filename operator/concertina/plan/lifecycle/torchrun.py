@@ -33,8 +33,9 @@ SIGNALLED = 128
 
 
 def succeeded(ctx: JobContext) -> Decision | None:
-    """Every member has ended with 0, as torchrun does when all of its workers have, everywhere."""
-    members = torchrun.members(ctx)
+    """Every member has ended with 0, as torchrun does when all of its workers have, everywhere. Who has not begun was
+    in no world of theirs, and would find the rendezvous closed."""
+    members = [pod for pod in torchrun.members(ctx) if pod.phase is not PodPhase.PENDING]
     if not members or any(pod.phase is not PodPhase.SUCCEEDED for pod in members):
         return None
     message = f"torchrun has ended with exit code 0 in all {len(members)} replicas"

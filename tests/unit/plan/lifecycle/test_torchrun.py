@@ -155,6 +155,17 @@ def test_who_is_lost_while_the_others_have_ended_well_means_another_rendezvous(
     assert (event.reason, "demo-2-0" in event.message) == ("MemberLost", True)
 
 
+def test_who_has_found_no_place_keeps_no_job_from_its_end() -> None:
+    """It would meet a rendezvous that is closed."""
+    ended, waits = members(0, 1, phase="Succeeded", exit_code=0), {"phase": "Pending", "ip": "", "node": ""}
+    made = plan(begun(store(), *ended, *members(2, **waits, waiting="Unschedulable"), elastic=ELASTIC), T0 + 5)
+    complete = made.status.condition("Complete")
+    assert complete
+    assert (complete.status, complete.message) == ("True", "torchrun has ended with exit code 0 in all 2 replicas")
+    made = plan(begun(store(), *members(0, 1, 2, **waits), elastic=ELASTIC), T0 + 5)
+    assert reason(made) == "Waiting WaitingForReplicas"
+
+
 def test_suspending_deletes_all_and_resuming_makes_a_store_again() -> None:
     seen = begun(store(), *members(0, 1, 2))
     suspended = replace(seen, job=replace(seen.job, spec=spec(suspend=True)))
