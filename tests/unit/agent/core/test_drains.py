@@ -1,10 +1,13 @@
 """How a round ends, drained or complete: copies, checkpoints, and members that have gone."""
 
+import dataclasses
+
 import pytest
 
 import concertina_protocol as p
-from builders.agent import UID, Driver, join, kinds, snapshot
+from builders.agent import UID, Driver, assignment, join, kinds, snapshot
 from concertina_agent.core import events as e
+from concertina_agent.core.round.lead import Lead
 from concertina_protocol import worker_channel as w
 
 
@@ -199,3 +202,18 @@ def test_a_member_that_comes_back_in_time_is_waited_for():
     driver.ask(join("b"))
     driver.wait(p.SILENCE_SECONDS / 2)
     assert driver.report.failures == ()
+
+
+@pytest.mark.parametrize(("told", "lacking"), [((), ["b"]), ((1,), ["b"]), ((1, 2), [])])
+def test_who_has_gone_has_shipped_when_the_parts_of_all_its_workers_are_there(told, lacking):
+    """Seed 1013061 of the simulation: of two workers' parts one was told of, and the lead waited for ever."""
+    message = assignment("a", "b")
+    a, b = message.members
+    lead = Lead(dataclasses.replace(message, members=(a, dataclasses.replace(b, workers=2))), 0.0)
+    assert lead.join(join("b"), 0.0) is None
+    parts = tuple(p.Part(snapshot(1, 6, 3), shard) for shard in told)
+    earlier = p.Part(snapshot(1, 4, 3), 2)
+    state = p.MemberState("b", "b-1", 1, "claim-1", p.State.SUCCEEDED, step=6, durable_parts=(earlier, *parts))
+    lead.on_member_state(state, 0.0)
+    lead.overdue(p.SILENCE_SECONDS)
+    assert lead.gone_unshipped(6) == lacking

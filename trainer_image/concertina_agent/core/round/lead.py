@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import Optional
 
@@ -40,6 +41,7 @@ class Lead:
             m.replica: MemberState(m.replica, m.instance, assign.round, assign.claim, State.STARTING)
             for m in assign.members
         }
+        self._workers = {m.replica: m.workers for m in assign.members}
         self.told = dict(self.members)
         """The same for the operator: a member's state as it was when it last changed, for steps go by too fast for it.
         Another object whenever something in it is other than before."""
@@ -147,14 +149,14 @@ class Lead:
         return all(member.state == state for member in self.members.values())
 
     def gone_unshipped(self, step: Optional[int]) -> list[str]:
-        """Members that are gone, and their part of the snapshot at `step` is not in storage."""
+        """Members that are gone, and have not told that all their parts of the snapshot at `step` are in storage: each
+        worker has one."""
         others = list(self.members.values())[1:]
-        return [
-            member.replica
-            for member in others
-            if member.replica not in self._give_up_at
-            and not any(step is None or part.id.step >= step for part in member.durable_parts)
-        ]
+        return [m.replica for m in others if m.replica not in self._give_up_at and not self._has_shipped(m, step)]
+
+    def _has_shipped(self, member: MemberState, step: Optional[int]) -> bool:
+        parts = collections.Counter(part.id for part in member.durable_parts if step is None or part.id.step >= step)
+        return max(parts.values(), default=0) >= self._workers[member.replica]
 
     def noticed(self) -> dict[str, float]:
         """Members that were told to go, and their seconds of grace."""
