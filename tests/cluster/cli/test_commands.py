@@ -132,7 +132,7 @@ def test_ctrl_c_stops_following_and_not_the_job(cli: Cli) -> None:
     assert cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.spec.suspend}") == "false"
 
 
-def replica(index: int, script: str) -> dict[str, Any]:
+def replica(index: int, script: str, restarts: str = "Never") -> dict[str, Any]:
     """A pod as the operator would make it."""
     labels = {"concertina.dev/job": "demo", "concertina.dev/replica-index": str(index)}
     container = {"name": "trainer", "image": "concertina/trainer", "command": ["sh", "-c", script]}
@@ -140,11 +140,13 @@ def replica(index: int, script: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": f"demo-{index}-0", "labels": labels},
-        "spec": {"restartPolicy": "Never", "containers": [container]},
+        "spec": {"restartPolicy": restarts, "containers": [container]},
     }
 
 
-def test_logs(cli: Cli) -> None:
+def test_logs(cli: Cli, tmp_path: Path) -> None:
+    """Of a replica that comes later, too, and of its container that is started again."""
+    once = f"until [ -e {tmp_path}/1 ]; do sleep 0.05; done; [ -e {tmp_path}/2 ] || {{ touch {tmp_path}/2; exit 1; }}"
     cli("run", str(DEMO), "--detach")
     assert "no replicas with a log yet" in cli("logs", "demo").stderr
     cli.kubectl("apply", "-f", "-", stdin=json.dumps(replica(0, "echo one; echo two")))
@@ -152,8 +154,10 @@ def test_logs(cli: Cli) -> None:
         assert following.stdout
         assert following.stdout.readline() == "demo-0-0 | one\n"
         assert following.stdout.readline() == "demo-0-0 | two\n"
-        cli.kubectl("apply", "-f", "-", stdin=json.dumps(replica(1, "echo later")))
+        cli.kubectl("apply", "-f", "-", stdin=json.dumps(replica(1, f"echo later; {once}", "OnFailure")))
         assert following.stdout.readline() == "demo-1-0 | later\n"
+        (tmp_path / "1").touch()
+        assert following.stdout.readline() == "demo-1-0 | later\n", "again"
         cli.write("demo", status("Complete", "all done", "Complete"))
         assert following.stdout.read() == ""
         assert following.wait(GIVE_UP) == 0
