@@ -170,6 +170,30 @@ def test_manifests_that_are_nested_deeply_are_their_senders_own_affair(jobs: Job
         jobs.cluster.kubectl("delete", f"tj/deep-{depth}", "-n", jobs.namespace, "--wait=true")
 
 
+def test_a_template_of_odd_types_is_its_senders_own_affair(jobs: Jobs, operator: Operator) -> None:
+    """The API server keeps what the schema does not know; asyncTensor asks for the number of GPUs in the first look."""
+    container = {"name": "trainer", "image": "i", "resources": "x"}
+    job = {
+        "apiVersion": "concertina.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "odd"},
+        "spec": {
+            "replicas": 2,
+            "parallelism": {"tensor": 2, "asyncTensor": True},
+            "trainer": {"steps": 10, "data": {"uri": "/data"}},
+            "template": {"spec": {"containers": [container]}},
+        },
+    }
+    jobs.cluster.kubectl("create", "-n", jobs.namespace, "--validate=false", "-f", "-", stdin=json.dumps(job))
+    stalled = jobs.wait_true("odd", "Stalled")
+    told = jobs.condition(stalled, "Stalled")
+    assert (told["reason"], "containers[0].resources must be a mapping" in told["message"]) == ("InvalidSpec", True)
+    operator.end()
+    operator.start()
+    jobs.create("a", SAY)
+    jobs.wait_true("a", "Complete")
+
+
 def test_a_job_that_is_deleted_while_it_starts(jobs: Jobs, operator: Operator) -> None:
     for delay in (0.0, 0.05, 0.2, 0.6, 1.0):
         jobs.create("a", STAY, replicas=3)

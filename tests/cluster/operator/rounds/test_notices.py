@@ -166,6 +166,21 @@ def test_neighbours_of_whom_one_leads_leave_together_without_storage(jobs: Jobs,
         jobs.wait_gone(f"pod/{name}")
 
 
+@pytest.mark.usefixtures("nodes")
+def test_who_trains_alone_hands_its_state_over_without_storage(jobs: Jobs, data: Path) -> None:
+    """No neighbour has a copy: whoever takes its place fetches it from the one that goes."""
+    pod = {"containers": [paced(PYTHONPATH=STAND_IN)], "terminationGracePeriodSeconds": 60}
+    jobs.create("a", replicas=1, pod=pod, trainer=endless(data, globalBatchSize=12))
+    moved = member(trains_without(jobs, 1), 0)
+    jobs.cluster.kubectl("cordon", moved["node"])
+    job = trains_without(jobs, 1, moved["replica"])
+    unharmed(job)
+    jobs.cluster.kubectl("uncordon", moved["node"])
+    deleted = member(job, 0)["replica"]
+    jobs.cluster.kubectl("delete", "pod", deleted, "-n", jobs.namespace, "--wait=false")
+    unharmed(trains_without(jobs, 1, deleted))
+
+
 @pytest.mark.long(law="tests/unit/plan/rounds/test_notices.py::test_an_exit_after_a_notice_is_no_failure")
 def test_a_notice_while_the_operator_is_away(jobs: Jobs, data: Path, operator: Operator) -> None:
     job = create(jobs, data)
