@@ -46,9 +46,10 @@ async def dies_having_answered(folder: Path) -> None:
     parent = Parent("nothing", reaper)
     parent.begin(lambda control: ([sys.executable, "-c", DIES_HAVING_ANSWERED, str(control)], os.environ))
     await asyncio.shield(parent.warm)
+    (pid,) = children()
     asking = asyncio.ensure_future(parent.fork({}))
     await asyncio.sleep(0)
-    stand_still_until_it_ends(*children())
+    stand_still_until_it_ends(pid)
     process = await asking
     assert isinstance(process, Process)
     try:
