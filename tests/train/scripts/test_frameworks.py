@@ -88,7 +88,8 @@ def test_a_world_that_goes_on_trains_as_one_that_was_never_stopped(tmp_path, way
     whole = read(run(tmp_path / "whole", world, *arguments))
     first = run(tmp_path, world, *arguments, "--stop", str(stop))
     second = run(tmp_path, world, *arguments)
-    assert begun(second) == {(world, stop)}
+    # It ends a moment after its last snapshot was begun: on a busy machine that one may not be whole.
+    assert begun(second) in ({(world, stop)}, {(world, stop - 1)})
     assert read(first, second) == whole
     if world == 1:
         assert read(run(tmp_path, world, *arguments)) == Step({}, {}, {}), "there was no step left"
@@ -99,7 +100,7 @@ def test_a_world_that_goes_on_trains_as_one_that_was_never_stopped(tmp_path, way
 def test_no_item_is_trained_twice_where_the_batch_grows_with_the_world(tmp_path, framework):
     first = run(tmp_path, 2, framework, "--each", "4", "--steps", "30", "--stop", "11")
     second = run(tmp_path, 3, framework, "--each", "4", "--steps", "30")
-    assert begun(second) == {(3, 11)}
+    assert begun(second) in ({(3, 11)}, {(3, 10)})  # as above
     seen = read(first, second)
     given = Counter(item for step, items in seen.items.items() if seen.epochs[step] == 1 for item in items)
     assert given == Counter(range(60))
