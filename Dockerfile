@@ -1,5 +1,5 @@
-# The operator and the agent: docker build --target operator -t concertina/operator .
-#                            docker build --target agent -t concertina/agent .
+# The operator and the agent: docker build --target operator -t concertina/operator:0.1.0 .
+#                            docker build --target agent -t concertina/agent:0.1.0 .
 ARG PYTHON=3.13-slim-trixie
 
 FROM python:${PYTHON} AS source

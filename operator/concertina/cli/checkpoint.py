@@ -34,7 +34,10 @@ def sentences() -> Iterator[None]:
         from concertina_state.errors import BadInput
         from concertina_state.objects.prefix import StorageError
     except ImportError as error:
-        typer.echo(f"{error}: install concertina[trainer], or use the image concertina/trainer.", err=True)
+        typer.echo(
+            f"{error}: install '.[trainer]' from a checkout of concertina, or use the image concertina/trainer.",
+            err=True,
+        )
         raise typer.Exit(1) from error
     try:
         yield

@@ -16,7 +16,9 @@ async def data(arguments: Sequence[str]) -> int:
     try:
         from concertina_trainer.cli import main
     except ImportError as error:
-        raise Complaint(f"{error}: install concertina[trainer], or use the image concertina/trainer.") from error
+        raise Complaint(
+            f"{error}: install '.[trainer]' from a checkout of concertina, or use the image concertina/trainer."
+        ) from error
     return main(["data", *arguments], prog="concertina")
 
 
