@@ -291,6 +291,7 @@ def test_upgrades_and_uninstalls_keep_the_master_key(release: Release, tmp_path:
         ("metrics.discovery=Podmonitor", "value must be one of 'Annotations', 'PodMonitor', 'ServiceMonitor', 'None'"),
         ("logLevel=LOUD", "value must be one of 'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
         ("watchNamespaces={A_B}", "does not match pattern"),
+        ("agentImage.pullPolicy=Always", "additional properties 'pullPolicy' not allowed"),
     ],
 )
 def test_values_that_can_not_be(release: Release, setting: str, message: str) -> None:
