@@ -84,7 +84,11 @@ class Tracking:
             return found
         evaluated = progress.evaluated
         if evaluated is not None and evaluated.step == told.step:
-            known = told.waiting or _record(told.round, progress, told.step)
+            # A round may begin with an evaluation, of which is heard with its first step: what that one took is not
+            # the evaluated step's.
+            known = told.waiting or t.StepDone(
+                told.round, told.step, progress.at, _metrics(progress) if progress.step == told.step else {}
+            )
             validation = {"validation_loss": evaluated.loss}
             told.waiting = dataclasses.replace(known, metrics={**known.metrics, **validation})
         if progress.step > told.step and progress.phase == WorkerPhase.TRAINING:

@@ -123,5 +123,7 @@ def _batches(steps: Sequence[StepDone]) -> Iterator[list[Metric]]:
 
 
 def _name(text: str) -> str:
-    """As MLflow takes names."""
-    return re.sub(r"[^\w\-. /:]", "_", text)[:250]
+    """As MLflow takes names: paths without parts that are empty or mean another folder. One that it refuses would keep
+    all that follows from being told."""
+    parts = re.sub(r"[^\w\-. /:]", "_", text)[:250].split("/")
+    return "/".join("_" if part in ("", ".", "..") else part for part in parts)

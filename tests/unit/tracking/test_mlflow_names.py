@@ -1,0 +1,20 @@
+"""Whatever a script calls its metrics, MLflow takes them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concertina_tracking.trackers import mlflow
+
+validation = pytest.importorskip("mlflow.utils.validation")
+
+
+@given(st.text(max_size=300) | st.lists(st.sampled_from(["", ".", "..", "a", "b c", "é"]), max_size=9).map("/".join))
+def test_a_name_is_one_that_mlflow_takes(name: str) -> None:
+    validation._validate_metric_name(mlflow._name(name))
+    validation._validate_param_name(mlflow._name(name))
+
+
+@pytest.mark.parametrize("name", ["loss", "train/loss", "a b-c.d:e", "gradient_norm"])
+def test_one_that_it_takes_stays(name: str) -> None:
+    assert mlflow._name(name) == name
