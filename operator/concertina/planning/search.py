@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concertina.planning.hardware import USABLE, Gpu
 from concertina.planning.layout import Layout, OwnDescription
 from concertina.planning.timing import step_time
-from concertina.planning.traffic import COMPUTED, HELD, REDUCED, batch, rank_weights, stage_blocks
+from concertina.planning.traffic import COMPUTED, HELD, REDUCED, batch, rank_weights, reductions, stage_blocks
 from concertina_trainer.config.memory import Activations, Offload
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
@@ -67,7 +67,7 @@ def least_memory(layout: Layout) -> float:
     model, given, plan = layout.trainer.model, layout.parallelism, batch(layout)
     weights = rank_weights(layout)
     held = weights.held if layout.trainer.memory.offload is Offload.none else 0.0
-    gradients = weights.whole if plan.microbatches > 1 else held
+    gradients = weights.whole if plan.microbatches > reductions(layout, plan) else held
     state = HELD * held + layout.trained_share * (MOMENTS * held + REDUCED * gradients)
     if layout.own is not None:
         return state

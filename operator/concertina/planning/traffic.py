@@ -130,7 +130,7 @@ def host_bytes(layout: Layout) -> float:
     plan, weights = batch(layout), rank_weights(layout)
     gathers, of_ends = _gatherings(layout, plan)
     gathered = gathers * weights.held_blocks + of_ends * weights.ends / weights.ranks
-    copied = _reductions(layout, plan) if layout.degree(Dimension.replicate) == 1 else 1  # copies add up on the device
+    copied = reductions(layout, plan) if layout.degree(Dimension.replicate) == 1 else 1  # copies add up on the device
     return HELD * (gathered + copied * layout.trained_share * weights.held)
 
 
@@ -147,18 +147,16 @@ def _gatherings(layout: Layout, plan: BatchPlan) -> tuple[int, int]:
 def _of_weights(layout: Layout, plan: BatchPlan) -> list[Traffic]:
     count, weights = plan.microbatches, rank_weights(layout)
     gathers, of_ends = _gatherings(layout, plan)
-    reductions, trained = _reductions(layout, plan), layout.trained_share
+    sums, trained = reductions(layout, plan), layout.trained_share
 
     def over(ranks: int, name: str, modules: int, blocks: float, ends: float) -> list[Traffic]:
         if ranks == 1:
             return []
         gathered = COMPUTED * (gathers * blocks + of_ends * ends)
-        reduced = REDUCED * trained * reductions * (blocks + ends)
+        reduced = REDUCED * trained * sums * (blocks + ends)
         return [
             Traffic(Dimension.shard, f"all-gather of {name}", ranks, count * 2 * modules, gathered, False),
-            Traffic(
-                Dimension.shard, f"reduce-scatter of {name}' gradients", ranks, reductions * modules, reduced, False
-            ),
+            Traffic(Dimension.shard, f"reduce-scatter of {name}' gradients", ranks, sums * modules, reduced, False),
         ]
 
     blocks, routed = stage_blocks(layout), routed_blocks(layout)
@@ -172,7 +170,7 @@ def _of_weights(layout: Layout, plan: BatchPlan) -> list[Traffic]:
     return found
 
 
-def _reductions(layout: Layout, plan: BatchPlan) -> int:
+def reductions(layout: Layout, plan: BatchPlan) -> int:
     """How often in a step gradients are added up over ranks."""
     given = layout.parallelism
     return plan.microbatches if given.pipeline == 1 and frees_weights(layout.trainer, given, layout.weights) else 1
@@ -186,7 +184,7 @@ def _of_tensor_groups(layout: Layout, plan: BatchPlan, residual: float) -> list[
     routers = 0.0
     if model.experts is not None:
         halves -= 0 if model.experts.shared else routed
-        routers = float(REDUCED * _reductions(layout, plan) * routed * model.experts.count * model.dim)
+        routers = float(REDUCED * reductions(layout, plan) * routed * model.experts.count * model.dim)
     of_layers = plan.microbatches * halves * _gathers_of_half(layout.trainer.memory.activations, overlapped)
     of_ends = plan.microbatches * 4 / layout.parallelism.pipeline
 

@@ -14,7 +14,7 @@ from concertina.planning.hardware import FABRICS, GPUS, HOST_MEMORY_RATE, Fabric
 from concertina.planning.layout import Carved, Layout, OwnDescription, of
 from concertina.planning.outlook import RankMemory, as_object, bottleneck, outlook
 from concertina.planning.timing import bubble_share, step_time
-from concertina.planning.traffic import host_bytes, traffic
+from concertina.planning.traffic import batch, host_bytes, traffic
 from concertina.report.ranks import picture
 from concertina_trainer.config.memory import MemoryConfig
 from concertina_trainer.config.parallelism import ParallelismConfig
@@ -193,6 +193,15 @@ def test_a_model_of_one_s_own_is_searched_for_among_copies_and_ways_to_keep_acti
         assert {str(each.trainer.memory.activations) for each in found} == kept
     huge = own_layout(own_model(weights=10**12, trained=10**12))
     assert search.candidates(huge.trainer, H100, FABRICS[NETWORK], 64, 8, huge.own) == []
+
+
+def test_gradients_that_are_added_up_after_each_microbatch_are_parts_also_before_the_search() -> None:
+    """Where blocks free their weights, which they do of more than 100 million."""
+    huge = own_model(weights=2 * 10**10, trained=2 * 10**10, blocks=40, in_blocks=194 * 10**8)
+    here = own_layout(huge, activations="Recompute")
+    assert batch(here).microbatches > 1
+    assert search.least_memory(here) == pytest.approx((4 + 8 + 4) * 2e10 / 64)
+    assert search.candidates(here.trainer, H100, FABRICS[NETWORK], 64, 8, huge)
 
 
 def test_what_a_model_of_one_s_own_sends_and_takes() -> None:
