@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monitoring.boards import Board, Kind, Panel, Query, Section, Unit, Variable
-from monitoring.promql import RECENT, TIME, grown, of_jobs
+from monitoring.promql import RECENT, TIME, grown, grown_from_nothing, of_jobs
 
 CHOSEN = 'namespace=~"$namespace"'
 NAMES = "{{namespace}}/{{trainingjob}}"
@@ -113,7 +113,7 @@ FLEET = Board(
                     (
                         Query(
                             _sum(
-                                grown(
+                                grown_from_nothing(
                                     "concertina_trainingjob_recovery_seconds_total",
                                     "cause",
                                     where=CHOSEN,

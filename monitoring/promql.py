@@ -32,3 +32,10 @@ def grown(metric: str, *labels: str, where: str = "", window: str) -> str:
     counter that began anew, and a restart of the operator is no reset."""
     now, before = of_jobs(metric, *labels, where=where), of_jobs(metric, *labels, where=where, ago=window)
     return f"clamp_min({now} - {before}, 0)"
+
+
+def grown_from_nothing(metric: str, *labels: str, where: str = "", window: str) -> str:
+    """The same where a series begins when there is something to tell: of a job that was there before, it was 0."""
+    now, before = of_jobs(metric, *labels, where=where), of_jobs(metric, *labels, where=where, ago=window)
+    was_there = f"on ({', '.join(JOB)}) {of_jobs('concertina_trainingjob_info', where=where, ago=window)}"
+    return f"clamp_min({now} - ({before} or 0 * {now} and {was_there}), 0)"

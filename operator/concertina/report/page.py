@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 from xml.etree import ElementTree as xml
 
 from concertina.api.accounting import Goodput, Incident
 from concertina.api.history import Point, unpacked
 from concertina.api.status import ConditionType, JobStatus, rfc3339, unix_seconds
 from concertina.diagnosis.diagnose import Diagnosis, cost
-from concertina.diagnosis.evidence import Evidence
+from concertina.diagnosis.evidence import Evidence, StepLine
 from concertina.durations import duration
 from concertina.kube.resources import Raw
 from concertina.report import plots
@@ -18,6 +19,7 @@ from concertina.terminal import show
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 FEWEST_POINTS = 2
+S = TypeVar("S", Point, StepLine)
 
 
 def page(
@@ -142,16 +144,16 @@ def _course(body: xml.Element, seen: Evidence) -> None:
     points = unpacked(seen.status.history or "").points
     world = [((point.at - seen.created) / 60, float(point.replicas)) for point in points]
     losses = [(float(point.step), point.loss) for point in _not_undone(points) if point.loss is not None]
-    paces = [(float(line.step), line.seconds) for line in seen.steps]
+    paces = [(float(line.step), line.seconds) for line in _not_undone(seen.steps)]
     _line(body, "World over time", world, "minutes since the job was created", "replicas", steps=True)
     _line(body, "Loss", losses, "step", "loss")
     if paces:
         _line(body, "Seconds of a step", paces, "step, of the last ones in the log", "seconds")
 
 
-def _not_undone(points: Iterable[Point]) -> Sequence[Point]:
+def _not_undone(points: Iterable[S]) -> Sequence[S]:
     """Of steps that were trained again the later ones."""
-    kept: list[Point] = []
+    kept: list[S] = []
     for point in points:
         while kept and kept[-1].step >= point.step:
             kept.pop()

@@ -70,6 +70,15 @@ def test_of_steps_that_were_trained_again_the_later_loss_is_drawn() -> None:
     assert across == sorted(across)
 
 
+def test_of_steps_that_were_trained_again_the_later_seconds_are_drawn() -> None:
+    steps = tuple(StepLine(step=n, loss=1.0, seconds=0.5) for n in (100, 101, 102, 99, 100))
+    history = course((1, 3.0, 3), (20, 2.0, 3))
+    _, _, seconds = curves(made(JobStatus(history=history), steps=steps))
+    across = [x for x, _ in seconds]
+    assert len(across) == 2
+    assert 0 <= across[0] < across[1] <= 720
+
+
 def test_a_long_run_has_no_more_points_than_can_be_seen() -> None:
     (polyline,) = line([(float(n), float(n)) for n in range(100_000)], "x", "y").iter("polyline")
     points = polyline.get("points", "").split()

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from monitoring.__main__ import RULES
 from monitoring.alerts import ALERTS
+from monitoring.promql import grown_from_nothing
 
 from builders.prometheus import needed, promtool
 from concertina.diagnosis.problems import Problem
@@ -250,6 +251,26 @@ def alone(folder: Path, problem: Problem) -> Path:
     path = folder / "rules.yaml"
     path.write_text(yaml.safe_dump(rules))
     return path
+
+
+def test_what_begins_within_a_window_has_grown_from_nothing_where_its_job_was_there(tmp_path: Path) -> None:
+    """A job's first recovery by a cause; and none of a job that comes to be known with what it had before."""
+    seconds = "recovery_seconds_total"
+    series = {
+        "concertina_trainingjob_info{" + JOB + "}": "1x60",
+        f'concertina_trainingjob_{seconds}{{{JOB}, cause="first"}}': "_x30 7x30",
+        f'concertina_trainingjob_{seconds}{{{JOB}, cause="again"}}': "3x30 5x30",
+        'concertina_trainingjob_info{namespace="n", trainingjob="new"}': "_x30 1x30",
+        f'concertina_trainingjob_{seconds}{{namespace="n", trainingjob="new", cause="old"}}': "_x30 9x30",
+    }
+    expression = grown_from_nothing(f"concertina_trainingjob_{seconds}", "cause", window="5m")
+    wanted = [
+        {"labels": f'{{{JOB}, cause="first"}}', "value": 7},
+        {"labels": f'{{{JOB}, cause="again"}}', "value": 2},
+    ]
+    asked = {"expr": expression, "eval_time": "33m", "exp_samples": wanted}
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    check(tmp_path, RULES, [{"interval": "1m", "input_series": given, "promql_expr_test": [asked]}])
 
 
 def test_promtool_finds_the_rules_in_order() -> None:
