@@ -21,7 +21,7 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.facts.reasons import Reason
-from concertina.plan.observed import PodPhase
+from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import backoff, torchrun
 from concertina.plan.pods.shortage import waiting
 from concertina.plan.recovery import budget, startup
@@ -34,12 +34,26 @@ SIGNALLED = 128
 
 def succeeded(ctx: JobContext) -> Decision | None:
     """Every member has ended with 0, as torchrun does when all of its workers have, everywhere. Who has not begun was
-    in no world of theirs, and would find the rendezvous closed."""
-    members = [pod for pod in torchrun.members(ctx) if pod.phase is not PodPhase.PENDING]
+    in no world of theirs, and would find the rendezvous closed; but at a fixed size the one before it was."""
+    fixed = ctx.spec.elastic is None
+    members = [pod for pod in _members(ctx) if fixed or pod.phase is not PodPhase.PENDING]
     if not members or any(pod.phase is not PodPhase.SUCCEEDED for pod in members):
         return None
     message = f"torchrun has ended with exit code 0 in all {len(members)} replicas"
     return Decision(Phase.COMPLETE, "Succeeded", message, pods=Pods.ENDED)
+
+
+def _members(ctx: JobContext) -> list[PodView]:
+    """And those that are deleted (by a drain of their node, say) once others have ended: nobody takes their place."""
+    here = torchrun.members(ctx)
+    taken = {pod.index for pod in here}
+    going = [
+        pod
+        for pod in ctx.observed.pods
+        if pod.deleting and pod.round == ctx.world.round and pod.phase is not PodPhase.PENDING
+        if pod.index is not None and pod.index < sizes.most(ctx.spec) and pod.index not in taken
+    ]
+    return [*here, *going] if any(pod.phase is PodPhase.SUCCEEDED for pod in here) else here
 
 
 def next_round(ctx: JobContext) -> Decision | None:
@@ -88,7 +102,7 @@ def running(ctx: JobContext) -> Decision:
 
 def _over(ctx: JobContext) -> Cause | None:
     """Why this round can't go on."""
-    members, store = torchrun.members(ctx), torchrun.store(ctx)
+    members, store = _members(ctx), torchrun.store(ctx)
     if outdated := [
         pod.name for pod in ctx.observed.pods if pod.round == ctx.world.round and pod.name in ctx.replicas.outdated
     ]:

@@ -140,6 +140,7 @@ def test_complete_when_all_have_ended_well_and_nothing_is_replaced_before() -> N
         ({"exit_reason": "Evicted"}, 0),
         ({"exit_code": 137, "exit_reason": "OOMKilled"}, 1),
         ({"exit_code": 143, "exit_reason": "Error"}, 0),
+        ({"phase": "Running", "deleting": True}, 0),
     ],
     ids=lambda end: str(end),
 )
@@ -148,7 +149,7 @@ def test_who_is_lost_while_the_others_have_ended_well_means_another_rendezvous(
     elastic: Any, end: dict[str, Any], counted: int
 ) -> None:
     ended = members(0, 1, phase="Succeeded", exit_code=0)
-    made = plan(begun(store(), *ended, *members(2, phase="Failed", **end), elastic=elastic), T0 + 5)
+    made = plan(begun(store(), *ended, *members(2, **{"phase": "Failed", **end}), elastic=elastic), T0 + 5)
     assert made.status.world.round == 2
     assert made.status.restarts.in_window == counted
     (event,) = made.events
@@ -164,6 +165,8 @@ def test_who_has_found_no_place_keeps_no_job_from_its_end() -> None:
     assert (complete.status, complete.message) == ("True", "torchrun has ended with exit code 0 in all 2 replicas")
     made = plan(begun(store(), *members(0, 1, 2, **waits), elastic=ELASTIC), T0 + 5)
     assert reason(made) == "Waiting WaitingForReplicas"
+    made = plan(begun(store(), *ended, *members(2, **waits, waiting="Unschedulable"), elastic=None), T0 + 5)
+    assert reason(made) == "Training Ending", "the one before it was in their world"
 
 
 def test_suspending_deletes_all_and_resuming_makes_a_store_again() -> None:
