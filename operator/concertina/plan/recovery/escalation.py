@@ -51,8 +51,10 @@ class Failing:
 
     @property
     def from_nothing(self) -> bool:
-        """Whether without its pod the job would begin anew: nobody else holds its state, and nothing is in storage."""
-        ctx = self.ctx
+        """Whether without its pod what it has trained would be lost: nobody else holds it, nor is it in storage."""
+        ctx, base = self.ctx, self.ctx.world.base
+        if base is not None and base.source != RestoreSource.MEMORY and ctx.round.step <= base.step:
+            return False  # there is no more than any pod would begin with
         return ctx.keeps_state and len(ctx.world.members) == 1 and ctx.status.last_checkpoint is None
 
     def tried(self, rung: str) -> int:

@@ -148,6 +148,10 @@ def test_the_only_one_that_holds_the_state_is_not_given_up(kind: Any, reason: st
 
     assert answered() == ("NewRound" if kind is jobs.spec else "ReplacePod")
     assert answered(last_checkpoint=MARK) == "ReplacePod"
+    base = seen.job.status.world.base
+    assert base is not None
+    given = seen.job.status.world.model_copy(update={"base": base.model_copy(update={"source": "Storage", "step": 40})})
+    assert answered(world=given) == "ReplacePod", "it has trained nothing since"
 
 
 # --- laws
