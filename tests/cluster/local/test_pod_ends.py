@@ -199,7 +199,7 @@ def _processes(word: str) -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # gone
-            command = path.read_text()
+            command = path.read_bytes().decode(errors="replace")
             if word in command and "kubectl" not in command:
                 found.append(f"{path.parent.name}: {command}")
     return found

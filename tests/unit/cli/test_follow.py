@@ -108,7 +108,7 @@ def test_an_api_server_that_is_away_for_a_while_ends_nothing(
     tmp_path: Path, refusal: Callable[[], web.Response], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its own words are said once, and the job goes on to be followed."""
-    away = [no_success(503, "not yet") for _ in range(12)]  # longer than a request is tried again
+    away = [no_success(503, "not yet") for _ in range(4)]  # longer than a request is tried again
     looks = [job("waits"), job("waits"), job("waits"), *away, job("is over", "Complete")]
     code, printed = followed(tmp_path, looks, [refusal(), lines(job("trains"))])
     assert (code, [line.split()[-1] for line in printed.splitlines()]) == (0, ["waits", "trains", "over"])
