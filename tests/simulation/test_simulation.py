@@ -41,7 +41,7 @@ def test_whatever_fails_the_invariants_hold_and_the_job_completes() -> None:
 @pytest.mark.long(law=f"{HERE}::test_whatever_fails_the_invariants_hold_and_the_job_completes")
 @pytest.mark.timeout(1800)
 def test_so_they_do_in_other_runs_each_time(request: pytest.FixtureRequest) -> None:
-    """CONCERTINA_SEEDS_FROM: where they start, as .ci/run says, for a change must not pass or fail by luck."""
+    """CONCERTINA_SEEDS_FROM: where they start, for who wants the same ones again."""
     first = int(os.environ.get("CONCERTINA_SEEDS_FROM") or GATE + int(time.time()) // 60 * MORE % 10**9)
     told = f"simulation: CONCERTINA_SEEDS={first}:{first + many(MORE)}"
     request.config.stash.setdefault(FIGURES, []).append(told)
