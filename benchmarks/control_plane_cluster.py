@@ -171,6 +171,7 @@ def _installed(cluster: LocalCluster) -> dict[str, str]:
         "HOME": "/",
         "KUBECONFIG": str(kubeconfig_of(cluster, SYSTEM, ACCOUNT)),
         "CONCERTINA_NAMESPACE": SYSTEM,
+        "CONCERTINA_LEASE": f"{ACCOUNT}-operator",
         "CONCERTINA_MASTER_KEY_SECRET": f"{ACCOUNT}-master-key",
         "CONCERTINA_MASTER_KEY_CREATE": "true",
         "CONCERTINA_IMAGE_AGENT": "concertina/agent:bench",

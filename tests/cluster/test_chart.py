@@ -87,7 +87,7 @@ class Release:
     def holder(self) -> str:
         """The pod that holds the Lease."""
         return self.kubectl(
-            "get", "lease", "concertina-operator", "--ignore-not-found", "-o", "jsonpath={.spec.holderIdentity}"
+            "get", "lease", f"{self.operator}-operator", "--ignore-not-found", "-o", "jsonpath={.spec.holderIdentity}"
         )
 
 
@@ -235,7 +235,7 @@ def test_permissions_elsewhere(release: Release) -> None:
     assert elsewhere == [("list", "nodes")]
     assert release.may("get", "secrets", release.name, f"{release.operator}-master-key")
     assert not release.may("update", "secrets", release.name, f"{release.operator}-master-key")
-    assert release.may("update", "coordination.k8s.io/leases", release.name, "concertina-operator")
+    assert release.may("update", "coordination.k8s.io/leases", release.name, f"{release.operator}-operator")
     assert not release.may("update", "coordination.k8s.io/leases", release.name, "another")
     assert not release.may("create", "coordination.k8s.io/leases", "kube-system")
     assert [case for case in FORBIDDEN if release.may(*case, release.name)] == []
@@ -450,6 +450,20 @@ def test_traces_go_where_the_values_say(release: Release, settings: list[str]) -
     )
     headers = environment.get("OTEL_EXPORTER_OTLP_HEADERS", {}).get("valueFrom")
     assert headers == ({"secretKeyRef": {"name": "mine", "key": "headers"}} if settings else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "lease"), [("concertina", "concertina-operator"), ("concertina-b", "concertina-b-operator")]
+)
+def test_each_release_has_a_lease_of_its_own(release: Release, name: str, lease: str) -> None:
+    """Two in a namespace act side by side; the one of the name that all have keeps its Lease in an upgrade."""
+    parts = [part for part in yaml.safe_load_all(release.run("template", name, str(CHART)).stdout) if part]
+    (deployment,) = (part for part in parts if part["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    environment = {entry["name"]: entry.get("value", "ns") for entry in container["env"]}
+    assert from_environment(environment).lease == lease
+    rules = [rule for part in parts if part["kind"] == "Role" for rule in part["rules"]]
+    assert [rule["resourceNames"] for rule in rules if "update" in rule["verbs"]] == [[lease]]
 
 
 def test_a_key_of_ones_own(release: Release) -> None:

@@ -19,6 +19,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{- /* Each release has its own: operators that have one in common take turns, whatever namespaces they serve. */ -}}
+{{- define "concertina.lease" -}}
+{{ include "concertina.name" . }}-operator
+{{- end -}}
+
 {{- define "concertina.masterKeySecret" -}}
 {{ .Values.masterKey.existingSecret | default (printf "%s-master-key" (include "concertina.name" .)) }}
 {{- end -}}

@@ -22,7 +22,7 @@ from concertina.controller.job_metrics import JobCollector, phase_of
 from concertina.controller.master_keys import MasterKeyError, MasterKeys
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.reconcile import Reconciler
-from concertina.controller.settings import Settings, SettingsError, from_environment
+from concertina.controller.settings import LEASE, Settings, SettingsError, from_environment
 from concertina.controller.status import StatusWriter
 from concertina.controller.writes import ObjectWriter
 from concertina.kube.access import Access, NoAccess, load
@@ -41,7 +41,6 @@ from concertina.plan.plan import plan
 from concertina_protocol import descriptors
 from concertina_protocol.log import log_event
 
-LEASE = "concertina-operator"
 GIVE_UP_SECONDS = 10.0
 """A pass that can't reach the API server for so long is given up, and made again on what is true by then."""
 COLLECT = (50_000, 20, 20)
@@ -82,7 +81,7 @@ async def serve(settings: Settings) -> int:
         Client(access, give_up_after=GIVE_UP_SECONDS) as lease_client,  # it waits behind no other request
         serving.endpoints(settings, looks),
     ):
-        lease = Lease(lease_client, settings.namespace, LEASE, settings.identity)
+        lease = Lease(lease_client, settings.namespace, settings.lease, settings.identity)
         if not await _unless(stop, lease.acquire()):
             return 0
         try:

@@ -27,6 +27,10 @@ POD_METRICS = "CONCERTINA_POD_METRICS"
 """The port at which agents serve their metrics; absent or 0: they serve none."""
 
 
+LEASE = "concertina-operator"
+"""Of a release called concertina; others name theirs by CONCERTINA_LEASE: two of a namespace act side by side."""
+
+
 OTLP = "OTEL_EXPORTER_OTLP"
 """OpenTelemetry's own variables begin so; what is for traces alone, with _TRACES after it, goes before."""
 _HEADERS = re.compile(r"([\w.-]+ *=[ !#-+\--:<-\[\]-~]*(, *|$))+", re.ASCII)
@@ -51,6 +55,8 @@ class Settings:
     """Empty: all."""
     health: tuple[str, int] | None
     """Host and port of the probes; None: no probes."""
+    lease: str = LEASE
+    """Its name: who has the same one takes turns."""
     metrics: tuple[str, int] | None = None
     """Host and port of /metrics; None: none are served."""
     metrics_token: str = ""
@@ -76,6 +82,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         ),
         watch_namespaces=tuple(names),
         health=_address(environment, "CONCERTINA_HEALTH"),
+        lease=environment.get("CONCERTINA_LEASE") or LEASE,
         metrics=_address(environment, "CONCERTINA_METRICS"),
         metrics_token=environment.get("CONCERTINA_METRICS_TOKEN", "").strip(),
         tracing=_tracing(environment),

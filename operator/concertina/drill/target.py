@@ -19,7 +19,7 @@ from concertina.local.cluster import LocalCluster
 from concertina.terminal.connection import Complaint
 
 OPERATORS = "app.kubernetes.io/name=concertina-operator"
-LEASE = "concertina-operator"
+WATCHED = "CONCERTINA_WATCH_NAMESPACES"
 OUTAGE = 5.0
 """Seconds that the API server or the storage is away, at least."""
 SKEW = 30
@@ -73,12 +73,14 @@ class DrillTarget:
         return await execute(self.client, self.namespace, pod, TRAINER, command, seconds)
 
     async def operator(self) -> Raw:
-        """The pod of the operator that acts: the holder of the Lease."""
+        """The pod of the operator that acts on the job: of a release that serves its namespace, the holder of the
+        Lease."""
         pods, _ = await self.client.list_all(PODS, None, OPERATORS)
         for pod in pods:
+            if not _serves(pod, self.namespace):
+                continue
             leases, _ = await self.client.list_all(LEASES, pod["metadata"]["namespace"])
-            holders = [each["spec"].get("holderIdentity") for each in leases if each["metadata"]["name"] == LEASE]
-            if pod["metadata"]["name"] in holders:
+            if pod["metadata"]["name"] in [each["spec"].get("holderIdentity") for each in leases]:
                 return pod
         raise Complaint("No pod of this cluster is the acting operator: it runs elsewhere, or it is down.")
 
@@ -130,3 +132,10 @@ Fault = Callable[[DrillTarget], AbstractAsyncContextManager[Injection]]
 def environment_of(job_uid: str, replica: str) -> dict[str, str]:
     """What tells the agent's process from all others on this machine."""
     return {"CONCERTINA_UID": job_uid, "CONCERTINA_REPLICA": replica}
+
+
+def _serves(operator: Raw, namespace: str) -> bool:
+    """By what the chart told it."""
+    environment = (entry for container in operator["spec"]["containers"] for entry in container.get("env") or ())
+    names = next((entry.get("value") for entry in environment if entry["name"] == WATCHED), None)
+    return not names or namespace in names.split(",")

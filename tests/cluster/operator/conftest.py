@@ -38,6 +38,7 @@ def installed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -
         "HOME": "/",  # as container runtimes set it for such a user
         "KUBECONFIG": str(folder / "kubeconfig"),
         "CONCERTINA_NAMESPACE": SYSTEM,
+        "CONCERTINA_LEASE": f"{account}-operator",
         "CONCERTINA_MASTER_KEY_SECRET": f"{account}-master-key",
         "CONCERTINA_MASTER_KEY_CREATE": "true",
         "CONCERTINA_IMAGE_AGENT": "concertina/agent:test",

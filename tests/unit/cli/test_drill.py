@@ -15,6 +15,7 @@ from concertina.drill.faults.by_command import ByCommand
 from concertina.drill.scenarios import SCENARIOS
 from concertina.drill.target import DrillTarget, Injection
 from concertina.drill.verdict import Expect, Seconds, Seen, evaluate, positions
+from concertina.kube.resources import LEASES, Raw, Resource
 from concertina.terminal.connection import Complaint
 from concertina_protocol import RestoreSource
 from concertina_protocol.log_lines import RoundStarted
@@ -105,6 +106,25 @@ class Target(DrillTarget):
 
 def target(replicas: int = 3) -> Target:
     return Target(None, "default", drills.JOB, None, replicas)  # type: ignore[arg-type]
+
+
+class Cluster:
+    """A client of a cluster with two releases in one namespace: b's operator serves all, a's two others."""
+
+    async def list_all(self, resource: Resource, *_: Any) -> tuple[list[Raw], str]:
+        if resource == LEASES:
+            holders = {"a-operator": "a-2", "b-operator": "b-1"}
+            return [{"metadata": {"name": n}, "spec": {"holderIdentity": holders[n]}} for n in holders], "1"
+        served = {"a-1": "c,d", "a-2": "c,d", "b-2": "", "b-1": ""}
+        env = {name: [{"name": "CONCERTINA_WATCH_NAMESPACES", "value": served[name]}] for name in served}
+        named = ({"name": name, "namespace": "system"} for name in served)
+        return [{"metadata": each, "spec": {"containers": [{"env": env[each["name"]]}]}} for each in named], "1"
+
+
+@pytest.mark.parametrize(("namespace", "acting"), [("default", "b-1"), ("d", "a-2")])
+def test_the_operator_that_is_hurt_is_the_one_that_acts_on_the_job(namespace: str, acting: str) -> None:
+    on = DrillTarget(Cluster(), namespace, drills.JOB, None)  # type: ignore[arg-type]
+    assert asyncio.run(on.operator())["metadata"]["name"] == acting
 
 
 async def played(fault: ByCommand, on: DrillTarget) -> Injection:

@@ -50,6 +50,8 @@ class Lease:
         self._seen: tuple[str, float] = ("", 0.0)
         """resourceVersion of the Lease as last seen, and when it was first seen with it."""
         self._held_until = 0.0
+        self._holder = ""
+        """Another one, as last seen."""
 
     @property
     def held(self) -> bool:
@@ -58,11 +60,15 @@ class Lease:
 
     async def acquire(self) -> None:
         """Returns when the Lease is ours."""
+        told = ""
         while True:
             try:
                 if await self._try():
                     log.info("the lease %s/%s is held by %s", self._namespace, self._name, self._identity)
                     return
+                if self._holder != told:
+                    told = self._holder
+                    log.info("waiting for the lease %s/%s, which %s holds", self._namespace, self._name, told)
             except ApiError as error:
                 log.info("the lease can't be had yet: %s", error)
             await asyncio.sleep(self._renew_every / 2 * random.uniform(0.8, 1.2))
@@ -119,6 +125,7 @@ class Lease:
         holder = lease["spec"].get("holderIdentity") or ""
         if holder in ("", self._identity):
             return False
+        self._holder = holder
         version = lease["metadata"]["resourceVersion"]
         if version != self._seen[0]:
             self._seen = (version, now)

@@ -60,7 +60,7 @@ def test_what_happened_while_it_was_away_is_seen(jobs: Jobs, operator: Operator)
 def test_sigterm_ends_it_cleanly_and_gives_the_lease_back(jobs: Jobs, operator: Operator) -> None:
     assert operator.end(signal.SIGTERM) == 0
     lease = jobs.cluster.api.call(
-        "GET", "/apis/coordination.k8s.io/v1/namespaces/concertina-tests/leases/concertina-operator"
+        "GET", "/apis/coordination.k8s.io/v1/namespaces/concertina-tests/leases/tests-concertina-operator"
     )
     assert not lease["spec"].get("holderIdentity")
     operator.start(POD_NAME="another-one")  # so it need not wait for the lease to expire
