@@ -177,6 +177,7 @@ class Operator:
                 self._access,
                 self._settings.identity,
                 self._settings.watch_namespaces,
+                ready=lambda namespace: self._pods[namespace].synced.wait(),
                 on_job=self._cache.on_job,
                 on_deleted=self._on_deleted,
                 on_listed=self._on_listed,
@@ -212,11 +213,17 @@ class Operator:
         return parts
 
     async def _sync(self) -> None:
-        """Returns when all is known that was there before this operator: no pass is made on less."""
+        """Returns when all is known that was there before this operator: no pass is made on less. A named namespace
+        that may not be listed is not waited for; its jobs are heard of by `trainingjobs.run`."""
         jobs = await trainingjobs.list_jobs(self._client, self._settings.watch_namespaces)
-        await asyncio.gather(self._nodes.synced.wait(), *(pods.synced.wait() for pods in self._pods.values()))
+        pods = (each.synced if namespace is None else each.answered for namespace, each in self._pods.items())
+        await asyncio.gather(self._nodes.synced.wait(), *(known.wait() for known in pods))
+        without = [namespace for namespace, each in self._pods.items() if not each.synced.is_set()]
+        for namespace in without:
+            log_event("namespace not served until its pods may be listed", namespace=namespace)
         for obj in jobs:
-            self._cache.on_job(obj)
+            if obj["metadata"]["namespace"] not in without:
+                self._cache.on_job(obj)
         log_event("started", identity=self._settings.identity, jobs=len(jobs))
 
     async def _watch_over(self, parts: list[asyncio.Task[None]], stop: asyncio.Event) -> int:

@@ -92,9 +92,15 @@ class Told:
 
 @contextlib.asynccontextmanager
 async def following(
-    folder: Path, server: ApiServer, namespaces: tuple[str, ...] = (), as_proxy: bool = False
+    folder: Path,
+    server: ApiServer,
+    namespaces: tuple[str, ...] = (),
+    as_proxy: bool = False,
+    holds: dict[str | None, asyncio.Event] | None = None,
 ) -> AsyncIterator[Told]:
-    """`as_proxy`: of an API server that can be reached by it alone."""
+    """`as_proxy`: of an API server that can be reached by it alone. `holds`: what namespaces wait for."""
+    passed = asyncio.Event()
+    passed.set()
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", server.answer)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -114,6 +120,7 @@ async def following(
             await access.load(str(folder / "config")),
             "me",
             namespaces,
+            ready=lambda namespace: (holds or {}).get(namespace, passed).wait(),
             on_job=lambda obj: told.jobs.append(obj["metadata"]["uid"]),
             on_deleted=told.deleted.append,
             on_listed=lambda namespace, uids: told.listed.append((namespace, uids)),
@@ -152,6 +159,19 @@ def test_each_list_says_of_which_namespace_it_is(tmp_path: Path) -> None:
             await until_async(lambda: len(told.listed) == 3, "the lists", lambda: told)
             by_name = sorted(told.listed, key=lambda listed: listed[0] or "")
             assert by_name == [("a", {"u1"}), ("b", {"u2"}), ("empty", set())]
+
+    asyncio.run(scenario())
+
+
+def test_a_namespace_is_listed_once_it_is_ready_and_waited_for_by_no_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server, ready = ApiServer({"u1": job("u1", "a"), "u2": job("u2", "b")}), asyncio.Event()
+        async with following(tmp_path, server, ("b", "a"), holds={"b": ready}) as told:
+            await until_async(lambda: told.jobs, "the job of the other", lambda: told)
+            assert (told.listed, server.lists) == ([("a", {"u1"})], 1)
+            ready.set()
+            await until_async(lambda: len(told.listed) == 2, "the second list", lambda: told)
+            assert told.listed[1] == ("b", {"u2"})
 
     asyncio.run(scenario())
 

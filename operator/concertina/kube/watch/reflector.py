@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from concertina import backoff, metrics
 from concertina.kube.client import Client
-from concertina.kube.errors import ApiError, Gone
+from concertina.kube.errors import ApiError, Forbidden, Gone
 from concertina.kube.resources import Raw, Resource, version_of
 
 T = TypeVar("T")
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _GHOSTS = 4096
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 1.0
 """Until a watch that broke is tried again."""
+LONGEST_FORBIDDEN_SECONDS = 20.0
+"""Until one that the API server refuses is: it may do so for months."""
 
 
 class WatchEnd(enum.StrEnum):
@@ -67,6 +69,8 @@ class Reflector(Generic[T]):
         self._ghosts: OrderedDict[str, None] = OrderedDict()
         self.synced = asyncio.Event()
         """Set after the first LIST."""
+        self.answered = asyncio.Event()
+        """Set with it, or once the API server refuses one: that may last for ever."""
         self.trouble = ""
         """Why nothing is heard of what changes, in the API server's words; empty while something is. A watch that is
         had again is silent at first: up to a minute, until its first bookmark."""
@@ -81,7 +85,7 @@ class Reflector(Generic[T]):
 
     async def run(self) -> None:
         """Follow the API server for ever; an outage is waited out."""
-        version, failures = "", 0
+        version, failures, refusals = "", 0, 0
         metrics.begin_at_zero(metrics.WATCH_RESTARTS, [self._resource.plural], WatchEnd)
         while True:
             end = WatchEnd.CLOSED
@@ -89,7 +93,7 @@ class Reflector(Generic[T]):
                 if not version:
                     version = await self._list()
                 async for kind, obj in self._client.watch(self._resource, self._namespace, version, self._labels):
-                    failures, self.trouble = 0, ""
+                    failures, refusals, self.trouble = 0, 0, ""
                     version = obj["metadata"]["resourceVersion"]
                     self._take(kind, obj)
             except Gone:
@@ -99,7 +103,14 @@ class Reflector(Generic[T]):
                 log.log(logging.INFO if failures else logging.DEBUG, "watch of %s: %s", self._resource.plural, error)
                 if failures:  # most that break are had again at once
                     self.trouble = str(error)
-                await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
+                if isinstance(error, Forbidden):
+                    self.answered.set()
+                    refusals += 1  # beside failures: after an outage an API server refuses for a moment what it allows
+                    seconds = backoff.seconds(refusals - 1, FIRST_SECONDS, LONGEST_FORBIDDEN_SECONDS)
+                else:
+                    refusals = 0
+                    seconds = backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS)
+                await asyncio.sleep(seconds)
                 failures += 1
             metrics.WATCH_RESTARTS.labels(self._resource.plural, end).inc()
 
@@ -115,6 +126,7 @@ class Reflector(Generic[T]):
             if key not in listed and kept.version <= int(version):
                 self._drop(key, kept.uid)
         self.synced.set()
+        self.answered.set()
         self.trouble = ""
         return version
 

@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 import types
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import aiohttp
@@ -20,7 +20,7 @@ from concertina.api import GROUP, PLURAL, VERSION
 from concertina.kube import deep_json
 from concertina.kube.access import Access, NoAccess
 from concertina.kube.client import Client, once_reachable
-from concertina.kube.errors import NotFound
+from concertina.kube.errors import Forbidden, NotFound
 from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.kube.watch.reflector import WatchEnd
 
@@ -65,26 +65,41 @@ def check(access: Access) -> None:
 
 
 async def list_jobs(client: Client, namespaces: Sequence[str]) -> list[Raw]:
-    """All TrainingJobs that this operator serves. Waits until the API server can be reached and knows them."""
+    """All TrainingJobs that this operator serves. Waits until the API server can be reached and knows them, and without
+    names until they may be listed; of those named, one that may not be listed is left out: it is of no concern to the
+    others."""
     warned = False
     while True:
         try:
-            jobs: list[Raw] = []
-            for namespace in namespaces or (None,):
-                listing = functools.partial(client.list_all, TRAINING_JOBS, namespace)
-                jobs += (await once_reachable("the list of TrainingJobs", listing))[0]
+            if not namespaces:
+                return await _list(client, None)
+            jobs, refused = list[Raw](), dict[str, Forbidden]()
+            for namespace in namespaces:
+                try:
+                    jobs += await _list(client, namespace)
+                except Forbidden as error:
+                    refused[namespace] = error
+            for namespace, why in refused.items():
+                log.warning("namespace %s is not served until its TrainingJobs may be listed: %s", namespace, why)
             return jobs
-        except NotFound:
+        except (NotFound, Forbidden) as error:
             if not warned:
-                log.warning("TrainingJobs are not known to the API server: install the chart's CRD; waiting for it")
+                unknown = "TrainingJobs are not known to the API server: install the chart's CRD"
+                log.warning("%s; waiting for it", unknown if isinstance(error, NotFound) else error)
             warned = True
             await asyncio.sleep(UNKNOWN_SECONDS)
+
+
+async def _list(client: Client, namespace: str | None) -> list[Raw]:
+    listing = functools.partial(client.list_all, TRAINING_JOBS, namespace)
+    return (await once_reachable("the list of TrainingJobs", listing))[0]
 
 
 async def run(
     access: Access,
     identity: str,
     namespaces: Sequence[str],
+    ready: Callable[[str | None], Awaitable[object]],
     on_job: Callable[[Raw], None],
     on_deleted: Callable[[str], None],
     on_listed: Callable[[str | None, set[str]], None],
@@ -93,12 +108,12 @@ async def run(
 ) -> None:
     """Until `stop` is set: `on_job` gets each TrainingJob that is new or has changed, `on_deleted` the uid of one that
     is gone, and `on_listed` the uids of all jobs of a namespace (None: of all) each time that kopf has listed them, as
-    it tells of no deletion that it missed. `started` is called once kopf has set itself up: it has taken over the
-    handling of signals by then, which the caller may want back."""
+    it tells of no deletion that it missed. A namespace is listed as soon as `ready` of it returns. `started` is called
+    once kopf has set itself up: it has taken over the handling of signals by then, which the caller may want back."""
     _decode_what_is_nested_deeply()
     _count_watches()
     setattr(scanning, "scan_resources", _scan_until_known)  # noqa: B010
-    setattr(watching, "continuous_watch", functools.partial(_listing, on_listed))  # noqa: B010
+    setattr(watching, "continuous_watch", functools.partial(_listing, ready, on_listed))  # noqa: B010
     others = asyncio.all_tasks()
     registry = kopf.OperatorRegistry()
 
@@ -177,10 +192,15 @@ async def _scan_until_known(**kwargs: Any) -> Collection[Any]:
 
 
 async def _listing(
-    on_listed: Callable[[str | None, set[str]], None], *, namespace: Any, **kwargs: Any
+    ready: Callable[[str | None], Awaitable[object]],
+    on_listed: Callable[[str | None, set[str]], None],
+    *,
+    namespace: Any,
+    **kwargs: Any,
 ) -> AsyncIterator[Any]:
     """A list and the watch that follows it. Handlers hear of what is listed alone: not that nothing is, nor of the
     list's end."""
+    await ready(namespace)
     named: set[str] = set()
     async for event in _watch(namespace=namespace, **kwargs):
         if event is watching.Bookmark.LISTED:
