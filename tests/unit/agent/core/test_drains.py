@@ -163,6 +163,16 @@ def test_a_refused_publication_is_trouble_with_storage_and_not_the_end():
     assert driver.report.state == "running"
 
 
+def test_a_durable_drain_ships_a_last_commit_that_is_told_after_the_exit():
+    driver = Driver(storage=p.Storage("Ready"))
+    driver.begun("a")
+    driver.ask(drain(durable=True))
+    driver.say(w.Done("drained", 6))
+    driver.ended(0)
+    last = snapshot(1, 6, 1)
+    assert e.Ship(last, 0, "slot-0", is_slot=True) in driver.say(w.Committed(last, 0, "slot-0"))
+
+
 def gone_before_its_part_was_shipped(outcome: str, state: str, complete: bool) -> Driver:
     """A lead whose own part of the last checkpoint is in storage, and a member that ended well, then fell silent."""
     driver = Driver(storage=p.Storage("Ready"))

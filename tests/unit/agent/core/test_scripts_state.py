@@ -65,6 +65,19 @@ def test_the_last_snapshot_of_a_script_that_is_through_is_shipped_and_waited_for
     assert driver.core.report().state == p.State.SUCCEEDED
 
 
+def test_a_last_commit_that_is_told_after_the_exit_is_shipped_too():
+    driver = script("a", storage_named=True)
+    saved(driver, 6)
+    driver.ended(0)
+    last = snapshot(1, 7, 1)
+    assert e.Ship(last, 0, PATH, is_slot=True) in driver.say(w.Committed(last, 0, PATH))
+    wanted = driver.say(w.WantDurable(last, 0, "/v/shipping-7"))
+    assert not [x for x in wanted if isinstance(x, e.Ship)], "it would give up the file of that name"
+    driver.tell(e.PartShipped(p.Part(last, 0)))
+    driver.tell(e.PublishDone(last, p.Durable("u", 1, 7, "uri"), ""))
+    assert driver.core.report().state == p.State.SUCCEEDED
+
+
 def test_without_storage_a_script_that_is_through_has_succeeded_at_once():
     driver = script("a")
     driver.say(w.KeepsState(0))

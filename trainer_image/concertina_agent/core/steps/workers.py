@@ -27,13 +27,15 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
         effects += storage.restored(agent, r, message.id.step)
         if r.lonely:
             effects.append(e.SendToWorker(message.shard, w.CopiedUpTo(message.id.step)))
+        effects += drains.ship_last(agent, r)  # it may be told after the worker's exit
     elif isinstance(message, p.Progress):
         effects += storage.complete_on_peers(agent, r, message.snapshot_step)
         if r.lead is not None:
             r.lead.watchdog.step_took(message.step_seconds)
     elif isinstance(message, w.WantDurable):
-        agent.uploads.wanted(message)
-        effects.append(e.Ship(message.id, message.shard, message.path))
+        if not agent.uploads.is_wanted(message.id, message.shard):  # by `ship_last`, under the same name
+            agent.uploads.wanted(message)
+            effects.append(e.Ship(message.id, message.shard, message.path))
     elif isinstance(message, w.Fault):
         if message.rollback is not None and r.lead is not None:
             effects += storage.undo(agent, (p.Undone(event.round, message.rollback.step),))
