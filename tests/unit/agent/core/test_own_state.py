@@ -86,6 +86,15 @@ def test_who_has_not_heard_of_the_last_round_looks_at_storage_when_it_is_prepare
     assert look not in driver.ask(prepare(7))
 
 
+def test_a_publication_that_outlasts_its_round_is_looked_for_in_storage():
+    """LATEST may have moved, and nobody else has heard of it."""
+    driver = Driver(storage=p.Storage("Ready"))
+    driver.begun("a")
+    driver.prepared(2)
+    assert driver.tell(e.PublishDone(snapshot(1, 10, 1), None, "a later round has written here")) == []
+    assert driver.tell(e.PublishDone(snapshot(1, 10, 1), p.Durable(UID, 1, 10, "uri"), "")) == [e.ProbeStorage()]
+
+
 UNDONE = p.Undone(1, 50)
 BEYOND = p.Durable(UID, 1, 55, "s3://b/u/round-1/step-55")
 
