@@ -85,14 +85,18 @@ class AgentState:
 
     def is_durable(self, r: Membership, lead: Lead, own: OwnState) -> bool:
         """What the end of this round asks of durable storage is there; or, after a drain, can't get there any more."""
-        durable_drain = r.drain is not None and r.drain.order.durable
-        if own is OwnState.DRAINED and (not durable_drain or lead.gone_unshipped(r.workers.step)):
+        durable_drain, step = r.drain is not None and r.drain.order.durable, self.last_step(r)
+        if own is OwnState.DRAINED and (not durable_drain or lead.gone_unshipped(step)):
             return True
         if self.bundled:
-            return self.uploads.has(self.uid, r.workers.step, complete=own is OwnState.SUCCEEDED)
-        # Which of a script's steps is its last one, only its end says: what it saved last is to be there.
-        saved = [last.id.step for last in r.last.values()]
-        return not saved or self.uploads.has(self.uid, max(saved), complete=False)
+            return self.uploads.has(self.uid, step, complete=own is OwnState.SUCCEEDED)
+        return not r.last or self.uploads.has(self.uid, step, complete=False)
+
+    def last_step(self, r: Membership) -> Optional[int]:
+        """That the end of this round asks for in storage. Which of a script's steps is its last one, only its end says:
+        what it saved last is to be there."""
+        saved = [] if self.bundled else [last.id.step for last in r.last.values()]
+        return max(saved, default=r.workers.step)
 
     # --- what it says -----------------------------------------------------------------------------------------------
 

@@ -78,6 +78,35 @@ def test_a_last_commit_that_is_told_after_the_exit_is_shipped_too():
     assert driver.core.report().state == p.State.SUCCEEDED
 
 
+@pytest.mark.parametrize("step", [7, 10])
+def test_a_member_that_has_shipped_its_part_of_the_last_snapshot_may_go(step):
+    """Of a script that lies before the last step that was told, where the last commit was none."""
+    driver = script("a", "b", storage_named=True)
+    last = snapshot(1, 7, 2)
+    driver.say(w.KeepsState(0))
+    driver.tell(e.StorageSeen(p.Storage(p.StorageHealth.READY)))
+    driver.say(w.Committed(last, 0, PATH))
+    driver.say(w.Beat(0, step, "training"))
+    driver.ended(0)
+    driver.member_says("b", "succeeded", durable_parts=(p.Part(last, 1),))
+    driver.wait(p.SILENCE_SECONDS)
+    assert driver.report.failures == ()
+    assert e.Publish(last, False) in driver.tell(e.PartShipped(p.Part(last, 0)))
+    driver.tell(e.PublishDone(last, p.Durable("u", 1, 7, "uri"), ""))
+    assert driver.report.state == p.State.SUCCEEDED
+
+
+def test_a_member_that_went_without_its_part_of_the_last_snapshot_is_lost():
+    driver = script("a", "b", storage_named=True)
+    driver.say(w.KeepsState(0))
+    driver.tell(e.StorageSeen(p.Storage(p.StorageHealth.READY)))
+    driver.say(w.Committed(snapshot(1, 7, 2), 0, PATH))
+    driver.ended(0)
+    driver.member_says("b", "succeeded", durable_parts=(p.Part(snapshot(1, 6, 2), 1),))
+    driver.wait(p.SILENCE_SECONDS)
+    assert [failure.replica for failure in driver.report.failures] == ["b"]
+
+
 def test_without_storage_a_script_that_is_through_has_succeeded_at_once():
     driver = script("a")
     driver.say(w.KeepsState(0))

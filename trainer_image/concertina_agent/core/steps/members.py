@@ -69,7 +69,7 @@ def check_members(agent: AgentState, r: Membership, lead: Lead, t: e.Moment) -> 
     for replica, detail in overdue:
         lead.lost(replica, detail, t.at)
     if agent.state is OwnState.SUCCEEDED and not agent.is_durable(r, lead, OwnState.SUCCEEDED):
-        for replica in lead.gone_unshipped(r.workers.step):  # of the last checkpoint: it will never come
+        for replica in lead.gone_unshipped(agent.last_step(r)):  # of the last checkpoint: it will never come
             lead.lost_part(replica, t.at)
     settled = lead.settle(t.now)
     lead.on_member_state(agent.member_state(), t.now)
