@@ -128,9 +128,10 @@ class Saving:
         """With durable storage."""
         return self.interval.reported if self._policy.has_storage else None
 
-    def of_layout(self, layout: str) -> None:
+    def of_layout(self, layout: str, waited_for: bool) -> None:
         """What snapshots are said to be of, from now on."""
-        self._metadata = dataclasses.replace(self._metadata, id=dataclasses.replace(self._metadata.id, layout=layout))
+        id = dataclasses.replace(self._metadata.id, layout=layout)
+        self._metadata = dataclasses.replace(self._metadata, id=id, waited_for=waited_for)
 
     def local_flags(self, step: int | None = None) -> StepFlags:
         """This rank's, for the coming all-reduce. `step`: finished ones, where not each of them is agreed on."""

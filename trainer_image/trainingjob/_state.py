@@ -146,7 +146,17 @@ class State:
         self._end.restored(saved.id.step, source)
         with told():
             self._cataloged(values)  # room for the first snapshot is made while the script computes its step
+            if source is RestoreSource.MEMORY and self._checkpoint and found.metadata.waited_for:
+                self._save_again(found.metadata, layout)
         return saved.id.step
+
+    def _save_again(self, saved: ShardMetadata, layout: str) -> None:
+        """In this round: a script that was through with it commits nothing more, and a round's agents bring to storage
+        what was committed in it."""
+        _, snapshots = self._cataloged(self._own_values())
+        saving = self._new_saving(snapshots)
+        saving.of_layout(layout, waited_for=True)
+        saving.stop_at(saved.id.step, saved.position, saved.skipped, saved.trend)
 
     def _goes_on_from(self, saved: ShardMetadata) -> None:
         self._position, self._origin = saved.position, saved.origin
@@ -238,7 +248,7 @@ class State:
             flags = dataclasses.replace(flags, checkpoint_due=1)
         agreed = self._agree(flags, catalogue)
         together = time.perf_counter()  # others are waited for until then, as they are in each step
-        saving.of_layout(agreed.layout)
+        saving.of_layout(agreed.layout, waited_for=durable)
         saving.save(saving.decide(done, agreed.flags, required=durable), self._samples() if self._data else done)
         saving.before_change()  # a script may change anything next
         if durable:
@@ -250,11 +260,15 @@ class State:
 
     def _current(self) -> tuple[Catalogue, Saving]:
         """With this rank's values as they are now."""
-        catalogue, snapshots = self._cataloged({name: each.values() for name, each in self._kept.items()})
+        catalogue, snapshots = self._cataloged(self._own_values())
         if self._saving is None:
             self._check_alike()
             self._saving = self._new_saving(snapshots)
         return catalogue, self._saving
+
+    def _own_values(self) -> dict[str, Any]:
+        """This rank's, beside arrays, as they are now."""
+        return {name: each.values() for name, each in self._kept.items()}
 
     def _cataloged(self, values: Mapping[str, Any]) -> tuple[Catalogue, Snapshots]:
         """With these values of this rank, and the arrays that there are now."""

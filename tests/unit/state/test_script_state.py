@@ -1,5 +1,6 @@
 """`trainingjob.State` in one process: all that is kept comes back, and what does not fit is said."""
 
+import dataclasses
 import json
 from collections import Counter
 
@@ -7,14 +8,14 @@ import pytest
 import torch
 
 import trainingjob
-from concertina_protocol import FailureReason, Restore, RestoreSource, SnapshotId
+from concertina_protocol import FailureReason, JobHistory, Restore, RestoreSource, SnapshotId
 from concertina_protocol.sidecar import read_sidecar
-from concertina_protocol.worker_channel import Fault, Start
+from concertina_protocol.worker_channel import Committed, Fault, Start
 from concertina_state.catalogue import Catalogue
 from concertina_state.checkpoints.manifest import CheckpointKey
 from concertina_state.checkpoints.retention import remove
 from concertina_state.errors import BadInput
-from concertina_state.format.shardfile import ShardMetadata, parse_header
+from concertina_state.format.shardfile import ShardMetadata, header_length, parse_header
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import find
 from concertina_state.uploader import Destination, publish, ship
@@ -295,6 +296,55 @@ class Job:
 
     def __getattr__(self, name):
         return getattr(self._folder, name)
+
+
+class InMemoryOf:
+    """The agent of round 2, where memory holds what a round before it has committed."""
+
+    round, durable, images, history = 2, None, (), JobHistory()
+
+    def __init__(self, folder):
+        [self._slot] = [path for path in folder.glob("round-1/shard-0/slot-?") if read_sidecar(path)]
+        self.held, self.snapshots, self.told = read_sidecar(self._slot).id, folder / "round-2", []
+        self.send = self.told.append
+
+    def start(self):
+        return Start(Restore(RestoreSource.MEMORY, self.held.step, self.held), 2, "u")
+
+    def request(self, message, kind):
+        return kind(str(self._slot))
+
+    def counts(self, samples):
+        pass
+
+    def restored(self, step, source):
+        pass
+
+    @property
+    def committed(self):
+        return [each.id for each in self.told if isinstance(each, Committed)]
+
+
+@pytest.mark.parametrize("uri", ["file:///nowhere", None])
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_what_may_be_a_scripts_last_step_is_a_snapshot_of_the_round_that_goes_on_from_it(
+    tmp_path, monkeypatch, uri, waited_for
+):
+    """It has nothing left to commit then, and what it has committed is to be in storage at its end."""
+    state = trainingjob.State(folder=str(tmp_path), kept={"seen": 3})
+    state.restore()
+    state.commit(9, durable=waited_for)
+    state._snapshots.finish()
+    agent, found = InMemoryOf(tmp_path), {"seen": 0}
+    monkeypatch.setattr(trainingjob, "connection", lambda: agent)
+    monkeypatch.setenv("CONCERTINA_CHECKPOINT", json.dumps({"uri": uri} if uri else None))
+    state = trainingjob.State(kept=found)
+    assert (state.restore(), found) == (10, {"seen": 3})
+    again = dataclasses.replace(agent.held, round=2)
+    assert agent.committed == ([again] if uri and waited_for else [])
+    for slot in tmp_path.glob("round-2/shard-0/slot-?"):
+        with slot.open("rb") as file:
+            assert parse_header(file.read(header_length(file.read(8)) - 8)).metadata.waited_for, "so it is once more"
 
 
 class Watching:

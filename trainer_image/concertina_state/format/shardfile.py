@@ -83,6 +83,8 @@ class ShardMetadata:
     """Positions that were left out."""
     trend: Trend = Trend()
     origin: Origin = Origin()  # noqa: RUF009 (frozen)
+    waited_for: bool = False
+    """By a script, whose last step this may be."""
 
 
 @dataclasses.dataclass(frozen=True)
