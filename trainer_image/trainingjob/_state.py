@@ -152,7 +152,7 @@ class State:
 
     def _save_again(self, saved: ShardMetadata, layout: str) -> None:
         """In this round: a script that was through with it commits nothing more, and a round's agents bring to storage
-        what was committed in it."""
+        what was committed in it (decision "What may be a script's last step is saved again")."""
         _, snapshots = self._cataloged(self._own_values())
         saving = self._new_saving(snapshots)
         saving.of_layout(layout, waited_for=True)
