@@ -94,12 +94,18 @@ class OpenShards(Generic[T]):
     def get(self, index: int) -> T:
         """Waits where it is not there yet. Raises what opening it raised; the next call tries again."""
         future = self._opening(index)
+        if future.done() and future.exception() is not None:  # ahead of its use, and perhaps long ago
+            self._drop(index)
+            future = self._opening(index)
         try:
             return future.result()
         except BaseException:
-            del self._open[index]
-            self._bytes -= self._sizes[index]
+            self._drop(index)
             raise
+
+    def _drop(self, index: int) -> None:
+        del self._open[index]
+        self._bytes -= self._sizes[index]
 
     def expect(self, indexes: Iterable[int]) -> None:
         """Begin to open these, the first of them first, as far as there is room."""

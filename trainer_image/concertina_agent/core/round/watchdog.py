@@ -55,8 +55,9 @@ class Heartbeats:
         """Stacks were asked for, or are there, since the round was last said to hang."""
 
     def on_beat(self, rank: int, step: int, phase: str, now: float) -> None:
-        """A line on the worker channel; where there is a heartbeat as well, that knows more."""
-        if self._beats.get(rank, (None, ""))[:2] != (step, phase):
+        """A line on the worker channel; where there is a heartbeat as well, that knows more. Who waits for data says so
+        again and again, and lives each time that it does."""
+        if phase == WorkerPhase.LOADING_DATA or self._beats.get(rank, (None, ""))[:2] != (step, phase):
             self._beats[rank] = (step, phase, now)
 
     def update(self, read: Iterable[Heartbeat], running: Iterable[int], now: float) -> None:

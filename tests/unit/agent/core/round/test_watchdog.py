@@ -189,3 +189,28 @@ def test_a_worker_that_computes_between_its_stops_is_slow_and_not_stopped() -> N
     for used, found in ((50, set()), (58, set()), (66, set()), (66, {1})):
         hearts.update([Heartbeat(1, 7, "computing", 2.0)], [1], now=0.0)
         assert hearts.stopped([(1, used)]) == found
+
+
+def test_who_says_again_and_again_that_data_are_waited_for_does_not_hang_until_it_falls_silent() -> None:
+    """A script, which has no heartbeat: `trainingjob.data` says so once a second while its store is away."""
+    hearts, dog, now = Heartbeats(), Watchdog(Limits()), 0.0
+
+    def look() -> bool:
+        hearts.update([], [0], now)
+        dog.on_heartbeats("a", hearts.pulses, now)
+        return dog.check(now) and dog.hang is not None
+
+    for step in range(1, 40):
+        now += 1.0
+        hearts.on_beat(0, step, "training", now)
+        dog.step_took(1.0)
+    for _ in range(int(5 * LEAST)):
+        now += 1.0
+        hearts.on_beat(0, 39, "loading data", now)
+        assert not look()
+    for _ in range(int(2 * LEAST)):
+        now += 1.0
+        if look():
+            break
+    assert dog.hang is not None
+    assert dog.hang.phase == "loading data"
