@@ -188,9 +188,16 @@ def down(name: str) -> None:
 
 @contextlib.contextmanager
 def owned(name: str, options: Options, say: Say = silent) -> Iterator[LocalCluster]:
-    """A cluster for as long as the block runs; it goes down by an exception, Ctrl-C and SIGKILL of this process too."""
-    with lifetime.guarded(name):
-        yield up(name, options, say)
+    """A cluster for as long as the block runs; it goes down by an exception, Ctrl-C and SIGKILL of this process too.
+    One that is up already is nobody's to end: raises LocalClusterError."""
+    with lifetime.sole_owner(name):
+        existing = state.load(state.directory(name))
+        if existing and all(LocalCluster(existing).running().values()):
+            raise LocalClusterError(
+                f"cluster {name} is up already: `concertina local down --name {name}` first, or choose another name."
+            )
+        with lifetime.guarded(name):
+            yield up(name, options, say)
 
 
 def _create(name: str, folder: Path, options: Options, found: dict[str, Path], say: Say) -> LocalCluster:

@@ -82,12 +82,17 @@ def test_what_is_left_of_a_broken_cluster_is_cleaned_up_by_the_next(name: str) -
     broken.kill_component("etcd")
     mended = local.up(name, ONE_NODE)
     assert all(mended.running().values())
+    with pytest.raises(LocalClusterError, match="is up already"), local.owned(name, ONE_NODE):
+        pass
+    assert all(mended.running().values()), "who may not have it takes nothing down"
     assert "node-1" in mended.kubectl("get", "nodes")
 
 
 def test_two_clusters_side_by_side(name: str, cluster: LocalCluster) -> None:
     with local.owned(name, ONE_NODE) as second:
         assert second.record.endpoints.address != cluster.record.endpoints.address
+        with pytest.raises(LocalClusterError, match="belongs to another command"), local.owned(name, ONE_NODE):
+            pass
         for each in (second, cluster):
             each.create_namespace("side-by-side")
         second.kubectl("delete", "namespace", "side-by-side")

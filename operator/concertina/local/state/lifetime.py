@@ -92,6 +92,19 @@ def alone(name: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def sole_owner(name: str) -> Iterator[None]:
+    """Keep other commands from taking the folder's cluster for theirs, which goes down with them."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(state.locked(paths.clusters() / f".{name}.owner", wait=False))
+        except BlockingIOError:
+            raise LocalClusterError(
+                f"cluster {name} belongs to another command that runs: end that one, or choose another name."
+            ) from None
+        yield
+
+
 def end(name: str) -> None:
     """Tear the folder of this name down; there need not be one."""
     with alone(name):
