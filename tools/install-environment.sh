@@ -31,7 +31,10 @@ fi
 
 started=$(date +%s)
 echo "environment $kind: $(grep -c == "$lock") packages into $folder, with $("$python" --version) ..." >&2
-[ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
+# One that is of another Python, or was cut off before it had pip, is made anew.
+version='import sys; print("%d.%d" % sys.version_info[:2])'
+[ "$("$folder/bin/python" -c "import pip; $version" 2>/dev/null)" = "$("$python" -c "$version")" ] ||
+    "$python" -m venv --clear "$folder"
 rm -f "$stamp"
 bin=$(cd "$folder" && pwd)/bin
 "$bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$root/requirements/uv.txt"

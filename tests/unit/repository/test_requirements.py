@@ -45,9 +45,11 @@ def test_images_hold_the_versions_that_were_tested(environment: str) -> None:
     assert shipped <= tested
 
 
-def script(name: str, *arguments: str, path: str) -> subprocess.CompletedProcess[str]:
+def script(name: str, *arguments: str, path: str, python: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = ["/bin/sh", str(ROOT / "tools" / name), *arguments]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHON"} | {"PATH": path}
+    if python is not None:
+        environment["PYTHON"] = str(python)
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -67,3 +69,27 @@ def test_an_environment_that_there_is_not(tmp_path: Path) -> None:
     done = script("install-environment.sh", str(tmp_path), "nothing", path=os.environ["PATH"])
     assert done.returncode == 2
     assert "choose dev, operator, agent or trainer" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("there", "anew"),
+    [(None, True), ("#!/bin/sh\nexit 1", True), ("#!/bin/sh\necho 3.10", True), ("#!/bin/sh\necho 3.12", False)],
+    ids=["none", "one without pip", "one of another Python", "one that does"],
+)
+def test_an_environment_is_made_anew_where_the_one_there_does_not_do(
+    tmp_path: Path, there: str | None, anew: bool
+) -> None:
+    python, asked = tmp_path / "python3.12", tmp_path / "asked"
+    python.write_text(f"""#!/bin/sh
+echo "$@" >> {asked}
+case "$*" in *venv*) exit 3;; esac
+echo 3.12
+""")
+    python.chmod(0o755)
+    folder = tmp_path / "environment"
+    (folder / "bin").mkdir(parents=True)
+    if there is not None:
+        (folder / "bin/python").write_text(f"{there}\n")
+        (folder / "bin/python").chmod(0o755)
+    script("install-environment.sh", str(folder), "agent", path=os.environ["PATH"], python=python)
+    assert (f"-m venv --clear {folder}" in asked.read_text()) == anew
