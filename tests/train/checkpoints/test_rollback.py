@@ -10,6 +10,7 @@ from concertina_state.checkpoints.latest import read_all_of_latest
 from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
 from concertina_state.checkpoints.retention import found, lease
 from concertina_state.errors import BadInput
+from concertina_state.format.shardfile import Continued
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.uploader import Destination, answer
 
@@ -72,6 +73,33 @@ def test_a_job_made_again_may_begin_anew_where_nothing_is_left(storage_uri, tmp_
     undo(storage_uri, 1, 50, uid="old")
     assert publish(storage_uri, tmp_path, 1, 5, uid="new").durable.step == 5
     assert publish(storage_uri, tmp_path, 2, 60, uid="old").refused
+
+
+@pytest.mark.parametrize(("back_to", "left"), [(50, 50), (45, 40)])
+def test_a_job_that_went_on_from_another_goes_back_to_that_one_s(storage_uri, tmp_path, back_to, left):
+    for step in (40, 50):
+        publish(storage_uri, tmp_path, 3, step, uid="old")
+    ObjectPrefix(storage_uri).put("old/round-3/step-40/readers/one", b"{}")  # as `back` keeps it: for rollbacks
+    first = publish(storage_uri, tmp_path, 1, 55, uid="new", continued=Continued("old", 3, 50))
+    assert first.durable.uid == "new"
+
+    now = undo(storage_uri, 1, back_to, uid="new")
+    assert (now.uid, now.round, now.step) == ("old", 3, left)
+    assert rollback.go_back(storage_uri, "new", Undone(1, back_to)) == now
+    assert StoredCheckpoint(now.uri).id.step == left
+    again = Continued("old", 3, left)
+    assert publish(storage_uri, tmp_path, 1, 56, uid="new", continued=Continued("old", 3, 50)).refused
+    assert publish(storage_uri, tmp_path, 2, 53, uid="new", continued=again).durable.step == 53
+
+
+def test_where_what_it_went_on_from_has_gone_the_one_before_is_named(storage_uri, tmp_path):
+    """Further back than it began: the other job's newest is, where nothing of before is left."""
+    for step in (40, 50):
+        publish(storage_uri, tmp_path, 3, step, uid="old")
+    publish(storage_uri, tmp_path, 1, 55, uid="new", continued=Continued("old", 3, 50))
+    assert not ObjectPrefix(storage_uri).list("old/round-3/step-40")
+    assert undo(storage_uri, 1, 45, uid="new").step == 50
+    assert rollback.go_back(storage_uri, "stranger", Undone(1, 45)) is None
 
 
 def test_a_rollback_before_the_first_checkpoint_refuses_one_that_comes_late(storage_uri, tmp_path):

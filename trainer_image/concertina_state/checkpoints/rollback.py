@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 
 from concertina_protocol import Durable, Undone
 from concertina_protocol.messages.undone import joined
 from concertina_state.checkpoints.latest import Latest, change_latest, read_all_of_latest
-from concertina_state.checkpoints.manifest import NAME, parse
+from concertina_state.checkpoints.manifest import NAME, CheckpointKey, Manifest, parse
 from concertina_state.checkpoints.retention import found
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix
@@ -35,8 +36,8 @@ def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
 
 
 def go_back(uri: str, uid: str, *undone: Undone) -> Durable | None:
-    """The newest checkpoint of this job that was not undone, now or before; None where none is left. Raises
-    StorageError."""
+    """The newest checkpoint of this job that was not undone, now or before, or of the one that it went on from; None
+    where none is left. Raises StorageError."""
     folder = ObjectPrefix(uri)
     latest = read_all_of_latest(folder)
     good = newest(folder, uid, reduce(joined, undone, latest.undid(uid) if latest else ()))
@@ -44,17 +45,46 @@ def go_back(uri: str, uid: str, *undone: Undone) -> Durable | None:
 
 
 def newest(folder: ObjectPrefix, uid: str, undone: tuple[Undone, ...]) -> Latest | None:
-    """As `LATEST` would name it."""
+    """As `LATEST` would name it: of this job, or else of the one that it went on from."""
     _, finished = found(folder.entries(uid))
-    good = [place for place in finished if not any(some.covers(place.round, place.step) for some in undone)]
-    for place in sorted(good, key=lambda place: (place.round, place.step), reverse=True):
-        key = f"{place.folder}/{NAME}"
-        text = folder.get(key)
+    ours = sorted(_not_void(finished, undone), key=_age, reverse=True)
+    good = next(_readable(folder, ours), None) or next(_readable(folder, _before(folder, uid, finished, undone)), None)
+    if good is None:
+        return None
+    place, text, manifest = good
+    uri = f"{folder.uri}/{place.folder}"
+    durable = Durable(place.uid, place.round, place.step, uri, manifest.complete, manifest.at)
+    return Latest(durable, f"{place.folder}/{NAME}", zlib.crc32(text), undone, uid)
+
+
+def _before(
+    folder: ObjectPrefix, uid: str, finished: Iterable[CheckpointKey], undone: Sequence[Undone]
+) -> list[CheckpointKey]:
+    """The other job's, up to the one that this job went on from; first those that a rollback wants: of steps before
+    all that was undone."""
+    ours = _readable(folder, sorted(finished, key=_age, reverse=True))
+    begun = next((manifest.continued for _, _, manifest in ours), None)
+    if begun is None or begun.uid == uid:
+        return []
+    begin = CheckpointKey(begun.uid, begun.round, begun.step)
+    void = next((manifest.undone for _, _, manifest in _readable(folder, [begin])), ())
+    _, theirs = found(folder.entries(begin.uid))
+    good = [place for place in _not_void(theirs, void) if _age(place) <= _age(begin)]
+    return sorted(good, key=lambda place: (all(place.step <= some.step for some in undone), *_age(place)), reverse=True)
+
+
+def _readable(folder: ObjectPrefix, places: Iterable[CheckpointKey]) -> Iterator[tuple[CheckpointKey, bytes, Manifest]]:
+    for place in places:
+        text = folder.get(f"{place.folder}/{NAME}")
         if text is None:  # it was deleted just now
             continue
-        uri = f"{folder.uri}/{place.folder}"
         with contextlib.suppress(BadInput):  # damaged, or of a newer version: there are older ones
-            manifest = parse(text, uri)
-            durable = Durable(uid, place.round, place.step, uri, manifest.complete, manifest.at)
-            return Latest(durable, key, zlib.crc32(text), undone, uid)
-    return None
+            yield place, text, parse(text, f"{folder.uri}/{place.folder}")
+
+
+def _not_void(places: Iterable[CheckpointKey], undone: Sequence[Undone]) -> list[CheckpointKey]:
+    return [place for place in places if not any(some.covers(place.round, place.step) for some in undone)]
+
+
+def _age(place: CheckpointKey) -> tuple[int, int]:
+    return place.round, place.step
