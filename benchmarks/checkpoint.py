@@ -236,13 +236,15 @@ def dcp_saves(
 def durables(subject: Subject, runs: int, disk: Path, bucket: str) -> tuple[dict[str, list[float]], dict[str, Durable]]:
     """From the start of a save until LATEST names it; in turn with dcp.save, and with obstore's own put of the same
     file to the same server."""
-    newest = {}
+    newest = dict[str, Durable]()
     target, tensors = disk / "dcp", subject.tensors()
 
     def save(name: str, folder: ObjectPrefix) -> None:
         taken = subject.take()
         uploader.ship(folder, UID, taken.id, 0, taken.path)
-        newest[name] = uploader.publish(folder, CONFIG, UID, taken.id, False)
+        durable = uploader.publish(folder, CONFIG, UID, taken.id, False).durable
+        assert durable is not None
+        newest[name] = durable
 
     def dcp_save() -> None:
         shutil.rmtree(target, ignore_errors=True)

@@ -166,19 +166,18 @@ def _blocks(file: io.FileIO, size: int) -> Iterator[memoryview]:
 def _publish(request: Publish, destination: Destination, uid: str, run: Run = UNKNOWN) -> Published:
     folder = ObjectPrefix(destination.uri, create=True)
     try:
-        durable = publish(folder, destination, uid, request.id, request.complete, run)
+        return publish(folder, destination, uid, request.id, request.complete, run)
     except Fenced as error:
         return Published(request.id, None, str(error), refused=True)
     except StorageError as error:
         return Published(request.id, None, str(error))
-    return Published(request.id, durable)
 
 
 def publish(
     folder: ObjectPrefix, destination: Destination, uid: str, id: SnapshotId, complete: bool, run: Run = UNKNOWN
-) -> Durable:
+) -> Published:
     """Write the manifest of a wholly shipped snapshot, move LATEST, delete what is not kept. Raises StorageError, or
-    Fenced."""
+    Fenced, as long as LATEST has not moved."""
     job, code = about_this_process()
     place, now = here(uid, id), time.time()
     durable = Durable(uid, id.round, id.step, f"{folder.uri}/{place}", complete, now)
@@ -220,8 +219,11 @@ def publish(
         raise
     before = metadata.continued.uid if metadata.continued and metadata.continued.uid != uid else ""
     keeping = retention.Keeping(destination.keep, destination.keep_every_steps, tuple(run.reaches))
-    retention.sweep(folder, durable, before, undone, keeping)
-    return durable
+    try:
+        retention.sweep(folder, durable, before, undone, keeping)
+    except StorageError as error:  # who may not delete keeps all of them; the next one asks again
+        return Published(id, durable, str(error))
+    return Published(id, durable)
 
 
 def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[StoredSidecar]:

@@ -20,7 +20,7 @@ from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.checkpoints.retention import found, lease
 from concertina_state.format.shardfile import Continued, header_length
-from concertina_state.objects.prefix import HELD, PIECE, Changed, Missing, ObjectPrefix, StorageError
+from concertina_state.objects.prefix import HELD, PIECE, Changed, Missing, ObjectPrefix, StorageError, StoreRefused
 from concertina_state.uploader import Destination, answer
 
 
@@ -139,6 +139,20 @@ def test_the_newest_are_kept_and_unfinished_ones_swept(storage_uri, tmp_path):
     assert steps() == {"step-3", "step-5"}
     publish(storage_uri, tmp_path, 2, 5)
     assert steps() == {"step-5"}, "of both rounds"
+
+
+def test_where_deleting_is_refused_checkpoints_are_durable_all_the_same(storage_uri, tmp_path, monkeypatch):
+    def refused(self, keys):
+        raise StoreRefused("may not delete")
+
+    monkeypatch.setattr(ObjectPrefix, "delete", refused)
+    for step in (1, 2):
+        assert publish(storage_uri, tmp_path, 1, step).error == ""
+    for step in (3, 4):
+        done = publish(storage_uri, tmp_path, 1, step)
+        assert (done.durable.step, done.error, done.refused) == (step, "may not delete", False)
+    assert read_latest(ObjectPrefix(storage_uri)) == done.durable
+    assert [place.step for place in sorted(found(ObjectPrefix(storage_uri).entries())[1], key=str)] == [1, 2, 3, 4]
 
 
 def test_another_job_is_refused_unless_it_goes_on_from_exactly_this(storage_uri, tmp_path):

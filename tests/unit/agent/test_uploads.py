@@ -7,6 +7,8 @@ import contextlib
 import socket
 from pathlib import Path
 
+import pytest
+
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.files.snapshots import SnapshotFiles
@@ -14,6 +16,7 @@ from concertina_agent.transfers.uploads import UploadDriver
 from concertina_protocol import worker_channel as w
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
+Patch = pytest.MonkeyPatch
 READY = w.StorageState(p.Storage(p.StorageHealth.READY))
 
 
@@ -45,3 +48,78 @@ def test_an_upload_that_was_given_up_ends_and_says_nothing_about_storage(tmp_pat
 
     asyncio.run(run())
     assert [path.name for path in tmp_path.glob("shipping-*")] == ["shipping-2"]
+
+
+class Storage:
+    """Whoever the driver asks to do something: looks go well, and what each kind of work comes to is told."""
+
+    def __init__(self, uploads: UploadDriver, publishes: bool, ships: bool) -> None:
+        self._uploads, self._publishes, self._ships = uploads, publishes, ships
+        self.asked: list[str] = []
+
+    async def serve(self, until: int) -> None:
+        """Until it has been asked so often for work."""
+        ours, theirs = map(AgentEnd, socket.socketpair())
+        serving = asyncio.ensure_future(self._uploads.serve(ours))
+        while len(self.asked) < until:
+            request = await theirs.receive()
+            if isinstance(request, w.Probe):
+                theirs.send(READY)
+                continue
+            assert isinstance(request, (w.Publish, w.Ship))
+            self.asked.append(f"{type(request).__name__} {request.id.step}")
+            if isinstance(request, w.Publish):
+                durable = p.Durable("u", 1, request.id.step, "uri")
+                theirs.send(w.Published(request.id, *((durable, "not swept") if self._publishes else (None, "no"))))
+            else:
+                theirs.send(w.Shipped(request.id, request.shard, "" if self._ships else "no"))
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+def at_once(monkeypatch: Patch) -> list[float]:
+    """No waits; what would have been waited for."""
+    waits: list[float] = []
+
+    def log(event: str, **fields: object) -> None:
+        if event == "storage_trouble":
+            waits.append(float(str(fields["again_in"])))
+
+    monkeypatch.setattr("concertina_agent.transfers.uploads.BACKOFF", (0.001, 0.002, 0.003))
+    monkeypatch.setattr("concertina_agent.transfers.uploads.log_event", log)
+    return waits
+
+
+def test_a_publication_that_fails_again_and_again_holds_up_no_part(tmp_path: Path, monkeypatch: Patch) -> None:
+    waits = at_once(monkeypatch)
+    uploads = UploadDriver(SnapshotFiles(tmp_path), lambda event: None)
+    uploads.publish(e.Publish(p.SnapshotId(1, 3, "layout", 1), False))
+    uploads.ship(part(tmp_path, 1))
+    storage = Storage(uploads, publishes=False, ships=True)
+    asyncio.run(storage.serve(until=6))
+    assert storage.asked == ["Publish 3", "Ship 5", "Publish 3", "Publish 3", "Publish 3", "Publish 3"]
+    assert waits[:4] == [0.001, 0.001, 0.002, 0.003], "from one piece of work to the next that goes well"
+
+
+def test_parts_that_fail_hold_up_no_publication(tmp_path: Path, monkeypatch: Patch) -> None:
+    at_once(monkeypatch)
+    uploads = UploadDriver(SnapshotFiles(tmp_path), lambda event: None)
+    uploads.publish(e.Publish(p.SnapshotId(1, 3, "layout", 1), False))
+    uploads.ship(part(tmp_path, 1))
+    storage = Storage(uploads, publishes=False, ships=False)
+    asyncio.run(storage.serve(until=4))
+    assert storage.asked == ["Publish 3", "Ship 5", "Publish 3", "Ship 5"]
+
+
+def test_a_checkpoint_counts_though_no_older_one_could_be_deleted(tmp_path: Path, monkeypatch: Patch) -> None:
+    waits, events = at_once(monkeypatch), list[e.Event]()
+    uploads = UploadDriver(SnapshotFiles(tmp_path), events.append)
+    id = p.SnapshotId(1, 3, "layout", 1)
+    uploads.publish(e.Publish(id, False))
+    uploads.ship(part(tmp_path, 1))
+    storage = Storage(uploads, publishes=True, ships=True)
+    asyncio.run(storage.serve(until=2))
+    assert storage.asked == ["Publish 3", "Ship 5"]
+    assert e.PublishDone(id, p.Durable("u", 1, 3, "uri"), "") in events
+    assert waits == []

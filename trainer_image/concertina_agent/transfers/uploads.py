@@ -48,6 +48,10 @@ class UploadDriver:
         self._failures, self._probe_at = 0, 0.0
         """Looks in a row that went wrong, and when to look again (monotonic)."""
         self._well = self._asked_to_probe = False
+        self._failing = False
+        """Since a piece of work has failed, none has gone well."""
+        self._part_is_next = False
+        """After a publication that failed: it may fail for ever, and is not to keep all parts from storage."""
         self.shipping = Shipping()
 
     # --- what is wanted ---------------------------------------------------------------------------------------------
@@ -82,6 +86,7 @@ class UploadDriver:
             self._snapshots.free(Path(ship.path))
         self._ships.clear()
         self._publish = None
+        self._failing = False
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -110,7 +115,7 @@ class UploadDriver:
                         await self._probe(end)
                 elif self._undo:
                     await self._undo_one(end, self._undo[0])
-                elif self._publish is not None:
+                elif self._publish is not None and not (self._part_is_next and self._ships):
                     await self._publish_one(end, self._publish)
                 elif self._ships:
                     await self._ship_one(end, min(self._ships.values(), key=lambda ship: ship.id.step))
@@ -122,23 +127,29 @@ class UploadDriver:
         storage = (await _ask(end, w.Probe(), w.StorageState)).storage
         self._emit(e.StorageSeen(storage))
         self._well = storage.state == p.StorageHealth.READY and not self._asked_to_probe
-        self._trouble("" if self._well else storage.message)
+        if storage.state != p.StorageHealth.READY:
+            self._trouble(storage.message)
+        elif not self._failing:
+            self._failures = 0
 
     async def _undo_one(self, end: AgentEnd, undone: p.Undone) -> None:
         storage = (await _ask(end, w.Undo(undone), w.StorageState)).storage
         if storage.state == p.StorageHealth.ERROR:
             return self._fail(storage.message)
+        self._done()
         self._undo.remove(undone)
         self._emit(e.StorageSeen(storage))
         return None
 
     async def _ship_one(self, end: AgentEnd, effect: e.Ship) -> None:
+        self._part_is_next = False
         begun, size = time.monotonic(), size_of(effect.path)
         answer = await _ask(end, w.Ship(effect.id, effect.shard, effect.path), w.Shipped)
         self.shipping.seconds += time.monotonic() - begun
         wanted = self._ships.get(effect.shard) is effect
         if answer.error:  # of what was given up meanwhile it says nothing about storage
             return self._fail(answer.error) if wanted else None
+        self._done()
         self.shipping.shards, self.shipping.bytes = self.shipping.shards + 1, self.shipping.bytes + size
         if wanted:
             del self._ships[effect.shard]
@@ -147,23 +158,28 @@ class UploadDriver:
 
     async def _publish_one(self, end: AgentEnd, effect: e.Publish) -> None:
         answer = await _ask(end, w.Publish(effect.id, effect.complete), w.Published)
-        if answer.error and not answer.refused:
+        not_swept = answer.error if answer.durable is not None else ""
+        if answer.error and not not_swept and not answer.refused:
+            self._part_is_next = True
             return self._fail(answer.error)
+        self._done()
+        if not_swept:
+            log_event("not_swept", step=effect.id.step, error=not_swept)
         if self._publish is effect:
             self._publish = None
-        self._emit(e.PublishDone(effect.id, answer.durable, answer.error))
+        self._emit(e.PublishDone(effect.id, answer.durable, "" if not_swept else answer.error))
         return None
+
+    def _done(self) -> None:
+        self._failures, self._failing, self._part_is_next = 0, False, False
 
     def _fail(self, message: str) -> None:
         """Work is taken up again when a look at the storage says that it is well."""
-        self._well = False
+        self._well, self._failing = False, True
         self._emit(e.StorageSeen(p.Storage(p.StorageHealth.ERROR, None, message)))
         self._trouble(message)
 
     def _trouble(self, message: str) -> None:
-        if not message:
-            self._failures = 0
-            return
         self.shipping.failures += 1
         wait = BACKOFF[min(self._failures, len(BACKOFF) - 1)]
         log_event("storage_trouble", error=message, again_in=wait)

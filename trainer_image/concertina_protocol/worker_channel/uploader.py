@@ -60,7 +60,7 @@ class Published:
     durable: Optional[Durable] = None
     """What LATEST names now."""
     error: str = ""
-    """A sentence."""
+    """A sentence; with `durable`: why older checkpoints could not be deleted."""
     refused: bool = False
     """The fence: a higher round or another job has written here. Trying again can't help."""
 
