@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import zlib
 from datetime import timedelta
 from pathlib import Path
@@ -153,6 +154,15 @@ def test_where_deleting_is_refused_checkpoints_are_durable_all_the_same(storage_
         assert (done.durable.step, done.error, done.refused) == (step, "may not delete", False)
     assert read_latest(ObjectPrefix(storage_uri)) == done.durable
     assert [place.step for place in sorted(found(ObjectPrefix(storage_uri).entries())[1], key=str)] == [1, 2, 3, 4]
+
+
+def test_a_run_s_folder_that_was_moved_is_read_where_it_lies_now(tmp_path):
+    before, now = tmp_path / "before", tmp_path / "now"
+    publish(before.as_uri(), tmp_path, 1, 10)
+    shutil.move(before, now)
+    latest = answer(Probe(), Destination(uri=now.as_uri()), "new").storage.latest
+    assert latest.uri == f"{now.as_uri()}/u1/round-1/step-10"
+    assert StoredCheckpoint(latest.uri).id.step == 10
 
 
 def test_another_job_is_refused_unless_it_goes_on_from_exactly_this(storage_uri, tmp_path):

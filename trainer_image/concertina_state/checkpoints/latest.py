@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Optional
 
 from concertina_protocol import Durable, Undone
 from concertina_protocol.codec.typed_json import parse_json
-from concertina_state.checkpoints.manifest import to_json
+from concertina_state.checkpoints.manifest import CheckpointKey, to_json
 from concertina_state.format.shardfile import Continued
 from concertina_state.objects.prefix import Changed, ObjectPrefix, StorageError
 
@@ -127,8 +127,15 @@ def _read_latest(folder: ObjectPrefix) -> tuple[Latest | None, UpdateVersion | N
     if found is None:
         return None, None
     try:
-        return parse_json(Latest, found[0]), found[1]
+        latest = parse_json(Latest, found[0])
     except ValueError as error:
         raise StorageError(
             f"{folder.uri}/LATEST is damaged ({error}): correct it by hand or use another URI."
         ) from error
+    return dataclasses.replace(latest, durable=latest.durable and _lying_in(folder, latest.durable)), found[1]
+
+
+def _lying_in(folder: ObjectPrefix, durable: Durable) -> Durable:
+    """Where it lies now: the run's folder may have been moved since this was written, or copied as a whole."""
+    place = CheckpointKey(durable.uid, durable.round, durable.step)
+    return dataclasses.replace(durable, uri=f"{folder.uri}/{place.folder}")
