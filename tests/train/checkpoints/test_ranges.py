@@ -11,6 +11,7 @@ from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_state.objects import retry
+from concertina_state.objects.prefix import StorageError
 from concertina_state.uploader import Destination, answer
 
 RANDOM = random.Random(1)
@@ -79,3 +80,12 @@ def test_a_file_that_was_cut_short_is_named(part, file, content):
     with pytest.raises(BadInput, match=f"{DAMAGED} are not there"):
         part.read([(len(content) - 10, len(content))])
     assert part.read([(BLOCK - 5, BLOCK + 5)])[0] == content[BLOCK - 5 : BLOCK + 5]
+
+
+@pytest.mark.parametrize("gone", ["*", "*.json"])
+def test_a_checkpoint_that_was_deleted_meanwhile_is_not_called_damaged(part, file, gone):
+    """By a sweep, of one that is read without a lease: the run has newer ones."""
+    for path in file.parent.glob(gone):
+        path.unlink()
+    with pytest.raises(StorageError, match=r"has no manifest.json: .* has been deleted to keep the newer ones"):
+        part.read([(0, 10)])

@@ -81,6 +81,8 @@ class StoredShard:
         try:
             sidecar = parse_json(StoredSidecar, text or b"null")
         except ValueError as error:
+            if text is None:
+                self._check_not_deleted()
             raise DamagedInput(f"{self._folder.uri}/{key} is missing or damaged: use an older checkpoint.") from error
         if sidecar.part != self.file or len(sidecar.blocks) != -(-self.file.size // BLOCK):
             raise BadInput(f"{self._folder.uri}/{key} does not fit the manifest: use an older checkpoint.")
@@ -89,19 +91,27 @@ class StoredShard:
     def _read_checked(
         self, begin: int, views: Sequence[memoryview], whole: Callable[[Sequence[memoryview]], bool]
     ) -> None:
-        problem = ""
+        missing = False
         for _ in tries():
             try:
                 self._folder.read_into(self.file.key, begin, views)
                 if whole(views):
                     return
-                problem = "do not have the checksum of the manifest"
+                missing = False
             except Missing:
-                problem = "are not there"
+                missing = True
+        if missing:
+            self._check_not_deleted()
+        problem = "are not there" if missing else "do not have the checksum of the manifest"
         raise DamagedInput(
             f"{self.uri} is damaged: its bytes {begin} to {begin + sum(map(len, views))} {problem}, read "
             f"{len(GRACE) + 1} times. Use an older checkpoint: `concertina checkpoint list` shows which there are."
         )
+
+    def _check_not_deleted(self) -> None:
+        """A sweep takes the manifest first. Raises StorageError: another checkpoint is there to be read."""
+        if self._folder.get(manifests.NAME) is None:
+            raise _gone(self._folder.uri)
 
 
 class StoredCheckpoint:
