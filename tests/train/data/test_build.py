@@ -157,6 +157,40 @@ def test_data_that_something_else_made_stay(tmp_path):
     assert contents(out) == before, "the same command brings back what is missing"
 
 
+def test_who_is_overtaken_by_another_build_ends_and_harms_no_data(tmp_path):
+    source, out = find([str(json_lines(tmp_path / "a.jsonl"))]), tmp_path / "out"
+    overtaken = build(source, str(out), 2_000)
+    next(overtaken), next(overtaken)
+    list(build(source, str(out), 2_000, Recipe(validation=0.2)))
+    before = contents(out)
+    with pytest.raises(BadInput, match="another build into .*out was begun meanwhile"):
+        list(overtaken)
+    assert contents(out) == before
+
+
+def test_what_was_written_over_by_a_build_in_between_is_not_taken_for_done(tmp_path):
+    source, out = find([str(json_lines(tmp_path / "a.jsonl"))]), tmp_path / "out"
+    for recipe in (Recipe(), Recipe(validation=0.9)):
+        interrupted = build(source, str(out), 2_000, recipe)
+        next(interrupted), next(interrupted)
+    *_, last = build(source, str(out), 2_000)
+    assert last.manifest is not None
+    assert cli.main(["data", "verify", str(out)]) == 0
+
+
+def test_a_record_that_was_cut_off_is_made_anew_by_the_next_run(tmp_path):
+    source, out = find([str(json_lines(tmp_path / "a.jsonl"))]), tmp_path / "out"
+    list(build(source, str(tmp_path / "fresh"), 2_000))
+    interrupted = build(source, str(out), 2_000)
+    next(interrupted), next(interrupted)
+    [record] = out.glob("building/*/part-*.json")
+    record.write_bytes(b"")
+    with pytest.raises(BadInput, match=r"part-000000\.json can't be read.* run the same command again"):
+        list(build(source, str(out), 2_000))
+    list(build(source, str(out), 2_000))
+    assert contents(out) == contents(tmp_path / "fresh")
+
+
 def test_what_was_begun_with_another_tokenizer_is_not_gone_on_with(tmp_path, tokenizer_file):
     source, out = find([str(json_lines(tmp_path / "a.jsonl"))]), tmp_path / "out"
     recipe = Recipe(tokenizer=str(tokenizer_file))

@@ -61,17 +61,17 @@ def build(
     folder = ObjectPrefix(uri, create=True)
     key = _key(inputs, recipe)
     _claim(folder, key)
-    records = f"building/{key}"
+    records = _records(key)
     held = folder.list(records)
     mine = inputs[share[0] :: share[1]]
     missing = [shard for shard in mine if _record(records, shard.index) not in held]
     total = sum(shard.size for shard in mine)
     done = total - sum(shard.size for shard in missing)
     yield BuildProgress(done, total)
-    for shard in _written(missing, functools.partial(_write, uri=uri, records=records, recipe=recipe), processes):
+    for shard in _written(missing, functools.partial(_write, uri=uri, key=key, recipe=recipe), processes):
         done += shard.size
         yield BuildProgress(done, total)
-    finished = _finish(folder, records, len(inputs), recipe)
+    finished = _finish(folder, key, len(inputs), recipe)
     if finished is not None:
         yield BuildProgress(total, total, *finished)
 
@@ -111,8 +111,9 @@ def _key(inputs: Sequence[ShardInput], recipe: Recipe) -> str:
 
 
 def _claim(folder: ObjectPrefix, key: str) -> None:
-    """Say what is being built here. Data that something else made stay as they are: jobs may be reading them (decision
-    "Finished data are written over by nothing else")."""
+    """Say what is being built here: who built something else ends at its next shard, and has nothing done. Data that
+    something else made stay as they are: jobs may be reading them (decision "Finished data are written over by nothing
+    else")."""
     made = folder.get(MADE_BY)
     if made == key.encode():
         return
@@ -122,17 +123,34 @@ def _claim(folder: ObjectPrefix, key: str) -> None:
             f"{folder.uri} holds data already, which other sources or options gave (`concertina data show` says what): "
             "build into another folder, or delete that one first."
         )
+    # Their shards have the names of ours. Those of other shares of this build may just have been made.
+    folder.delete([name for name in folder.list("building") if not name.startswith(f"{_records(key)}/")])
     folder.put(MADE_BY, key.encode())
+
+
+def _check_claim(folder: ObjectPrefix, key: str) -> None:
+    if folder.get(MADE_BY) != key.encode():
+        raise BadInput(
+            f"another build into {folder.uri} was begun meanwhile, with other sources or options, so this one ends: "
+            "give each its own folder."
+        )
+
+
+def _records(key: str) -> str:
+    return f"building/{key}"
 
 
 def _record(records: str, index: int) -> str:
     return f"{records}/part-{index:06}.json"
 
 
-def _write(shard: ShardInput, uri: str, records: str, recipe: Recipe) -> ShardInput:
+def _write(shard: ShardInput, uri: str, key: str, recipe: Recipe) -> ShardInput:
     """In whatever process: what becomes of a shard's input, and then the record that says so."""
-    written = write(shard, uri, VALIDATION, recipe)
-    ObjectPrefix(uri).put(_record(records, shard.index), json.dumps(dataclasses.asdict(written)).encode())
+    folder = ObjectPrefix(uri)
+    check = functools.partial(_check_claim, folder, key)
+    written = write(shard, uri, VALIDATION, recipe, check)
+    check()
+    folder.put(_record(_records(key), shard.index), json.dumps(dataclasses.asdict(written)).encode())
     return shard
 
 
@@ -171,15 +189,17 @@ def _end_with_parent() -> None:
 
 
 def _finish(
-    folder: ObjectPrefix, records: str, count: int, recipe: Recipe
+    folder: ObjectPrefix, key: str, count: int, recipe: Recipe
 ) -> tuple[DataManifest, dict[str, object] | None] | None:
     """Write the manifests if all shards are done; several who find so write the same."""
+    _check_claim(folder, key)
+    records = _records(key)
     if len(folder.list(records)) < count:
         return None
     texts = [folder.get(_record(records, index)) for index in range(count)]
     if None in texts:
         return None  # who finished before us clears up
-    written = [from_json(Written, json.loads(text)) for text in texts if text is not None]
+    written = [_read(folder, _record(records, index), text) for index, text in enumerate(texts) if text is not None]
     loaded = recipe.load_tokenizer()
     facts = TokenizerFacts(loaded.name, loaded.digest, loaded.separator)
     shape = (OF_FRAMES if recipe.frames else FORMAT, loaded.token_bytes, loaded.vocab_size, facts)
@@ -192,6 +212,7 @@ def _finish(
         from concertina_trainer.data.build.overlap import report
 
         overlap = report(recipe, [each.overlap for each in written])
+        _check_claim(folder, key)  # that took its time
         folder.put("overlap.json", json.dumps(overlap, indent=1).encode())
     if loaded.file:
         folder.put("tokenizer.json", loaded.file)
@@ -202,6 +223,17 @@ def _finish(
     if "://" not in folder.uri:
         _sweep(Path(folder.uri), records)
     return manifest, overlap
+
+
+def _read(folder: ObjectPrefix, name: str, text: bytes) -> Written:
+    try:
+        return from_json(Written, json.loads(text))
+    except ValueError as error:
+        folder.delete([name])
+        raise BadInput(
+            f"{folder.uri}/{name} can't be read (a machine that loses its power may cut files off) and was deleted: "
+            "run the same command again, which makes this part anew."
+        ) from error
 
 
 def _sweep(out: Path, records: str) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -101,8 +101,9 @@ class Draft:
         return (shard,)
 
 
-def write(source: ShardInput, uri: str, aside: str, recipe: Recipe) -> Written:
-    """Write a shard below `uri` and, of what is set aside, below its folder `aside`."""
+def write(source: ShardInput, uri: str, aside: str, recipe: Recipe, check: Callable[[], None]) -> Written:
+    """Write a shard below `uri` and, of what is set aside, below its folder `aside`. `check`: raises where nothing may
+    be written any more, which the work before it takes long enough for."""
     tokenizer = recipe.load_tokenizer()
     seen = _search(recipe)
     training, validation = Draft(), Draft()
@@ -117,6 +118,7 @@ def write(source: ShardInput, uri: str, aside: str, recipe: Recipe) -> Written:
                     seen.search(text)
     name = f"shard-{source.index:06}"
     found = seen.found() if seen is not None else Overlap()
+    check()
     kept = training.put(ObjectPrefix(uri, create=True), name, tokenizer.token_bytes)
     if not validation.documents:
         return Written(kept, (), found)
