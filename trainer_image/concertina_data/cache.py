@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import os
 import random
 import threading
 import time
@@ -35,7 +36,8 @@ class Stored:
         self._gave = cache.begun
         """Whether the store has given anything, now or in an earlier round."""
         self._waiting: dict[int, str] = {}
-        self._folder.mkdir(parents=True, exist_ok=True)
+        with self._usable():
+            self._folder.mkdir(parents=True, exist_ok=True)
         try:
             self._source = ObjectPrefix(uri, IMPATIENCE)
         except StoreRefused as error:
@@ -50,19 +52,42 @@ class Stored:
 
     def open(self, wanted: ManifestFile) -> Content:
         """The whole file. Raises BadInput where it is missing or damaged, StorageError after the deadline, or where
-        the node has no room for it."""
+        the node has no room for it or lets nobody write it."""
         path = self._folder / f"{wanted.sha256[:32]}.data"
-        with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the node's other workers want the same one
-            held = mapped(path)
-            if held is not None and wanted.matches(held):
-                with contextlib.suppress(FileNotFoundError):  # it gave way just now, but it is mapped
+        with self._locked(path.with_suffix(".lock")):  # the node's other workers want the same one
+            held = self._held(path, wanted)
+            if held is not None:
+                with contextlib.suppress(OSError):  # it gave way just now, but it is mapped
                     path.touch()
                 return held
             content = self._fetch(wanted)
             self._keep(path, content)
-        kept = mapped(path)
-        return kept if kept is not None and wanted.matches(kept) else content
+        kept = self._held(path, wanted)
+        return content if kept is None else kept
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Around what is done in the folder."""
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"{self._folder} can't be used as a cache ({error.strerror}): make it writable for user {os.getuid()}, "
+                "or set CONCERTINA_CACHE to another folder."
+            ) from error
+
+    @contextlib.contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            with self._usable():
+                lock = stack.enter_context(path.open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _held(self, path: Path, wanted: ManifestFile) -> Content | None:
+        with self._usable():
+            held = mapped(path)
+        return held if held is not None and wanted.matches(held) else None
 
     def _fetch(self, wanted: ManifestFile) -> bytes:
         content = None
@@ -101,8 +126,7 @@ class Stored:
 
     def _keep(self, path: Path, content: bytes) -> None:
         """Write it, after room was made; one process at a time, so that the bound holds. Raises StorageError."""
-        with (self._folder / "room.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._locked(self._folder / "room.lock"), self._usable():
             for left in self._folder.glob("*.draft"):  # by who was killed: nobody else writes now
                 left.unlink(missing_ok=True)
             held = {other: _used(other) for other in self._folder.glob("*.data") if other != path}
@@ -116,7 +140,8 @@ class Stored:
             try:
                 draft.write_bytes(content)
             except OSError as error:
-                draft.unlink()
+                with contextlib.suppress(OSError):  # perhaps it could not even be made
+                    draft.unlink()
                 raise StorageError(
                     f"{self._folder} can't take a shard of {len(content)} bytes ({error.strerror}): make room on this "
                     "node, let the cache keep less (cacheMebibytes), or set CONCERTINA_CACHE to another folder."

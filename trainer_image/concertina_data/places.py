@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -54,6 +55,16 @@ class Place(Protocol):
         ...
 
 
+@contextlib.contextmanager
+def _readable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
+        raise BadInput(
+            f"{what} can't be read ({error.strerror}): let user {os.getuid()} read it, or correct the URI of the data."
+        ) from error
+
+
 class InPlace:
     """A folder, whose files are read where they lie."""
 
@@ -61,17 +72,19 @@ class InPlace:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri.removeprefix("file://").rstrip("/") or "/"
-        if not Path(self.uri).is_dir():
+        with _readable(self.uri):
+            there = Path(self.uri).is_dir()
+        if not there:
             raise BadInput(f"{uri} does not exist: build the data there, or correct the URI of the data.")
 
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
-        try:
+        with contextlib.suppress(FileNotFoundError), _readable(f"{self.uri}/{name}"):
             return Path(self.uri, name).read_bytes()
-        except FileNotFoundError:
-            return None
+        return None
 
     def open(self, wanted: ManifestFile) -> Content:
-        content = mapped(Path(self.uri, wanted.file))
+        with _readable(f"{self.uri}/{wanted.file}"):
+            content = mapped(Path(self.uri, wanted.file))
         if content is None:
             raise wanted.missing(self.uri)
         if not wanted.matches(content):

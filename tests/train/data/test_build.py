@@ -163,7 +163,7 @@ def test_who_is_overtaken_by_another_build_ends_and_harms_no_data(tmp_path):
     next(overtaken), next(overtaken)
     list(build(source, str(out), 2_000, Recipe(validation=0.2)))
     before = contents(out)
-    with pytest.raises(BadInput, match="another build into .*out was begun meanwhile"):
+    with pytest.raises(BadInput, match=r"another build into .*out was begun meanwhile"):
         list(overtaken)
     assert contents(out) == before
 

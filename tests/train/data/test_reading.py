@@ -334,6 +334,26 @@ def test_a_store_that_is_away_when_a_round_begins_is_waited_for(stored, expected
         Reader(DataConfig(uri=stored), LENGTH, seed=1, patience=1)
 
 
+def test_a_cache_that_can_not_be_used_is_named(stored, data_cache):
+    data_cache.write_text("in the folder's place")
+    with pytest.raises(StorageError, match=r"can't be used as a cache \(File exists\): make it writable for user"):
+        Reader(DataConfig(uri=stored), LENGTH, seed=1)
+    data_cache.unlink()
+    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1)
+    (data_cache / "room.lock").mkdir()
+    with pytest.raises(StorageError, match=r"cache can't be used as a cache \(Is a directory\)"):
+        reader.read(0, 1)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shard-000003.bin"])
+def test_data_on_disk_that_can_not_be_read_are_named(local, name):
+    """By a folder in a file's place, which root can read as little as others."""
+    (local / name).unlink()
+    (local / name).mkdir()
+    with pytest.raises(BadInput, match=rf"local/{name} can't be read \(Is a directory\): let user \d+ read it"):
+        Reader(DataConfig(uri=str(local)), LENGTH, seed=1).read(0, 600)
+
+
 def test_waiting_for_a_store_is_told_as_a_stall(stored, expected, between):
     reader = Reader(DataConfig(uri=stored), LENGTH, seed=1)
     between.spoil = lambda name, nth: "refuse"
