@@ -22,8 +22,11 @@ from concertina_data.places import CacheSettings, OnWait
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError, StoreRefused
 from concertina_state.objects.retry import GRACE
+from concertina_state.objects.stores import REQUEST
 
 _BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
+_LONG = 10.0
+"""Seconds after which a file that comes slowly, or that another worker fetches, is told as waited for."""
 
 
 class Stored:
@@ -36,6 +39,8 @@ class Stored:
         self._gave = cache.begun
         """Whether the store has given anything, now or in an earlier round."""
         self._waiting: dict[int, str] = {}
+        self._opening: dict[int, tuple[float, ManifestFile]] = {}
+        """By thread: since when, and what."""
         with self._usable():
             self._folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -48,11 +53,24 @@ class Stored:
 
     @property
     def waiting_for(self) -> str:
-        return next(iter(list(self._waiting.values())), "")
+        return next(itertools.chain(list(self._waiting.values()), self._late()), "")
+
+    def _late(self) -> Iterator[str]:
+        now, most = time.monotonic(), self._cache.patience + REQUEST.total_seconds()
+        for since, wanted in list(self._opening.values()):
+            if _LONG < now - since < most:  # who stands still with a lock for longer is not waited for
+                yield f"{self.uri}/{wanted.file} ({wanted.size} bytes) is long in coming"
 
     def open(self, wanted: ManifestFile) -> Content:
         """The whole file. Raises BadInput where it is missing or damaged, StorageError after the deadline, or where
         the node has no room for it or lets nobody write it."""
+        self._opening[threading.get_ident()] = time.monotonic(), wanted
+        try:
+            return self._open(wanted)
+        finally:
+            del self._opening[threading.get_ident()]
+
+    def _open(self, wanted: ManifestFile) -> Content:
         path = self._folder / f"{wanted.sha256[:32]}.data"
         with self._locked(path.with_suffix(".lock")):  # the node's other workers want the same one
             held = self._held(path, wanted)

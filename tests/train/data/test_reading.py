@@ -3,8 +3,11 @@
 import collections
 import concurrent.futures
 import contextlib
+import datetime
+import fcntl
 import http.server
 import os
+import re
 import resource
 import threading
 import time
@@ -17,6 +20,7 @@ import pytest
 import torch
 
 from concertina_data import cache
+from concertina_data.manifest import parse
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.config.data import DataConfig
@@ -332,6 +336,67 @@ def test_a_store_that_is_away_when_a_round_begins_is_waited_for(stored, expected
     between.spoil = lambda name, nth: "refuse"
     with pytest.raises(StorageError, match="It was tried for 1 s"):
         Reader(DataConfig(uri=stored), LENGTH, seed=1, patience=1)
+
+
+@pytest.fixture
+def held_by_another(stored, data_cache):
+    """All shards' locks, as a worker of another job has them who fetches into the same folder; `close` lets go."""
+    data_cache.mkdir()
+    with contextlib.ExitStack() as locks:
+        for shard in parse(ObjectPrefix(stored).get("manifest.json"), stored).shards:
+            lock = locks.enter_context((data_cache / f"{shard.sha256[:32]}.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield locks
+
+
+@pytest.fixture
+def soon_long(monkeypatch):
+    monkeypatch.setattr(cache, "_LONG", 0.1)
+    monkeypatch.setattr(batches, "_STALL_REPORT_SECONDS", 0.05)
+
+
+def first_batch(uri, end):
+    """And what was told while it was waited for, twice before `end` is called."""
+    told = []
+
+    def stalled(reason, seconds):
+        told.append(reason)
+        if len(told) == 2:
+            end()
+
+    ahead = Batches(Reader(DataConfig(uri=uri), LENGTH, seed=1), plan_batch(20, 20, 1), 0, 0, torch.device("cpu"))
+    [batch] = ahead.next(stalled)
+    return batch.tokens.numpy(), told
+
+
+def test_a_slow_store_is_told_as_a_stall(stored, expected, between, soon_long):
+    sent = threading.Event()
+    between.spoil = lambda name, nth: sent.wait() if name.endswith(".bin") else None
+    tokens, told = first_batch(stored, sent.set)
+    assert (tokens == expected[:20]).all()
+    assert re.search(r"shard-0000\d\d\.bin \(\d+ bytes\) is long in coming", told[0])
+
+
+def test_waiting_for_who_fetches_the_same_shard_is_told_as_a_stall(stored, expected, held_by_another, soon_long):
+    tokens, told = first_batch(stored, held_by_another.close)
+    assert (tokens == expected[:20]).all()
+    assert "is long in coming" in told[0]
+
+
+def test_who_fetches_the_same_shard_for_ever_is_no_reason_to_wait_for_ever(
+    stored, held_by_another, soon_long, monkeypatch
+):
+    """A process that stands still with the lock: then the hang is told as one."""
+    monkeypatch.setattr(cache, "REQUEST", datetime.timedelta(seconds=0.5))
+    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, patience=0)
+    reading = threading.Thread(target=lambda: reader.read(0, 1))
+    reading.start()
+    for told in (True, False):
+        while bool(reader.waiting_for) != told:
+            assert reading.is_alive()
+            time.sleep(0.01)
+    held_by_another.close()
+    reading.join()
 
 
 def test_a_cache_that_can_not_be_used_is_named(stored, data_cache):
