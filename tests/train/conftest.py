@@ -9,6 +9,7 @@ import pytest
 from builders.programs import AUDIO, SEARCH_PATH
 from builders.stores import azurite, gcs_testbench
 from builders.train import node
+from builders.until import until
 from concertina.demo import text
 from concertina.local.s3 import serve
 from concertina_trainer.data.build.build import build
@@ -58,7 +59,12 @@ def memory_folder():
     try:
         yield path
     finally:
-        shutil.rmtree(path)
+        until(lambda: _is_removed(path), f"the end of all who write below {path}")
+
+
+def _is_removed(path: Path) -> bool:
+    shutil.rmtree(path, ignore_errors=True)  # who is just ending may still write there
+    return not path.exists()
 
 
 @pytest.fixture
