@@ -15,9 +15,8 @@ from pathlib import Path
 from concertina_protocol.sidecar import remove_sidecar
 from concertina_state.errors import BadInput, RestoreFailed
 
-ROOM_SECONDS = 30.0
-"""Since there was last more of it. On a busy machine 10 were not enough for what an older round held, and the round
-failed though there was to be room."""
+ROOM_SECONDS = 10.0
+"""Since there was last more of it."""
 PIECE = 32 << 20
 """Bytes at a time: mapping pages keeps the process's memory map, in which others' allocations wait; and between two
 pieces Python's lock may be waited for."""
