@@ -9,6 +9,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from concertina.kube.resources import Raw
+
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -19,8 +21,8 @@ def kubeconfig(server: str, **cluster: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def api_server(folder: Path, answer: Answer) -> AsyncIterator[Path]:
-    """Its kubeconfig. `answer`: to each request."""
+async def api_server(folder: Path, answer: Answer, as_proxy: bool = False) -> AsyncIterator[Path]:
+    """Its kubeconfig. `answer`: to each request. `as_proxy`: of an API server that can be reached by it alone."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -28,10 +30,23 @@ async def api_server(folder: Path, answer: Answer) -> AsyncIterator[Path]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         host, port = runner.addresses[0][:2]
-        (folder / "config").write_text(kubeconfig(f"http://{host}:{port}"))
+        address = f"http://{host}:{port}"
+        written = kubeconfig("http://kube.invalid", **{"proxy-url": address}) if as_proxy else kubeconfig(address)
+        (folder / "config").write_text(written)
         yield folder / "config"
     finally:
         await runner.cleanup()
+
+
+def group(name: str, version: str) -> Raw:
+    """As discovery tells of it."""
+    return {"name": name, "versions": [{"version": version}], "preferredVersion": {"version": version}}
+
+
+def kind(plural: str, name: str, namespaced: bool) -> Raw:
+    """The same."""
+    names = {"name": plural, "singularName": name.lower(), "kind": name}
+    return {**names, "namespaced": namespaced, "verbs": ["list", "watch"]}
 
 
 def no_success(code: int, message: str) -> web.Response:

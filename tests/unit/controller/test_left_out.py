@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from builders.api_server import api_server, group, kind, no_success
 from builders.until import until_async
 from concertina.controller import master_keys, operator
 from concertina.controller.settings import from_environment
@@ -39,16 +39,6 @@ def job(namespace: str) -> Raw:
     return {"metadata": metadata, "spec": {"suspend": True, "template": {"spec": {"containers": [container]}}}}
 
 
-def group(name: str, version: str) -> Raw:
-    return {"name": name, "versions": [{"version": version}], "preferredVersion": {"version": version}}
-
-
-def kind(plural: str, name: str) -> Raw:
-    namespaced = plural in ("events", "trainingjobs")
-    names = {"name": plural, "singularName": name.lower(), "kind": name}
-    return {**names, "namespaced": namespaced, "verbs": ["list", "watch"]}
-
-
 @dataclass
 class ApiServer:
     """A job in each namespace; `refused` are lists that it refuses: "b/pods", or "/trainingjobs" of all namespaces."""
@@ -63,16 +53,16 @@ class ApiServer:
         if request.method == "GET" and what.endswith(("/pods", "/trainingjobs", "/nodes")):
             if what in self.refused:
                 message = f"{what} is forbidden"
-                return web.json_response({"kind": "Status", "code": 403, "message": message}, status=403)
+                return no_success(403, message)
             return await self._watch(request) if "watch" in request.query else self._list(namespace, what)
         known: dict[str, Raw] = {
             "/api": {"versions": ["v1"]},
-            "/api/v1": {"resources": [kind("namespaces", "Namespace"), kind("events", "Event")]},
+            "/api/v1": {"resources": [kind("namespaces", "Namespace", False), kind("events", "Event", True)]},
             "/apis": {"groups": [group("apiextensions.k8s.io", "v1"), group("concertina.dev", "v1alpha1")]},
             "/apis/apiextensions.k8s.io/v1": {
-                "resources": [kind("customresourcedefinitions", "CustomResourceDefinition")]
+                "resources": [kind("customresourcedefinitions", "CustomResourceDefinition", False)]
             },
-            "/apis/concertina.dev/v1alpha1": {"resources": [kind("trainingjobs", "TrainingJob")]},
+            "/apis/concertina.dev/v1alpha1": {"resources": [kind("trainingjobs", "TrainingJob", True)]},
         }
         return web.json_response(known[path]) if path in known else web.json_response({}, status=503)
 
@@ -91,21 +81,12 @@ class ApiServer:
 @contextlib.asynccontextmanager
 async def acting(folder: Path, server: ApiServer, namespaces: str) -> AsyncIterator[operator.Operator]:
     """An operator of these namespaces, that runs."""
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", server.answer)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    named = {"name": "c", "context": {"cluster": "c", "user": "c"}}
-    clusters = [{"name": "c", "cluster": {"server": f"http://{host}:{port}"}}]
-    users = [{"name": "c", "user": {"token": "t"}}]
-    config = {"current-context": "c", "contexts": [named], "clusters": clusters, "users": users}
-    (folder / "config").write_text(json.dumps(config))
-    reached, stop = await access.load(str(folder / "config")), asyncio.Event()
     settings = from_environment(ENVIRONMENT | {"CONCERTINA_WATCH_NAMESPACES": namespaces})
     keys = master_keys.MasterKeys({}, {"id": b"k" * 32})
-    async with Client(reached, give_up_after=0.0) as client:
+    stop = asyncio.Event()
+    async with contextlib.AsyncExitStack() as stack:
+        reached = await access.load(str(await stack.enter_async_context(api_server(folder, server.answer))))
+        client = await stack.enter_async_context(Client(reached, give_up_after=0.0))
         known = operator.Operator(settings, reached, client, client, Lease(client, "concertina", "l", "me"), keys, None)
         running = asyncio.create_task(known.run(stop))
         try:
@@ -117,7 +98,6 @@ async def acting(folder: Path, server: ApiServer, namespaces: str) -> AsyncItera
         finally:
             running.cancel()
             await asyncio.wait([running])
-            await runner.cleanup()
 
 
 def served(known: operator.Operator) -> list[str]:

@@ -8,11 +8,11 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
 
+from builders.api_server import api_server, group, kind
 from builders.until import until_async
 from concertina.kube import access
 from concertina.kube.resources import Raw
@@ -24,15 +24,6 @@ LIMIT = 20.0  # only to give up
 
 def job(uid: str, namespace: str = "a") -> Raw:
     return {"metadata": {"name": f"job-{uid}", "namespace": namespace, "uid": uid, "resourceVersion": "5"}}
-
-
-def group(name: str, version: str) -> Raw:
-    return {"name": name, "versions": [{"version": version}], "preferredVersion": {"version": version}}
-
-
-def kind(plural: str, name: str, namespaced: bool) -> Raw:
-    names = {"name": plural, "singularName": name.lower(), "kind": name}
-    return {**names, "namespaced": namespaced, "verbs": ["list", "watch"]}
 
 
 @dataclass
@@ -101,40 +92,27 @@ async def following(
     """`as_proxy`: of an API server that can be reached by it alone. `holds`: what namespaces wait for."""
     passed = asyncio.Event()
     passed.set()
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", server.answer)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    named: dict[str, Any] = {"name": "c", "context": {"cluster": "c", "user": "c"}}
-    address = f"http://{host}:{port}"
-    cluster = {"server": "http://kube.invalid", "proxy-url": address} if as_proxy else {"server": address}
-    clusters = [{"name": "c", "cluster": cluster}]
-    users = [{"name": "c", "user": {"token": "t"}}]
-    config = {"current-context": "c", "contexts": [named], "clusters": clusters, "users": users}
-    (folder / "config").write_text(json.dumps(config))
     told = Told()
-    kopf = asyncio.create_task(
-        trainingjobs.run(
-            await access.load(str(folder / "config")),
-            "me",
-            namespaces,
-            ready=lambda namespace: (holds or {}).get(namespace, passed).wait(),
-            on_job=lambda obj: told.jobs.append(obj["metadata"]["uid"]),
-            on_deleted=told.deleted.append,
-            on_listed=lambda namespace, uids: told.listed.append((namespace, uids)),
-            stop=asyncio.Event(),
-            started=lambda: None,
+    async with api_server(folder, server.answer, as_proxy) as config:
+        kopf = asyncio.create_task(
+            trainingjobs.run(
+                await access.load(str(config)),
+                "me",
+                namespaces,
+                ready=lambda namespace: (holds or {}).get(namespace, passed).wait(),
+                on_job=lambda obj: told.jobs.append(obj["metadata"]["uid"]),
+                on_deleted=told.deleted.append,
+                on_listed=lambda namespace, uids: told.listed.append((namespace, uids)),
+                stop=asyncio.Event(),
+                started=lambda: None,
+            )
         )
-    )
-    try:
-        async with asyncio.timeout(LIMIT):
-            yield told
-    finally:
-        kopf.cancel()  # it would wait for the server's tasks, as for all that it does not know
-        await asyncio.wait([kopf], timeout=LIMIT)
-        await runner.cleanup()
+        try:
+            async with asyncio.timeout(LIMIT):
+                yield told
+        finally:
+            kopf.cancel()  # it would wait for the server's tasks, as for all that it does not know
+            await asyncio.wait([kopf], timeout=LIMIT)
 
 
 def test_a_list_that_names_no_job_is_told_as_well(tmp_path: Path) -> None:
