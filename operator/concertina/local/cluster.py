@@ -203,6 +203,7 @@ def owned(name: str, options: Options, say: Say = silent) -> Iterator[LocalClust
 def _create(name: str, folder: Path, options: Options, found: dict[str, Path], say: Say) -> LocalCluster:
     begun = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # below it are volumes that any user may write to
     address = f"{state.claim_network(folder)}.0.1"
     endpoints = components.Endpoints(address, *processes.free_ports(address, 3))
     components.write_files(folder, endpoints)

@@ -34,6 +34,8 @@ def write_files(directory: Path, endpoints: Endpoints) -> None:
     names += ["kubernetes.default.svc.cluster.local", endpoints.address, "127.0.0.1", "::1", "10.96.0.1"]
     authority.issue("apiserver", "kube-apiserver", hosts=names)
     authority.issue("kubelet-client", "kube-apiserver-kubelet-client", ["system:masters"])
+    authority.issue("etcd", "etcd", hosts=[endpoints.address])
+    authority.issue("etcd-client", "kube-apiserver-etcd-client")
     certificates.service_account_key(pki)
     for component in ("kube-controller-manager", "kube-scheduler"):
         authority.kubeconfig(pki / f"{component}.kubeconfig", endpoints.server, f"system:{component}")
@@ -56,9 +58,19 @@ def commands(directory: Path, endpoints: Endpoints, binaries: Mapping[str, Path]
 
 
 def _etcd(directory: Path, endpoints: Endpoints) -> dict[str, object]:
-    client = f"http://{endpoints.address}:{endpoints.etcd}"
-    peer = f"http://{endpoints.address}:{endpoints.etcd_peer}"
+    client = f"https://{endpoints.address}:{endpoints.etcd}"
+    peer = f"https://{endpoints.address}:{endpoints.etcd_peer}"
+    pki = directory / "pki"
+    # Who writes to etcd is administrator, and all users of the machine reach its loopback addresses.
+    tls = {
+        "cert-file": pki / "etcd.crt",
+        "key-file": pki / "etcd.key",
+        "trusted-ca-file": pki / "ca.crt",
+        "client-cert-auth": "true",
+    }
     return {
+        **tls,
+        **{f"peer-{flag}": value for flag, value in tls.items()},
         "data-dir": directory / "etcd",
         "unsafe-no-fsync": "true",
         "log-level": "error",
@@ -73,7 +85,10 @@ def _etcd(directory: Path, endpoints: Endpoints) -> dict[str, object]:
 def _apiserver(directory: Path, endpoints: Endpoints) -> dict[str, object]:
     pki = directory / "pki"
     return {
-        "etcd-servers": f"http://{endpoints.address}:{endpoints.etcd}",
+        "etcd-servers": f"https://{endpoints.address}:{endpoints.etcd}",
+        "etcd-cafile": pki / "ca.crt",
+        "etcd-certfile": pki / "etcd-client.crt",
+        "etcd-keyfile": pki / "etcd-client.key",
         "bind-address": endpoints.address,
         "secure-port": endpoints.api,
         "advertise-address": _ADVERTISED,
