@@ -25,9 +25,10 @@ def define(record: Record, index: int) -> Path:
     network = record.endpoints.address.rpartition(".")[0].rpartition(".")[0]
     folder, pki = record.directory / "nodes" / name, record.directory / "pki"
     folder.mkdir(parents=True, exist_ok=True)
+    address = f"{network}.{index}.1"
     config = NodeConfig(
         name=name,
-        address=f"{network}.{index}.1",
+        address=address,
         cpus=options.cpus or str(os.cpu_count()),
         memory=options.memory or _memory(),
         gpus=options.gpus,
@@ -35,9 +36,10 @@ def define(record: Record, index: int) -> Path:
         api_port=record.endpoints.api,
         pki=str(pki),
         images=str(record.directory / "images.json"),
+        port=processes.free_ports(address, 1)[0],  # a kubelet of the machine's own has 10250 on all addresses
     )
     authority = certificates.Authority(pki)
-    authority.issue(f"node-{name}", f"system:node:{name}", ["system:nodes"], hosts=[config.address, name])
+    authority.issue(f"node-{name}", f"system:node:{name}", ["system:nodes"], hosts=[address, name])
     (folder / "node.json").write_text(json.dumps(asdict(config), indent=1))
     return folder
 

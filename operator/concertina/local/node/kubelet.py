@@ -35,6 +35,8 @@ def main(folder: Path, link: socket.socket) -> NoReturn:
     config = NodeConfig(**json.loads((folder / "node.json").read_text()))
     try:
         asyncio.run(_run(config, folder, link))
+    except BaseException:
+        _log.exception("the kubelet of node %s ends, and the node with it", config.name)
     finally:
         os._exit(1)
 

@@ -30,7 +30,7 @@ class NodeConfig:
     api_port: int
     pki: str
     images: str  # file with the image mapping, read at each pull
-    port: int = 10250
+    port: int  # at the address; the API server has it from the Node
 
     @property
     def server(self) -> str:
