@@ -125,6 +125,21 @@ def test_a_taint_evicts_what_does_not_tolerate_it(pods: Pods, node: str) -> None
     assert "spot" not in str(pods.cluster.api.call("GET", f"/api/v1/nodes/{node}")["spec"])
 
 
+def test_a_node_that_can_make_no_folder_for_a_pod_tries_again(pods: Pods, node: str) -> None:
+    folder = pods.cluster.directory / "nodes" / node / "pods"
+    pods.run("before", "", nodeName=node)
+    folder.rename(folder.with_name("aside"))
+    folder.write_text("a file")
+    try:
+        pods.create("a", "print('at last')", nodeName=node)
+        pod = pods.wait("a", lambda pod: "Not a directory" in str(status_of(pod)))
+        assert state(pod)["waiting"]["reason"] == "ContainerCreating"
+    finally:
+        folder.unlink()
+        folder.with_name("aside").rename(folder)
+    pods.wait_phase("a", "Succeeded")
+
+
 def test_a_node_that_is_not_there(cluster: LocalCluster) -> None:
     with pytest.raises(LocalClusterError, match=r'has no node "node-9"; it has: node-1, node-2, node-3'):
         cluster.kill_node("node-9")

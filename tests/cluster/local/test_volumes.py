@@ -108,3 +108,31 @@ def test_a_volume_that_cannot_be_had_is_waited_for(pods: Pods) -> None:
     pods.put("configmaps", "late", {"key": "at last"})
     pods.wait_phase("a", "Succeeded")
     assert pods.logs("a") == "at last\n"
+
+
+def test_a_folder_that_cannot_be_made_is_waited_for(pods: Pods, tmp_path_factory: pytest.TempPathFactory) -> None:
+    above = tmp_path_factory.mktemp("host") / "above"
+    above.write_text("a file")
+    volumes = [{"name": "host", "hostPath": {"path": str(above / "below"), "type": "DirectoryOrCreate"}}]
+    mounts = [{"name": "host", "mountPath": "/host"}]
+    pods.create("a", "open('/host/x', 'w')", {"volumeMounts": mounts}, volumes=volumes)
+    pod = pods.wait("a", lambda pod: "Not a directory" in str(status_of(pod)))
+    assert state(pod)["waiting"]["reason"] == "ContainerCreating"
+    above.unlink()
+    pods.wait_phase("a", "Succeeded")
+    assert (above / "below" / "x").exists()
+
+
+def test_a_container_whose_files_cannot_be_made_is_waited_for(
+    pods: Pods, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    host = tmp_path_factory.mktemp("host")
+    (host / "part").write_text("a file")
+    volumes = [{"name": "host", "hostPath": {"path": str(host)}}]
+    mounts = [{"name": "host", "mountPath": "/host", "subPath": "part/below"}]
+    pods.create("a", "open('/host/x', 'w')", {"volumeMounts": mounts}, volumes=volumes)
+    pod = pods.wait("a", lambda pod: "Not a directory" in str(status_of(pod)))
+    assert state(pod)["waiting"]["reason"] == "CreateContainerError"
+    (host / "part").unlink()
+    pods.wait_phase("a", "Succeeded")
+    assert (host / "part" / "below" / "x").exists()

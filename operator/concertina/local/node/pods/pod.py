@@ -33,7 +33,6 @@ class Pod:
     def __init__(self, node: Node, pod: Object) -> None:
         self.node, self.object = node, pod
         self.folder = node.folder / "pods" / pod["metadata"]["uid"]
-        self.folder.mkdir(parents=True, exist_ok=True)
         restored = restore.containers(pod)
         states = restored.states
         self.inits = [self._container(spec, states[spec["name"]]) for spec in pod["spec"].get("initContainers") or []]
@@ -125,30 +124,36 @@ class Pod:
     async def _prepare(self) -> None:
         while True:
             try:
+                self.folder.mkdir(parents=True, exist_ok=True)
                 self.address = self.address or self._take_address()
+                mounts.write_hosts(self.folder, self.object, self.address)
                 await self._volumes.prepare()
                 return
             except volumes.VolumeError as error:
-                self.node.warn(self.object, "FailedMount", str(error))
-                for container in self.inits + self.mains:
-                    if "waiting" in container.state.state:
-                        container.waiting("ContainerCreating" if not self.inits else "PodInitializing", str(error))
-                self._writer.mark()
+                self._cannot_mount(error)
             except _OUTAGES as error:
                 _log.warning("volumes of %s: %s", self.object["metadata"]["name"], error)
+            except OSError as error:  # no room, or no permission: both may come
+                self._cannot_mount(error)
             await asyncio.sleep(_RETRY)
+
+    def _cannot_mount(self, error: Exception) -> None:
+        self.node.warn(self.object, "FailedMount", str(error))
+        for container in self.inits + self.mains:
+            if "waiting" in container.state.state:
+                container.waiting("ContainerCreating" if not self.inits else "PodInitializing", str(error))
+        self._writer.mark()
 
     def _take_address(self) -> str:
         shares = self.object["spec"].get("hostNetwork")
         address = self.node.config.address if shares else self.node.addresses.take()
         self.object["status"] = {"podIP": address, "hostIP": self.node.config.address}
-        mounts.write_hosts(self.folder, self.object, address)
         return address
 
     async def _refresh(self) -> None:
         while True:
             await asyncio.sleep(_REFRESH)
-            with contextlib.suppress(volumes.VolumeError, *_OUTAGES):
+            with contextlib.suppress(volumes.VolumeError, OSError, *_OUTAGES):
                 await self._volumes.refresh()
 
     async def _initialize(self, container: Container) -> bool:
@@ -203,6 +208,9 @@ class Pod:
                 self._writer.mark()
             except _OUTAGES as error:
                 _log.warning("settings of %s: %s", container.name, error)
+            except OSError as error:
+                container.waiting("CreateContainerError", str(error))
+                self.node.warn(self.object, "Failed", f"Error: {error}")
             finally:
                 self._writer.mark()
             await asyncio.sleep(_RETRY)
