@@ -115,7 +115,10 @@ class Container:
     async def execute(self, argv: list[str], timeout: float) -> tuple[int, str]:
         """Run a command inside the running container; its exit code and output (code 124 when it took too long)."""
         assert self.running
-        writer = logs.LogWriter(self.folder / f"exec-{uuid.uuid4().hex}.log")
+        try:
+            writer = logs.LogWriter(self.folder / f"exec-{uuid.uuid4().hex}.log")
+        except OSError as error:
+            return 126, str(error)
         execution = Execution(
             uuid.uuid4().hex, argv, self._environment, self.spec.get("workingDir") or "/", self.running.pid.result()
         )
