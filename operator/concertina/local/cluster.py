@@ -143,7 +143,9 @@ class LocalCluster:
 
 def attach(name: str) -> LocalCluster:
     """A cluster that is up, or was. Raises LocalClusterError when there is none of this name."""
-    record = state.load(state.directory(name))
+    folder = state.directory(name)
+    lifetime.only_here(folder)
+    record = state.load(folder)
     if record is None:
         raise LocalClusterError(f"there is no local cluster {name}: start it with `concertina local up`.")
     return LocalCluster(record)

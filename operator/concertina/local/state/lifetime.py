@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -15,12 +16,15 @@ from concertina.local.host.processes import MARKER, Identity
 from concertina.local.state import record as state
 
 _TIMEOUT = 30.0  # seconds
+_HOST = "host"  # the file that says on which machine
 
 
 def spawn(folder: Path, name: str, command: list[str]) -> Identity:
     """Start a program in a session of its own, its output in logs/NAME.log, its identity on record in NAME.process."""
+    only_here(folder)
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
+    (folder / _HOST).write_text(socket.gethostname())
     with open(logs / f"{name}.log", "ab") as log:
         process = subprocess.Popen(
             command,
@@ -47,8 +51,27 @@ def find(folder: Path, name: str) -> Identity | None:
     return identity if identity.alive() else None
 
 
+def only_here(folder: Path) -> None:
+    """Raises LocalClusterError where the folder (of a home that machines share) is of a cluster on another machine.
+
+    Its processes are not seen from here, so that it would pass for one that is down. A machine whose name was changed
+    meanwhile sees them.
+    """
+    try:
+        host = (folder / _HOST).read_text()
+    except FileNotFoundError:
+        return
+    cut_off = not host  # the machine lost power as it was written
+    if not cut_off and host != socket.gethostname() and not processes.marked(folder):
+        raise LocalClusterError(
+            f"{folder} is of a cluster on {host}: it is seen and taken down there. "
+            "If it runs there no more, delete the folder."
+        )
+
+
 def tear_down(folder: Path) -> None:
     """Kill every process that carries the folder's mark, then delete the folder's files, but for the logs."""
+    only_here(folder)
     deadline = time.monotonic() + _TIMEOUT
     while found := [process for process in processes.marked(folder) if process.pid != os.getpid()]:
         left = processes.kill(found)
@@ -114,6 +137,7 @@ def end(name: str) -> None:
 @contextlib.contextmanager
 def guarded(name: str) -> Iterator[None]:
     """Tear the folder down after the block; a guardian process does it when this process is killed meanwhile."""
+    only_here(state.directory(name))
     command = [sys.executable, "-m", "concertina.local.state.guardian", name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guardian:
         try:
