@@ -9,6 +9,7 @@ from concertina.api.status import ConditionType, JobStatus, unix_seconds
 from concertina.drill.scenarios import Scenario
 from concertina.drill.target import DrillTarget, Fault, Injection, Sight
 from concertina.drill.verdict import Expect, Seconds, Seen, Verdict, evaluate
+from concertina.terminal.connection import Complaint
 from concertina.terminal.watch import Late, Watch
 from concertina_protocol.log_lines import RoundStarted
 
@@ -20,6 +21,8 @@ async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, 
     """Wait until the job is whole, hurt it, watch, heal, watch until it is whole again, and evaluate.
 
     Raises Late where the job is not whole at first, and what the fault raises where it can't be done."""
+    if scenario.expect.checkpoint and not (await target.job())["spec"].get("checkpoint"):
+        raise Complaint(f"{target.name} has no spec.checkpoint: no storage of it can be away.")
     async with Watch(target.client, target.namespace, target.name) as watch:
         say("waiting until all replicas are at work")
         before = await _steady(watch)
@@ -29,6 +32,8 @@ async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, 
             say(injection.text)
             await seen.after(injection, scenario.expect)
         say("healed; waiting until all replicas are at work again")
+        if scenario.expect.checkpoint:
+            await target.ask_for_checkpoint()  # by itself the next one may be ten minutes away
         await seen.to_the_end(scenario.expect)
         same = watch.pods == pods
     return evaluate(name, f"{target.namespace}/{target.name}", injection.text, scenario.expect, seen.seen(same))

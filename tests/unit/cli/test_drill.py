@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from builders.api_server import api_server
 from builders.cluster import drills
-from concertina.api.status import JobStatus
-from concertina.drill.faults import by_command, by_object
+from concertina.api import CHECKPOINT_NOW
+from concertina.api.status import JobStatus, rfc3339
+from concertina.api.world import Member
+from concertina.drill.faults import by_command, by_object, in_container, local_cluster
 from concertina.drill.faults.by_command import ByCommand
+from concertina.drill.run import run
 from concertina.drill.scenarios import SCENARIOS
-from concertina.drill.target import DrillTarget, Injection
-from concertina.drill.verdict import Expect, Seconds, Seen, evaluate, positions
+from concertina.drill.target import DrillTarget, Fault, Injection
+from concertina.drill.verdict import Expect, Seconds, Seen, Verdict, evaluate, positions
+from concertina.kube.errors import ApiError, Forbidden, NotFound
+from concertina.kube.execute import CommandFailed
 from concertina.kube.resources import LEASES, Raw, Resource
 from concertina.terminal.connection import Complaint
+from concertina.terminal.connection import Target as Connection
 from concertina_protocol import RestoreSource
 from concertina_protocol.log_lines import RoundStarted
 
@@ -127,7 +142,7 @@ def test_the_operator_that_is_hurt_is_the_one_that_acts_on_the_job(namespace: st
     assert asyncio.run(on.operator())["metadata"]["name"] == acting
 
 
-async def played(fault: ByCommand, on: DrillTarget) -> Injection:
+async def played(fault: Fault, on: DrillTarget) -> Injection:
     async with fault(on) as injection:
         return injection
 
@@ -139,6 +154,149 @@ def test_a_job_that_would_stand_still_without_its_pod_is_refused_none() -> None:
 
     with pytest.raises(Complaint, match="minReplicas"):
         asyncio.run(play())
+
+
+@dataclass(frozen=True)
+class Answering(Target):
+    """Programs in its containers print these, one after the other, or fail; `s3`: of its cluster."""
+
+    answers: list[str | ApiError] = field(default_factory=list)
+
+    async def run_python(self, pod: str, program: str, *arguments: str, seconds: float = 30.0) -> str:
+        answer = self.answers.pop(0)
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
+
+    async def worker(self, member: Member) -> str:
+        return "17"
+
+
+def answering(*answers: str | ApiError, local: Any = None) -> Answering:
+    return Answering(None, "default", drills.JOB, local, 3, answers=list(answers))  # type: ignore[arg-type]
+
+
+NO_ROOM = CommandFailed(0, "CommandFailed", "OSError: [Errno 28] No space left on device")
+GONE = NotFound(404, "NotFound", "container not found")
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        pytest.param([Forbidden(403, "Forbidden", "pods/exec is forbidden")], "is forbidden", id="not allowed"),
+        pytest.param([CommandFailed(0, "", "no such file: python3")], "python3", id="no Python"),
+        pytest.param([""], "no memory limit", id="no limit"),
+        pytest.param(["100 5", NO_ROOM, "alive"], "outlived .* No space left", id="what eats fails"),
+        pytest.param(["100 5", "", "alive"], "outlived its container's memory limit", id="it has other memory"),
+    ],
+)
+def test_a_worker_that_lives_was_not_killed_for_want_of_memory(answers: list[Any], words: str) -> None:
+    on = answering(*answers)
+    with pytest.raises((Complaint, ApiError), match=words):
+        asyncio.run(played(in_container.out_of_memory, on))
+    assert not on.answers
+
+
+@pytest.mark.parametrize(
+    "answers", [["100 5", "", ""], ["100 5", NO_ROOM, ""], ["100 5", GONE, GONE]], ids=["worker", "eater", "container"]
+)
+def test_a_worker_that_is_gone_was_killed_for_want_of_memory(answers: list[Any]) -> None:
+    assert "a-1-0 on n1" in asyncio.run(played(in_container.out_of_memory, answering(*answers))).text
+
+
+def test_what_eats_ends_at_the_limit_and_whether_a_worker_lives_is_told_of_that_one_alone() -> None:
+    def said(program: str, *arguments: str) -> str:
+        command = [sys.executable, "-c", program, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as worker:
+        pid = str(worker.pid)
+        born = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        assert said(in_container._EAT, pid, str(2 << 20)) == ""
+        assert said(in_container._LIVES, pid, born) == "alive"
+        assert said(in_container._LIVES, pid, "0") == ""
+    assert said(in_container._EAT, pid, str(1 << 40)) == ""
+    assert said(in_container._LIVES, pid, born) == ""
+
+
+class WithS3:
+    """A local cluster with an S3 server."""
+
+    endpoint = "http://127.0.0.1:9000"
+
+    def __init__(self) -> None:
+        self.s3, self.done = self, list[str]()
+
+    def kill(self) -> None:
+        self.done.append("kill")
+
+    def start(self) -> None:
+        self.done.append("start")
+
+
+@dataclass(frozen=True)
+class OnDisk(Answering):
+    async def job(self) -> dict[str, Any]:
+        return {"spec": {"checkpoint": {"uri": "file:///x"}}}
+
+
+def test_only_the_storage_of_the_job_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_cluster, "OUTAGE", 0.0)
+    cluster = WithS3()
+    assert "S3" in asyncio.run(played(local_cluster.kill_storage, answering(cluster.endpoint, local=cluster))).text
+    assert cluster.done == ["kill", "start"]
+    on_disk = OnDisk(None, "default", drills.JOB, cluster, 3, answers=[cluster.endpoint])  # type: ignore[arg-type]
+    for other in (answering("", local=cluster), answering("https://elsewhere", local=cluster), on_disk):
+        with pytest.raises(Complaint, match="not on this cluster's S3 server"):
+            asyncio.run(played(local_cluster.kill_storage, other))
+    assert cluster.done == ["kill", "start"]
+
+
+@asynccontextmanager
+async def outage(target: DrillTarget) -> AsyncIterator[Injection]:
+    yield Injection(time.time(), "took the storage away")
+
+
+@pytest.mark.parametrize("checkpoint", [{"uri": "s3://a/b"}, None], ids=["", "none"])
+def test_a_checkpoint_is_asked_for_once_storage_is_back(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, checkpoint: Any
+) -> None:
+    """By itself the next one would be due in ten minutes."""
+    for most in ("STEADY", "WHOLE", "FRESH", "CHECKPOINT"):
+        monkeypatch.setattr(f"concertina.drill.run.{most}", 10.0)
+    asked, looks = list[str](), itertools.count(1)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.method == "PATCH":
+            asked.append((await request.json())["metadata"]["annotations"][CHECKPOINT_NOW])
+        if request.path.endswith("/pods"):
+            pod = {"metadata": {"uid": "u", "name": "a-0-0"}, "status": {"phase": "Running"}}
+            return web.json_response({"items": [pod], "metadata": {"resourceVersion": "1"}})
+        now, step = rfc3339(round(time.time(), 3)), next(looks)
+        saved = {"step": step, "round": 1, "uri": "s3://a/b/u", "complete": False, "at": now}
+        member = {"replica": "a-0-0", "uid": "u", "node": "n", "instance": "i", "workers": 1}
+        world = {"round": 1, "replicas": 1, "size": "1/1", "since": rfc3339(1), "lead": "a-0-0", "members": [member]}
+        status = {
+            "world": world,
+            "progress": {"step": step, "steps": 10**6, "at": now},
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Training", "lastTransitionTime": now}],
+            **({"lastCheckpoint": saved} if asked else {}),
+        }
+        spec = {"replicas": 1, "template": {}, **({"checkpoint": checkpoint} if checkpoint else {})}
+        return web.json_response({"metadata": {"name": "a", "uid": "j"}, "spec": spec, "status": status})
+
+    async def play() -> Verdict:
+        async with api_server(tmp_path, answer) as config, Connection(config, None, "team").connect() as (client, _):
+            on = DrillTarget(client, "team", "a", None)
+            return await run(on, "storage-outage", SCENARIOS["storage-outage"], outage, lambda text: None)
+
+    if checkpoint:
+        verdict = asyncio.run(play())
+        assert verdict.passed, verdict.reasons
+    else:
+        with pytest.raises(Complaint, match=r"no spec\.checkpoint"):
+            asyncio.run(play())
+    assert len(asked) == (1 if checkpoint else 0)
 
 
 def test_commands_are_told_which_node_and_which_operator(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -14,34 +14,44 @@ from concertina.terminal.connection import Complaint
 STRAGGLE_SECONDS = 120.0
 """After so long a slowed worker is let go, whatever becomes of the drill."""
 
+# The worker's time of birth (a restarted container has the same pids), and that it is to go first; and the container's
+# limit. Nothing where there is none.
+_LIMIT = """
+import os, sys
+limits = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+words = [open(path).read().strip() for path in limits if os.path.exists(path)]
+limit = int(words[0]) if words and words[0].isdigit() else 1 << 62
+if limit <= 1 << 40:
+    with open(f"/proc/{sys.argv[1]}/oom_score_adj", "w") as score:
+        score.write("1000")
+    print(limit, open(f"/proc/{sys.argv[1]}/stat").read().rpartition(")")[2].split()[19])
+"""
+
+# Prints something if it is that worker, and lives.
+_LIVES = """
+import sys
+try:
+    found = open(f"/proc/{sys.argv[1]}/stat").read().rpartition(")")[2].split()
+    print("alive" if found[0] not in "ZX" and found[19] == sys.argv[2] else "")
+except OSError:
+    pass
+"""
+
 # Fills a file in memory until the kernel has killed the worker; never more than the limit. What is in a file counts
-# for the container and for no process, and the worker is made the first to go: so the kernel chooses it.
+# for the container and for no process, and the worker is the first to go: so the kernel chooses it. A file of no
+# mount: /dev/shm and other tmpfs have less room than the container.
 _EAT = """
 import os, sys
-worker = sys.argv[1]
+worker, limit = sys.argv[1], int(sys.argv[2])
 def alive():
     try:
         return open(f"/proc/{worker}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-limits = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-words = [open(path).read().strip() for path in limits if os.path.exists(path)]
-limit = int(words[0]) if words and words[0].isdigit() else 1 << 62
-if limit > 1 << 40:
-    print("unlimited")
-    sys.exit()
-with open(f"/proc/{worker}/oom_score_adj", "w") as score:
-    score.write("1000")
-mounted = [line.split()[1:3] for line in open("/proc/mounts")]
-folders = [path for path, kind in mounted if kind == "tmpfs" and os.access(path, os.W_OK)]
-def room(path):
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
-file = os.open(max(folders, key=room), os.O_TMPFILE | os.O_WRONLY)
+file = os.memfd_create("eaten")
 eaten = 0
 while alive() and eaten < limit:
     eaten += os.write(file, bytes(1 << 20))
-print("killed" if not alive() else "survived")
 """
 
 # Stops the worker for moments, whenever it is found at work: so it computes at a third of its speed. Not while it waits
@@ -84,16 +94,25 @@ async def out_of_memory(target: DrillTarget) -> AsyncIterator[Injection]:
     """A worker's container runs out of memory: the kernel kills the worker."""
     member = await target.victim()
     pid = await target.worker(member)
-    at = time.time()
-    try:
-        said = await target.run_python(member.replica, _EAT, pid, seconds=60.0)
-    except ApiError:  # what ate was killed too: what follows shows whether the worker was
-        said = "killed"
-    if said == "unlimited":
+    limit, _, born = (await target.run_python(member.replica, _LIMIT, pid)).partition(" ")
+    if not limit:
         raise Complaint("The container trainer has no memory limit: set resources.limits.memory to play this.")
-    if said != "killed":
-        raise Complaint(f"The worker of {member.replica} outlived its container's memory limit.")
+    at, why = time.time(), ""
+    try:
+        await target.run_python(member.replica, _EAT, pid, limit, seconds=60.0)
+    except ApiError as error:  # perhaps what ate was killed with the worker, or all of the container
+        why = f": {error}"
+    if await _lives(target, member.replica, pid, born):
+        raise Complaint(f"The worker of {member.replica} outlived its container's memory limit{why}.")
     yield Injection(at, f"ate the memory of {member.replica} on {member.node} until the kernel killed its worker")
+
+
+async def _lives(target: DrillTarget, replica: str, pid: str, born: str) -> bool:
+    """A container in which no program can be run any more is gone."""
+    try:
+        return bool(await target.run_python(replica, _LIVES, pid, born))
+    except ApiError:
+        return False
 
 
 @asynccontextmanager

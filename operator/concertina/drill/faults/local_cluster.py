@@ -15,6 +15,8 @@ from concertina.local.host.processes import Identity
 from concertina.terminal.connection import Complaint
 
 API_SERVER = "kube-apiserver"
+# Of a container, wherever its variables come from.
+_ENDPOINT = "import os; print(os.environ.get('AWS_ENDPOINT_URL', ''))"
 
 
 def _container(environment: dict[str, str], what: str) -> Identity:
@@ -100,12 +102,21 @@ def kill_apiserver(target: DrillTarget) -> AbstractAsyncContextManager[Injection
     return _outage(lambda: target.cluster.kill_component(API_SERVER), start, injection)
 
 
-def kill_storage(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
+@asynccontextmanager
+async def kill_storage(target: DrillTarget) -> AsyncIterator[Injection]:
     """SIGKILL to the cluster's S3 server; it is started again, with its address and data."""
     server = target.cluster.s3
     if server is None:
         raise Complaint("This local cluster has no S3 server of its own: start one with `concertina local up --s3`.")
-    return _outage(server.kill, server.start, Injection(time.time(), "SIGKILL to the S3 server"))
+    uri = str((await target.job())["spec"]["checkpoint"]["uri"])
+    used = await target.run_python((await target.lead()).replica, _ENDPOINT)
+    if not uri.startswith("s3://") or used != server.endpoint:
+        raise Complaint(
+            f"{target.name} saves to {uri}{f' at {used}' if used else ''}, which is not on this cluster's S3 server "
+            f"({server.endpoint}): it would not notice."
+        )
+    async with _outage(server.kill, server.start, Injection(time.time(), "SIGKILL to the S3 server")) as injection:
+        yield injection
 
 
 @asynccontextmanager
