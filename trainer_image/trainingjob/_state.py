@@ -91,7 +91,7 @@ class State:
         """Of what was restored: what has led to it, and samples consumed."""
         self._found: SavedState | None = None
         self._reading = contextlib.ExitStack()
-        """Open while another job's checkpoint is read: as rank 0 says, it stays so long."""
+        """Open while a checkpoint in storage is read: as rank 0 says, it stays so long."""
 
     def add(self, **objects: Any) -> None:
         """More objects, before `restore`: those that a framework makes once it knows where it goes on. An optimizer
@@ -134,7 +134,8 @@ class State:
             alone = self._world.rank if same and catalogue.alone else None
             found = find(saved, alone, lambda held: catalogue.plan(held, INSTEAD))
             catalogue.fill(found.plan, found.shards)
-            if self._begun_from:
+            source = RestoreSource.MEMORY if isinstance(saved, InMemory) else RestoreSource.STORAGE
+            if source is RestoreSource.STORAGE:
                 self._ranks.sums([0.0])  # all have read it
             self._goes_on_from(found.metadata)
             for name, each in self._kept.items():
@@ -142,7 +143,6 @@ class State:
         if self._world.rank >= saved.id.shards:
             _objects.RandomNumbers().draw_others(self._world.rank)
         self._restored = saved.id.step
-        source = RestoreSource.MEMORY if isinstance(saved, InMemory) else RestoreSource.STORAGE
         self._end.restored(saved.id.step, source)
         with told():
             self._cataloged(values)  # room for the first snapshot is made while the script computes its step
@@ -189,13 +189,16 @@ class State:
         if self._world.rank != 0:
             return None
         held = start.restore.id if start.restore.source == RestoreSource.MEMORY else None
-        if held is not None:  # agents say what LATEST is: storage itself is not asked, so it may be away
-            known = start.durable
-            newer = known is not None and known.uid == start.uid and (known.round, known.step) > (held.round, held.step)
-            return known if newer else None
+        known = _newer(start, held) if held is not None else None
+        if held is not None and known is None:
+            return None  # agents say what LATEST is: storage itself is not asked, so it may be away
         _storage.find_client()
+        from concertina_state.checkpoints.reader import opened
         from concertina_state.objects.prefix import StorageError, StoreRefused
 
+        if known is not None:
+            self._reading.enter_context(opened(known.uri))
+            return known
         until = time.monotonic() + STORAGE_SECONDS
         while True:
             try:
@@ -342,23 +345,27 @@ class State:
             )
 
 
+def _newer(start: Start, held: SnapshotId) -> Durable | None:
+    """What LATEST names, where that is of this job, and newer than what memory holds."""
+    known = start.durable
+    newer = known is not None and known.uid == start.uid and (known.round, known.step) > (held.round, held.step)
+    return known if newer else None
+
+
 def _newest_in(checkpoint: Mapping[str, Any], reading: contextlib.ExitStack) -> Durable | None:
     """In the job's own folder, or what it is to be begun with, which stays while `reading` is open. Raises
     StorageError, or BadInput."""
     from concertina_state.checkpoints.latest import read_latest
-    from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
-    from concertina_state.checkpoints.retention import lease
+    from concertina_state.checkpoints.reader import opened, resolve
     from concertina_state.objects.prefix import ObjectPrefix
 
     found = read_latest(ObjectPrefix(checkpoint["uri"], create=True))
-    if found is None and (another := checkpoint.get("resumeFrom")):
-        folder = resolve(another)
-        with contextlib.ExitStack() as held:
-            held.enter_context(lease(ObjectPrefix(folder)))
-            place = StoredCheckpoint(folder).manifest.place
-            reading.enter_context(held.pop_all())
-        return Durable(place.uid, place.round, place.step, folder)
-    return found
+    another = checkpoint.get("resumeFrom")
+    folder = found.uri if found else resolve(another) if another else ""
+    if not folder:
+        return None
+    place = reading.enter_context(opened(folder)).manifest.place
+    return found or Durable(place.uid, place.round, place.step, folder)
 
 
 def _name(rank: int) -> str:

@@ -106,9 +106,9 @@ def verify(uri: Uri) -> None:
     """Read a whole checkpoint and compare it with its checksums. Exit status 1 names what is bad."""
     with sentences():
         from concertina_state.checkpoints import catalogue
+        from concertina_state.checkpoints.reader import opened, resolve
 
-        checkpoint = catalogue.opened(uri)
-        with _bar("verifying", checkpoint.manifest.size) as advance:
+        with opened(resolve(uri)) as checkpoint, _bar("verifying", checkpoint.manifest.size) as advance:
             problems = catalogue.verify(checkpoint, advance)
     for problem in problems:
         typer.echo(problem, err=True)
@@ -129,13 +129,12 @@ def export(
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face model: sharded safetensors, config and tokenizer."""
     with sentences():
-        from concertina_state.checkpoints import catalogue
+        from concertina_state.checkpoints.reader import opened, resolve
         from concertina_state.objects.prefix import ObjectPrefix
         from concertina_trainer.export import export as exporting
 
-        checkpoint = catalogue.opened(uri)
         target = ObjectPrefix(_target(out), create=True)
-        with _bar("exporting", exporting.size(checkpoint)) as advance:
+        with opened(resolve(uri)) as checkpoint, _bar("exporting", exporting.size(checkpoint)) as advance:
             most = int(shard_gigabytes * 1e9)
             done = exporting.export(checkpoint, target, advance, most, _target(data) if data else "")
     console.print(f"{out}: {', '.join(done.files)}; step {checkpoint.manifest.id.step} of {checkpoint.uri}.")
@@ -150,10 +149,10 @@ def copy_(
     """Copy a checkpoint between any two URIs, and verify the copy by reading it back."""
     with sentences():
         from concertina_state.checkpoints import catalogue
+        from concertina_state.checkpoints.reader import opened, resolve
         from concertina_state.objects.prefix import ObjectPrefix
 
-        checkpoint = catalogue.opened(uri)
-        with _bar("copying", 2 * checkpoint.manifest.size) as advance:
+        with opened(resolve(uri)) as checkpoint, _bar("copying", 2 * checkpoint.manifest.size) as advance:
             copied = catalogue.copy(checkpoint, ObjectPrefix(_target(to), create=True), advance)
     console.print(f"{copied} is a verified copy of {checkpoint.uri}.")
 

@@ -57,7 +57,7 @@ def test_list_and_show(uri, job):
 
 def test_all_ranks_say_the_same_of_the_state(uri):
     """Position, data, config, what was skipped: byte for byte, but for the shard's own number."""
-    facts = [dataclasses.replace(part.header.metadata, shard=0) for part in catalogue.opened(uri).shards]
+    facts = [dataclasses.replace(part.header.metadata, shard=0) for part in catalogue.at_step(uri, None).shards]
     assert len(facts) == 3
     assert len({json.dumps(dataclasses.asdict(each)) for each in facts}) == 1
 

@@ -10,6 +10,7 @@ from builders.train.published import publish, shard_file
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Ship
 from concertina_state.checkpoints import catalogue
+from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.uploader import Destination, answer
 
@@ -65,7 +66,7 @@ def test_a_part_that_was_said_to_be_shipped_is_on_the_disk(run, tmp_path):
 
 
 def test_a_copy_is_on_the_disk_when_it_is_said_to_be_one(run, tmp_path):
-    source = catalogue.opened(publish(f"file://{tmp_path}/from", tmp_path, 1, 1).durable.uri)
+    source = StoredCheckpoint(publish(f"file://{tmp_path}/from", tmp_path, 1, 1).durable.uri)
     catalogue.copy(source, ObjectPrefix(f"file://{run}", create=True), lambda count: None)
     assert (run / "LATEST").exists()
     assert in_memory_only(run) == []

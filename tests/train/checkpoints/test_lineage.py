@@ -159,7 +159,7 @@ def test_samples_that_were_left_out_are_left_out_again(folder, parent, trainer, 
     assert "resumeFrom" not in manifest["spec"]["checkpoint"], "a checkpoint before it would say what was left out"
     done = again(folder / "b", parent, manifest)
     assert same_bits(done.uri, trained.at(12).uri)
-    assert catalogue.opened(done.uri).manifest.skipped == restore.skipped
+    assert catalogue.at_step(done.uri, None).manifest.skipped == restore.skipped
 
 
 def test_a_job_that_went_on_from_another_is_trained_again_from_there(bitwise, folder, parent, tmp_path):
@@ -230,7 +230,7 @@ def test_the_parent_is_one_that_the_state_was_made_from_whatever_latest_names(tm
         rounds = tuple(TrainedRound(number, first, 7 * first, 2, "") for number, first in enumerate(begun, 1))
         done = published.publish(uri, tmp_path, round, step, origin=Origin(rounds))
         assert done.error == ""
-        return catalogue.opened(done.durable.uri).manifest.lineage.parent
+        return catalogue.at_step(done.durable.uri, None).manifest.lineage.parent
 
     assert parent(1, 5, 0) is None
     late = parent(1, 8, 0)

@@ -9,20 +9,27 @@ import shutil
 import zlib
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeStore
+from typer.testing import CliRunner
 
 from builders.train import node
 from builders.train.published import publish, shard_file
+from concertina.cli.checkpoint import app
 from concertina_protocol import Durable, Restore, SnapshotId
 from concertina_protocol.worker_channel import Probe, Publish, Ship
 from concertina_state.checkpoints.latest import read_latest
+from concertina_state.checkpoints.manifest import CheckpointKey
 from concertina_state.checkpoints.reader import StoredCheckpoint
-from concertina_state.checkpoints.retention import found, lease
+from concertina_state.checkpoints.retention import found, lease, remove
 from concertina_state.format.shardfile import Continued, header_length
 from concertina_state.objects.prefix import HELD, PIECE, Changed, Missing, ObjectPrefix, StorageError, StoreRefused
 from concertina_state.uploader import Destination, answer
+from concertina_trainer.state.restore import restore
 
 
 def test_a_run_is_resumed_from_storage_by_another_world(folder, parent, trainer, storage_uri):
@@ -284,6 +291,52 @@ def test_a_checkpoint_that_is_being_read_stays_until_it_has_been(storage_uri, tm
     assert [place.step for place in found(ObjectPrefix(storage_uri).entries())[0]] in ([4, 5], [5, 4])
     with pytest.raises(StorageError, match=r"has been deleted|does not exist"):
         StoredCheckpoint(durable.uri)
+
+
+@pytest.fixture
+def swept(tmp_path, monkeypatch):
+    """A checkpoint, and a sweep that would take it away: whether it did."""
+    durable = publish(f"file://{tmp_path}/run", tmp_path, 1, 1).durable
+    folder = ObjectPrefix(f"file://{tmp_path}/run")
+    now = max(entry.at for entry in folder.entries().values())
+    return durable, lambda: remove(folder, CheckpointKey("u1", 1, 1), now)
+
+
+@pytest.mark.parametrize("command", [["verify"], ["copy", "to"], ["export", "to"]])
+def test_what_a_command_has_opened_stays_until_its_end(swept, tmp_path, monkeypatch, command):
+    """The sweep comes as soon as the command has the manifest."""
+    (durable, sweep), opened, results = swept, StoredCheckpoint.__init__, []
+
+    def then_swept(self, uri):
+        opened(self, uri)
+        results.append(sweep())
+
+    monkeypatch.setattr(StoredCheckpoint, "__init__", then_swept)
+    name, *to = command
+    done = CliRunner().invoke(app, [name, durable.uri, *(str(tmp_path / each) for each in to)])
+    assert set(results) == {False}
+    assert (
+        "has no trainer section" if name == "export" else "whole" if name == "verify" else "verified"
+    ) in done.output
+    assert sweep(), "nobody reads it any more"
+
+
+def test_what_a_round_restores_stays_until_it_has_been_read(swept):
+    (durable, sweep), results = swept, []
+    state = SimpleNamespace(
+        digest="layout",
+        plan=lambda held: SimpleNamespace(shards=()),
+        load=lambda plan, shards, step: results.append(sweep()),
+    )
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        world = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"))
+        start = Restore("Storage", 1, durable=durable)
+        assert restore(start, "u1", state, None, None, "data", world, None).position == 7
+    finally:
+        dist.destroy_process_group()
+    assert results == [False]
+    assert sweep(), "nobody reads it any more"
 
 
 def test_a_reader_that_comes_in_the_middle_of_a_deletion(storage_uri, tmp_path, monkeypatch):

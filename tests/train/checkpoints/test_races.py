@@ -9,8 +9,8 @@ import threading
 from builders.train.published import publish
 from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey
-from concertina_state.checkpoints.reader import StoredCheckpoint
-from concertina_state.checkpoints.retention import lease, remove
+from concertina_state.checkpoints.reader import StoredCheckpoint, opened
+from concertina_state.checkpoints.retention import remove
 from concertina_state.objects.prefix import Changed, ObjectPrefix, StorageError
 
 GIVE_UP = 60.0
@@ -77,17 +77,13 @@ class Turns:
 
 
 def read(uri):
-    """As whoever reads a checkpoint does: a lease first, then the manifest, then its part."""
+    """As whoever reads a checkpoint does: opened, and then its part."""
     try:
-        with lease(ObjectPrefix(uri)):
-            try:
-                checkpoint = StoredCheckpoint(uri)
-            except StorageError:
-                return "gone"
+        with opened(uri) as checkpoint:
             part = checkpoint.shards[1]
             return bytes(part.read([(0, part.file.size)])[0])
     except StorageError as error:
-        return error
+        return "gone" if "has been deleted" in str(error) else error
 
 
 def test_in_every_order_of_their_requests_a_reader_has_it_whole_or_is_told_that_it_is_gone(tmp_path, monkeypatch):

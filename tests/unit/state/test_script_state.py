@@ -374,10 +374,10 @@ def older(tmp_path):
 
 @pytest.fixture
 def begun_with(tmp_path, monkeypatch):
-    """A state in a job that is begun with another run's checkpoint."""
+    """A state in a job that is begun with another run's checkpoint, or `own`: that it finds under its own URI."""
 
-    def begun(uri, **objects):
-        checkpoint = {"uri": f"file://{tmp_path}/next", "resumeFrom": uri}
+    def begun(uri, own=False, **objects):
+        checkpoint = {"uri": uri} if own else {"uri": f"file://{tmp_path}/next", "resumeFrom": uri}
         monkeypatch.setenv("CONCERTINA_CHECKPOINT", json.dumps(checkpoint))
         job = Job(tmp_path / "job")
         monkeypatch.setattr(trainingjob, "connection", lambda: job)
@@ -386,11 +386,12 @@ def begun_with(tmp_path, monkeypatch):
     return begun
 
 
+@pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("peeked", [True, False])
-def test_what_a_run_is_begun_with_stays_until_it_has_been_read(older, begun_with, peeked):
+def test_what_a_run_is_begun_with_stays_until_it_has_been_read(older, begun_with, peeked, own):
     uri, sweep = older
     watching = Watching(sweep)
-    state = begun_with(uri, model=torch.nn.Linear(2, 2), watching=watching)
+    state = begun_with(uri, own, model=torch.nn.Linear(2, 2), watching=watching)
     if peeked:
         assert state.peek("watching") == {"swept": 0}
     assert state.restore() == 1

@@ -1,5 +1,6 @@
 """What can be done with checkpoints in storage without a cluster: list, verify, copy, prune. No torch.
 
+What is read to its end is opened by `opened`, by whoever calls: so it stays until it has been read.
 `Advance` is told of bytes as they are done, for progress bars.
 """
 
@@ -14,8 +15,8 @@ from concertina_protocol import Durable
 from concertina_state.checkpoints import manifest as manifests
 from concertina_state.checkpoints.latest import LATEST, Latest, read_all_of_latest, read_latest
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey, Manifest, to_json
-from concertina_state.checkpoints.reader import StoredCheckpoint, StoredShard, resolve
-from concertina_state.checkpoints.retention import Keeping, doomed, found, lease, remove
+from concertina_state.checkpoints.reader import StoredCheckpoint, StoredShard, opened, resolve
+from concertina_state.checkpoints.retention import Keeping, doomed, found, remove
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import Changed, ObjectPrefix, StorageError
 
@@ -60,7 +61,7 @@ def undone(folder: ObjectPrefix, manifests: Sequence[Manifest]) -> set[Checkpoin
 
 def verify(checkpoint: StoredCheckpoint, advance: Advance) -> list[str]:
     """Read everything; what is wrong, a sentence for each file."""
-    with lease(checkpoint.folder), concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         problems = list(pool.map(lambda shard: _problem(shard, checkpoint.manifest, advance), checkpoint.shards))
     return [problem for problem in problems if problem]
 
@@ -88,13 +89,14 @@ def copy(source: StoredCheckpoint, target: ObjectPrefix, advance: Advance) -> st
     place = manifest.place
     if source.uri == f"{target.uri}/{place.folder}":
         raise BadInput(f"{source.uri} would be copied onto itself: name another folder.")
-    with lease(source.folder), concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda shard: _copy_shard(shard, source.folder, target, place, advance), source.shards))
     text = to_json(manifest)
     target.put(f"{place.folder}/{NAME}", text)
     target.settle([f"{place.folder}/{NAME}"])
-    copied = StoredCheckpoint(f"{target.uri}/{place.folder}")
-    if problems := verify(copied, advance):
+    with opened(f"{target.uri}/{place.folder}") as copied:
+        problems = verify(copied, advance)
+    if problems:
         raise BadInput(f"the copy is not what was copied: {problems[0]}")
     if read_latest(target) is None:
         durable = Durable(manifest.uid, manifest.id.round, manifest.id.step, copied.uri, manifest.complete, manifest.at)
@@ -138,21 +140,16 @@ def prune(folder: ObjectPrefix, places: list[CheckpointKey]) -> list[CheckpointK
     return [place for place in places if not remove(folder, place, now)]
 
 
-def opened(uri: str) -> StoredCheckpoint:
-    """One checkpoint, by its own URI or as the newest of its run's folder."""
-    return StoredCheckpoint(resolve(uri))
-
-
 def run_of(uri: str) -> str:
     """The folder of the run that a checkpoint's own folder is in."""
     return uri.rsplit("/", 3)[0]
 
 
 def at_step(uri: str, step: int | None) -> StoredCheckpoint:
-    """As `opened`; with `step`, the newest of a run's that has so many steps and was not undone. Raises BadInput where
-    there is none."""
+    """One checkpoint, by its own URI or as the newest of its run's folder; with `step`, the newest of a run's that has
+    so many steps and was not undone. Raises BadInput where there is none."""
     if step is None:
-        return opened(uri)
+        return StoredCheckpoint(resolve(uri))
     folder = ObjectPrefix(uri)
     if folder.get(NAME) is not None:
         found = StoredCheckpoint(folder.uri)

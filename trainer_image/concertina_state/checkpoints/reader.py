@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ from concertina_protocol.sidecar import Damaged
 from concertina_state.checkpoints import manifest as manifests
 from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.manifest import BLOCK, Manifest, ShardFile, StoredSidecar
+from concertina_state.checkpoints.retention import lease
 from concertina_state.errors import BadInput, DamagedInput
 from concertina_state.format.shardfile import Header, parse_header
 from concertina_state.objects.prefix import Missing, NoFolder, ObjectPrefix, StorageError, window
@@ -118,10 +120,7 @@ class StoredCheckpoint:
     """One finished checkpoint, by its own folder's URI. Raises StorageError or BadInput."""
 
     def __init__(self, uri: str) -> None:
-        try:
-            self.folder = ObjectPrefix(uri)
-        except NoFolder as error:
-            raise _gone(uri) from error
+        self.folder = _folder(uri)
         self.uri = self.folder.uri
         text = self.folder.get(manifests.NAME)
         if text is None:
@@ -142,6 +141,20 @@ class StoredCheckpoint:
     def shards(self) -> list[StoredShard]:
         """By number of the shard."""
         return [StoredShard(self.folder, file) for file in self.manifest.parts]
+
+
+@contextlib.contextmanager
+def opened(uri: str) -> Iterator[StoredCheckpoint]:
+    """As StoredCheckpoint, and it stays until the block is left."""
+    with lease(_folder(uri)):
+        yield StoredCheckpoint(uri)
+
+
+def _folder(uri: str) -> ObjectPrefix:
+    try:
+        return ObjectPrefix(uri)
+    except NoFolder as error:
+        raise _gone(uri) from error
 
 
 def _gone(uri: str) -> StorageError:

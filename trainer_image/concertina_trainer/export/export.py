@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concertina_state.checkpoints.reader import StoredCheckpoint
-from concertina_state.checkpoints.retention import lease
 from concertina_state.errors import BadInput
 from concertina_state.format.read_plan import Box, ReadPlan, reads
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk
@@ -79,15 +78,14 @@ def export(
             f"{target.uri} holds weights already, which would be loaded beside or instead of these: export into "
             "another folder, or delete them first."
         )
-    with lease(checkpoint.folder):
-        tensors = _tensors(checkpoint, trainer.model)
-        held = {number: of_today(part.header) for number, part in enumerate(checkpoint.shards)}
-        plan = reads(held, [chunk for tensor in tensors for chunk in tensor.read])
-        plan.require(checkpoint.uri)
-        files = _files(tensors, file_bytes)
-        for file, members in files.items():
-            content = _content(members, checkpoint, plan, advance)
-            target.put_pieces(file, content, sum(tensor.ours.size for tensor in members))
+    tensors = _tensors(checkpoint, trainer.model)
+    held = {number: of_today(part.header) for number, part in enumerate(checkpoint.shards)}
+    plan = reads(held, [chunk for tensor in tensors for chunk in tensor.read])
+    plan.require(checkpoint.uri)
+    files = _files(tensors, file_bytes)
+    for file, members in files.items():
+        content = _content(members, checkpoint, plan, advance)
+        target.put_pieces(file, content, sum(tensor.ours.size for tensor in members))
     tokenizer = exported(trainer, checkpoint.manifest.data, data)
     config = {
         **hf_names.config_json(trainer.model),

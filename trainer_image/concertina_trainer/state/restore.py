@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
 from concertina_protocol import Restore, RestoreSource, SnapshotId
 from concertina_protocol.worker_channel import WorkerEnd
-from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
-from concertina_state.checkpoints.retention import lease
+from concertina_state.checkpoints.reader import StoredCheckpoint, opened, resolve
 from concertina_state.checkpoints.rollback import go_back
 from concertina_state.errors import BadInput, DataChanged
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Continued, Header, ShardMetadata
 from concertina_state.lineage import Origin
-from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.objects.retry import final
 from concertina_state.saved import InMemory, SavedState, find
 from concertina_trainer.config.checkpoint import CheckpointConfig
@@ -59,9 +57,11 @@ def restore(
         assert start.id is not None
         return _load(InMemory(start.id, channel), state, data, world)
     assert start.durable is not None
-    stored = StoredCheckpoint(start.durable.uri)
-    metadata = dataclasses.replace(_load(stored, state, data, world), continued=stored.manifest.continued)
-    return metadata if start.durable.uid == uid else _of_another_job(metadata, stored)
+    durable = start.durable
+    with _reading(lambda: durable.uri, world) as folder:  # a world that was cut off may sweep it meanwhile
+        stored = StoredCheckpoint(folder)
+        metadata = dataclasses.replace(_load(stored, state, data, world), continued=stored.manifest.continued)
+        return metadata if durable.uid == uid else _of_another_job(metadata, stored)
 
 
 def _not_undone(start: Restore, uid: str, world: DistContext) -> Restore:
@@ -97,7 +97,7 @@ def _load(saved: SavedState, state: TrainState, data: str, world: DistContext) -
 
 def _resume(uri: str, state: TrainState, data: str, world: DistContext) -> ShardMetadata:
     """Another run's whole state: this one goes on from it."""
-    with _reading(uri, world) as folder:
+    with _reading(lambda: final(lambda: resolve(uri)), world) as folder:
         stored = StoredCheckpoint(folder)
         return _of_another_job(_load(stored, state, data, world), stored)
 
@@ -133,7 +133,7 @@ def _begin_with(
     if files is not None:
         state.load_weights(files, uri)
     else:
-        with _reading(uri, world) as folder:
+        with _reading(lambda: final(lambda: resolve(uri)), world) as folder:
             stored = StoredCheckpoint(folder)
             fields = stored.manifest.trainer.get("model")
             if fields and not model.entrypoint:  # else names and shapes tell
@@ -152,11 +152,12 @@ def _model(fields: object, whence: str) -> ModelConfig:
 
 
 @contextlib.contextmanager
-def _reading(uri: str, world: DistContext) -> Iterator[str]:
-    """The same checkpoint on all ranks, wherever LATEST moves meanwhile, and kept until all have read it."""
-    folder = _same(world, final(lambda: resolve(uri)) if world.rank == 0 else None)
-    with lease(ObjectPrefix(folder)) if world.rank == 0 else contextlib.nullcontext():
-        yield folder
+def _reading(find: Callable[[], str], world: DistContext) -> Iterator[str]:
+    """The same checkpoint on all ranks, as rank 0 finds it, wherever LATEST moves meanwhile, and kept until all have
+    read it."""
+    with contextlib.ExitStack() as held:
+        folder = held.enter_context(opened(find())).uri if world.rank == 0 else None
+        yield _same(world, folder)
         dist.barrier()
 
 
