@@ -1,11 +1,20 @@
 """Which checkpoints may go."""
 
+import os
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_protocol import Undone
+from builders.train.published import publish, shard_file
+from concertina_protocol import SnapshotId, Undone
+from concertina_protocol.worker_channel import Ship
+from concertina_state.checkpoints.catalogue import prune, to_prune
 from concertina_state.checkpoints.manifest import CheckpointKey
 from concertina_state.checkpoints.retention import Keeping, doomed
+from concertina_state.format.shardfile import Continued
+from concertina_state.objects.prefix import ObjectPrefix
+from concertina_state.uploader import Destination, answer
 
 ANY = st.builds(CheckpointKey, st.sampled_from(["ours", "before"]), st.integers(1, 3), st.integers(1, 30))
 PLACES = st.sets(ANY, min_size=1)
@@ -48,3 +57,30 @@ def test_one_from_before_what_a_rollback_may_undo_is_kept_and_what_was_undone_is
     again = [*steps, CheckpointKey("u", 2, 35)]
     gone = doomed(again, again, again[-1], Keeping(2), [Undone(1, 30)])
     assert [place.step for place in again if place not in gone] == [30, 35]
+
+
+def test_what_a_job_that_goes_on_from_latest_ships_is_not_pruned(tmp_path: Path) -> None:
+    """It is older than LATEST by nothing but its uid; what lay there when LATEST moved is."""
+    uri = f"file://{tmp_path}/run"
+    new, continued = CheckpointKey("new", 1, 8), Continued("old", 2, 7)
+
+    def ship(place: CheckpointKey) -> None:
+        id = SnapshotId(place.round, place.step, "layout", 2)
+        path = shard_file(tmp_path, id, 0, continued)
+        assert answer(Ship(id, 0, str(path)), Destination(uri), place.uid).error == ""
+
+    left = CheckpointKey("older", 1, 3)
+    ship(left)
+    for step in (6, 7):
+        assert publish(uri, tmp_path, 2, step, "old").error == ""
+    for path in (tmp_path / "run" / left.folder).iterdir():
+        os.utime(path, (1.0, 1.0))
+    ship(new)
+    (tmp_path / "run" / left.folder / "readers").mkdir()
+    (tmp_path / "run" / left.folder / "readers" / "one").write_bytes(b"{}")
+    folder = ObjectPrefix(uri)
+    gone = to_prune(folder, 1, None)
+    assert gone == [left, CheckpointKey("old", 2, 6)]
+    assert prune(folder, gone) == [left], "it is being read"
+    assert publish(uri, tmp_path, 1, 8, "new", continued).error == ""
+    assert to_prune(folder, 1, None) == [left, CheckpointKey("old", 2, 7)]

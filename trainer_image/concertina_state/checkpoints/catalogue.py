@@ -16,7 +16,7 @@ from concertina_state.checkpoints import manifest as manifests
 from concertina_state.checkpoints.latest import LATEST, Latest, read_all_of_latest, read_latest
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey, Manifest, to_json
 from concertina_state.checkpoints.reader import StoredCheckpoint, StoredShard, opened, resolve
-from concertina_state.checkpoints.retention import Keeping, doomed, found, remove
+from concertina_state.checkpoints.retention import Keeping, doomed, found, remove, since
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import Changed, ObjectPrefix, StorageError
 
@@ -124,13 +124,16 @@ def _copy_shard(
 
 
 def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[CheckpointKey]:
-    """What `prune` would delete, oldest first. Raises BadInput where LATEST names nothing."""
+    """What `prune` would delete, oldest first; nothing of other jobs that was written since LATEST has moved: one that
+    goes on from there is about to finish it. Raises BadInput where LATEST names nothing."""
+    entries = folder.entries()  # first: with a LATEST that moves meanwhile, less goes
     read = read_all_of_latest(folder)
     latest = read.durable if read else None
     if read is None or latest is None:
         raise BadInput(f"{folder.uri} has no {LATEST}: give the folder of a run, as checkpoint.uri names it.")
-    places, whole = found(folder.entries())
     newest = CheckpointKey(latest.uid, latest.round, latest.step)
+    new = {place for place in since(entries, LATEST) if place.uid != newest.uid}
+    places, whole = (some - new for some in found(entries))
     return doomed(places, whole, newest, Keeping(keep, keep_every), read.undid(latest.uid))
 
 

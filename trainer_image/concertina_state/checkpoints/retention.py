@@ -100,6 +100,13 @@ def found(entries: Mapping[str, Entry]) -> tuple[set[CheckpointKey], set[Checkpo
     return {place for place, _ in keys}, {place for place, rest in keys if rest == NAME}
 
 
+def since(entries: Mapping[str, Entry], key: str) -> set[CheckpointKey]:
+    """Places of which something was written when this object was, or later, by the store's clock."""
+    at = entries[key].at if key in entries else None
+    late = (CheckpointKey.of(each) for each, entry in entries.items() if at is None or entry.at >= at)
+    return {where[0] for where in late if where and not where[1].startswith(f"{READERS}/")}
+
+
 def remove(folder: ObjectPrefix, place: CheckpointKey, now: datetime.datetime) -> bool:
     """Delete one checkpoint unless somebody reads it. `now`: by the store's clock. The manifest goes first, so that no
     manifest ever names a part that is gone."""
