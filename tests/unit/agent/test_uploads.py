@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from pathlib import Path
 
@@ -48,6 +49,31 @@ def test_an_upload_that_was_given_up_ends_and_says_nothing_about_storage(tmp_pat
 
     asyncio.run(run())
     assert [path.name for path in tmp_path.glob("shipping-*")] == ["shipping-2"]
+
+
+def test_a_part_counts_though_the_next_one_is_wanted_before_its_answer_is_heard(tmp_path: Path) -> None:
+    """The uploader takes the file away first, by which a worker knows that it may begin the next checkpoint."""
+
+    async def run() -> None:
+        events: list[e.Event] = []
+        uploads = UploadDriver(SnapshotFiles(tmp_path), events.append)
+        ours, theirs = map(AgentEnd, socket.socketpair())
+        serving = asyncio.ensure_future(uploads.serve(ours))
+        assert isinstance(await theirs.receive(), w.Probe)
+        theirs.send(READY)
+        first, second = (part(tmp_path, round) for round in (1, 2))
+        uploads.ship(first)
+        assert await theirs.receive() == w.Ship(first.id, 0, first.path)
+        os.remove(first.path)
+        uploads.ship(second)
+        theirs.send(w.Shipped(first.id, 0))
+        assert await theirs.receive() == w.Ship(second.id, 0, second.path)
+        assert events[1:] == [e.PartShipped(p.Part(first.id, 0))]
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+    asyncio.run(run())
 
 
 class Storage:

@@ -153,7 +153,8 @@ class UploadDriver:
         self.shipping.shards, self.shipping.bytes = self.shipping.shards + 1, self.shipping.bytes + size
         if wanted:
             del self._ships[effect.shard]
-            self._emit(e.PartShipped(p.Part(effect.id, effect.shard)))
+        # It is there, though its worker has gone on to the next one: it may see before us that the file is gone.
+        self._emit(e.PartShipped(p.Part(effect.id, effect.shard)))
         return None
 
     async def _publish_one(self, end: AgentEnd, effect: e.Publish) -> None:
