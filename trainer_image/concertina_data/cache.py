@@ -1,8 +1,9 @@
 """Files of data in a store, fetched into a bounded folder that the node's workers share.
 
 A file is compared with its checksum each time it is opened. A store that is slow or lost is asked again and again until
-the deadline. What is not there, cut off or wrong is asked for again within seconds, and named where it stays so; so is
-what a store refuses, unless it has been given before: a token that expired is a reason to wait.
+the deadline, and between tries the other workers have their turn: they may be of another job, whose store answers. What
+is not there, cut off or wrong is asked for again within seconds, and named where it stays so; so is what a store
+refuses, unless it has been given before: a token that expired is a reason to wait.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import math
 import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, TypeVar
 
 from concertina_data.files import Content, ManifestFile, mapped
 from concertina_data.places import CacheSettings, OnWait
@@ -27,6 +30,18 @@ from concertina_state.objects.stores import REQUEST
 _BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
 _LONG = 10.0
 """Seconds after which a file that comes slowly, or that another worker fetches, is told as waited for."""
+_SLICE = 0.05
+"""Seconds from one look at a lock to the next: a wait in the kernel would have no end."""
+T = TypeVar("T")
+
+
+class _Unanswered(Exception):
+    """A request to the store that gave nothing."""
+
+    def __init__(self, error: StorageError, asked: float) -> None:
+        """`asked`: when, in monotonic seconds."""
+        super().__init__(str(error))
+        self.error, self.asked = error, asked
 
 
 class Stored:
@@ -58,7 +73,7 @@ class Stored:
     def _late(self) -> Iterator[str]:
         now, most = time.monotonic(), self._cache.patience + REQUEST.total_seconds()
         for since, wanted in list(self._opening.values()):
-            if _LONG < now - since < most:  # who stands still with a lock for longer is not waited for
+            if _LONG < now - since < most:  # for longer it hangs
                 yield f"{self.uri}/{wanted.file} ({wanted.size} bytes) is long in coming"
 
     def open(self, wanted: ManifestFile) -> Content:
@@ -66,13 +81,15 @@ class Stored:
         the node has no room for it or lets nobody write it."""
         self._opening[threading.get_ident()] = time.monotonic(), wanted
         try:
-            return self._open(wanted)
+            return self._patiently(lambda: self._open(wanted))
         finally:
             del self._opening[threading.get_ident()]
 
     def _open(self, wanted: ManifestFile) -> Content:
+        """Raises _Unanswered, too."""
         path = self._folder / f"{wanted.sha256[:32]}.data"
-        with self._locked(path.with_suffix(".lock")):  # the node's other workers want the same one
+        # The node's other workers want the same one; past who stands still with the lock we fetch for ourselves.
+        with self._locked(path.with_suffix(".lock")):
             held = self._held(path, wanted)
             if held is not None:
                 with contextlib.suppress(OSError):  # it gave way just now, but it is mapped
@@ -95,12 +112,13 @@ class Stored:
             ) from error
 
     @contextlib.contextmanager
-    def _locked(self, path: Path) -> Iterator[None]:
+    def _locked(self, path: Path) -> Iterator[bool]:
+        """Others have it for a request at most; false where one of them stands still with it."""
         with contextlib.ExitStack() as stack:
             with self._usable():
                 lock = stack.enter_context(path.open("w"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+                locked = _taken(lock, REQUEST.total_seconds())
+            yield locked
 
     def _held(self, path: Path, wanted: ManifestFile) -> Content | None:
         with self._usable():
@@ -110,7 +128,7 @@ class Stored:
     def _fetch(self, wanted: ManifestFile) -> bytes:
         content = None
         for wait in (*GRACE, 0.0):
-            content = self.get(wanted.file)
+            content = self._ask(wanted.file)
             if content is None:
                 time.sleep(wait)
             elif wanted.matches(content):
@@ -120,15 +138,27 @@ class Stored:
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
         """Patiently; None where there is no such object. `on_wait`: why it is waited for, again and again. Raises
         StorageError after the deadline, and BadInput where a store that has given nothing yet refuses."""
-        begun, patience = time.monotonic(), self._cache.patience
+        return self._patiently(lambda: self._ask(name), on_wait)
+
+    def _ask(self, name: str) -> bytes | None:
+        asked = time.monotonic()
+        try:
+            content = self._source.get(name)
+        except StorageError as error:
+            raise _Unanswered(error, asked) from error
+        self._gave = True
+        return content
+
+    def _patiently(self, ask: Callable[[], T], on_wait: OnWait = lambda reason, seconds: None) -> T:
+        """What `ask` returns, which is called again where the store did not answer it."""
+        begun, patience = math.inf, self._cache.patience
         grace = iter(GRACE)
         try:
             for seconds in _waits():
                 try:
-                    content = self._source.get(name)
-                    self._gave = True
-                    return content
-                except StorageError as error:
+                    return ask()
+                except _Unanswered as unanswered:
+                    error, begun = unanswered.error, min(begun, unanswered.asked)  # not since it waited for its turn
                     final = isinstance(error, StoreRefused) and not self._gave
                     wait = next(grace, None) if final else seconds
                     if wait is None:
@@ -144,7 +174,9 @@ class Stored:
 
     def _keep(self, path: Path, content: bytes) -> None:
         """Write it, after room was made; one process at a time, so that the bound holds. Raises StorageError."""
-        with self._locked(self._folder / "room.lock"), self._usable():
+        with self._locked(self._folder / "room.lock") as alone, self._usable():
+            if not alone:
+                return
             for left in self._folder.glob("*.draft"):  # by who was killed: nobody else writes now
                 left.unlink(missing_ok=True)
             held = {other: _used(other) for other in self._folder.glob("*.data") if other != path}
@@ -165,6 +197,19 @@ class Stored:
                     "node, let the cache keep less (cacheMebibytes), or set CONCERTINA_CACHE to another folder."
                 ) from error
             draft.replace(path)
+
+
+def _taken(lock: IO[str], seconds: float) -> bool:
+    """Whether nobody else had it at some time within so many seconds; it is ours then."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(_SLICE)
 
 
 def _waits() -> Iterator[float]:

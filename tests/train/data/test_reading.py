@@ -20,7 +20,9 @@ import pytest
 import torch
 
 from concertina_data import cache
+from concertina_data.files import tokens_file
 from concertina_data.manifest import parse
+from concertina_data.places import CacheSettings, read_manifest
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.config.data import DataConfig
@@ -383,20 +385,54 @@ def test_waiting_for_who_fetches_the_same_shard_is_told_as_a_stall(stored, expec
     assert "is long in coming" in told[0]
 
 
-def test_who_fetches_the_same_shard_for_ever_is_no_reason_to_wait_for_ever(
-    stored, held_by_another, soon_long, monkeypatch
-):
-    """A process that stands still with the lock: then the hang is told as one."""
+def test_who_stands_still_with_a_shards_lock_is_not_waited_for(stored, expected, held_by_another, monkeypatch):
+    monkeypatch.setattr(cache, "REQUEST", datetime.timedelta(seconds=0.1))
+    assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 1) == expected[:1]).all()
+
+
+def test_who_makes_room_for_ever_is_not_waited_for(stored, expected, data_cache, monkeypatch):
+    """What was fetched is used, and not kept."""
+    monkeypatch.setattr(cache, "REQUEST", datetime.timedelta(seconds=0.1))
+    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1)
+    with (data_cache / "room.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert (reader.read(0, 1) == expected[:1]).all()
+        assert held(data_cache) == []
+
+
+def test_a_store_that_never_answers_is_told_as_a_hang_in_the_end(stored, between, soon_long, monkeypatch):
     monkeypatch.setattr(cache, "REQUEST", datetime.timedelta(seconds=0.5))
+    answers = threading.Event()
     reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, patience=0)
+    between.spoil = lambda name, nth: answers.wait() and None
     reading = threading.Thread(target=lambda: reader.read(0, 1))
     reading.start()
     for told in (True, False):
         while bool(reader.waiting_for) != told:
             assert reading.is_alive()
             time.sleep(0.01)
-    held_by_another.close()
+    answers.set()
     reading.join()
+
+
+def test_who_waits_for_a_store_that_is_away_holds_up_nobody_whose_store_answers(
+    s3, stored, between, data_cache, monkeypatch
+):
+    """Two jobs that share a cache: between tries the other one has its turn, and what it fetches serves both."""
+    monkeypatch.setattr(cache, "IMPATIENCE", datetime.timedelta(milliseconds=1))
+    away = cache.Stored(stored, CacheSettings(1 << 20, patience=5, begun=True))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    near = cache.Stored(stored, CacheSettings(1 << 20))
+    wanted = tokens_file(read_manifest(near).shards[0])
+    between.spoil, found = lambda name, nth: "refuse", []
+    waiting = threading.Thread(target=lambda: found.append(bytes(away.open(wanted))))
+    waiting.start()
+    while not away.waiting_for:
+        assert waiting.is_alive()
+        time.sleep(0.01)
+    content = bytes(near.open(wanted))
+    waiting.join()
+    assert found == [content]
 
 
 def test_a_cache_that_can_not_be_used_is_named(stored, data_cache):
