@@ -12,6 +12,7 @@ from concertina_protocol import FailureReason, JobHistory, Restore, RestoreSourc
 from concertina_protocol.sidecar import read_sidecar
 from concertina_protocol.worker_channel import Committed, Fault, Start
 from concertina_state.catalogue import Catalogue
+from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.manifest import CheckpointKey
 from concertina_state.checkpoints.retention import remove
 from concertina_state.errors import BadInput
@@ -395,6 +396,18 @@ def test_what_a_run_is_begun_with_stays_until_it_has_been_read(older, begun_with
     if peeked:
         assert state.peek("watching") == {"swept": 0}
     assert state.restore() == 1
+    assert watching.swept == [False]
+    assert sweep(), "nobody reads it any more"
+
+
+def test_what_is_newer_in_storage_than_in_memory_stays_until_it_has_been_read(older, begun_with, monkeypatch):
+    """Agents say that it is there."""
+    uri, sweep = older
+    latest = read_latest(ObjectPrefix(uri))
+    held = Restore(RestoreSource.MEMORY, 0, SnapshotId(latest.round, 0, "", 1))
+    monkeypatch.setattr(Job, "start", lambda job: Start(held, 1, latest.uid, durable=latest))
+    watching = Watching(sweep)
+    assert begun_with(uri, own=True, model=torch.nn.Linear(2, 2), watching=watching).restore() == 1
     assert watching.swept == [False]
     assert sweep(), "nobody reads it any more"
 
