@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders.cluster.drills import FIGURES
-from builders.suite import SAME_EACH_TIME, many
+from builders.suite import SAME_EACH_TIME
 
 EXAMPLES = 30_000
-"""Of the readers of a layer, in the long suite (see `suite.many`)."""
+"""Of the readers of a layer, in the long suite."""
 LAYERS = ("operator", "protocol", "agent", "trainer")
 SENTENCE = 2000
 """Characters of an error at most: it goes into logs, events and a status."""
@@ -158,10 +158,10 @@ def plays(readers: Mapping[str, Reader], name: str, examples: int, anew: bool = 
 
 def all_of(layer: str, readers: Mapping[str, Reader], request: pytest.FixtureRequest) -> None:
     """EXAMPLES of a layer's readers, which are told with the figures."""
-    each = -(-many(EXAMPLES) // len(readers))
+    each = -(-EXAMPLES // len(readers))
     ran = {name: plays(readers, name, each, anew=True) for name in readers}
     request.config.stash.setdefault(FIGURES, []).append(
         f"{sum(ran.values())} strange inputs to {len(ran)} readers of the {layer}"
     )
     assert layer in LAYERS
-    assert sum(ran.values()) >= many(EXAMPLES), ran
+    assert sum(ran.values()) >= EXAMPLES, ran

@@ -22,11 +22,6 @@ SAME_EACH_TIME = "CONCERTINA_SEEDS_FROM" in os.environ
 """What is drawn: CI has the same for every change, so that none fails by luck."""
 
 
-def many(count: int) -> int:
-    """So many of the long suite's draws are played. Where they are the same each time, a fifth of them says as much."""
-    return count // 5 if SAME_EACH_TIME else count
-
-
 class Case(NamedTuple):
     id: str
     """As pytest has it: file::test[parameters]."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from builders.api_server import api_server
 from builders.until import until_async
 from concertina.controller import master_keys, operator
 from concertina.controller.settings import from_environment
@@ -45,27 +45,15 @@ async def knowing(folder: Path, jobs: list[Raw], answers: list[type[web.HTTPErro
     async def answer(_: web.Request) -> web.Response:
         raise answers.pop(0)
 
-    application = web.Application()
-    application.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    named = {"name": "c", "context": {"cluster": "c", "user": "c"}}
-    clusters = [{"name": "c", "cluster": {"server": f"http://{host}:{port}"}}]
-    config = {"current-context": "c", "contexts": [named], "clusters": clusters, "users": [{"name": "c", "user": {}}]}
-    (folder / "config").write_text(json.dumps(config))
-    reached = await access.load(str(folder / "config"))
     settings, keys = from_environment(ENVIRONMENT), master_keys.MasterKeys({}, {"id": b"k" * 32})
-    try:
-        async with Client(reached, give_up_after=0.0) as client:
-            lease = Lease(client, "concertina", "l", "me")
-            known = operator.Operator(settings, reached, client, client, lease, keys, None)
-            for obj in jobs:
-                known._cache.on_job(obj)
-            yield known
-    finally:
-        await runner.cleanup()
+    async with contextlib.AsyncExitStack() as stack:
+        reached = await access.load(str(await stack.enter_async_context(api_server(folder, answer))))
+        client = await stack.enter_async_context(Client(reached, give_up_after=0.0))
+        lease = Lease(client, "concertina", "l", "me")
+        known = operator.Operator(settings, reached, client, client, lease, keys, None)
+        for obj in jobs:
+            known._cache.on_job(obj)
+        yield known
 
 
 def test_a_job_that_is_gone_is_forgotten_though_the_api_server_was_away_first(

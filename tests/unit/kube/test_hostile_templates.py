@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import jobs
-from builders.suite import many
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.kube.manifests.agent import Metrics, PodSettings
 from concertina.kube.manifests.pod import pod_manifest, rendezvous_manifest
@@ -135,6 +134,6 @@ def test_any_json_where_no_type_is_known_is_read_or_named(spec: Raw, path: tuple
 @pytest.mark.long(law=f"{HERE}::test_any_json_where_no_type_is_known_is_read_or_named")
 @pytest.mark.timeout(1200)
 @given(spec=st.sampled_from(SPECS), path=PLACES, value=JSON)
-@settings(max_examples=many(5_000), deadline=None)
+@settings(max_examples=5_000, deadline=None)
 def test_so_is_much_more(spec: Raw, path: tuple[str | int, ...], value: Any) -> None:
     planned(manifest(spec, path, value))

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import jobs
-from builders.suite import many
 from concertina.api.status import JobStatus
 from concertina.kube.parse.views import OwnedPod, job_view, node_view, pod_view
 from concertina.plan.actions import CreatePod, DeletePod, EndPod, Plan
@@ -195,6 +194,6 @@ def test_any_objects_are_planned_on_and_only_own_pods_are_deleted(seed: int) -> 
 @pytest.mark.long(law=f"{HERE}::test_any_objects_are_planned_on_and_only_own_pods_are_deleted")
 @pytest.mark.timeout(1200)
 @given(seed=SEEDS)
-@settings(max_examples=many(50_000))
+@settings(max_examples=50_000)
 def test_so_are_many_more(seed: int) -> None:
     play(seed)
