@@ -30,8 +30,9 @@ from programs.endless import State
 
 PLACES = SNAPSHOT_SLOTS + snapshot_memory.SHIPPING + COPY_SLOTS
 STATE = State(250_000)
-ROOM = PLACES * STATE.layout.size + snapshot_memory.BESIDES
-"""Bytes: as `snapshot_memory.needed` counts."""
+BESIDES = STATE.layout.size // 2
+ROOM = PLACES * STATE.layout.size + BESIDES
+"""Bytes: as `snapshot_memory.needed` counts, with a header like theirs and no program."""
 
 
 class Replica:
@@ -159,7 +160,7 @@ async def memory_comes_back_slowly(volume: Path) -> None:
     files = [volume / f"freed-{number}" for number in range(2 * PLACES)]
     for file in files:
         file.write_bytes(bytes(STATE.layout.size // 2))
-    (volume / "rest").write_bytes(bytes(snapshot_memory.BESIDES - STATE.layout.size // 8))
+    (volume / "rest").write_bytes(bytes(BESIDES - STATE.layout.size // 8))
     room.time = SlowRelease(files[:5])
     worker = Snapshots(volume / "snapshots" / "round-2" / "shard-0", STATE)
     worker.take(STATE.at(1))

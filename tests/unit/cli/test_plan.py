@@ -274,7 +274,7 @@ def test_a_model_of_one_s_own_is_planned_as_its_data_and_its_code_say(
     assert rank["kinds"]["weights"] == pytest.approx(4 * weights / 4, rel=0.01)
     assert rank["kinds"]["moments"] == pytest.approx(8 * weights / 4, rel=0.01)
     assert size["fits"] is True
-    assert size["snapshotBytes"] == 5 * 12 * weights // 4 + (1 << 20)
+    assert size["snapshotBytes"] == 5 * 12 * weights // 4 + (9 << 20)
     assert {part["dimension"] for part in size["traffic"]} == {"shard"}
     assert 0 < size["mfu"] < 1
 

@@ -6,8 +6,8 @@ replica keeps three of each of its workers, one more while that is on its way to
 it; with one replica there is no other. They live in nine tenths of the container's memory (`room`). A round that goes
 on from memory begins with two of its own and two of the other's (`concertina_agent.core.snapshot_index`), and with one
 of each as soon as all have restored.
-The agent's own files (agent.pyz has 0.3 MiB), the shards' headers and their marks lie beside them, and of a job that
-is tracked the spool of what its tracker has not taken.
+The agent's own files (PROGRAM) and each shard's header (HEADER) lie beside them, and of a job that is tracked the spool
+of what its tracker has not taken.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from concertina_trainer.degrees import Degrees
 SHIPPING = 1
 WEIGHT_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
 """Of each weight, and of each that is trained."""
-BESIDES = 1 << 20
-"""For what is no tensor, the spool apart."""
+PROGRAM = 4 << 20
+"""Bytes: what the init container writes (1.6 MiB), and the agent's marks and lists."""
+HEADER = 1 << 20
+"""Bytes, of each shard's file: 0.3 KiB for each tensor that the rank has a part of."""
 
 
 class Weights(NamedTuple):
@@ -40,7 +42,8 @@ class Weights(NamedTuple):
 def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
     """Bytes that each of so many replicas takes of its memory volume. `weights`: of a model of one's own."""
     kept = SNAPSHOT_SLOTS + (SHIPPING if spec.checkpoint else 0) + (COPY_SLOTS if replicas > 1 else 0)
-    return kept * _bytes(spec, MOMENTS_BYTES, weights) // replicas + BESIDES + (spool.MOST_BYTES if spec.tracked else 0)
+    shards = kept * _bytes(spec, MOMENTS_BYTES, weights) // replicas + kept * spec.workers * HEADER
+    return shards + PROGRAM + (spool.MOST_BYTES if spec.tracked else 0)
 
 
 def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None) -> int:

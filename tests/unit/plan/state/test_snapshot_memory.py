@@ -6,8 +6,10 @@ import torch
 from builders import jobs
 from concertina.plan.actions import CreatePod
 from concertina.plan.plan import plan
-from concertina.plan.state.snapshot_memory import BESIDES, needed, offloaded
+from concertina.plan.state.snapshot_memory import HEADER, PROGRAM, needed, offloaded
+from concertina_agent.main import install
 from concertina_protocol.tracking import spool
+from concertina_state.format.shardfile import Chunk, Layout
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 
@@ -51,7 +53,32 @@ def test_the_count_of_weights_is_the_model_s(model):
 def test_a_part_on_its_way_to_storage_takes_room_too():
     spec = limited("1Gi")
     durable = spec.model_copy(update={"checkpoint": jobs.spec(checkpoint={"uri": "s3://bucket/folder"}).checkpoint})
-    assert (needed(durable, 4) - BESIDES) * 5 == (needed(spec, 4) - BESIDES) * 6
+    assert (needed(durable, 4) - PROGRAM) * 5 == (needed(spec, 4) - PROGRAM) * 6
+
+
+def test_what_the_init_container_writes_has_room_beside_them(tmp_path):
+    install(tmp_path)
+    written = sum(path.lstat().st_blocks * 512 for path in tmp_path.rglob("*"))
+    assert written <= PROGRAM * 3 // 4, "marks, pulses and the names of what was imported come later"
+
+
+def test_a_shard_s_header_has_room_beside_the_tensors():
+    """Of a model as large as any: each weight with two moments, a part of each."""
+    attention = ("attention.query", "attention.key", "attention.value", "attention.output", "attention_norm")
+    names = (*attention, "feed_forward.gate", "feed_forward.up", "feed_forward.down", "feed_forward_norm")
+    layers, whole, part, place = 126, (53248, 16384), (3328, 16384), (49920, 0)
+    chunks = [
+        Chunk(f"{kind}.layers.{layer}.{name}.weight", "F32", place, part, whole)
+        for kind in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")
+        for layer in range(layers)
+        for name in names
+    ]
+    assert Layout(chunks).data_begin <= HEADER
+
+
+def test_each_worker_s_shards_have_headers_of_their_own():
+    spec = limited("8Gi")
+    assert needed(spec.model_copy(update={"workers_per_replica": 8}), 4) - needed(spec, 4) == 5 * 7 * HEADER
 
 
 def test_what_waits_for_a_tracker_takes_room_too():
@@ -62,7 +89,7 @@ def test_what_waits_for_a_tracker_takes_room_too():
 
 def test_a_job_whose_snapshots_fit_at_no_size_is_not_started():
     need = needed(limited("1Gi"), 4)
-    assert need - BESIDES == 5 * 12 * ModelConfig.model_validate(LARGE).weights // 4
+    assert need - PROGRAM == 5 * (12 * ModelConfig.model_validate(LARGE).weights // 4 + HEADER)
     made = first(limited("4Gi"))
     assert not made.actions, "no pod is made"
     assert "with 4 replicas the snapshots of each take 4," in stalled(made)
@@ -74,7 +101,7 @@ def test_a_job_that_would_not_fit_once_it_shrinks_is_warned_of_it():
     made = first(limited("8Gi", least=2))
     assert made.actions
     (event,) = (event for event in made.events if event.reason == "MemoryTight")
-    assert "with 2 replicas the snapshots of each take 9,647 MiB (of 3,859 MiB of state" in event.message
+    assert "with 2 replicas the snapshots of each take 9,655 MiB (of 3,859 MiB of state" in event.message
 
 
 def test_a_job_of_no_valid_size_is_told_of_that():
@@ -84,7 +111,7 @@ def test_a_job_of_no_valid_size_is_told_of_that():
 
 
 def test_one_replica_has_no_copies_of_another_and_no_limit_is_no_worry():
-    assert needed(limited("1Gi"), 1) - BESIDES == 3 * 12 * ModelConfig.model_validate(LARGE).weights
+    assert needed(limited("1Gi"), 1) - PROGRAM == 3 * (12 * ModelConfig.model_validate(LARGE).weights + HEADER)
     assert first(jobs.spec()).actions
 
 
