@@ -29,7 +29,7 @@ class Kept(Protocol):
         ...
 
     def values(self) -> Any:
-        """For `_values`; of this rank."""
+        """For `_values`; of this rank. As they were when `arrays` was asked last, or are now."""
         ...
 
     def prepare(self, values: Any) -> None:

@@ -153,7 +153,7 @@ class State:
     def _save_again(self, saved: ShardMetadata, layout: str) -> None:
         """In this round: a script that was through with it commits nothing more, and a round's agents bring to storage
         what was committed in it (decision "What may be a script's last step is saved again")."""
-        _, snapshots = self._cataloged(self._own_values())
+        _, snapshots = self._cataloged()
         saving = self._new_saving(snapshots)
         saving.of_layout(layout, waited_for=True)
         saving.stop_at(saved.id.step, saved.position, saved.skipped, saved.trend)
@@ -263,20 +263,17 @@ class State:
 
     def _current(self) -> tuple[Catalogue, Saving]:
         """With this rank's values as they are now."""
-        catalogue, snapshots = self._cataloged(self._own_values())
+        catalogue, snapshots = self._cataloged()
         if self._saving is None:
             self._check_alike()
             self._saving = self._new_saving(snapshots)
         return catalogue, self._saving
 
-    def _own_values(self) -> dict[str, Any]:
-        """This rank's, beside arrays, as they are now."""
-        return {name: each.values() for name, each in self._kept.items()}
-
-    def _cataloged(self, values: Mapping[str, Any]) -> tuple[Catalogue, Snapshots]:
-        """With these values of this rank, and the arrays that there are now."""
-        text = _values.encode(values, "state")
+    def _cataloged(self, values: Mapping[str, Any] | None = None) -> tuple[Catalogue, Snapshots]:
+        """With these values of this rank, or those that it has now beside arrays, and the arrays that there are now."""
         arrays = self._arrays()
+        values = {name: each.values() for name, each in self._kept.items()} if values is None else values
+        text = _values.encode(values, "state")
         if self._catalogue is None or len(text) > len(self._own) or not self._catalogue.still(arrays):
             if len(text) > len(self._own):
                 self._own = bytearray(int(len(text) * ROOM) + 4096)

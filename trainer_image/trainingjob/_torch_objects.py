@@ -201,14 +201,18 @@ class KeptFsdp1Module:
     def alike(self) -> dict[str, Tensor]:
         return {}
 
-    def values(self) -> Any:
-        return None
+    def values(self) -> dict[str, Any]:
+        """Extra state."""
+        return {name: value for name, value in self._state.items() if not isinstance(value, Tensor)}
 
     def prepare(self, values: Any) -> None:
         pass
 
-    def load(self, values: Any) -> None:
-        set_model_state_dict(self.module, self._state)
+    def load(self, values: Mapping[str, Any] | None) -> None:
+        """`values`: None of states that older versions saved."""
+        if lacking := sorted((values or {}).keys() - self._state.keys()):
+            raise BadInput(f"a module has no {lacking[0]}, of which a state was saved: {INSTEAD}.")
+        set_model_state_dict(self.module, self._state | dict(values or {}))
 
 
 class KeptFsdp1Optimizer:
@@ -229,20 +233,34 @@ class KeptFsdp1Optimizer:
     def alike(self) -> dict[str, Tensor]:
         return {}
 
-    def values(self) -> Any:
-        return [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
+    def values(self) -> dict[str, Any]:
+        groups = [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
+        others = {
+            name: rest
+            for name, state in self._state["state"].items()
+            if (rest := {key: value for key, value in state.items() if not isinstance(value, Tensor)})
+        }
+        return {"groups": groups, "others": others}
 
-    def prepare(self, values: list[dict[str, Any]]) -> None:
-        if len(values) != len(self.optimizer.param_groups):
+    def prepare(self, values: Mapping[str, Any] | list[dict[str, Any]]) -> None:
+        groups = _groups(values)
+        if len(groups) != len(self.optimizer.param_groups):
             raise BadInput(
-                f"{self.name} was saved with {len(values)} groups of parameters and has "
+                f"{self.name} was saved with {len(groups)} groups of parameters and has "
                 f"{len(self.optimizer.param_groups)} now: {INSTEAD}."
             )
 
-    def load(self, values: list[dict[str, Any]]) -> None:
+    def load(self, values: Mapping[str, Any] | list[dict[str, Any]]) -> None:
+        for name, rest in values["others"].items() if isinstance(values, Mapping) else ():
+            self._state["state"][name].update(rest)
         set_optimizer_state_dict(self.module, self.optimizer, self._state)
-        for group, saved in zip(self.optimizer.param_groups, values, strict=True):
+        for group, saved in zip(self.optimizer.param_groups, _groups(values), strict=True):
             group.update(saved)
+
+
+def _groups(values: Mapping[str, Any] | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A list is what older versions saved."""
+    return values if isinstance(values, list) else cast(list[dict[str, Any]], values["groups"])
 
 
 def kept_of_torch(objects: Mapping[str, Any]) -> dict[str, Kept]:

@@ -87,6 +87,59 @@ def test_all_that_it_keeps_comes_back_in_one_process(tmp_path):
     assert first.stdout + second.stdout == whole.stdout
 
 
+FLAT = """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    class Counting(torch.nn.Module):
+        seen = 0
+        def forward(self, x):
+            self.seen += 1
+            return x
+        def get_extra_state(self):
+            return {"seen": self.seen}
+        def set_extra_state(self, state):
+            self.seen = state["seen"]
+
+    class Counted(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for each in self.param_groups[0]["params"]:
+                if each.grad is not None:
+                    state = self.state[each]
+                    state["step"] = state.get("step", 0) + 1
+                    state["moment"] = state.get("moment", torch.zeros_like(each)) + each.grad
+
+    def made(original):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 6), Counting(), torch.nn.Linear(6, 1))
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=original)
+        optimizer = Counted(model.parameters(), {})
+        return model, optimizer, trainingjob.State(folder=str(original), model=model, optimizer=optimizer)
+
+    def told(model, optimizer):
+        counts = {state["step"] for state in optimizer.state.values()}
+        seen = [each.seen for each in model.modules() if isinstance(each, Counting)]
+        print(*seen, *counts, flush=True)
+
+    dist.init_process_group("gloo")
+    for original in (True, False):
+        model, optimizer, state = made(original)
+        for step in range(3):
+            model(torch.ones(2, 4)).sum().backward(); optimizer.step()
+            state.commit(step, durable=step == 2)
+        told(model, optimizer)
+        model, optimizer, state = made(original)
+        state.restore()
+        told(model, optimizer)
+"""
+
+
+def test_what_fsdp1_keeps_beside_tensors_comes_back(tmp_path):
+    done = run(tmp_path, 2, script(tmp_path, FLAT))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["3 3"] * 8
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
