@@ -137,6 +137,22 @@ def test_what_no_memory_holds_comes_back_from_storage_and_the_end_is_in_it(folde
     assert verify(StoredCheckpoint(resolve(storage_uri)), lambda count: None) == []
 
 
+def test_a_script_that_does_not_wait_for_its_last_snapshot_ends_with_the_one_before(folder):
+    spec = json.dumps({"uri": (folder / "checkpoints").as_uri(), "everySeconds": 600})
+    unwaited = ["--", sys.executable, str(PROGRAMS / "unwaited.py")]
+
+    async def body() -> None:
+        async with running(folder, 2, unwaited, CONCERTINA_CHECKPOINT=spec) as job:
+            await job.begin(1, job[0], job[1])
+            report = await job.until(job[0], lambda r: r.state == "succeeded", "never done")
+            last = int(re.search(r"snapshot of step (\d+)", job[0].log())[1])
+            assert 0 < report.storage.latest.step < last
+            assert not report.failures
+
+    asyncio.run(body())
+    assert verify(StoredCheckpoint(resolve((folder / "checkpoints").as_uri())), lambda count: None) == []
+
+
 def durable_at(step: int):
     def holds(report: p.Report) -> bool:
         return report.storage is not None and report.storage.latest is not None and report.storage.latest.step >= step

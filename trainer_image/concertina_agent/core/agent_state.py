@@ -90,11 +90,14 @@ class AgentState:
             return True
         if self.bundled:
             return self.uploads.has(self.uid, step, complete=own is OwnState.SUCCEEDED)
-        return not r.last or self.uploads.has(self.uid, step, complete=False)
+        nothing = not r.last and not lead.lacking_the_end()
+        return nothing or self.uploads.has(self.uid, step, complete=False)
 
     def last_step(self, r: Membership) -> Optional[int]:
         """That the end of this round asks for in storage. Which of a script's steps is its last one, only its end says:
-        what it saved last is to be there."""
+        what it saved last is to be there, on all ranks (`ends_at`)."""
+        if r.ends_at is not None:
+            return r.ends_at
         saved = [] if self.bundled else [last.id.step for last in r.last.values()]
         return max(saved, default=r.workers.step)
 
@@ -119,6 +122,8 @@ class AgentState:
             pulses=r.hearts.pulses,
             hung=r.lead is not None and r.lead.watchdog.hung,
             next_call=r.stopping.next_call,
+            saved=r.saved_by_all() if not self.bundled and r.workers.all_complete() else None,
+            ends_at=r.ends_at if r.lead is not None else None,
         )
 
     def beat(self) -> p.MemberState:

@@ -331,8 +331,8 @@ class Broadcast:
 
 @dataclasses.dataclass(frozen=True)
 class Ship:
-    """Put the file into storage, with retries, until it is there (PartShipped) or the round is over; an older one of
-    the same shard that is not under way is given up."""
+    """Put the file into storage, with retries, until it is there (PartShipped) or the round is over; another one
+    of the same shard is given up."""
 
     id: p.SnapshotId
     shard: int

@@ -62,6 +62,8 @@ class UploadState:
         self._wanted.clear()
 
     def wanted(self, message: WantDurable) -> None:
+        """Instead of whatever else of this shard was on its way."""
+        self._unshipped = {waiting for waiting in self._unshipped if waiting[1] != message.shard}
         self._unshipped.add((message.id, message.shard))
         self._wanted.add((message.id, message.shard))
         if message.complete:
@@ -69,6 +71,11 @@ class UploadState:
 
     def is_wanted(self, id: SnapshotId, shard: int) -> bool:
         return (id, shard) in self._wanted
+
+    def is_coming(self, id: SnapshotId, shard: int) -> bool:
+        """Whether it is on its way, or in storage."""
+        arrived = any((part.id, part.shard) == (id, shard) for part in self.parts)
+        return arrived or (id, shard) in self._unshipped
 
     def shipped(self, part: Part) -> None:
         part = dataclasses.replace(part, complete=part.id in self._complete)

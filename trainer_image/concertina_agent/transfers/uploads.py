@@ -41,7 +41,7 @@ class UploadDriver:
     def __init__(self, snapshots: SnapshotFiles, emit: Callable[[e.Event], None]) -> None:
         self._snapshots, self._emit = snapshots, emit
         self._ships: dict[int, e.Ship] = {}
-        """By shard: the newest that is not in storage."""
+        """By shard: what was wanted last, and is not in storage."""
         self._publish: Optional[e.Publish] = None
         self._undo: list[p.Undone] = []
         self._news = Notifier()

@@ -258,6 +258,10 @@ class MemberState:
     """On the lead: no rank moves; every member collects the stacks of its workers."""
     next_call: Optional[int] = None
     """In a drain of a command of one's own: see `stopping`."""
+    saved: Optional[tuple[int, ...]] = None
+    """Of a script that is through here: steps of the newest snapshots that each of its workers has whole."""
+    ends_at: Optional[int] = None
+    """On the lead: the newest step that all have whole, which is to be in storage."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """A script that keeps its state (`trainingjob.State`): from when it says so, the agent treats its snapshots as it
 treats the bundled trainer's."""
 
+import dataclasses
+
 import pytest
 
 import concertina_protocol as p
-from builders.agent import Driver, assignment, join, snapshot
+from builders.agent import Driver, assignment, join, member, snapshot
 from concertina_agent.core import events as e
 from concertina_protocol import worker_channel as w
 
@@ -105,6 +107,113 @@ def test_a_member_that_went_without_its_part_of_the_last_snapshot_is_lost():
     driver.member_says("b", "succeeded", durable_parts=(p.Part(snapshot(1, 6, 2), 1),))
     driver.wait(p.SILENCE_SECONDS)
     assert [failure.replica for failure in driver.report.failures] == ["b"]
+
+
+def through(driver: Driver, *steps: int, rank: int = 0) -> list[e.Effect]:
+    """Its worker has committed these, and exits."""
+    driver.say(w.KeepsState(rank), rank=rank)
+    driver.tell(e.StorageSeen(p.Storage(p.StorageHealth.READY)))
+    for step in steps:
+        driver.say(w.Committed(snapshot(1, step, 2), rank, f"/v/slot-{step}"), rank=rank)
+    return driver.ended(0, rank=rank)
+
+
+def shipped(effects: list[e.Effect]) -> list[int]:
+    return [effect.id.step for effect in effects if isinstance(effect, e.Ship)]
+
+
+def test_where_ranks_have_different_last_snapshots_the_newest_that_all_have_is_the_last():
+    driver = script("a", "b", storage_named=True)
+    whole = snapshot(1, 8, 2)
+    assert shipped(through(driver, 8, 10)) == [10]
+    driver.member_says("b", "succeeded", saved=(6, 8), durable_parts=(p.Part(whole, 1),))
+    assert shipped(driver.tell(e.Tick())) == [], "b may tell of another commit"
+    effects = [effect for _ in range(13) for effect in beats(driver, "b", saved=(6, 8), parts=(p.Part(whole, 1),))]
+    assert [effect for effect in effects if isinstance(effect, e.Ship)] == [e.Ship(whole, 0, "/v/slot-8", is_slot=True)]
+    assert driver.core.beat().ends_at == 8
+    driver.tell(e.PartShipped(p.Part(snapshot(1, 10, 2), 0)))
+    assert e.Publish(whole, False) in driver.tell(e.PartShipped(p.Part(whole, 0)))
+    assert driver.report.state == p.State.RUNNING
+    driver.tell(e.PublishDone(whole, p.Durable("u", 1, 8, "uri"), ""))
+    assert driver.report.state == p.State.SUCCEEDED
+    assert driver.core.uploads.all_shipped, "nothing keeps its pod"
+
+
+def beats(driver: Driver, name: str, saved: tuple[int, ...], parts: tuple[p.Part, ...] = ()) -> list[e.Effect]:
+    """A member that is through says so again, and time goes by."""
+    driver.member_says(name, "succeeded", saved=saved, durable_parts=parts)
+    return driver.wait(0.25)
+
+
+def test_a_checkpoint_that_made_room_for_a_later_one_is_shipped_again_if_it_is_the_last():
+    driver = script("a", "b", storage_named=True)
+    driver.say(w.KeepsState(0))
+    driver.tell(e.StorageSeen(p.Storage(p.StorageHealth.READY)))
+    driver.say(w.WantDurable(snapshot(1, 8, 2), 0, "/v/shipping-8"))
+    assert shipped(through(driver, 8, 10)) == [10]
+    assert 8 in [step for _ in range(13) for step in shipped(beats(driver, "b", saved=(8,)))]
+
+
+def test_a_last_commit_that_is_told_after_the_exit_counts_too():
+    driver = script("a", "b", storage_named=True)
+    through(driver, 8)
+    assert beats(driver, "b", saved=(8, 10)) == []
+    last = snapshot(1, 10, 2)
+    assert shipped(driver.say(w.Committed(last, 0, "/v/slot-10"))) == [10]
+    effects = [effect for _ in range(13) for effect in beats(driver, "b", saved=(8, 10))]
+    assert shipped(effects) == []
+    assert driver.core.beat().ends_at == 10
+
+
+def test_a_member_ships_what_the_lead_says():
+    driver = Driver("b", bundled=False, storage_named=True)
+    driver.begun("a", "b")
+    assert shipped(through(driver, 8, 10, rank=1)) == [10]
+    assert driver.core.member_state().saved == (8, 10)
+    state = p.MemberState("a", "a-1", 1, "claim-1", state=p.State.RUNNING, ends_at=8)
+    assert shipped(driver.tell(e.LeadMessage(1, "claim-1", state))) == [8]
+    assert shipped(driver.tell(e.LeadMessage(1, "claim-1", state))) == []
+    late = driver.say(w.WantDurable(snapshot(1, 10, 2), 1, "/v/shipping-10"), rank=1)
+    assert shipped(late) == [], "what all have would make room for it"
+
+
+def test_workers_of_one_replica_may_differ_as_well():
+    driver = Driver("a", bundled=False, storage_named=True)
+    driver.prepared()
+    alone = dataclasses.replace(assignment("a"), members=(member("a", 0, workers=2),))
+    driver.ask(alone)
+    through(driver, 8, 10)
+    assert driver.core.member_state().saved is None
+    through(driver, 8, rank=1)
+    effects = [effect for _ in range(13) for effect in driver.wait(0.25)]
+    assert [effect for effect in effects if isinstance(effect, e.Ship)] == [
+        e.Ship(snapshot(1, 8, 2), 0, "/v/slot-8", is_slot=True)
+    ]
+
+
+@pytest.mark.parametrize(("mine", "others", "who"), [((10,), (), "b"), ((), (10,), "a"), ((8,), (10,), "a")])
+def test_a_round_fails_whose_script_has_ended_before_all_ranks_had_one_snapshot(mine, others, who):
+    driver = script("a", "b", storage_named=True)
+    through(driver, *mine)
+    for _ in range(13):
+        assert driver.report.failures == ()
+        assert driver.report.state == p.State.RUNNING
+        beats(driver, "b", saved=others)
+    beats(driver, "b", saved=others)
+    (failure,) = driver.report.failures
+    assert (failure.replica, failure.reason) == (who, p.FailureReason.WORKER_EXITED_EARLY)
+    why = "ended before its snapshot of step 10 was whole: end with commit(step, durable=True)."
+    assert failure.message == f"{who} {why}"
+
+
+def test_a_round_of_whose_end_no_storage_hears_may_end_so():
+    driver = script("a", "b")
+    driver.say(w.Committed(snapshot(1, 7, 2), 0, PATH))
+    driver.ended(0)
+    driver.member_says("b", "succeeded", saved=())
+    driver.wait(p.SILENCE_SECONDS + 1.0)
+    assert driver.report.failures == ()
+    assert driver.report.state == p.State.SUCCEEDED
 
 
 def test_without_storage_a_script_that_is_through_has_succeeded_at_once():

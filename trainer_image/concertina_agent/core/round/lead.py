@@ -55,6 +55,10 @@ class Lead:
         self._published: set[SnapshotId] = set()
         self._parts_changed = False
         """Since it was last asked what can be published."""
+        self.ends_at: Optional[int] = None
+        """See MemberState; once it is said it stays so."""
+        self._differ_since: Optional[float] = None
+        """When the members were known to have different last snapshots."""
         self._noticed: dict[str, float] = {}
         self.watchdog = Watchdog(assign.limits)
 
@@ -78,7 +82,7 @@ class Lead:
             return False  # a lost member stays lost: its round is over
         self.watchdog.on_heartbeats(state.replica, () if state.state in OVER else state.pulses, now)
         # What goes on to the operator is what it needs.
-        state = dataclasses.replace(state, snapshot_step=None, pulses=(), hung=False, leaving=())
+        state = dataclasses.replace(state, snapshot_step=None, pulses=(), hung=False, leaving=(), ends_at=None)
         self._set(state)
         if state.failure is None:
             return state != known
@@ -109,9 +113,33 @@ class Lead:
         if self.members[replica].failure is None:
             self._fail(self.members[replica], "has gone before its part of the last checkpoint was in storage", at)
 
-    def _fail(self, known: MemberState, detail: str, at: float) -> None:
+    def agree_on_the_end(self, now: float, at: float) -> None:
+        """Of a script that is through on all members (decision "A script ends with what all ranks have whole"). Who has
+        no snapshot that all have has failed."""
+        said = [member.saved for member in self.members.values() if member.saved is not None]
+        if self.ends_at is not None or len(said) < len(self.members):
+            return
+        lacking = self.lacking_the_end()
+        self._differ_since = (self._differ_since or now) if lacking else None
+        if self._differ_since is not None and now < self._differ_since + SILENCE_SECONDS:
+            return  # what a worker said last may be read a little after its end
+        self.ends_at = max(set.intersection(*map(set, said)), default=None)
+        for replica, step in lacking.items() if self.ends_at is None else ():
+            detail = f"ended before its snapshot of step {step} was whole: end with commit(step, durable=True)"
+            if self.members[replica].failure is None:
+                self._fail(self.members[replica], detail, at, FailureReason.WORKER_EXITED_EARLY)
+
+    def lacking_the_end(self) -> dict[str, int]:
+        """Members whose script is through and that do not have the newest snapshot that another one has; its step."""
+        said = {replica: member.saved for replica, member in self.members.items() if member.saved is not None}
+        newest = max((step for saved in said.values() for step in saved), default=0)
+        return {replica: newest for replica, saved in said.items() if newest and newest not in saved}
+
+    def _fail(
+        self, known: MemberState, detail: str, at: float, reason: FailureReason = FailureReason.MEMBER_LOST
+    ) -> None:
         replica = known.replica
-        failure = Failure(replica, FailureReason.MEMBER_LOST, f"{replica} {detail}.", step=known.step, at=at)
+        failure = Failure(replica, reason, f"{replica} {detail}.", step=known.step, at=at)
         self._failures.setdefault(replica, failure)
         self._set(dataclasses.replace(known, state=State.FAILED, failure=failure))
         self.settled = True
@@ -122,7 +150,7 @@ class Lead:
         self.members[state.replica] = state
         failure = state.failure and dataclasses.replace(failures.brief(state.failure, len(self.members)), rollback=None)
         if (told.state, told.failure, told.notice) != (state.state, failure, state.notice):
-            tells = dataclasses.replace(state, failure=failure, durable_parts=(), next_call=None)
+            tells = dataclasses.replace(state, failure=failure, durable_parts=(), next_call=None, saved=None)
             self.told = {**self.told, state.replica: tells}
         if before.notice != state.notice:
             noticed = {name: member.notice for name, member in self.members.items()}
@@ -131,6 +159,8 @@ class Lead:
 
     def discount_pause(self, seconds: float) -> None:
         self._give_up_at = {replica: at + seconds for replica, at in self._give_up_at.items()}
+        if self._differ_since is not None:
+            self._differ_since += seconds
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
         """(replica, what it did not do) of members whose time is up."""
@@ -155,7 +185,11 @@ class Lead:
         return [m.replica for m in others if m.replica not in self._give_up_at and not self._has_shipped(m, step)]
 
     def _has_shipped(self, member: MemberState, step: Optional[int]) -> bool:
-        parts = collections.Counter(part.id for part in member.durable_parts if step is None or part.id.step >= step)
+        parts = collections.Counter(
+            part.id
+            for part in member.durable_parts
+            if step is None or part.id.step == step or (part.id.step > step and self.ends_at is None)
+        )
         return max(parts.values(), default=0) >= self._workers[member.replica]
 
     def noticed(self) -> dict[str, float]:

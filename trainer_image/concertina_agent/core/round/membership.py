@@ -87,8 +87,10 @@ class Membership:
     """Its neighbour's snapshots are copied here."""
     restored: bool = False
     """Whether all ranks have what the round goes on from."""
-    last: dict[int, Committed] = dataclasses.field(default_factory=dict)
-    """Own shard -> its newest snapshot of this round."""
+    saved: dict[int, tuple[Committed, ...]] = dataclasses.field(default_factory=dict)
+    """Own shard -> its two newest snapshots of this round, the newest first."""
+    ends_at: Optional[int] = None
+    """Of a script that is through on all members: the newest step that all ranks have whole, as the lead says."""
     copied: dict[int, int] = dataclasses.field(default_factory=dict)
     """Own shard -> newest step that the peer holds."""
     hearts: Heartbeats = dataclasses.field(default_factory=Heartbeats)
@@ -96,6 +98,19 @@ class Membership:
     @property
     def lonely(self) -> bool:
         return len(self.assign.members) == 1
+
+    @property
+    def last(self) -> dict[int, Committed]:
+        """Own shard -> its newest snapshot of this round."""
+        return {shard: newest for shard, (newest, *_) in self.saved.items()}
+
+    def committed(self, message: Committed) -> None:
+        self.saved[message.shard] = (message, *self.saved.get(message.shard, ()))[:2]
+
+    def saved_by_all(self) -> tuple[int, ...]:
+        """Steps of the newest snapshots that each of the own workers has."""
+        saved = [{each.id.step for each in self.saved.get(rank, ())} for rank in self.workers.ranks]
+        return tuple(sorted(set.intersection(*saved)))
 
     def discount_pause(self, seconds: float) -> None:
         """This agent did not run for so long: silence is not counted by what it could not hear."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.round.lead import Lead
 from concertina_agent.core.round.membership import ActiveDrain, Membership, Notice
+from concertina_agent.core.states import OwnState
 from concertina_agent.core.steps import own_state
 from concertina_protocol import worker_channel as w
 
@@ -93,11 +96,33 @@ def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
     durable = r.drain is not None and r.drain.order.durable
     if agent.uploads.storage is None:
         return effects
-    for rank, last in r.last.items():
+    for rank, last in r.last.items() if r.ends_at is None else ():
         through = not agent.bundled and r.workers.complete(rank)
         if ((durable and r.workers.drained(rank)) or through) and not agent.uploads.is_wanted(last.id, rank):
             agent.uploads.wanted(w.WantDurable(last.id, rank, last.path, complete=False))
             effects.append(e.Ship(last.id, rank, last.path, is_slot=True))
+    return effects
+
+
+def agree_on_the_end(agent: AgentState, r: Membership, lead: Lead, t: e.Moment) -> list[e.Effect]:
+    """On the lead of a script, whose ranks may have ended before their last snapshots were whole."""
+    if agent.bundled or agent.state is not OwnState.SUCCEEDED or agent.uploads.storage is None:
+        return []
+    lead.agree_on_the_end(t.now, t.at)
+    return end_at(agent, r, lead.ends_at)
+
+
+def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effect]:
+    """Ship the parts of this step, where they are not on their way: of a script that is through on all members."""
+    if step is None or r.ends_at is not None or agent.uploads.storage is None:
+        return []
+    r.ends_at = step
+    effects: list[e.Effect] = []
+    for rank, saved in r.saved.items():
+        for each in saved:
+            if each.id.step == step and not agent.uploads.is_coming(each.id, rank):
+                agent.uploads.wanted(w.WantDurable(each.id, rank, each.path, complete=False))
+                effects.append(e.Ship(each.id, rank, each.path, is_slot=True))
     return effects
 
 

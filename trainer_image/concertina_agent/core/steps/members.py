@@ -71,10 +71,12 @@ def check_members(agent: AgentState, r: Membership, lead: Lead, t: e.Moment) -> 
     if agent.state is OwnState.SUCCEEDED and not agent.is_durable(r, lead, OwnState.SUCCEEDED):
         for replica in lead.gone_unshipped(agent.last_step(r)):  # of the last checkpoint: it will never come
             lead.lost_part(replica, t.at)
+    ends = drains.agree_on_the_end(agent, r, lead, t)
     settled = lead.settle(t.now)
     lead.on_member_state(agent.member_state(), t.now)
     news = lead.check(t.now) or settled or bool(overdue)
     return [
+        *ends,
         *([e.ReportChanged()] if news else []),
         *workers.collect_stacks(r, lead.watchdog.hung),
         *own_state.agree_where_to_stop(r, lead, t),
@@ -106,7 +108,7 @@ def on_lead_message(agent: AgentState, event: e.LeadMessage, t: e.Moment) -> lis
     if message.state == p.State.SUCCEEDED and r.succeeded_at is None:
         r.succeeded_at = t.now
     dropped = storage.complete_on_peers(agent, r, message.snapshot_step)
-    return [*dropped, *workers.collect_stacks(r, message.hung)]
+    return [*dropped, *drains.end_at(agent, r, message.ends_at), *workers.collect_stacks(r, message.hung)]
 
 
 def on_lead_gone(agent: AgentState, event: e.LeadGone, t: e.Moment) -> list[e.Effect]:

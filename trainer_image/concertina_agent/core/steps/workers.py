@@ -23,7 +23,7 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
         r.hearts.on_beat(event.rank, message.step, message.phase, t.now)
     if isinstance(message, w.Committed):
         agent.snapshots.committed(message.id, message.shard)
-        r.last[message.shard] = message
+        r.committed(message)
         effects += storage.restored(agent, r, message.id.step)
         if r.lonely:
             effects.append(e.SendToWorker(message.shard, w.CopiedUpTo(message.id.step)))
@@ -33,7 +33,8 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
         if r.lead is not None:
             r.lead.watchdog.step_took(message.step_seconds)
     elif isinstance(message, w.WantDurable):
-        if not agent.uploads.is_wanted(message.id, message.shard):  # by `ship_last`, under the same name
+        wanted = agent.uploads.is_wanted(message.id, message.shard)  # by `ship_last`, under the same name
+        if not wanted and r.ends_at is None:
             agent.uploads.wanted(message)
             effects.append(e.Ship(message.id, message.shard, message.path))
     elif isinstance(message, w.Fault):
