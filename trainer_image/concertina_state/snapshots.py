@@ -183,4 +183,4 @@ class Snapshots:
     @property
     def shipping(self) -> bool:
         """Whether a shard is still on its way to storage."""
-        return any(self._folder.glob("shipping-*"))
+        return any(name.startswith("shipping-") for name in os.listdir(self._folder))

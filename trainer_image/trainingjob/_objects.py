@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import struct
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
@@ -28,8 +29,8 @@ class Kept(Protocol):
         """Of these, those of which each rank has to have the same."""
         ...
 
-    def values(self) -> Any:
-        """For `_values`; of this rank. As they were when `arrays` was asked last, or are now."""
+    def now(self) -> tuple[Mapping[str, Any], Any]:
+        """Its arrays, and what it has beside them: for `_values`, of this rank."""
         ...
 
     def prepare(self, values: Any) -> None:
@@ -59,8 +60,8 @@ class KeptDict:
     def alike(self) -> dict[str, Any]:
         return {path: each.array for path, each in self._leaves.items() if each.whole}
 
-    def values(self) -> Any:
-        return _without_arrays(self.tree)
+    def now(self) -> tuple[dict[str, Any], Any]:
+        return self.arrays(), _without_arrays(self.tree)
 
     def prepare(self, values: Any) -> None:
         pass
@@ -140,8 +141,8 @@ class KeptStateful:
     def alike(self) -> dict[str, Any]:
         return {}
 
-    def values(self) -> Any:
-        return self.stateful.state_dict()
+    def now(self) -> tuple[dict[str, Any], Any]:
+        return {}, self.stateful.state_dict()
 
     def prepare(self, values: Any) -> None:
         pass
@@ -155,15 +156,19 @@ class RandomNumbers:
 
     def state_dict(self) -> dict[str, Any]:
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+        version, numbers, gauss = random.getstate()
         return {
-            "python": random.getstate(),
+            "python": (version, struct.pack(f"<{len(numbers)}I", *numbers), gauss),
             "numpy": numpy.random.get_state() if numpy else None,
             "torch": torch.get_rng_state() if torch else None,
             "cuda": torch.cuda.get_rng_state() if torch and torch.cuda.is_available() else None,
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        random.setstate(values["python"])
+        version, numbers, gauss = values["python"]
+        if isinstance(numbers, bytes):  # older ones have them one by one
+            numbers = struct.unpack(f"<{len(numbers) // 4}I", numbers)
+        random.setstate((version, numbers, gauss))
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
         if numpy and values["numpy"] is not None:
             numpy.random.set_state(values["numpy"])

@@ -145,7 +145,9 @@ class State:
         self._restored = saved.id.step
         self._end.restored(saved.id.step, source)
         with told():
-            self._cataloged(values)  # room for the first snapshot is made while the script computes its step
+            self._cataloged(
+                self._arrays(), values
+            )  # room for the first snapshot is made while the script computes its step
             if source is RestoreSource.MEMORY and self._checkpoint and found.metadata.waited_for:
                 self._save_again(found.metadata, layout)
         return saved.id.step
@@ -153,7 +155,7 @@ class State:
     def _save_again(self, saved: ShardMetadata, layout: str) -> None:
         """In this round: a script that was through with it commits nothing more, and a round's agents bring to storage
         what was committed in it (decision "What may be a script's last step is saved again")."""
-        _, snapshots = self._cataloged()
+        _, snapshots = self._cataloged(*self._now())
         saving = self._new_saving(snapshots)
         saving.of_layout(layout, waited_for=True)
         saving.stop_at(saved.id.step, saved.position, saved.skipped, saved.trend)
@@ -262,17 +264,24 @@ class State:
             self._pace.took(ready - started + copying, began - self._returned)
 
     def _current(self) -> tuple[Catalogue, Saving]:
-        """With this rank's values as they are now."""
-        catalogue, snapshots = self._cataloged()
+        """With what there is now."""
+        catalogue, snapshots = self._cataloged(*self._now())
         if self._saving is None:
             self._check_alike()
             self._saving = self._new_saving(snapshots)
         return catalogue, self._saving
 
-    def _cataloged(self, values: Mapping[str, Any] | None = None) -> tuple[Catalogue, Snapshots]:
-        """With these values of this rank, or those that it has now beside arrays, and the arrays that there are now."""
-        arrays = self._arrays()
-        values = {name: each.values() for name, each in self._kept.items()} if values is None else values
+    def _now(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arrays, and this rank's values beside them."""
+        arrays: dict[str, Any] = {}
+        values: dict[str, Any] = {}
+        for name, each in self._kept.items():
+            found, values[name] = each.now()
+            arrays |= self._of_library(name, found)
+        return arrays, values
+
+    def _cataloged(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Catalogue, Snapshots]:
+        """Of these."""
         text = _values.encode(values, "state")
         if self._catalogue is None or len(text) > len(self._own) or not self._catalogue.still(arrays):
             if len(text) > len(self._own):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -56,24 +57,13 @@ def _unwrapped(module: Module, name: str) -> str:
 class KeptModule:
     def __init__(self, module: Module) -> None:
         self.module = module
-
-    def _entries(self) -> Iterator[tuple[str, Any]]:
-        state = self.module.state_dict()
-        plain = plain_names(self.module, state)
-        for name, value in state.items():
-            yield plain[name], value
+        self._plain: dict[str, str] = {}
+        """Names, as they are in the module and without wrappers."""
+        takes = inspect.signature(module.state_dict).parameters
+        self._can_keep = "keep_vars" in takes or "kwargs" in takes  # a module may have a state_dict of its own
 
     def arrays(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        seen: set[tuple[int, torch.Size]] = set()
-        for name, value in self._entries():
-            if not _is_array(name, value):
-                continue
-            place = (_address(value), value.shape)
-            if place not in seen or not value.numel():  # tied weights are one tensor with several names
-                found[name] = value
-            seen.add(place)
-        return found
+        return self.now()[0]
 
     def alike(self) -> dict[str, Tensor]:
         """Not its buffers: each rank may have its own running means."""
@@ -83,9 +73,25 @@ class KeptModule:
             if not isinstance(parameter, DTensor)
         }
 
-    def values(self) -> dict[str, Any]:
-        """Extra state."""
-        return {name: value for name, value in self._entries() if not _is_array(name, value)}
+    def now(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Beside arrays it has extra state."""
+        # Parameters themselves: a view of each, which torch makes else, takes longer than to copy a small one.
+        state = self.module.state_dict(keep_vars=True) if self._can_keep else self.module.state_dict()
+        if state.keys() != self._plain.keys():
+            self._plain = plain_names(self.module, state)
+        arrays: dict[str, Tensor] = {}
+        extra: dict[str, Any] = {}
+        seen: set[tuple[int, torch.Size]] = set()
+        for full, value in state.items():
+            name = self._plain[full]
+            if not _is_array(name, value):
+                extra[name] = value
+                continue
+            place = (_address(value), value.shape)
+            if place not in seen or not value.numel():  # tied weights are one tensor with several names
+                arrays[name] = value
+            seen.add(place)
+        return arrays, extra
 
     def prepare(self, values: Any) -> None:
         pass
@@ -134,7 +140,7 @@ class KeptOptimizer:
     def alike(self) -> dict[str, Tensor]:
         return {}
 
-    def values(self) -> dict[str, Any]:
+    def now(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         groups = [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
         moments: dict[tuple[Any, ...], list[int]] = {}
         others: dict[int, dict[str, Any]] = {}
@@ -150,7 +156,7 @@ class KeptOptimizer:
                 others[index] = rest
         own = {key: value for key, value in self.optimizer.state.items() if not isinstance(key, Tensor)}
         kept = {"groups": groups, "sizes": self._sizes(), "moments": list(moments.items()), "others": others}
-        return {**kept, "own": own}
+        return self.arrays(), {**kept, "own": own}
 
     def _sizes(self) -> list[int]:
         return [len(group["params"]) for group in self.optimizer.param_groups]
@@ -201,9 +207,9 @@ class KeptFsdp1Module:
     def alike(self) -> dict[str, Tensor]:
         return {}
 
-    def values(self) -> dict[str, Any]:
-        """Extra state."""
-        return {name: value for name, value in self._state.items() if not isinstance(value, Tensor)}
+    def now(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Beside arrays it has extra state."""
+        return self.arrays(), {name: value for name, value in self._state.items() if not isinstance(value, Tensor)}
 
     def prepare(self, values: Any) -> None:
         pass
@@ -233,14 +239,15 @@ class KeptFsdp1Optimizer:
     def alike(self) -> dict[str, Tensor]:
         return {}
 
-    def values(self) -> dict[str, Any]:
+    def now(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        arrays = self.arrays()
         groups = [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
         others = {
             name: rest
             for name, state in self._state["state"].items()
             if (rest := {key: value for key, value in state.items() if not isinstance(value, Tensor)})
         }
-        return {"groups": groups, "others": others}
+        return arrays, {"groups": groups, "others": others}
 
     def prepare(self, values: Mapping[str, Any] | list[dict[str, Any]]) -> None:
         groups = _groups(values)

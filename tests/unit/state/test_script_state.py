@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 from collections import Counter
 
 import pytest
@@ -21,7 +22,9 @@ from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import find
 from concertina_state.uploader import Destination, publish, ship
 from trainingjob._folder import Folder
+from trainingjob._objects import RandomNumbers
 from trainingjob._torch_objects import kept_of_torch
+from trainingjob._values import decode, encode
 
 
 def saved(folder, **objects):
@@ -209,6 +212,42 @@ def test_extra_state_comes_back_as_what_it_was(tmp_path, kind):
     saved(tmp_path, model=torch.nn.Sequential(Counting(7, kind)))
     restored(tmp_path, model=new)
     assert new[0].count == 7
+
+
+class OfItsOwn(torch.nn.Linear):
+    """Whose state_dict knows no options."""
+
+    def state_dict(self):
+        return {"weight": self.weight.detach(), "bias": self.bias.detach()}
+
+
+def test_a_module_with_a_state_dict_of_its_own_is_kept(tmp_path):
+    before, after = OfItsOwn(2, 2), OfItsOwn(2, 2)
+    saved(tmp_path, model=before)
+    restored(tmp_path, model=after)
+    assert torch.equal(after.weight, before.weight)
+
+
+def test_weights_that_were_moved_elsewhere_are_saved_as_they_are_now(tmp_path):
+    before, after = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    state = trainingjob.State(folder=str(tmp_path), model=before)
+    state.restore()
+    state.commit(0, durable=True)
+    before.weight.data = torch.full((2, 2), 7.0)  # the same parameter, of other memory
+    state.commit(1, durable=True)
+    assert trainingjob.State(folder=str(tmp_path), model=after).restore() == 2
+    assert after.weight.tolist() == [[7.0, 7.0], [7.0, 7.0]]
+
+
+def test_random_numbers_go_on_as_older_versions_kept_them_too():
+    random.seed(5)
+    kept = RandomNumbers().state_dict()
+    older = {**kept, "python": random.getstate()}
+    drawn = [random.random() for _ in range(3)]
+    for each in (kept, older):
+        random.seed(6)
+        RandomNumbers().load_state_dict(decode(encode(each, "random")))
+        assert [random.random() for _ in range(3)] == drawn
 
 
 def test_extra_state_that_nothing_takes_any_more_is_said(tmp_path):
