@@ -209,7 +209,7 @@ class Bench:
 
     def _is_warm(self, replica: str) -> bool:
         """Whether its latest parent has imported what was learned of the script."""
-        parents = [line for line in _entries(self._log(replica)) if line.get("event") == "script_parent"]
+        parents = [line for line in _entries(self._log(replica, lines=-1)) if line.get("event") == "script_parent"]
         return bool(parents and parents[-1]["learned"])
 
     def _status(self) -> dict[str, Any]:
@@ -252,10 +252,10 @@ class Bench:
                     return line
         return None
 
-    def _log(self, pod: str) -> str:
-        """The end of a pod's log; empty where it can't be had (its node is dead)."""
+    def _log(self, pod: str, lines: int = 200) -> str:
+        """The end of a pod's log (-1: all of it); empty where it can't be had (its node is dead)."""
         try:
-            return self._stage.cluster.kubectl("logs", pod, "-c", "trainer", "--tail=200", timeout=5)
+            return self._stage.cluster.kubectl("logs", pod, "-c", "trainer", f"--tail={lines}", timeout=5)
         except (LocalClusterError, subprocess.TimeoutExpired):
             return ""
 
