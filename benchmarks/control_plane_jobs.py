@@ -18,6 +18,8 @@ NAMESPACE = "default"
 AT_ONCE = 16
 LOOK_SECONDS, SAY_SECONDS = 0.05, 5.0
 GRACE_SECONDS = 2
+MOST_KILLS = 1000
+"""Of one job: it would have failed after ten."""
 GROW_SECONDS = 3600
 """A job begins whole, and no round begins but those that a scenario asks for."""
 
@@ -30,7 +32,13 @@ def manifest(name: str, replicas: int, workers: int) -> Raw:
         "apiVersion": "concertina.dev/v1alpha1",
         "kind": "TrainingJob",
         "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {"replicas": replicas, "elastic": elastic, "workersPerReplica": workers, "template": template},
+        "spec": {
+            "replicas": replicas,
+            "elastic": elastic,
+            "workersPerReplica": workers,
+            "failurePolicy": {"maxRestarts": MOST_KILLS},
+            "template": template,
+        },
     }
 
 
