@@ -3,11 +3,13 @@
 A real agent runs two ranks over gloo: the bundled trainer with a small and a larger model, and a script that calls
 `trainingjob.report` alone. It serves metrics, which are scraped each 15 s, is watched as an operator watches it, and
 (bundled) keeps a spool that a process of its own ships to TensorBoard. In blocks of some steps, in an order drawn anew
-each time, the ranks measure and tell everything, or nothing at all: no clock, no heartbeat, no line in the log, no
-word to the agent. Printed: how much more a step with all of it takes, block beside block, in time (medians of blocks
-and means) and in processor time of rank 0, with a 95 % interval by bootstrap; and the same of two kinds of blocks that
-are alike, which is what noise comes to. Snapshots are left out; nothing else is. In a run of its own each measuring is
-measured: its time and its calls in a step of rank 0, and the processor time of agent and shipper."""
+each time, the ranks measure and tell everything, or nothing at all: no clock, no heartbeat, no line in the log, no word
+to the agent. Two more scripts commit their state after each step, or not (`trainingjob.State`: a snapshot as often as
+one per cent of the time allows). Printed: how much more a step with all of it takes, block beside block, in time
+(medians of blocks and means) and in processor time of rank 0, with a 95 % interval by bootstrap; and the same of two
+kinds of blocks that are alike, which is what noise comes to. Snapshots are left out of the first three; nothing else
+is. In a run of its own each measuring is measured: its time and its calls in a step of rank 0, and the processor time
+of agent and shipper."""
 
 from __future__ import annotations
 
@@ -62,8 +64,10 @@ class Kind:
     model: Mapping[str, Any] | None = None
     """Of the bundled trainer; None: the script."""
     batch: int = 8
+    script: str = "measured_script.py"
     dim: int = 0
-    """Of the script."""
+    cut: str = ""
+    """Of the script: its model's width, and how a state is cut."""
     ranks: int = RANKS
     parallelism: Mapping[str, Any] = field(default_factory=dict)
     package: str = "measured_trainer"
@@ -71,7 +75,7 @@ class Kind:
 
     def environment(self, data: Path) -> dict[str, str]:
         if self.model is None:
-            return {"DIM": str(self.dim)}
+            return {"DIM": str(self.dim), "CUT": self.cut}
         trainer = {
             "steps": 10**6, "data": {"uri": str(data)}, "model": self.model, "snapshot": {"everySteps": 10**6},
             "globalBatchSize": self.batch, "microBatchSize": self.batch // self.ranks,
@@ -81,7 +85,7 @@ class Kind:
     @property
     def command(self) -> list[str]:
         if self.model is None:
-            return ["--", sys.executable, str(SCRIPTS / "measured_script.py")]
+            return ["--", sys.executable, str(SCRIPTS / self.script)]
         return ["--bundled", "--package", self.package]
 
 
@@ -89,6 +93,8 @@ KINDS = (
     Kind("bundled, small", 10, {"layers": 4, "dim": 128, "heads": 4, "kvHeads": 2, "sequenceLength": 128}),
     Kind("bundled, larger", 4, {"layers": 6, "dim": 192, "heads": 6, "kvHeads": 3, "sequenceLength": 192}),
     Kind("script, small", 10, dim=384),
+    Kind("commits, DDP", 20, script="committed_script.py", dim=256, cut="ddp"),
+    Kind("commits, FSDP2", 20, script="committed_script.py", dim=256, cut="fsdp2"),
 )
 
 
