@@ -116,13 +116,13 @@ class Bench:
 async def run(bench: Bench) -> None:
     names = [f"job-{number}" for number in range(bench.size.jobs)]
     before, begun = bench.begin(), time.time()
-    making = asyncio.create_task(bench.jobs.create(names, bench.size.replicas))
-    await asyncio.sleep(0)
-    reached = await bench.jobs.until("train", begun, bench.options.limit, lambda name, job: job.trains)
+    async with asyncio.TaskGroup() as both:  # a job that is refused ends the wait for it
+        both.create_task(bench.jobs.create(names, bench.size.replicas))
+        await asyncio.sleep(0)
+        reached = await bench.jobs.until("train", begun, bench.options.limit, lambda name, job: job.trains)
     bench.say_reached("run", "train", reached)
     bench.say("run", "jobs that begin smaller than wanted", sum(job.is_smaller for job in bench.jobs.seen.values()))
     await bench.measured("run", before, bench.size.jobs, "a job until it trains", until_it_trains=True)
-    await making
     if reached["all"] == float("inf"):
         raise TimeoutError(f"not all of {bench.size} train within {bench.options.limit:.0f} s")
 
@@ -226,10 +226,10 @@ async def delete_jobs(bench: Bench) -> None:
     await deleting
     bench.say_reached("delete-jobs", "are gone", reached)
     begun = time.time()
-    making = asyncio.create_task(bench.jobs.create(names, bench.size.replicas))
-    await asyncio.sleep(0)
-    reached = await bench.jobs.until("train", begun, bench.options.limit, lambda _, job: job.trains, names)
-    await making
+    async with asyncio.TaskGroup() as both:
+        both.create_task(bench.jobs.create(names, bench.size.replicas))
+        await asyncio.sleep(0)
+        reached = await bench.jobs.until("train", begun, bench.options.limit, lambda _, job: job.trains, names)
     bench.say_reached("delete-jobs", "that are made again train", reached)
     await bench.measured("delete-jobs", before, len(names), "a job")
 
