@@ -7,11 +7,14 @@ says that no agent listens. An agent of which nobody speaks may be cut off from 
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, replace
 
 import concertina_protocol as protocol
+from concertina.api.status import unix_seconds
 from concertina.plan.facts import constants
 from concertina.plan.facts.cached import cached
+from concertina.plan.facts.reasons import PLANNED
 from concertina.plan.facts.round import Round
 from concertina.plan.observed import ConnectionRefusal, Observed, PodPhase, PodView
 
@@ -36,6 +39,8 @@ class Evidence(enum.Enum):
     """Its host says that no agent listens."""
     MEMBERS = enum.auto()
     """Those that it leads: they have lost it, or hear it."""
+    DRAIN = enum.auto()
+    """Those that it led: they have stopped where it told them to, so that it was alive then."""
     SILENCE = enum.auto()
     """Nobody: it is not heard of."""
 
@@ -114,6 +119,7 @@ class Health:
         age, is_first = view.silent_for(self.now), view.lost_at is None
         if age is not None and (again := self.observed.started_again_for.get(pod.uid, age)) < age:
             age, is_first = again, True  # until then it was the container before that kept silent
+        age = None if age is None else min(age, self._since_planned_claim)
         # For a first contact: members once answered; others may still be starting their agent.
         first = constants.FIRST_CONTACT if pod.name in self.round.members else constants.AGENT_GIVE_UP
         lost = constants.UNREACHABLE if self.observed.job.status.world.round else constants.UNREACHABLE_BEFORE
@@ -130,12 +136,22 @@ class Health:
             return ALIVE
         return _dead(Evidence.SILENCE, f"could not be reached for {age:.0f} s, while others could", age)
 
+    @cached
+    def _since_planned_claim(self) -> float:
+        """Seconds; infinite where the last claim was none, or lies ahead. Until it nothing had failed, so that a member
+        was alive whom the operator alone did not hear (decision "Silence alone is no death")."""
+        claim = self.round.claim
+        if claim is None or claim.at is None or claim.reason not in PLANNED:
+            return math.inf
+        seconds = self.now - unix_seconds(claim.at)
+        return seconds if seconds >= 0 else math.inf
+
     def _is_in_good_standing(self, replica: str) -> bool:
         """A member of the committed round of which nothing bad is known."""
         if not self.round.committed or replica not in self.round.members:
             return False
         if replica == self.round.lead.replica:
-            return not self.lead.dead
+            return not self.lead.dead or self.lead.evidence is Evidence.DRAIN
         return replica not in self.round.failed
 
     @cached
@@ -183,7 +199,8 @@ class Health:
                 continue
             if view.report.state in (protocol.State.FAILED, protocol.State.DRAINED):
                 why = view.report.failures[0].message if view.report.failures else "its part is over"
-                return _dead(Evidence.MEMBERS, f"can't be reached, and its member {name} says: {why}")
+                evidence = Evidence.DRAIN if view.report.state == protocol.State.DRAINED else Evidence.MEMBERS
+                return _dead(evidence, f"can't be reached, and its member {name} says: {why}")
             trains |= view.report.state in TRAINS
         return Verdict(Life.SILENT, evidence=Evidence.MEMBERS) if trains else None
 

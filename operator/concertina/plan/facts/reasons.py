@@ -31,3 +31,17 @@ class Reason(enum.StrEnum):
     AGENT_CANNOT_START = "AgentCannotStart"
     CUT_OFF = "CutOff"
     CONTAINER_RESTARTED = "ContainerRestarted"
+
+
+PLANNED = frozenset(
+    {
+        Reason.FIRST_ROUND,
+        Reason.GROWING,
+        Reason.SHRINKING,
+        Reason.REPLICA_LEAVING,
+        Reason.REPLICA_MOVING,
+        Reason.DRAINED,
+        Reason.RESUMED,
+    }
+)
+"""Reasons of claims before which nothing failed."""

@@ -14,7 +14,7 @@ from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.facts.names import first_of
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.reasons import PLANNED
 from concertina.plan.observed import Call
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds.commits import commit
@@ -302,17 +302,3 @@ def _patience(ctx: JobContext) -> float | None:
     waited = [calls[name].waited_for(ctx.now) for name in pending if name in calls]
     left = patience - min([ctx.now - max(done[name] for name in replies), *waited])
     return left if left > 0 else None
-
-
-PLANNED = frozenset(
-    {
-        Reason.FIRST_ROUND,
-        Reason.GROWING,
-        Reason.SHRINKING,
-        Reason.REPLICA_LEAVING,
-        Reason.REPLICA_MOVING,
-        Reason.DRAINED,
-        Reason.RESUMED,
-    }
-)
-"""Reasons of claims before which nothing failed."""

@@ -20,8 +20,8 @@ from concertina.plan.actions import RoundTrace, Span, SpanName
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Phase
+from concertina.plan.facts.reasons import PLANNED
 from concertina.plan.observed import Call
-from concertina.plan.rounds.claims import PLANNED
 
 MOST_MEMBERS = 32
 """Spans of members in one trace: those that took longest."""

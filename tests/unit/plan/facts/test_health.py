@@ -10,7 +10,7 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import JobStatus
+from concertina.api.status import JobStatus, rfc3339
 from concertina.api.world import World
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
@@ -81,7 +81,7 @@ LOST = protocol.Failure("demo-1-0", "LeadLost", "The lead demo-0-0 has been sile
         (OF_ROUND, {}, Life.SILENT, Evidence.MEMBERS, ""),
         (OF_ROUND, {"ready": False}, Life.SILENT, Evidence.MEMBERS, ""),
         ({**OF_ROUND, "state": "failed", "failures": (LOST,)}, {}, Life.DEAD, Evidence.MEMBERS, "silent or out of"),
-        ({**OF_ROUND, "state": "drained"}, {}, Life.DEAD, Evidence.MEMBERS, "demo-1-0 says: its part is over"),
+        ({**OF_ROUND, "state": "drained"}, {}, Life.DEAD, Evidence.DRAIN, "demo-1-0 says: its part is over"),
         ({**OF_ROUND, "instance": "another"}, {}, Life.DEAD, Evidence.MEMBERS, "demo-1-0 was restarted"),
         ({**OF_ROUND, "state": "failed", "round": 0}, {}, Life.SILENT, Evidence.SILENCE, ""),
         ({**OF_ROUND, "state": "succeeded"}, {}, Life.SILENT, Evidence.SILENCE, ""),
@@ -144,6 +144,31 @@ def test_a_replica_outside_of_the_round_is_judged(
 ) -> None:
     found = outside(agent, node, others)
     assert (found.life, found.evidence) == (life, evidence)
+
+
+def test_a_lead_that_drained_its_world_was_alive_until_then_however_long_the_operator_did_not_hear_it() -> None:
+    """Its pod holds a part of the state."""
+    found = seen(0, {}, LONG_AGO, {}, True)
+    drained = jobs.report("demo-1-0", **{**OF_ROUND, "state": "drained"})
+    found = replace(found, agents={**found.agents, "demo-1-0": jobs.agent("demo-1-0", report=drained)})
+    assert found.job.spec
+    pod = next(pod for pod in found.pods if pod.name == "demo-0-0")
+    assert JobContext(found, found.job.spec, NOW).health.lead.dead, "another round is made"
+    assert JobContext(found, found.job.spec, NOW).health.by_contact(pod).life is Life.ALIVE
+
+    world = found.job.status.world
+    assert world.claim
+    for reason, seconds, life in [
+        ("Drained", constants.UNREACHABLE - 0.1, Life.ALIVE),
+        ("Drained", constants.UNREACHABLE, Life.DEAD),
+        ("Drained", -3600.0, Life.DEAD),
+        ("LeadLost", 0.0, Life.DEAD),
+    ]:
+        made = {"round": 2, "claim_id": "b", "committed": False, "at": rfc3339(NOW - seconds), "reason": reason}
+        claimed = world.model_copy(update={"claim": world.claim.model_copy(update=made)})
+        status = found.job.status.model_copy(update={"world": claimed})
+        later = replace(found, job=replace(found.job, status=status))
+        assert JobContext(later, found.job.spec, NOW).health.by_contact(pod).life is life, (reason, seconds)
 
 
 def test_a_member_whose_lead_says_nothing_bad_of_it_lives_however_silent_it_is() -> None:
