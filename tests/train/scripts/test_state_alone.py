@@ -119,7 +119,7 @@ FLAT = """
     def told(model, optimizer):
         counts = {state["step"] for state in optimizer.state.values()}
         seen = [each.seen for each in model.modules() if isinstance(each, Counting)]
-        print(*seen, *counts, flush=True)
+        print(" ".join(map(str, [*seen, *counts])) + "\\n", end="", flush=True)  # a line is one write: two ranks write
 
     dist.init_process_group("gloo")
     for original in (True, False):
