@@ -50,7 +50,8 @@ class Catalogue(Holdings[Tensor]):
     def still(self, tensors: Mapping[str, Tensor | Part]) -> bool:
         """Whether these are the very tensors that it was made of."""
         return len(tensors) == len(self.held) and all(
-            (now := tensors.get(name)) is not None and _address(now) == address for name, address in self._addresses
+            (now := tensors.get(name)) is not None and live(now).data_ptr() == address
+            for name, address in self._addresses
         )
 
     @torch.no_grad()
@@ -137,18 +138,15 @@ def _held(name: str, given: Tensor | Part | Elsewhere, everyone: Copies) -> Held
     return Held(name, whole, mine, dtype, _local(tensor), copies, f"{shape} {placements}")
 
 
-def _address(given: Tensor | Part) -> int:
-    """Of a thousand tensors one is asked for at each save: without a view of each, which takes longer."""
-    tensor: Tensor = given.array if isinstance(given, Part) else given
-    if isinstance(tensor, ShardedTensor):
-        return _local(tensor).data_ptr()
-    local: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return local.data_ptr()
-
-
-def _local(given: Tensor | Part) -> Tensor:
+def live(given: Tensor | Part) -> Tensor:
+    """What this rank has of it, itself: of a thousand tensors a view of each takes longer than to ask where it lies."""
     tensor: Tensor = given.array if isinstance(given, Part) else given
     if isinstance(tensor, ShardedTensor):
         shards = tensor.local_shards()
-        return shards[0].tensor.detach() if shards else torch.empty((0,) * tensor.dim(), dtype=tensor.dtype)
-    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
+        found: Tensor = shards[0].tensor if shards else torch.empty((0,) * tensor.dim(), dtype=tensor.dtype)
+        return found
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return live(tensor).detach()

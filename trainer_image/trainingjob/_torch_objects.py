@@ -22,6 +22,7 @@ from torch.nn import Module
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from concertina_state.catalogue import live
 from concertina_state.errors import BadInput
 from concertina_state.tensors import NAMES
 from trainingjob._objects import Kept
@@ -87,7 +88,7 @@ class KeptModule:
             if not _is_array(name, value):
                 extra[name] = value
                 continue
-            place = (_address(value), value.shape)
+            place = (live(value).data_ptr(), value.shape)
             if place not in seen or not value.numel():  # tied weights are one tensor with several names
                 arrays[name] = value
             seen.add(place)
@@ -141,7 +142,7 @@ class KeptOptimizer:
         return {}
 
     def now(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        groups = [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
+        groups = _options(self.optimizer)
         moments: dict[tuple[Any, ...], list[int]] = {}
         others: dict[int, dict[str, Any]] = {}
         for index, (_, parameter, _) in enumerate(self._parameters):
@@ -241,7 +242,7 @@ class KeptFsdp1Optimizer:
 
     def now(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         arrays = self.arrays()
-        groups = [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
+        groups = _options(self.optimizer)
         others = {
             name: rest
             for name, state in self._state["state"].items()
@@ -263,6 +264,11 @@ class KeptFsdp1Optimizer:
         set_optimizer_state_dict(self.module, self.optimizer, self._state)
         for group, saved in zip(self.optimizer.param_groups, _groups(values), strict=True):
             group.update(saved)
+
+
+def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Of each group."""
+    return [{key: value for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
 
 
 def _groups(values: Mapping[str, Any] | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -304,8 +310,3 @@ def _kept_optimizer(name: str, optimizer: Optimizer, names: Mapping[int, str], f
     whose = (module for module in flat if any(id(parameter) in trained for parameter in module.parameters()))
     module = next(whose, None)
     return KeptOptimizer(name, optimizer, names) if module is None else KeptFsdp1Optimizer(name, optimizer, module)
-
-
-def _address(tensor: Tensor) -> int:
-    local = getattr(tensor, "_local_tensor", tensor)
-    return int(local.data_ptr())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 
 import typer
 
 from concertina.api import CHECKPOINT_NOW
 from concertina.kube.parse.views import checkpoint_asked
 from concertina.kube.resources import TRAINING_JOBS, Raw
+from concertina.terminal.checkpoint_request import ask_for_checkpoint
 from concertina.terminal.connection import Complaint, Target
 
 LOOK_SECONDS = 0.5
@@ -17,10 +17,8 @@ LOOK_SECONDS = 0.5
 
 async def ask(target: Target, job: str, wait: bool) -> None:
     """Raises Complaint where the job can't do it."""
-    request = secrets.token_hex(8)
     async with target.connect() as (client, namespace):
-        annotation = {"metadata": {"annotations": {CHECKPOINT_NOW: request}}}
-        await client.patch(TRAINING_JOBS, namespace, job, annotation)
+        request = await ask_for_checkpoint(client, namespace, job)
         typer.echo(f"{job} is asked for a checkpoint of its next step (request {request}).")
         while wait:
             if saved := _saved(await client.get(TRAINING_JOBS, namespace, job), request):

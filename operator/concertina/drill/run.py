@@ -9,6 +9,7 @@ from concertina.api.status import ConditionType, JobStatus, unix_seconds
 from concertina.drill.scenarios import Scenario
 from concertina.drill.target import DrillTarget, Fault, Injection, Sight
 from concertina.drill.verdict import Expect, Seconds, Seen, Verdict, evaluate
+from concertina.terminal.checkpoint_request import ask_for_checkpoint
 from concertina.terminal.connection import Complaint
 from concertina.terminal.watch import Late, Watch
 from concertina_protocol.log_lines import RoundStarted
@@ -33,7 +34,8 @@ async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, 
             await seen.after(injection, scenario.expect)
         say("healed; waiting until all replicas are at work again")
         if scenario.expect.checkpoint:
-            await target.ask_for_checkpoint()  # by itself the next one may be ten minutes away
+            # By itself the next one may be ten minutes away.
+            await ask_for_checkpoint(target.client, target.namespace, target.name)
         await seen.to_the_end(scenario.expect)
         same = watch.pods == pods
     return evaluate(name, f"{target.namespace}/{target.name}", injection.text, scenario.expect, seen.seen(same))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import enum
 import re
-import secrets
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from concertina.api import CHECKPOINT_NOW, TRAINER
+from concertina.api import TRAINER
 from concertina.api.status import JobStatus, rfc3339, unix_seconds
 from concertina.api.world import Member
 from concertina.kube.client import Client
@@ -72,11 +71,6 @@ class DrillTarget:
         """What a Python program prints that runs inside the container `trainer` of a pod."""
         command = ["python3", "-c", program, *arguments]
         return await execute(self.client, self.namespace, pod, TRAINER, command, seconds)
-
-    async def ask_for_checkpoint(self) -> None:
-        """As `concertina checkpoint now` does."""
-        annotation = {"metadata": {"annotations": {CHECKPOINT_NOW: secrets.token_hex(8)}}}
-        await self.client.patch(TRAINING_JOBS, self.namespace, self.name, annotation)
 
     async def operator(self) -> Raw:
         """The pod of the operator that acts on the job: of a release that serves its namespace, the holder of the

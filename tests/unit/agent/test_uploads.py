@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -27,25 +28,32 @@ def part(folder: Path, round: int) -> e.Ship:
     return e.Ship(p.SnapshotId(round, 5, "layout", 1), 0, str(path))
 
 
+@contextlib.asynccontextmanager
+async def serving(uploads: UploadDriver) -> AsyncIterator[AgentEnd]:
+    """The uploader's end of what it serves."""
+    ours, theirs = map(AgentEnd, socket.socketpair())
+    served = asyncio.ensure_future(uploads.serve(ours))
+    yield theirs
+    served.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await served
+
+
 def test_an_upload_that_was_given_up_ends_and_says_nothing_about_storage(tmp_path: Path) -> None:
     async def run() -> None:
         events: list[e.Event] = []
         uploads = UploadDriver(SnapshotFiles(tmp_path), events.append)
-        ours, theirs = map(AgentEnd, socket.socketpair())
-        serving = asyncio.ensure_future(uploads.serve(ours))
-        assert isinstance(await theirs.receive(), w.Probe)
-        theirs.send(READY)
         first, second = (part(tmp_path, round) for round in (1, 2))
-        uploads.ship(first)
-        assert await theirs.receive() == w.Ship(first.id, 0, first.path)
-        uploads.abandon(e.KillWorkers(2))
-        uploads.ship(second)
-        theirs.send(w.Shipped(first.id, 0, "its snapshot was given up"))
-        assert await theirs.receive() == w.Ship(second.id, 0, second.path)
-        assert events == [e.StorageSeen(READY.storage)]
-        serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
+        async with serving(uploads) as theirs:
+            assert isinstance(await theirs.receive(), w.Probe)
+            theirs.send(READY)
+            uploads.ship(first)
+            assert await theirs.receive() == w.Ship(first.id, 0, first.path)
+            uploads.abandon(e.KillWorkers(2))
+            uploads.ship(second)
+            theirs.send(w.Shipped(first.id, 0, "its snapshot was given up"))
+            assert await theirs.receive() == w.Ship(second.id, 0, second.path)
+            assert events == [e.StorageSeen(READY.storage)]
 
     asyncio.run(run())
     assert [path.name for path in tmp_path.glob("shipping-*")] == ["shipping-2"]
@@ -57,21 +65,17 @@ def test_a_part_counts_though_the_next_one_is_wanted_before_its_answer_is_heard(
     async def run() -> None:
         events: list[e.Event] = []
         uploads = UploadDriver(SnapshotFiles(tmp_path), events.append)
-        ours, theirs = map(AgentEnd, socket.socketpair())
-        serving = asyncio.ensure_future(uploads.serve(ours))
-        assert isinstance(await theirs.receive(), w.Probe)
-        theirs.send(READY)
         first, second = (part(tmp_path, round) for round in (1, 2))
-        uploads.ship(first)
-        assert await theirs.receive() == w.Ship(first.id, 0, first.path)
-        os.remove(first.path)
-        uploads.ship(second)
-        theirs.send(w.Shipped(first.id, 0))
-        assert await theirs.receive() == w.Ship(second.id, 0, second.path)
-        assert events[1:] == [e.PartShipped(p.Part(first.id, 0))]
-        serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
+        async with serving(uploads) as theirs:
+            assert isinstance(await theirs.receive(), w.Probe)
+            theirs.send(READY)
+            uploads.ship(first)
+            assert await theirs.receive() == w.Ship(first.id, 0, first.path)
+            os.remove(first.path)
+            uploads.ship(second)
+            theirs.send(w.Shipped(first.id, 0))
+            assert await theirs.receive() == w.Ship(second.id, 0, second.path)
+            assert events[1:] == [e.PartShipped(p.Part(first.id, 0))]
 
     asyncio.run(run())
 
@@ -85,23 +89,19 @@ class Storage:
 
     async def serve(self, until: int) -> None:
         """Until it has been asked so often for work."""
-        ours, theirs = map(AgentEnd, socket.socketpair())
-        serving = asyncio.ensure_future(self._uploads.serve(ours))
-        while len(self.asked) < until:
-            request = await theirs.receive()
-            if isinstance(request, w.Probe):
-                theirs.send(READY)
-                continue
-            assert isinstance(request, (w.Publish, w.Ship))
-            self.asked.append(f"{type(request).__name__} {request.id.step}")
-            if isinstance(request, w.Publish):
-                durable = p.Durable("u", 1, request.id.step, "uri")
-                theirs.send(w.Published(request.id, *((durable, "not swept") if self._publishes else (None, "no"))))
-            else:
-                theirs.send(w.Shipped(request.id, request.shard, "" if self._ships else "no"))
-        serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
+        async with serving(self._uploads) as theirs:
+            while len(self.asked) < until:
+                request = await theirs.receive()
+                if isinstance(request, w.Probe):
+                    theirs.send(READY)
+                    continue
+                assert isinstance(request, (w.Publish, w.Ship))
+                self.asked.append(f"{type(request).__name__} {request.id.step}")
+                if isinstance(request, w.Publish):
+                    durable = p.Durable("u", 1, request.id.step, "uri")
+                    theirs.send(w.Published(request.id, *((durable, "not swept") if self._publishes else (None, "no"))))
+                else:
+                    theirs.send(w.Shipped(request.id, request.shard, "" if self._ships else "no"))
 
 
 def at_once(monkeypatch: Patch) -> list[float]:
