@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import report
+import torch
 
 import concertina_protocol as p
 from concertina.agents.authority import Authority
@@ -95,6 +96,7 @@ KINDS = (
     Kind("script, small", 10, dim=384),
     Kind("commits, DDP", 20, script="committed_script.py", dim=256, cut="ddp"),
     Kind("commits, FSDP2", 20, script="committed_script.py", dim=256, cut="fsdp2"),
+    Kind("commits, GPU", 20, script="committed_script.py", dim=4096, cut="gpu", ranks=1),
 )
 
 
@@ -205,7 +207,7 @@ async def _run(kind: Kind, data: Path, folder: Path, blocks: int, hooks: bool) -
         await agent.begin()
         beside = [asyncio.ensure_future(act) for act in (agent.watch(), agent.scrape())]
         written, before, until = folder / "rank-0.json", agent.seconds_of_processor(), time.monotonic() + LIMIT
-        while not (written.exists() and (folder / "rank-1.json").exists()):
+        while not all((folder / f"rank-{rank}.json").exists() for rank in range(kind.ranks)):
             if time.monotonic() > until or agent.process.poll() is not None:
                 raise TimeoutError(f"the run did not end:\n{agent.log()}")
             with contextlib.suppress(OSError):
@@ -314,6 +316,9 @@ def main() -> None:
         list(build(text.write(texts, 35, 27_000), str(data), shard_bytes=300_000))
         for kind in KINDS:
             if options.only and kind.name not in options.only:
+                continue
+            if kind.cut == "gpu" and not torch.cuda.is_available():
+                print(f"{kind.name}: this machine has no CUDA device")
                 continue
             with report.step(f"{kind.name}, {options.blocks} blocks of each"):
                 ms, more = judge(kind, run(kind, data, options.blocks))

@@ -41,6 +41,11 @@ from concertina.demo.stage import Stage
 
 SCENARIOS = (*BLOWS, "join")
 SCRIPT_SCENARIOS = ("worker", "member", "lead", "node", "join")
+SCRIPTS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "script": own_command,
+    "script with state, DDP": functools.partial(with_state, "ddp"),
+    "script with state, FSDP2": functools.partial(with_state, "fsdp2"),
+}
 LIMIT = 100.0
 CONSOLE = Console(stderr=True)
 T = TypeVar("T")
@@ -55,6 +60,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=SCENARIOS, help="what dies")
     parser.add_argument("--only", choices=["concertina", "script", "torchrun", "torchft"])
+    parser.add_argument("--scripts", nargs="+", choices=list(SCRIPTS), default=list(SCRIPTS), help="of one's own")
+    parser.add_argument("--one-gpu", action="store_true", help="shared by the bundled trainer's replicas")
     options = parser.parse_args()
     totals: dict[str, list[float]] = collections.defaultdict(list)
     recoveries: dict[str, list[Recovery]] = collections.defaultdict(list)
@@ -99,7 +106,7 @@ def measure_concertina(
             for _ in stages.build_data(stage.storage):
                 pass
             if options.only != "script":
-                with Bench(stage, "bundled", bundled()) as bench:
+                with Bench(stage, "bundled", bundled(options.one_gpu)) as bench:
                     for row, recovery in each("concertina", options.scenarios, options.runs, measured(bench)):
                         totals[row].append(recovery.total)
                         recoveries[row].append(recovery)
@@ -120,16 +127,11 @@ def measure_scripts(
     commits: dict[str, list[float]],
 ) -> None:
     """Commands of one's own: with checkpoints of its own, and with its state kept."""
-    kinds: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "script": own_command,
-        "script with state, DDP": functools.partial(with_state, "ddp"),
-        "script with state, FSDP2": functools.partial(with_state, "fsdp2"),
-    }
     scenarios = [name for name in options.scenarios if name in SCRIPT_SCENARIOS]
-    for kind, manifest in kinds.items():
+    for kind in options.scripts:
         trace = traces / kind.replace(" ", "-")
         trace.mkdir()
-        made = manifest(trace)
+        made = SCRIPTS[kind](trace)
         title = f"concertina, {kind}"
         with Bench(stage, made["metadata"]["name"], made) as bench:
             if "worker" in scenarios:

@@ -23,6 +23,7 @@ class Victims:
     """Whom a blow may hit, by the job's status, and what has to be continued (SIGCONT) afterwards."""
 
     stage: Stage
+    uid: str
     status: dict[str, Any]
     stopped: list[int]
 
@@ -46,7 +47,7 @@ class Victims:
         return str(next((node for name, node in nodes.items() if name not in joined), next(iter(nodes.values()))))
 
     def worker(self, replica: str) -> int:
-        return worker_of(replica, self.stage.cluster.kubectl("logs", replica, "-c", "trainer"))
+        return worker_of(self.uid, replica, self.stage.cluster.kubectl("logs", replica, "-c", "trainer"))
 
 
 def kill_worker(victims: Victims) -> float:
@@ -54,11 +55,11 @@ def kill_worker(victims: Victims) -> float:
 
 
 def kill_member(victims: Victims) -> float:
-    return _signal(agent_of(victims.member), signal.SIGKILL)
+    return _signal(agent_of(victims.uid, victims.member), signal.SIGKILL)
 
 
 def kill_lead(victims: Victims) -> float:
-    return _signal(agent_of(victims.lead), signal.SIGKILL)
+    return _signal(agent_of(victims.uid, victims.lead), signal.SIGKILL)
 
 
 def kill_node(victims: Victims) -> float:
@@ -69,7 +70,7 @@ def kill_node(victims: Victims) -> float:
 
 def stop_agent(victims: Victims) -> float:
     """Silent: its connections stay open."""
-    pid = agent_of(victims.member)
+    pid = agent_of(victims.uid, victims.member)
     victims.stopped.append(pid)
     return _signal(pid, signal.SIGSTOP)
 
@@ -89,7 +90,7 @@ def notice(victims: Victims) -> float:
 
 def operator_too(victims: Victims) -> float:
     """The operator dies at the same moment; its container is started again."""
-    pid, operator = agent_of(victims.member), operator_of(victims.stage)
+    pid, operator = agent_of(victims.uid, victims.member), operator_of(victims.stage)
     if operator is not None:
         operator.signal(signal.SIGKILL)
     return _signal(pid, signal.SIGKILL)
@@ -125,27 +126,29 @@ def _signal(pid: int, number: int) -> float:
     return at
 
 
-def processes_of(replica: str) -> dict[int, str]:
-    """Command lines of all processes of a replica on this machine, by pid."""
+def processes_of(uid: str, replica: str) -> dict[int, str]:
+    """Command lines of all processes of a replica on this machine, by pid. Another cluster's may have its name: the
+    job's uid is its own."""
+    marks = {f"CONCERTINA_REPLICA={replica}".encode(), f"CONCERTINA_UID={uid}".encode()}
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if f"CONCERTINA_REPLICA={replica}\0".encode() in (folder / "environ").read_bytes():
+            if marks <= set((folder / "environ").read_bytes().split(b"\0")):
                 found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
     return found
 
 
-def agent_of(replica: str) -> int:
+def agent_of(uid: str, replica: str) -> int:
     """Pid of process 1 of a replica."""
-    return next(pid for pid, command in processes_of(replica).items() if "agent.pyz run" in command)
+    return next(pid for pid, command in processes_of(uid, replica).items() if "agent.pyz run" in command)
 
 
-def worker_of(replica: str, log: str) -> int:
+def worker_of(uid: str, replica: str, log: str) -> int:
     """Pid, on this machine, of the worker that the agent started last."""
     inside = [json.loads(line)["pid"] for line in log.splitlines() if '"event":"worker_started"' in line][-1]
-    for pid in processes_of(replica):
+    for pid in processes_of(uid, replica):
         status = Path(f"/proc/{pid}/status").read_text()
         if re.search(rf"^NSpid:.*\t{inside}$", status, re.M):
             return pid

@@ -99,8 +99,15 @@ def job(name: str, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
     }
 
 
-def bundled() -> dict[str, Any]:
-    """The demo's model, without an end."""
+def bundled(one_gpu: bool = False) -> dict[str, Any]:
+    """The demo's model, without an end; on processors, whatever the machine has, but for `one_gpu`: NCCL refuses a GPU
+    to two ranks of a host, so each says that it is one of its own, and they talk by sockets."""
+    env: list[dict[str, Any]] = [{"name": "CUDA_VISIBLE_DEVICES", "value": ""}]
+    if one_gpu:
+        env = [
+            {"name": "NCCL_HOSTID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            {"name": "NCCL_SOCKET_IFNAME", "value": "lo"},
+        ]
     trainer = {
         "steps": 1_000_000,
         "model": {"layers": 4, "dim": 128, "heads": 4, "sequenceLength": 128},
@@ -109,7 +116,7 @@ def bundled() -> dict[str, Any]:
         "microBatchSize": 6,
     }
     checkpoint = {"uri": f"s3://{stages.BUCKET}/recovery", "everySteps": 500, "secretName": "s3"}
-    return job("bundled", {}, trainer=trainer, checkpoint=checkpoint)
+    return job("bundled", {"env": env}, trainer=trainer, checkpoint=checkpoint)
 
 
 def own_command(trace: Path) -> dict[str, Any]:
@@ -229,7 +236,8 @@ class Bench:
 
     def _hurt(self, scenario: str, status: dict[str, Any]) -> float:
         """Deal the blow; returns when, in Unix seconds."""
-        return BLOWS[scenario](Victims(self._stage, status, self._stopped))
+        uid = self._stage.job(self._name)["metadata"]["uid"]
+        return BLOWS[scenario](Victims(self._stage, uid, status, self._stopped))
 
     def _heal(self) -> None:
         """Boot what does not run, continue what was stopped."""

@@ -1,4 +1,5 @@
-"""A plain script over gloo whose state is committed after each step, or not, by turns (`turns.py`): DDP or FSDP2."""
+"""A plain script whose state is committed after each step, or not, by turns (`turns.py`): DDP or FSDP2 over
+gloo, or one process on a GPU."""
 
 from __future__ import annotations
 
@@ -14,17 +15,19 @@ from turns import Turns
 
 import trainingjob
 
-ROWS = 1024
+ROWS = {"cpu": 1024, "cuda": 8192}
 
 
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    dim = int(os.environ["DIM"])
-    model: torch.nn.Module = torch.nn.Sequential(*[torch.nn.Linear(dim, dim) for _ in range(8)])
-    if os.environ["CUT"] == "ddp":
+    dim, cut = int(os.environ["DIM"]), os.environ["CUT"]
+    device = "cuda" if cut == "gpu" else "cpu"
+    torch.set_float32_matmul_precision("high")
+    model: torch.nn.Module = torch.nn.Sequential(*[torch.nn.Linear(dim, dim, device=device) for _ in range(8)])
+    if cut == "ddp":
         model = DistributedDataParallel(model)
-    else:
+    elif cut == "fsdp2":
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for layer in model.children():
             fully_shard(layer, mesh=mesh)
@@ -35,8 +38,10 @@ def main() -> None:
     step = state.restore(default=0)
     while not turns.begins(step):
         optimizer.zero_grad()
-        model(torch.randn(ROWS, dim)).square().mean().backward()
+        loss = model(torch.randn(ROWS[device], dim, device=device)).square().mean()
+        loss.backward()
         optimizer.step()
+        loss.item()  # as a script that tells its loss waits for the device
         if turns.on:
             with turns.hooks.timed("commit"):
                 state.commit(step)
