@@ -20,7 +20,7 @@ from pathlib import Path
 from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import SNAPSHOT_SLOTS, Sidecar, remove_sidecar, write_sidecar
 from concertina_state import room
-from concertina_state.format.shardfile import ShardMetadata
+from concertina_state.format.shardfile import Layout, ShardMetadata
 from concertina_state.live import Arrival, Live
 from concertina_state.room import Spare
 
@@ -35,16 +35,15 @@ class MappedShard:
         self.inode = path.stat().st_ino
         self._views = state.views(self._map)
 
-    def fill(self, metadata: ShardMetadata, state: Live) -> Arrival:
+    def fill(self, state: Live) -> Arrival:
         """Copy the live state in, or have it copied; until `commit` the file is not there, so a peer whose copy this
         breaks off takes nothing for damaged (decision "A drain may write over a running copy")."""
         remove_sidecar(self.path)
-        layout = state.layout
-        self._map[: layout.data_begin] = layout.header(metadata)
         return state.copy_to(self._views)
 
-    def commit(self, metadata: ShardMetadata) -> None:
+    def commit(self, metadata: ShardMetadata, layout: Layout) -> None:
         """Commit what has arrived."""
+        self._map[: layout.data_begin] = layout.header(metadata)
         write_sidecar(self.path, Sidecar(metadata.id, metadata.shard, len(self._map), zlib.crc32(self._map)))
 
     def give_up(self) -> mmap.mmap:
@@ -83,6 +82,8 @@ class Snapshots:
         self._committer = ThreadPoolExecutor(1, "commit")
         self._committing: Future[None] | None = None
         self._making: Future[Spare | None] | None = None
+        self._ready = -1
+        """The slot that was found to need no new file."""
         folder.mkdir(parents=True, exist_ok=True)
         self.make_room()
 
@@ -90,7 +91,7 @@ class Snapshots:
         """Other ones are saved from now on; in files of their own size, where that is another."""
         self.finish()
         if state.layout.chunks != self._state.layout.chunks:
-            self._slots, self._making = [None] * SNAPSHOT_SLOTS, None
+            self._slots, self._making, self._ready = [None] * SNAPSHOT_SLOTS, None, -1
         self._state = state
 
     @property
@@ -122,19 +123,19 @@ class Snapshots:
         commit: then `committed` is called there (decision "A snapshot's checksum is a thread's"). Where peers don't
         keep up this still leaves the newest complete one and the newest committed one untouched."""
         self.finish()
-        index = self._next()
+        index, self._ready = self._next(), -1
         before = slot = self._slots[index]
         if slot is None or slot.shared:
             path = self._folder / f"slot-{index}"
             slot = self._slots[index] = MappedShard(path, self._state, self._spare())
-        arrival = slot.fill(metadata, self._state)
+        arrival, layout = slot.fill(self._state), self._state.layout
         self._holds[index] = self.count
         self._steps.append(metadata.id.step)
         taken = Taken(metadata.id, slot.path)
 
         def commit() -> None:
             self.device_seconds = arrival()
-            slot.commit(metadata)
+            slot.commit(metadata, layout)
             committed(taken)
 
         self._committing = self._committer.submit(commit)
@@ -143,14 +144,23 @@ class Snapshots:
         return taken
 
     def make_room(self) -> None:
-        """For the next one, where it needs any: by the thread that commits, behind what it is at. Where there is none
-        yet, the next call looks again, or `begin` waits for it (decision "Room for the next snapshot is made beside
-        training")."""
-        slot = self._slots[self._next()]
-        if slot is not None and not slot.shared:
+        """For the next one, where it needs any: by the thread that commits, behind what it is at, and so is the look
+        whether it does: a call of the kernel would hand that thread the interpreter, and wait for it. Where there is
+        none yet, the next call looks again, or `begin` waits for it (decision "Room for the next snapshot is made
+        beside training")."""
+        index = self._next()
+        made = self._making
+        if index == self._ready or (made is not None and (not made.done() or made.result() is not None)):
             return
-        if self._making is None or (self._making.done() and self._making.result() is None):
-            self._making = self._committer.submit(room.spare, self._folder, self._state.layout.size)
+        self._making = self._committer.submit(self._make, index)
+
+    def _make(self, index: int) -> Spare | None:
+        """In the thread."""
+        slot = self._slots[index]
+        if slot is None or slot.shared:
+            return room.spare(self._folder, self._state.layout.size)
+        self._ready = index
+        return None
 
     def _spare(self) -> Spare | None:
         """What `make_room` has made; it is waited for."""
