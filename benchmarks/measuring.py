@@ -115,7 +115,8 @@ class Agent:
             (folder / "identity" / name).write_bytes(base64.b64decode(content))
         port, self.metrics = free_ports("127.0.0.1", 2)
         self._address = f"127.0.0.1:{port}"
-        tracking = {"backend": "TensorBoard", "uri": f"file://{folder}/runs"}
+        # What a commit costs is not what those pay who have each step tracked.
+        tracking = None if kind.cut else {"backend": "TensorBoard", "uri": f"file://{folder}/runs"}
         environment = {
             "PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(SCRIPTS), os.environ.get("PYTHONPATH")])),

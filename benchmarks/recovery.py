@@ -7,7 +7,8 @@ of the lead, which hosts the store; `node`: all processes of a node), what is st
 `notice` (the pod is deleted with its grace), `join` (from a successor's being warm to the first step with it), under
 - concertina: the bundled trainer (FSDP2, snapshots in node memory), split into its parts;
 - concertina, script: benchmarks/scripts/elastic_ddp.py as a command of one's own, started warm, with checkpoints of
-  its own; script with state: elastic_state.py of the same model, DDP and FSDP2, by `trainingjob.State`. One worker is
+  its own; script with state: elastic_state.py of the same model, DDP and FSDP2, by `trainingjob.State`, with short
+  steps and such as a snapshot may take a hundredth of. One worker is
   killed right after the first steps, when nothing is imported in advance yet, which is a row of its own;
 - torchrun: the same script under three torchrun agents, as it comes and tuned;
 - torchft 0.2.0: the same model under three replica groups (installed into a folder of its own on first use).
@@ -43,8 +44,10 @@ SCENARIOS = (*BLOWS, "join")
 SCRIPT_SCENARIOS = ("worker", "member", "lead", "node", "join")
 SCRIPTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "script": own_command,
-    "script with state, DDP": functools.partial(with_state, "ddp"),
-    "script with state, FSDP2": functools.partial(with_state, "fsdp2"),
+    "script with state, DDP": functools.partial(with_state, "ddp", 0.05),
+    "script with state, FSDP2": functools.partial(with_state, "fsdp2", 0.05),
+    "script with state, DDP, steps of 0.2 s": functools.partial(with_state, "ddp", 0.2),
+    "script with state, FSDP2, steps of 0.2 s": functools.partial(with_state, "fsdp2", 0.2),
 }
 LIMIT = 100.0
 CONSOLE = Console(stderr=True)

@@ -126,9 +126,9 @@ def own_command(trace: Path) -> dict[str, Any]:
     return job("script", {"command": command}, warmStart={"enabled": True})
 
 
-def with_state(kind: str, trace: Path) -> dict[str, Any]:
-    """A script that keeps its state by `trainingjob.State`."""
-    command = ["python3", str(SCRIPTS / "elastic_state.py"), kind, "--trace", str(trace)]
+def with_state(kind: str, pause: float, trace: Path) -> dict[str, Any]:
+    """A script that keeps its state by `trainingjob.State`; its steps take `pause` seconds and what it computes."""
+    command = ["python3", str(SCRIPTS / "elastic_state.py"), kind, "--trace", str(trace), "--pause", str(pause)]
     return job(f"state-{kind}", {"command": command}, warmStart={"enabled": True})
 
 

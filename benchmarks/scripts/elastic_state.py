@@ -1,6 +1,6 @@
 """elastic_ddp.py's model, and its trace, with its state kept by `trainingjob.State`: DDP, or FSDP2.
 
-    elastic_state.py ddp|fsdp2 --trace FOLDER
+    elastic_state.py ddp|fsdp2 --trace FOLDER [--pause SECONDS]
 
 A line a step as in elastic_ddp.py, and behind it what `commit` took of the step after it, in seconds.
 """
@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("kind", choices=["ddp", "fsdp2"])
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--pause", type=float, default=0.05, help="a step of a useful length, without using up cores")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -51,7 +52,7 @@ def main() -> None:
         now = time.time()
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
         log.write(f"{now:.6f} {restart} {world} {rank} {step + 1} {now - begun:.6f} {committed:.6f}\n")
-        time.sleep(0.05)  # a step of a useful length without using up the machine
+        time.sleep(options.pause)
         before = time.perf_counter()
         state.commit(step)
         committed = time.perf_counter() - before
