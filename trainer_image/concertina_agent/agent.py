@@ -67,7 +67,7 @@ class Agent:
         )
         self._workers = workers = WorkersDriver(settings, files, channel, emit, tasks)
         self._uploads = uploads = UploadDriver(files.snapshots, emit)
-        copies = Peers(settings.uid, settings.replica, connector, files.snapshots, emit, tasks)
+        copies = Peers(settings.uid, settings.replica, connector, files.snapshots, emit, tasks, settings.even)
         learning = Learning(settings.uid, workers.warm_start, connector, emit, tasks)
         self._network = network = NetworkDriver(settings, self._core, connector, copies, learning, emit, tasks)
         self._metrics = MetricsDriver(settings, self._core, workers.local.running, uploads.shipping)

@@ -66,6 +66,11 @@ class Settings:
     def bundled(self) -> bool:
         return not self.command
 
+    @property
+    def even(self) -> bool:
+        """Ranks hold even parts of the state, in their order, as FSDP alone deals them out."""
+        return self.bundled and "CONCERTINA_PARALLELISM" not in self.environment
+
 
 def read(environment: Mapping[str, str], command: tuple[str, ...], package: str = "concertina_trainer") -> Settings:
     """Raises SettingsError."""

@@ -16,7 +16,7 @@ from concertina_agent.core import events as e
 from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import Nursery
-from concertina_agent.transfers.copies import Peers, nearest
+from concertina_agent.transfers.copies import Peers, expected, nearest
 
 PLACES = st.tuples(st.sampled_from(["n0", "n1", "n2"]), st.sampled_from(["", "a", "b"]))
 
@@ -36,6 +36,20 @@ def test_the_nearest_holder_is_asked_first(places: list[tuple[str, str]], data: 
     distances = [0 if other.node == me.node else 1 if other.zone == me.zone else 2 for other in found]
     assert distances == sorted(distances)
     assert nearest(assign, me.replica, 0) == [], "nobody holds it"
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 8), min_size=1, max_size=12), st.data())
+def test_what_even_parts_make_needed_is_expected(shards: int, workers: list[int], data: st.DataObject) -> None:
+    """Of what is cut into `shards` even parts now, and was written by as many; and no more than that."""
+    firsts = [sum(workers[:i]) for i in range(len(workers))]
+    members = tuple(p.Member(f"r{i}", "i", "h:1", firsts[i], count) for i, count in enumerate(workers))
+    restore, world = p.Restore("Memory", 5, p.SnapshotId(1, 5, "digest", shards)), sum(workers)
+    assign, me = p.Assign("uid", 2, "claim", members, "store", restore), data.draw(st.sampled_from(members))
+    rows = range(me.first_rank * shards, (me.first_rank + me.workers) * shards)  # of world * shards, world to a shard
+    assert set(expected(assign, me.replica, even=True)) == {row // world for row in rows}
+    asked_first = expected(assign, me.replica, even=False)
+    assert asked_first == (range(me.first_rank, me.first_rank + me.workers) if shards == world else range(0))
+    assert expected(assign, "no member", even=True) == range(0)
 
 
 def test_nobody_copies_for_a_round_that_is_over_whenever_it_ends(tmp_path: Path) -> None:

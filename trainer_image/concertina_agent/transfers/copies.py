@@ -36,7 +36,10 @@ class Peers:
         snapshots: SnapshotFiles,
         emit: Callable[[e.Event], None],
         tasks: Nursery,
+        even: bool = False,
     ) -> None:
+        """`even`: ranks hold even parts of the state, in their order."""
+        self._even = even
         self._uid, self._replica, self._connector, self._snapshots = uid, replica, connector, snapshots
         self._emit, self._tasks = emit, tasks
         self._assign: Optional[p.Assign] = None
@@ -48,7 +51,7 @@ class Peers:
     def begin(self, effect: e.StartRound) -> None:
         self._assign = assign = effect.assign
         self._snapshots.news.notify()
-        for number in _surely_needed(assign, self._replica):
+        for number in expected(assign, self._replica, self._even):
             self._copying.append(self._tasks.start("fetch shard", self._expect(assign.restore.id, number)))
 
     def stop(self, effect: e.KillWorkers) -> None:
@@ -232,13 +235,17 @@ def nearest(assign: p.Assign, replica: str, number: int) -> list[p.Member]:
     return sorted(others, key=lambda other: (other.node != me.node, other.zone != me.zone)) if me else others
 
 
-def _surely_needed(assign: p.Assign, replica: str) -> range:
-    """Shards that workers of this replica will ask for: where nothing was resized, their own numbers."""
+def expected(assign: p.Assign, replica: str, even: bool) -> range:
+    """Shards that workers of this replica will ask for, as far as that is known before they have built their model:
+    where nothing was resized, their own numbers; where parts are even, those that have some of theirs."""
     world, id = sum(member.workers for member in assign.members), assign.restore.id
     mine = next((member for member in assign.members if member.replica == replica), None)
-    if assign.restore.source != p.RestoreSource.MEMORY or id is None or id.shards != world or mine is None:
+    if assign.restore.source != p.RestoreSource.MEMORY or id is None or mine is None:
         return range(0)
-    return range(mine.first_rank, mine.first_rank + mine.workers)
+    if not even and id.shards != world:
+        return range(0)
+    begin, end = mine.first_rank, mine.first_rank + mine.workers
+    return range(begin * id.shards // world, -(-end * id.shards // world))
 
 
 def _not_here(id: p.SnapshotId, number: int) -> p.Refused:
