@@ -10,6 +10,8 @@ import signal
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PF_EXITING = 0x4
+"""include/linux/sched.h"""
 
 
 def die_with_parent(parent: int) -> None:
@@ -31,6 +33,20 @@ def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
     except ProcessLookupError:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def ends(pid: int) -> bool:
+    """Whether each of its threads has begun to exit, or it is gone: it runs no code of its own any more. It is reaped
+    later, when its memory, and a GPU's, has been freed. proc_pid_stat(5): flags."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with (
+                contextlib.suppress(FileNotFoundError, ProcessLookupError),
+                open(f"/proc/{pid}/task/{task}/stat") as file,
+            ):
+                if not int(file.read().rpartition(")")[2].split()[6]) & PF_EXITING:
+                    return False
+    return True
 
 
 def exit_code(status: int) -> int:

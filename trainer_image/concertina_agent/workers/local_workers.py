@@ -19,7 +19,7 @@ from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.workers import stacks
 from concertina_agent.workers.environment import worker_environment
-from concertina_agent.workers.family import kill_group
+from concertina_agent.workers.family import ends, kill_group
 from concertina_agent.workers.memory import oom_kills
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.starters import Starter
@@ -33,6 +33,8 @@ from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 CHANNEL_EOF_SECONDS = 0.5
 """How long a dead worker's last messages are waited for."""
+GONE_SECONDS = 10.0
+"""In which what was killed has to end before other processes start: the driver of a device may never let one go."""
 STORE_SECONDS = 0.1
 """By which worker 0 of a command of one's own comes before the others. It serves the store, and torch's client that
 finds none looks again after 0.3 to 1 s (decision "Worker 0 comes first")."""
@@ -72,6 +74,8 @@ class LocalWorkers:
         """By rank."""
         self._others: list[Process] = []
         self._starting: Optional[asyncio.Task[None]] = None
+        self._reaping: Optional[asyncio.Task[None]] = None
+        """Of what was killed."""
         self._over, self._told_to_end = asyncio.Event(), asyncio.Event()
         self._tasks, self._collecting = tasks, Nursery()
         self._started = asyncio.Event()
@@ -90,6 +94,7 @@ class LocalWorkers:
         self, assign: Assign, me: int, store: Optional[socket.socket], environment: dict[str, str]
     ) -> None:
         try:
+            await self._until_reaped()
             if not await self._until_warm():
                 return
             if store is not None:
@@ -118,6 +123,15 @@ class LocalWorkers:
             if rank not in self._workers:
                 log_event("worker_not_started", round=assign.round, rank=rank, signal=self._signal)
                 self._emit(e.WorkerExited(assign.round, rank, -self._signal))
+
+    async def _until_reaped(self) -> None:
+        """Raises StartError."""
+        try:
+            await within(GONE_SECONDS, self._reaped())
+        except asyncio.TimeoutError:
+            raise StartError(
+                f"processes that were killed have not ended for {GONE_SECONDS:.0f} s; the driver of a device may hang"
+            ) from None
 
     async def _until_warm(self) -> bool:
         """False where the workers were to end first: what a parent still imports, seconds of it, is not for them."""
@@ -236,27 +250,48 @@ class LocalWorkers:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    async def kill(self) -> None:
-        """SIGKILL everything of the current round; returns when all of it has been reaped, strays included."""
+    async def halt(self) -> None:
+        """SIGKILL everything of the current round; returns when it has written its last byte. A process with a GPU then
+        still takes a quarter of a second to go, for which the next ones of this replica wait, and nobody else
+        (decision "A killed worker is waited for by its successor alone")."""
         self._over.set()
         self._told_to_end.set()
         if self._starting is not None:
             await asyncio.wait({self._starting})
+        await self._reaped()  # one that never ends keeps this replica out of rounds
         processes = [*(worker.process for worker in self._workers.values()), *self._others]
         for process in processes:
             process.send_signal(signal.SIGKILL)
+        for worker in self._workers.values():
+            if worker.channel is not None:
+                worker.channel.close()
+        self._workers.clear()
+        self._others.clear()
+        self._reaping = self._tasks.start("reap", self._reap(processes))
+        if not self._settings.bundled:  # what a script has started may write, too
+            return await self._reaped()
+        while not all(process.ended.done() or ends(process.pid) for process in processes):
+            await asyncio.sleep(0.002)
+        return None
+
+    async def kill(self) -> None:
+        """Returns when all of it has been reaped, strays included."""
+        await self.halt()
+        await self._reaped()
+
+    async def _reaped(self) -> None:
+        """Nothing that was killed is left."""
+        while self._reaping is not None and not self._reaping.done():
+            await asyncio.wait({self._reaping})
+
+    async def _reap(self, processes: list[Process]) -> None:
         for process in processes:
             await process.ended
         while strays := self._reaper.strays():
             for pid in strays:
                 kill_group(pid)
             await asyncio.sleep(0.002)
-        for worker in self._workers.values():
-            if worker.channel is not None:
-                worker.channel.close()
         shutil.rmtree(self._settings.volume / "pulses", ignore_errors=True)
-        self._workers.clear()
-        self._others.clear()
 
 
 def _session(pid: int) -> int:

@@ -1,0 +1,167 @@
+"""When workers that were killed count as gone, and when others start in their place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import concertina_protocol as p
+from builders.until import until, until_async
+from concertina_agent import settings
+from concertina_agent.core import events as e
+from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.workers import local_workers, output
+from concertina_agent.workers.family import ends
+from concertina_agent.workers.local_workers import LocalWorkers
+from concertina_agent.workers.processes import Reaper
+from concertina_agent.workers.workers import Process
+
+SLEEPS = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); print(1, flush=True)"
+
+
+@contextlib.contextmanager
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    """Of two threads."""
+    child = subprocess.Popen([sys.executable, "-c", SLEEPS], stdout=subprocess.PIPE, start_new_session=True)
+    assert child.stdout is not None
+    with child.stdout:
+        child.stdout.readline()
+        yield child
+        child.kill()
+        child.wait()
+
+
+def test_a_process_ends_before_it_is_reaped() -> None:
+    with sleeping() as child:
+        assert not ends(child.pid)
+        child.send_signal(signal.SIGSTOP)
+        until(lambda: "T" in state(child.pid), "it is stopped")
+        assert not ends(child.pid)
+        child.kill()
+        until(lambda: ends(child.pid), "its end")
+        assert child.returncode is None, "nobody has waited for it"
+    assert ends(child.pid), "it is gone"
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+class Watched(Reaper):
+    """The test's other children are nobody's business."""
+
+    def strays(self) -> list[int]:
+        return []
+
+
+class Starter:
+    """Each worker is a real process that this test reaps when it likes."""
+
+    def __init__(self) -> None:
+        self.children: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Process] = []
+        self.stack = contextlib.ExitStack()
+
+    async def until_warm(self) -> None:
+        pass
+
+    async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Process:
+        self.children.append(self.stack.enter_context(sleeping()))
+        self.processes.append(Process(self.children[-1].pid, output.Tail({})))
+        return self.processes[-1]
+
+    async def serve_store(self, listening: socket.socket) -> Process:
+        raise NotImplementedError
+
+
+def play(tmp_path: Path, command: tuple[str, ...], scenario: Callable[[LocalWorkers, Starter, list[e.Event]], object]):
+    environment = {
+        "CONCERTINA_UID": "uid", "CONCERTINA_REPLICA": "r0", "CONCERTINA_POD_IP": "127.0.0.1",
+        "PATH": os.environ["PATH"], "CONCERTINA_VOLUME": str(tmp_path), "CONCERTINA_TRAINER": "{}",
+    }  # fmt: skip
+
+    async def played() -> None:
+        starter, told = Starter(), list[e.Event]()
+        with starter.stack:
+            local = LocalWorkers(settings.read(environment, command), Watched(), starter, told.append, Nursery())
+            await scenario(local, starter, told)
+
+    asyncio.run(played())
+
+
+def begin(local: LocalWorkers, round: int) -> None:
+    member = p.Member("r0", "i", "127.0.0.1:1", 0, 1)
+    local.start(p.Assign("uid", round, "claim", (member,), "127.0.0.1:2", p.Restore("Fresh")), 0, None, {})
+
+
+async def begun(local: LocalWorkers, count: int, starter: Starter) -> None:
+    await until_async(lambda: len(starter.processes) == count and bool(local.running()), f"{count} workers")
+
+
+def test_who_waits_for_a_killed_worker_to_be_reaped_is_its_successor(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        begin(local, 1)
+        await begun(local, 1, starter)
+        await local.halt()
+        assert ends(starter.children[0].pid)
+        assert not starter.processes[0].ended.done()
+        assert not local.running()
+        begin(local, 2)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(starter.processes) == 1, "another has started beside it"
+        starter.processes[0].end(-9)
+        await begun(local, 2, starter)
+        starter.processes[1].end(0)
+        assert told == []
+
+    play(tmp_path, (), scenario)
+
+
+def test_a_script_is_waited_for_with_all_that_it_has_started(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        begin(local, 1)
+        await begun(local, 1, starter)
+        halting = asyncio.ensure_future(local.halt())
+        await until_async(lambda: ends(starter.children[0].pid), "its end")
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not halting.done()
+        starter.processes[0].end(-9)
+        await halting
+
+    play(tmp_path, ("python", "train.py"), scenario)
+
+
+def test_one_that_never_goes_fails_a_round_and_keeps_its_replica_out_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_workers, "GONE_SECONDS", 0.01)
+
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        begin(local, 1)
+        await begun(local, 1, starter)
+        await local.halt()
+        begin(local, 2)
+        await until_async(lambda: bool(told), "what has failed")
+        (failed,) = told
+        assert isinstance(failed, e.StartFailed)
+        assert failed.round == 2
+        assert "have not ended" in failed.message
+        halting = asyncio.ensure_future(local.halt())
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not halting.done()
+        starter.processes[0].end(-9)
+        await halting
+
+    play(tmp_path, (), scenario)
