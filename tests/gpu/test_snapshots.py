@@ -1,5 +1,8 @@
 """Snapshots of what is on a GPU: copied beside its work, and whole."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -41,9 +44,16 @@ def held(layout, path):
     ]
 
 
-def test_what_is_queued_next_is_not_in_it_and_the_host_goes_on(tmp_path, state):
+@pytest.fixture
+def memory():
+    """As a replica's volume: of a file on a disk no page can be locked for a device."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_what_is_queued_next_is_not_in_it_and_the_host_goes_on(memory, state):
     """But for the first ones, which find and lock the memory of their slots."""
-    snapshots = Snapshots(tmp_path, state)
+    snapshots = Snapshots(memory, state)
     for step in range(6):
         snapshots.complete = snapshots.count - 2
         torch.cuda._sleep(LONG)
