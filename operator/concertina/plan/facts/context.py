@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from concertina.api.restarts import Restart
@@ -13,10 +12,8 @@ from concertina.plan.facts.cached import cached
 from concertina.plan.facts.health import Health
 from concertina.plan.facts.replicas import Replicas
 from concertina.plan.facts.round import Round
+from concertina.plan.facts.times import since
 from concertina.plan.observed import UNKNOWN_AGENT, UNKNOWN_NODE, AgentView, NodeView, Observed, PodView
-
-SKEW = 10.0
-"""Seconds by which the clocks of two machines, and so of two operators, may differ."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +89,8 @@ class JobContext:
         return self.since(unix_seconds(at))
 
     def since(self, at: float) -> float:
-        """Seconds since then. Without end for what lies ahead: the clock was set back, and nothing may wait for it to
-        get there again."""
-        seconds = self.now - at
-        return seconds if seconds > -SKEW else math.inf
+        """Seconds; see `times.since`."""
+        return since(at, self.now)
 
     @property
     def running_for(self) -> float | None:

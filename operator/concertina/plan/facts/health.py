@@ -16,6 +16,7 @@ from concertina.plan.facts import constants
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.reasons import PLANNED
 from concertina.plan.facts.round import Round
+from concertina.plan.facts.times import since
 from concertina.plan.observed import ConnectionRefusal, Observed, PodPhase, PodView
 
 
@@ -138,13 +139,12 @@ class Health:
 
     @cached
     def _since_planned_claim(self) -> float:
-        """Seconds; infinite where the last claim was none, or lies ahead. Until it nothing had failed, so that a member
-        was alive whom the operator alone did not hear (decision "Silence alone is no death")."""
+        """Seconds; infinite where the last claim was none. Until it nothing had failed, so that a member was alive whom
+        the operator alone did not hear (decision "Silence alone is no death")."""
         claim = self.round.claim
         if claim is None or claim.at is None or claim.reason not in PLANNED:
             return math.inf
-        seconds = self.now - unix_seconds(claim.at)
-        return seconds if seconds >= 0 else math.inf
+        return since(unix_seconds(claim.at), self.now)
 
     def _is_in_good_standing(self, replica: str) -> bool:
         """A member of the committed round of which nothing bad is known."""
