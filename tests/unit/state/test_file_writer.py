@@ -4,6 +4,7 @@ would not hear of it any more."""
 import errno
 import os
 import resource
+import threading
 
 import pytest
 
@@ -54,6 +55,18 @@ def test_a_writer_that_does_not_keep_up_is_waited_for(tmp_path, monkeypatch):
 
     ObjectPrefix(str(tmp_path)).put_pieces("file", counted(), 0)
     assert len(most) == 4
+
+
+def test_pieces_are_written_beside_a_sync(tmp_path, monkeypatch):
+    given, beside = threading.Event(), []
+    monkeypatch.setattr(os, "fdatasync", lambda file: beside.append(given.wait(5)))
+
+    def all_but_what_the_next_sync_is_for():
+        yield from pieces(2 * (SYNC >> 20) - 1)
+        given.set()
+
+    ObjectPrefix(str(tmp_path)).put_pieces("file", all_but_what_the_next_sync_is_for(), 0)
+    assert beside == [True]
 
 
 def test_what_the_disk_refused_is_said(tmp_path, monkeypatch):

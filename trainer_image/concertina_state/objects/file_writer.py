@@ -12,9 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 MOST_WAITING = 4
-"""Pieces, and syncs: who makes them waits for the disk then, not memory for either."""
+"""Pieces: who makes them waits for the writing then, not memory for either."""
 SYNC = 32 << 20
-"""Bytes after which the disk is set to work; a sync at the end alone would find all of it still to be done."""
+"""Bytes after which the disk is set to work, once it is through with those before: a sync at the end alone would find
+all of it still to be done."""
 _DRAFT = re.compile(r".+#[0-9]+")
 
 
@@ -27,20 +28,23 @@ class FileWriter:
         self._file, self._draft = _open_draft(path)
         self._writing, self._syncing = (ThreadPoolExecutor(1, name) for name in ("write", "sync"))
         self._waiting: deque[Future[None]] = deque()
+        self._sync: Future[None] | None = None
         self._unsynced = 0
 
     def write(self, piece: memoryview) -> None:
         """It must stay as it is until MOST_WAITING more have come. Raises OSError, of earlier ones too."""
-        self._add(self._writing.submit(self._write, piece))
+        self._waiting.append(self._writing.submit(self._write, piece))
+        if len(self._waiting) > MOST_WAITING:
+            self._waiting.popleft().result()
         self._unsynced += len(piece)
         if self._unsynced >= SYNC:
             self._unsynced = 0
-            self._add(self._syncing.submit(os.fdatasync, self._file.fileno()))
+            self._finish_sync()
+            self._sync = self._syncing.submit(os.fdatasync, self._file.fileno())
 
-    def _add(self, work: Future[None]) -> None:
-        self._waiting.append(work)
-        if len(self._waiting) > MOST_WAITING:
-            self._waiting.popleft().result()
+    def _finish_sync(self) -> None:
+        if self._sync is not None:
+            self._sync.result()
 
     def _write(self, piece: memoryview) -> None:
         while piece:
@@ -50,6 +54,7 @@ class FileWriter:
         """Raises OSError."""
         while self._waiting:
             self._waiting.popleft().result()
+        self._finish_sync()
         os.fsync(self._file.fileno())
         self._draft.replace(self._path)
         self._end()
