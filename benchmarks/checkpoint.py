@@ -17,6 +17,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -92,16 +93,16 @@ class Subject:
 
     def begin(self) -> Taken:
         """As the training loop does: it waits for the copy, a thread commits."""
-        self.step += 1
-        self.snapshots.complete = self.snapshots.count - 2
-        id = SnapshotId(1, self.step, self.state.digest, 1)
-        return self.snapshots.begin(ShardMetadata(id, 0, self.step, "", ""))
+        return self.snapshots.begin(self._next())
 
     def take(self) -> Taken:
-        """Committed."""
-        taken = self.begin()
-        self.snapshots.finish()
-        return taken
+        """Committed, as the loop waits for one that becomes durable."""
+        return self.snapshots.take(self._next())
+
+    def _next(self) -> ShardMetadata:
+        self.step += 1
+        self.snapshots.complete = self.snapshots.count - 2
+        return ShardMetadata(SnapshotId(1, self.step, self.state.digest, 1), 0, self.step, "", "")
 
     def load(self, shard: ShardReader) -> None:
         self.state.load(self.state.plan({0: shard.header}), {0: shard}, shard.header.metadata.id.step)
@@ -235,9 +236,11 @@ def dcp_saves(
 
 def durables(subject: Subject, runs: int, disk: Path, bucket: str) -> tuple[dict[str, list[float]], dict[str, Durable]]:
     """From the start of a save until LATEST names it; in turn with dcp.save, and with obstore's own put of the same
-    file to the same server."""
+    file to the same server. `kept`: beside as many as ours keeps, and the oldest goes once the new one is there; what
+    goes just before leaves its memory to what is written next, which on a virtual machine is the half of it."""
     newest = dict[str, Durable]()
     target, tensors = disk / "dcp", subject.tensors()
+    kept = deque[Path]()
 
     def save(name: str, folder: ObjectPrefix) -> None:
         taken = subject.take()
@@ -250,10 +253,17 @@ def durables(subject: Subject, runs: int, disk: Path, bucket: str) -> tuple[dict
         shutil.rmtree(target, ignore_errors=True)
         dcp.save(tensors, checkpoint_id=target, no_dist=True)
 
+    def dcp_save_kept() -> None:
+        kept.append(disk / f"dcp-{subject.step}")
+        dcp.save(tensors, checkpoint_id=kept[-1], no_dist=True)
+        if len(kept) > CONFIG.keep:
+            shutil.rmtree(kept.popleft())
+
     file, cloud = (ObjectPrefix(uri, create=True) for uri in (f"file://{disk}/durable", f"s3://{bucket}"))
     works = {
         "concertina: durable, file": lambda: save("file", file),
         "torch: dcp.save, in turn": dcp_save,
+        "torch: dcp.save, in turn, kept": dcp_save_kept,
         "concertina: durable, S3": lambda: save("S3", cloud),
         "obstore: put to S3": lambda: cloud.put("plain", subject.take().path),
     }

@@ -212,8 +212,9 @@ class Saving:
     def _take(self, decision: SaveDecision, position: int, skipped: Ranges, trend: Trend) -> None:
         id = dataclasses.replace(self._metadata.id, step=decision.step)
         metadata = dataclasses.replace(self._metadata, id=id, position=position, skipped=skipped, trend=trend)
-        taken = self._snapshots.begin(metadata, self._committed)
-        if decision.durable or decision.outcome is not None:
+        at_once = decision.durable or decision.outcome is not None
+        taken = self._snapshots.begin(metadata, self._committed, at_once)
+        if at_once:
             self._snapshots.finish()
         if decision.durable:
             link = self._snapshots.link_for_shipping(taken)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import os
-import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,8 @@ from pathlib import Path
 from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import SNAPSHOT_SLOTS, Sidecar, remove_sidecar, write_sidecar
 from concertina_state import room
+from concertina_state.checksum import crc32
+from concertina_state.filling import THREADS
 from concertina_state.format.shardfile import Layout, ShardMetadata
 from concertina_state.live import Arrival, Live
 from concertina_state.room import Spare
@@ -41,10 +42,11 @@ class MappedShard:
         remove_sidecar(self.path)
         return state.copy_to(self._views)
 
-    def commit(self, metadata: ShardMetadata, layout: Layout) -> None:
-        """Commit what has arrived."""
+    def commit(self, metadata: ShardMetadata, layout: Layout, threads: int = 1) -> None:
+        """Commit what has arrived. `threads`: that compute its checksum."""
         self._map[: layout.data_begin] = layout.header(metadata)
-        write_sidecar(self.path, Sidecar(metadata.id, metadata.shard, len(self._map), zlib.crc32(self._map)))
+        checksum = crc32(memoryview(self._map), threads)
+        write_sidecar(self.path, Sidecar(metadata.id, metadata.shard, len(self._map), checksum))
 
     def give_up(self) -> mmap.mmap:
         """Its mapping, which nothing of it uses any more."""
@@ -114,14 +116,20 @@ class Snapshots:
 
     def take(self, metadata: ShardMetadata) -> Taken:
         """Write and commit."""
-        taken = self.begin(metadata)
+        taken = self.begin(metadata, at_once=True)
         self.finish()
         return taken
 
-    def begin(self, metadata: ShardMetadata, committed: Callable[[Taken], None] = lambda taken: None) -> Taken:
+    def begin(
+        self,
+        metadata: ShardMetadata,
+        committed: Callable[[Taken], None] = lambda taken: None,
+        at_once: bool = False,
+    ) -> Taken:
         """Write, or have a device write; the checksum, which takes longer than the copy, is a thread's, and so is the
         commit: then `committed` is called there (decision "A snapshot's checksum is a thread's"). Where peers don't
-        keep up this still leaves the newest complete one and the newest committed one untouched."""
+        keep up this still leaves the newest complete one and the newest committed one untouched. `at_once`: the caller
+        waits for the commit, so its checksum may have more threads than one."""
         self.finish()
         index, self._ready = self._next(), -1
         before = slot = self._slots[index]
@@ -132,10 +140,11 @@ class Snapshots:
         self._holds[index] = self.count
         self._steps.append(metadata.id.step)
         taken = Taken(metadata.id, slot.path)
+        threads = min(THREADS, len(os.sched_getaffinity(0))) if at_once else 1
 
         def commit() -> None:
             self.device_seconds = arrival()
-            slot.commit(metadata, layout)
+            slot.commit(metadata, layout, threads)
             committed(taken)
 
         self._committing = self._committer.submit(commit)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from builders.train import node
 from concertina_protocol import JobHistory
+from concertina_protocol.sidecar import read_sidecar
 from concertina_protocol.worker_channel import Outcome
 from concertina_state.errors import BadInput, RestoreFailed
 from concertina_state.format.shardfile import header_length, parse_header
@@ -186,6 +187,31 @@ def test_no_file_is_made_ahead_for_a_snapshot_that_will_not_come(folder, outcome
     saving.save(SaveDecision(1, True, False, outcome), 1)
     snapshots.finish()
     assert (snapshots._making is None) == (outcome is not None)
+
+
+@pytest.mark.parametrize(
+    ("decision", "threads"),
+    [
+        (SaveDecision(1, snapshot=True, durable=False, outcome=None), 1),
+        (SaveDecision(1, snapshot=True, durable=True, outcome=None), 3),
+        (SaveDecision(1, snapshot=True, durable=False, outcome=Outcome.DRAINED), 3),
+    ],
+)
+def test_several_threads_sum_what_is_waited_for(tmp_path, monkeypatch, decision, threads):
+    """Beside training there is one."""
+    parts, crc32 = [], zlib.crc32
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
+    monkeypatch.setattr(zlib, "crc32", lambda *arguments: (parts.append(arguments), crc32(*arguments))[1])
+    state = State(2 << 20)
+    snapshots = Snapshots(tmp_path, state)
+    policy, interval = SavePolicy(9, 1, True, None), Interval(None, JobHistory())
+    saving = Saving(policy, snapshots, state.at(0), None, interval, Silent())
+    saving.save(decision, 1)
+    snapshots.finish()
+    assert len(parts) == threads
+    mark = read_sidecar(tmp_path / "slot-0")
+    assert mark is not None
+    assert mark.crc32 == crc32((tmp_path / "slot-0").read_bytes())
 
 
 class Silent:

@@ -1,0 +1,21 @@
+"""A checksum that several threads compute is the one that zlib has."""
+
+import os
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concertina_state.checksum import LEAST, crc32, crc32_of_both
+
+
+@given(st.binary(), st.binary())
+def test_of_two_parts(first, second):
+    assert crc32_of_both(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
+
+
+@pytest.mark.parametrize("size", [0, 1, LEAST, LEAST + 1, 2 * LEAST + 5, 3 * LEAST - 1])
+def test_of_threads(size):
+    data = memoryview(os.urandom(size))
+    assert {crc32(data, threads) for threads in (1, 2, 3, 4)} == {zlib.crc32(data)}
