@@ -38,3 +38,14 @@ async def within(seconds: Optional[float], work: Awaitable[T]) -> T:
     elif late and running.cancelled():
         raise asyncio.TimeoutError
     return running.result()
+
+
+async def together(*works: Awaitable[T]) -> list[T]:
+    """What each gives, in order. Where one fails, that is raised once the others were cancelled and have ended."""
+    running = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*running))
+    finally:
+        for each in running:
+            each.cancel()
+        await asyncio.wait(running)

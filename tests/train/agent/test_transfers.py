@@ -49,8 +49,7 @@ class Holder:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self.server.start("127.0.0.1", int(self.address.rpartition(":")[2]))
         self.path = self.snapshots.round_folder(1) / "shard-0" / "slot-0"
-        fill(self.path, HEADER, io.BytesIO(DATA).readinto)
-        commit(self.path, HEADER)
+        commit(self.path, HEADER, [fill(self.path, HEADER, io.BytesIO(DATA).readinto)])
         self.snapshots.committed(self.path)
 
 
@@ -212,7 +211,7 @@ def test_a_drain_keeps_its_snapshot_though_it_takes_the_slot_of_a_running_copy(t
                 holder.snapshots.committed(taken[-1].path)
             assert taken[3].path == taken[1].path
             with pytest.raises(Damaged, match="did not arrive whole"):
-                await slow.take(tmp_path / "slow", header)
+                commit(tmp_path / "slow", header, [await slow.take(tmp_path / "slow", header, 0)])
             with contextlib.suppress(OSError):
                 await slow.send(p.Refused("did not arrive whole", 0, ""))
                 assert await slow.receive() is None, "the holder has seen it too"
@@ -237,7 +236,7 @@ def test_each_commit_is_copied_and_told_to_both_ends(tmp_path, identity):
         later = p.SnapshotId(1, 6, "digest", 1)
         for id in (ID, later):
             if id is later:
-                commit(holder.path, p.ShardHeader(later, 0, len(DATA), zlib.crc32(DATA)))
+                commit(holder.path, p.ShardHeader(later, 0, len(DATA), zlib.crc32(DATA)), [zlib.crc32(DATA)])
                 holder.snapshots.committed(holder.path)
             while e.PeerCopied(id, 0) not in holder.heard:
                 await asyncio.sleep(0.01)

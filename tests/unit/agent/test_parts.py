@@ -107,8 +107,7 @@ ID = protocol.SnapshotId(2, 5, "layout", 2)
 
 def write(path, data: bytes, checksum: int):
     header = protocol.ShardHeader(ID, 1, len(data), checksum)
-    fill(path, header, io.BytesIO(data).readinto)
-    return commit(path, header)
+    return commit(path, header, [fill(path, header, io.BytesIO(data).readinto)])
 
 
 def test_a_copy_counts_once_it_is_whole_and_alternates_its_slot(tmp_path):

@@ -5,22 +5,19 @@ A gigabyte takes a second, so `fill`, `chunks` and `verify` belong in threads.
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import dataclasses
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Optional
+from typing import Optional
 
 import concertina_protocol as p
+from concertina_agent.files.checksums import followed_by
 from concertina_protocol.sidecar import Damaged, Sidecar, read_sidecar, write_sidecar
 
 CHUNK = 1 << 18
-"""Bytes that are read at a time, of a shard that leaves or is checked."""
-PIECE, BUFFERS = 1 << 20, 4
-"""Bytes that go from one thread to the next at a time, of a shard that arrives, and how many such pieces there are."""
+"""Bytes that are read or written at a time."""
 LARGEST = 1 << 63
 """Bytes: no file has as many."""
 LARGEST_HEADER = p.MAX_LINE // 2
@@ -52,10 +49,12 @@ class Shard:
             except UnicodeDecodeError as error:
                 raise Damaged(f"{self.path} does not begin with a safetensors header: {error}") from error
 
-    def chunks(self) -> Iterator[memoryview]:
-        """Its bytes, each chunk good until the next. Raises Damaged where there are too few."""
-        left, buffer = self.size, memoryview(bytearray(CHUNK))
+    def chunks(self, number: int = 0, parts: int = 1) -> Iterator[memoryview]:
+        """The bytes of a part, each chunk good until the next. Raises Damaged where there are too few."""
+        part, buffer = part_of(self.size, number, parts), memoryview(bytearray(CHUNK))
+        left = part.stop - part.start
         with self.path.open("rb", buffering=0) as file:
+            file.seek(part.start)
             while left:
                 count = file.readinto(buffer[: min(left, CHUNK)])
                 if not count:
@@ -72,72 +71,47 @@ class Shard:
             raise Damaged(f"{self.path} has crc32 {checksum:08x} instead of {self.checksum:08x}")
 
 
-def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], int]) -> None:
-    """Write what `read_into` brings, which counts once it is committed; a thread checks and writes what has come while
-    more comes. Raises OSError where the volume has no room, Damaged where the bytes are not those that the header
-    announced."""
+def part_of(size: int, number: int, parts: int) -> range:
+    """The bytes of one part of a shard, of which all are equally long but for a byte."""
+    return range(size * number // parts, size * (number + 1) // parts)
+
+
+def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], int], number: int = 0) -> int:
+    """Write a part of a shard, which counts once all of them are committed; its crc32. Raises OSError where the volume
+    has no room, Damaged where there are too few bytes."""
     if not 0 <= header.size < LARGEST:
         raise Damaged(f"shard {header.shard} can't be of {str(header.size)[:20]} bytes")
     path.parent.mkdir(parents=True, exist_ok=True)
-    left = header.size
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file, _Arriving(file) as arriving:
-        if left:  # at once or not at all: whoever shares the volume needs what room there is
-            os.posix_fallocate(file.fileno(), 0, left)
-        while left:
-            buffer = arriving.buffer()
+    part, buffer, checksum = part_of(header.size, number, header.parts), memoryview(bytearray(CHUNK)), 0
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size > header.size:  # the slot held a longer one
+            file.truncate(header.size)
+        if part:  # at once or not at all: whoever shares the volume needs what room there is
+            os.posix_fallocate(file.fileno(), part.start, part.stop - part.start)
+        file.seek(part.start)
+        for start in range(part.start, part.stop, CHUNK):
+            chunk = buffer[: min(CHUNK, part.stop - start)]
             filled = 0
-            while filled < min(left, PIECE):  # TLS brings 16 KiB at a time
-                count = read_into(buffer[filled : min(left, PIECE)])
+            while filled < len(chunk):  # TLS brings 16 KiB at a time
+                count = read_into(chunk[filled:])
                 if not count:
                     raise Damaged(f"shard {header.shard} broke off")
                 filled += count
-            left -= filled
-            arriving.keep(buffer[:filled])
-        if arriving.checksum() != header.checksum:
-            raise Damaged(f"shard {header.shard} of step {header.id.step} did not arrive whole")
-        if os.fstat(file.fileno()).st_size > header.size:  # the slot held a longer one
-            file.truncate(header.size)
+            checksum = zlib.crc32(chunk, checksum)
+            while chunk:
+                chunk = chunk[file.write(chunk) :]
+    return checksum
 
 
-class _Arriving:
-    """What has arrived, on its way into a file."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._checksum = file, 0
-        self._free = [memoryview(bytearray(PIECE)) for _ in range(BUFFERS)]
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "fill")
-        self._kept: collections.deque[concurrent.futures.Future[None]] = collections.deque()
-
-    def __enter__(self) -> _Arriving:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._thread.shutdown()
-
-    def buffer(self) -> memoryview:
-        """The next one to fill. Raises OSError where what was in it could not be written."""
-        if len(self._kept) == BUFFERS:
-            self._kept.popleft().result()
-        self._free.append(self._free.pop(0))
-        return self._free[-1]
-
-    def keep(self, data: memoryview) -> None:
-        self._kept.append(self._thread.submit(self._keep, data))
-
-    def _keep(self, data: memoryview) -> None:
-        self._checksum = zlib.crc32(data, self._checksum)
-        while data:
-            data = data[self._file.write(data) :]
-
-    def checksum(self) -> int:
-        """Of everything. Raises OSError."""
-        while self._kept:
-            self._kept.popleft().result()
-        return self._checksum
-
-
-def commit(path: Path, header: p.ShardHeader) -> Shard:
-    """The file that has been filled is there from now on."""
+def commit(path: Path, header: p.ShardHeader, checksums: Iterable[int]) -> Shard:
+    """The file whose parts have been filled is there from now on. Raises Damaged where its bytes are not those that the
+    header announced."""
+    checksum = 0
+    for number, of_part in enumerate(checksums):
+        part = part_of(header.size, number, header.parts)
+        checksum = followed_by(checksum, of_part, part.stop - part.start)
+    if checksum != header.checksum:
+        raise Damaged(f"shard {header.shard} of step {header.id.step} did not arrive whole")
     write_sidecar(path, Sidecar(header.id, header.shard, header.size, header.checksum))
     return Shard(path, header.id, header.shard, header.size, header.checksum)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import select
 import socket
 import ssl
@@ -19,10 +20,9 @@ from pathlib import Path
 from typing import Any, Optional, TypeVar, cast
 
 import concertina_protocol as p
-from concertina_agent.files.shards import Shard, commit, fill
+from concertina_agent.files.shards import Shard, fill
 from concertina_protocol.addresses import family, split
 from concertina_protocol.codec.typed_json import ProtocolError
-from concertina_protocol.sidecar import remove_sidecar
 
 PREFACE = b"shard\n"
 """TLS begins with the byte 0x16."""
@@ -33,13 +33,13 @@ RECEIVED = 1 << 18
 RECORD = 1 << 14
 """Bytes, of TLS: at most."""
 THREADS = 512
-"""At most; a transfer takes one, at each end, and so does waiting for the next."""
+"""At most; a connection takes one at each end while it carries something."""
 
 T = TypeVar("T")
 
 
 class ShardWire:
-    """One thing at a time. A thread knows nothing of cancellation: who no longer waits closes, which ends it.
+    """One thing at a time. A thread knows nothing of cancellation: a call that is cancelled closes, which ends it.
 
     TLS works in memory, and the socket carries hundreds of kilobytes at a time: a TLS socket makes two calls of the
     kernel for each record of 16 KiB (decision "Shards travel in large pieces").
@@ -83,21 +83,23 @@ class ShardWire:
 
     async def receive(self) -> Optional[p.Message]:
         """The next line, however long it takes; None at the end. Raises OSError or ProtocolError."""
+        if not (self._ahead or self._arrived.pending or self._tls.pending()):
+            await readable(self._socket)  # without a thread
         return await self._run(self._receive)
 
     async def send(self, message: p.Message) -> None:
         """Raises OSError when the connection is gone."""
         await self._run(lambda: self._send(memoryview(p.encode(message))))
 
-    async def give(self, shard: Shard) -> None:
-        """Its header and its bytes, which the other end checks. Raises OSError, and Damaged where there are too few."""
-        await self._run(lambda: self._give(shard))
+    async def give(self, shard: Shard, part: int, parts: int) -> None:
+        """Its header and the bytes of a part, which the other end checks. Raises OSError, and Damaged where there are
+        too few."""
+        await self._run(lambda: self._give(shard, part, parts))
 
-    async def take(self, path: Path, header: p.ShardHeader) -> Shard:
-        """The bytes behind a header, into this file, which counts once they are all there. Raises OSError, Damaged."""
-        remove_sidecar(path)
-        await self._run(lambda: self._take(path, header))
-        return commit(path, header)
+    async def take(self, path: Path, header: p.ShardHeader, part: int) -> int:
+        """The bytes behind a header, into this file, which counts once all parts are committed; their crc32. Raises
+        OSError, Damaged."""
+        return await self._run(lambda: self._take(path, header, part))
 
     def gone(self) -> bool:
         """Whether the other end, which has nothing to say now, has left."""
@@ -115,8 +117,15 @@ class ShardWire:
             self._working.add_done_callback(lambda _: self._socket.close())
 
     async def _run(self, work: Callable[[], T]) -> T:
+        """Nothing of it goes on behind a cancellation: the next one may write where this one did."""
         self._working = running = self._threads.submit(work)
-        return await asyncio.wrap_future(running)
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            self.close()
+            with contextlib.suppress(Exception):
+                await asyncio.wrap_future(running)
+            raise
 
     # --- in threads -------------------------------------------------------------------------------------------------
 
@@ -133,15 +142,15 @@ class ShardWire:
         line, _, self._ahead = self._ahead.partition(b"\n")
         return p.decode(line)
 
-    def _give(self, shard: Shard) -> None:
+    def _give(self, shard: Shard, part: int, parts: int) -> None:
         self._socket.settimeout(STALL_SECONDS)
-        self._send(memoryview(p.encode(shard.header)))
-        for chunk in shard.chunks():
+        self._send(memoryview(p.encode(dataclasses.replace(shard.header, parts=parts))))
+        for chunk in shard.chunks(part, parts):
             self._send(chunk)
 
-    def _take(self, path: Path, header: p.ShardHeader) -> None:
+    def _take(self, path: Path, header: p.ShardHeader, part: int) -> int:
         self._socket.settimeout(STALL_SECONDS)
-        fill(path, header, self._read_into)
+        return fill(path, header, self._read_into, part)
 
     def _read_into(self, buffer: memoryview) -> int:
         count = min(len(buffer), len(self._ahead))

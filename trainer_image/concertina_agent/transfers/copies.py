@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.files.shards import Shard
+from concertina_agent.files.shards import Shard, commit
 from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.net.shard_wire import STALL_SECONDS, ShardWire
 from concertina_agent.net.wire import Connector
@@ -19,10 +19,14 @@ from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection
 from concertina_protocol.log import log_event
-from concertina_protocol.sidecar import Damaged
-from concertina_protocol.waiting import within
+from concertina_protocol.sidecar import Damaged, remove_sidecar
+from concertina_protocol.waiting import together, within
 
 RETRY_SECONDS = 0.1
+STREAMS = 4
+"""Parts of a shard that are pulled side by side, where its holder gives and its puller takes no other."""
+LEAST = 1 << 24
+"""Bytes of a part: fewer are not worth a handshake."""
 
 GONE = (OSError, asyncio.TimeoutError, ProtocolError, Damaged)
 
@@ -47,6 +51,8 @@ class Peers:
         self._fetching: dict[tuple[p.SnapshotId, int], asyncio.Lock] = {}
         self._fetched: dict[tuple[p.SnapshotId, int], Path] = {}
         """Of this round, here and checked."""
+        self._pulling = self._giving = 0
+        """Shards, and parts of shards, at this moment."""
 
     def begin(self, effect: e.StartRound) -> None:
         self._assign = assign = effect.assign
@@ -79,7 +85,8 @@ class Peers:
                 await wire.send(p.Pull(self._uid, number, None, round, after))
                 while True:
                     header = _header(await wire.receive())
-                    shard = await _take(wire, self._snapshots.copy_slot(header.id, header.shard), header)
+                    slot = self._snapshots.copy_slot(header.id, header.shard)
+                    shard = await self._take(wire, address, slot, header)
                     after = shard.id.step
                     self._emit(e.CopyHeld(shard.id, number))
                     await wire.send(p.Copied(shard.id, number))
@@ -119,6 +126,7 @@ class Peers:
                     "shard_pulled", shard=number, round=id.round, step=id.step, holder=member.replica, node=member.node
                 )
                 return path
+        self._snapshots.free(self._snapshots.fetched_path(id, number))  # the room that its parts took
         raise Damaged(_nowhere(id, number, reasons))
 
     async def header(self, id: p.SnapshotId, number: int) -> str:
@@ -141,16 +149,46 @@ class Peers:
         raise Damaged(_nowhere(id, number, reasons))
 
     async def _fetch_from(self, address: str, id: p.SnapshotId, number: int) -> Path:
+        self._pulling += 1
+        try:
+            pull = p.Pull(self._uid, number, id, parts=_side_by_side(self._pulling))
+            async with self._pulled(address, pull) as (wire, header):
+                return (await self._take(wire, address, self._snapshots.fetched_path(id, number), header)).path
+        finally:
+            self._pulling -= 1
+
+    @contextlib.asynccontextmanager
+    async def _pulled(self, address: str, pull: p.Pull) -> AsyncIterator[tuple[ShardWire, p.ShardHeader]]:
+        """The connection with what answers a Pull, whose bytes are taken in the block."""
         with contextlib.closing(await self._connector.for_shards(address)) as wire:
-            await wire.send(p.Pull(self._uid, number, id))
-            header = _header(await within(STALL_SECONDS, wire.receive()))
-            if (header.id, header.shard) != (id, number):
+            await wire.send(pull)
+            header = _header(await within(STALL_SECONDS, wire.receive()), pull.parts)
+            if (header.id, header.shard) != (pull.id, pull.shard):
                 sent = f"shard {header.shard} of round {header.id.round}, step {header.id.step}"
                 raise Damaged(f"{sent} was sent instead")
-            shard = await _take(wire, self._snapshots.fetched_path(id, number), header)
+            yield wire, header
             with contextlib.suppress(OSError):
-                await wire.send(p.Copied(id, number))
-            return shard.path
+                await wire.send(p.Copied(header.id, header.shard))
+
+    async def _take(self, wire: ShardWire, address: str, path: Path, header: p.ShardHeader) -> Shard:
+        """Raises Damaged, after the holder has seen it too: the next round is not to count on that shard."""
+        remove_sidecar(path)
+        others = (self._take_part(address, path, header, part) for part in range(1, header.parts))
+        try:
+            return commit(path, header, await together(wire.take(path, header, 0), *others))
+        except Damaged as error:
+            with contextlib.suppress(*GONE):
+                await wire.send(p.Refused(str(error), 0, ""))
+                await within(STALL_SECONDS, wire.receive())
+            raise
+
+    async def _take_part(self, address: str, path: Path, header: p.ShardHeader, part: int) -> int:
+        """Its crc32."""
+        pull = p.Pull(self._uid, header.shard, header.id, part=part, parts=header.parts)
+        async with self._pulled(address, pull) as (wire, of_part):
+            if of_part != header:
+                raise Damaged(f"part {part} was sent of another shard")
+            return await wire.take(path, header, part)
 
     def _holders(self, number: int) -> list[p.Member]:
         return nearest(self._assign, self._replica, number) if self._assign else []
@@ -173,8 +211,18 @@ class Peers:
         shard = self._snapshots.find(message.id, message.shard)
         if shard is None:
             return await wire.send(_not_here(message.id, message.shard))
-        await self._give(wire, shard)
+        if message.part and not 0 < message.part < message.parts:
+            return await wire.send(p.Refused(f"there is no part {message.part} of {message.parts}", 0, ""))
+        self._giving += 1
+        try:
+            await self._give(wire, shard, message.part, message.parts if message.part else self._parts(message, shard))
+        finally:
+            self._giving -= 1
         return None
+
+    def _parts(self, message: p.Pull, shard: Shard) -> int:
+        """Who pulls many at once, or from one that gives many, gets each in one stream: all cores are in use then."""
+        return max(1, min(message.parts, shard.size // LEAST, _side_by_side(self._giving)))
 
     async def _stream(self, message: p.Pull, wire: ShardWire) -> None:
         """Every newest commit of one shard of this round, until the copier leaves or the round ends."""
@@ -187,18 +235,18 @@ class Peers:
             if shard is None:
                 await news.wait(count, p.BEAT_SECONDS)
                 continue
-            answer = await self._give(wire, shard)
+            answer = await self._give(wire, shard, 0, 1)
             if answer is None:
                 return None
             after = answer.id.step
             self._emit(e.PeerCopied(answer.id, answer.shard))
         return None
 
-    async def _give(self, wire: ShardWire, shard: Shard) -> Optional[p.Copied]:
+    async def _give(self, wire: ShardWire, shard: Shard, part: int, parts: int) -> Optional[p.Copied]:
         """The other end checks what it was given; where it does not say that this has arrived, it is checked here:
         nobody is to be sent here again for damaged bytes (decision "Who takes a shard checks it")."""
         try:
-            await wire.give(shard)
+            await wire.give(shard, part, parts)
             with contextlib.suppress(OSError, ProtocolError):
                 answer = await wire.receive()
                 if isinstance(answer, p.Copied):
@@ -210,20 +258,17 @@ class Peers:
         return None
 
 
-async def _take(wire: ShardWire, path: Path, header: p.ShardHeader) -> Shard:
-    """Raises Damaged, after the holder has seen it too: the next round is not to count on that shard."""
-    try:
-        return await wire.take(path, header)
-    except Damaged as error:
-        with contextlib.suppress(*GONE):
-            await wire.send(p.Refused(str(error), 0, ""))
-            await within(STALL_SECONDS, wire.receive())
-        raise
+def _side_by_side(transfers: int) -> int:
+    """Streams of one of so many transfers at once."""
+    return max(1, STREAMS // transfers)
 
 
-def _header(answer: Optional[p.Message]) -> p.ShardHeader:
-    if isinstance(answer, p.ShardHeader):
+def _header(answer: Optional[p.Message], parts: int = 1) -> p.ShardHeader:
+    """Of so many parts at most."""
+    if isinstance(answer, p.ShardHeader) and 1 <= answer.parts <= parts:
         return answer
+    if isinstance(answer, p.ShardHeader):
+        raise Damaged(f"{answer.parts} parts were sent of {parts}")
     raise Damaged(answer.reason if isinstance(answer, p.Refused) else "the connection was closed")
 
 

@@ -84,7 +84,11 @@ class Index:
 
 @dataclasses.dataclass(frozen=True)
 class Pull:
-    """Agent to agent: one shard of a snapshot. Answer: ShardHeader, then `size` raw bytes; or Refused.
+    """Agent to agent: one shard of a snapshot. Answer: ShardHeader, then its bytes; or Refused. The puller says Copied.
+
+    Whoever can take several parts side by side asks for part 0 of `parts`, and then, by the `parts` of the header that
+    answers, for each of the others on a connection of its own. Part k of n are the bytes from size * k // n up to
+    size * (k + 1) // n.
 
     With `id` None: the stream of a peer copy: the next snapshot of `shard` newer than `after_step` in `round` as soon
     as it is committed, again and again; the copier sends Copied after each."""
@@ -94,6 +98,8 @@ class Pull:
     id: Optional[SnapshotId] = None
     round: int = 0
     after_step: int = -1
+    part: int = 0
+    parts: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +108,12 @@ class ShardHeader:
     shard: int
     size: int
     checksum: int
-    """crc32 of the bytes that follow."""
+    """crc32 of the whole shard."""
     header: str = ""
     """With Index: the arena's safetensors header (JSON)."""
+    parts: int = 1
+    """What follows is the part that was asked for of so many. An agent of the version before knows of none and sends
+    all."""
 
 
 @dataclasses.dataclass(frozen=True)

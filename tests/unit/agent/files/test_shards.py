@@ -21,8 +21,7 @@ DATA = bytes(range(256)) * 4
 def held(volume: Path, id: p.SnapshotId = ID, data: bytes = DATA) -> Shard:
     path = volume / "snapshots" / "round-1" / "shard-0" / "slot-0"
     header = p.ShardHeader(id, 0, len(data), zlib.crc32(data))
-    fill(path, header, io.BytesIO(data).readinto)
-    return commit(path, header)
+    return commit(path, header, [fill(path, header, io.BytesIO(data).readinto)])
 
 
 def test_a_damaged_shard_is_found_when_it_is_read_and_not_offered_again(tmp_path: Path) -> None:
@@ -65,8 +64,7 @@ def test_a_shard_that_is_cut_off_after_any_byte_does_not_count(tmp_path: Path) -
         with pytest.raises(Damaged, match="broke off"):
             fill(path, header, io.BytesIO(DATA[:end]).readinto)
         assert SnapshotFiles(tmp_path).scan() == (p.HeldSnapshot(older.id, (0,)),)
-    fill(path, header, io.BytesIO(DATA).readinto)
-    newer = commit(path, header)
+    newer = commit(path, header, [fill(path, header, io.BytesIO(DATA).readinto)])
     for end in range(0, len(DATA), 13):
         path.write_bytes(DATA[:end])
         with pytest.raises(Damaged, match="early"):
