@@ -44,8 +44,13 @@ async def together(*works: Awaitable[T]) -> list[T]:
     """What each gives, in order. Where one fails, that is raised once the others were cancelled and have ended."""
     running = [asyncio.ensure_future(work) for work in works]
     try:
-        return list(await asyncio.gather(*running))
+        await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for each in running:
             each.cancel()
         await asyncio.wait(running)
+        errors = [each.exception() for each in running if not each.cancelled()]
+    for error in errors:
+        if error is not None:
+            raise error
+    return [each.result() for each in running]

@@ -1,10 +1,12 @@
 """Shards between agents: real TLS on the loopback, real files; holders that lie, break off or fall silent."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import io
 import os
+import resource
 import socket
 import threading
 import time
@@ -20,10 +22,10 @@ from concertina_agent.files.shards import commit, fill
 from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.net import tls
 from concertina_agent.net.server import AgentServer
-from concertina_agent.net.shard_wire import PREFACE
+from concertina_agent.net.shard_wire import PREFACE, dial
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import Nursery
-from concertina_agent.transfers.copies import Peers
+from concertina_agent.transfers.copies import LEAST, STREAMS, Peers
 from concertina_protocol.sidecar import Damaged
 from concertina_state import snapshots
 from programs.endless import State
@@ -31,31 +33,45 @@ from programs.endless import State
 ID = p.SnapshotId(1, 5, "digest", 1)
 DATA = os.urandom((3 << 20) + 1)
 HEADER = p.ShardHeader(ID, 0, len(DATA), zlib.crc32(DATA))
+LARGE = os.urandom((2 * LEAST) + 1)
+IN_TWO = p.ShardHeader(ID, 0, len(LARGE), zlib.crc32(LARGE), parts=2)
+HALF = len(LARGE) // 2
 
 
 class Holder:
     """The agents' own server and its end of the copies, with one shard of round 1 on its volume."""
 
-    def __init__(self, volume, identity):
+    def __init__(self, volume, identity, data=DATA):
         self.snapshots, self.volume = SnapshotFiles(volume), volume
         self.heard: list[e.Event] = []
         self.peers = Peers(
             UID, "holder", Connector(tls.client_context(identity), UID), self.snapshots, self.heard.append, Nursery()
         )
         self.watch = self.join = self.answer = self.relay = self.learn = None
-        self.index, self.pull = self.peers.answer_index, self.peers.answer_pull
+        self.index = self.peers.answer_index
+        self.asked: list[tuple[int, int]] = []
+        """Which parts, of how many."""
         self.server = AgentServer(UID, tls.server_context(identity), self, Nursery())
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self.server.start("127.0.0.1", int(self.address.rpartition(":")[2]))
         self.path = self.snapshots.round_folder(1) / "shard-0" / "slot-0"
-        commit(self.path, HEADER, [fill(self.path, HEADER, io.BytesIO(DATA).readinto)])
+        header = p.ShardHeader(ID, 0, len(data), zlib.crc32(data))
+        commit(self.path, header, [fill(self.path, header, io.BytesIO(data).readinto)])
         self.snapshots.committed(self.path)
 
+    async def pull(self, message, wire):
+        self.asked.append((message.part, message.parts))
+        await self.peers.answer_pull(message, wire)
+
+
+IN_MEMORY = p.Restore("Memory", 5, ID, {"0": ("holder-0",)})
+"""What each rank pulls of itself as it begins."""
 
 WAYS = {
     "cut off": (p.encode(HEADER) + DATA[:-1], "shard 0 broke off"),
     "changed": (p.encode(HEADER) + DATA[:-1] + bytes([DATA[-1] ^ 1]), "shard 0 of step 5 did not arrive whole"),
+    "splits": (p.encode(dataclasses.replace(HEADER, parts=9)) + DATA, "9 parts were sent of 4"),
     "another": (p.encode(dataclasses.replace(HEADER, shard=1)) + DATA, "shard 1 of round 1, step 5 was sent instead"),
     "refuses": (p.encode(p.Refused("shard 0 is not held here", 0, "")), "shard 0 is not held here"),
     "hangs up": (b"", "the connection was closed"),
@@ -65,29 +81,35 @@ WAYS = {
 
 
 class Liar(threading.Thread):
-    """A holder with the right certificate that says this to a Pull; then it leaves, or waits."""
+    """A holder with the right certificate that says this to a Pull, and that to the next; then it leaves, or waits."""
 
-    def __init__(self, identity, words: bytes, stays: bool = False):
+    def __init__(self, identity, *words: bytes, stays: bool = False):
         super().__init__(daemon=True)
         self._context, self._words, self._stays = tls.server_context(identity), words, stays
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
         self.asked, self.sent, self.left = threading.Event(), threading.Event(), threading.Event()
+        self._to_send = threading.Semaphore(len(words) - 1)
         self.start()
 
     def run(self):
-        connection, _ = self._listening.accept()
+        with self._listening, concurrent.futures.ThreadPoolExecutor(len(self._words)) as threads:
+            for words in self._words:
+                threads.submit(self._say, self._listening.accept()[0], words)
+        self.left.set()
+
+    def _say(self, connection, words: bytes):
         connection.settimeout(GIVE_UP)
         assert connection.recv(len(PREFACE)) == PREFACE
-        with self._listening, self._context.wrap_socket(connection, server_side=True) as secure:
+        with self._context.wrap_socket(connection, server_side=True) as secure:
             secure.recv(1 << 16)
             self.asked.set()
             with contextlib.suppress(OSError):  # who has heard enough hangs up
-                secure.sendall(self._words)
-                self.sent.set()
+                secure.sendall(words)
+                if not self._to_send.acquire(blocking=False):
+                    self.sent.set()
                 if self._stays:
                     secure.recv(1)
-        self.left.set()
 
 
 @pytest.fixture
@@ -123,6 +145,147 @@ def test_what_one_holder_sends_badly_another_one_is_asked_for(tmp_path, identity
         assert bad.asked.is_set()
         assert await peers.fetch(ID, 0) == path, "once is enough"
         assert snapshots.scan() == (), "what was fetched is for this round's workers alone"
+        await holder.server.close()
+
+    run(body)
+
+
+def test_a_large_shard_comes_in_parts_over_connections_of_their_own(tmp_path, identity):
+    async def body():
+        holder = Holder(tmp_path / "holder", identity, LARGE)
+        peers, _, _ = mine(tmp_path, identity)
+        peers.begin(e.StartRound(assign(holder.address), 1))
+        assert (await peers.fetch(ID, 0)).read_bytes() == LARGE
+        assert holder.asked == [(0, STREAMS), (1, 2)]
+        await holder.server.close()
+
+    run(body)
+
+
+def test_damage_in_any_part_is_found_and_the_holder_sees_it_too(tmp_path, identity):
+    async def body():
+        holder = Holder(tmp_path / "holder", identity, LARGE)
+        holder.path.write_bytes(LARGE[:-1] + bytes([LARGE[-1] ^ 1]))
+        peers, _, _ = mine(tmp_path, identity)
+        peers.begin(e.StartRound(assign(holder.address), 1))
+        with pytest.raises(Damaged, match="did not arrive whole"):
+            await peers.fetch(ID, 0)
+        assert holder.asked == [(0, STREAMS), (1, 2)]
+        assert holder.snapshots.find(ID, 0) is None
+        await holder.server.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        p.encode(IN_TWO) + LARGE[HALF:-1], p.encode(dataclasses.replace(IN_TWO, checksum=1)) + LARGE[HALF:],
+        p.encode(p.Refused("not held here", 0, "")), b"",
+    ],
+    ids=["cut off", "of another", "refused", "hangs up"],
+)  # fmt: skip
+def test_where_one_part_is_sent_badly_another_holder_is_asked_for_all(tmp_path, identity, second):
+    async def body():
+        bad = Liar(identity, p.encode(IN_TWO) + LARGE[:HALF], second)
+        holder = Holder(tmp_path / "holder", identity, LARGE)
+        peers, _, _ = mine(tmp_path, identity)
+        peers.begin(e.StartRound(assign(bad.address, holder.address), 1))
+        assert (await peers.fetch(ID, 0)).read_bytes() == LARGE
+        assert bad.asked.is_set()
+        assert holder.asked == [(0, STREAMS), (1, 2)]
+        await holder.server.close()
+
+    run(body)
+
+
+def test_a_holder_that_knows_of_no_parts_sends_all_on_one_connection(tmp_path, identity):
+    """An agent of the version before."""
+
+    async def body():
+        line = p.encode(dataclasses.replace(IN_TWO, parts=1))
+        before = line.replace(b',"parts":1', b"")
+        assert before != line
+        holder = Liar(identity, before + LARGE)
+        peers, _, _ = mine(tmp_path, identity)
+        peers.begin(e.StartRound(assign(holder.address), 1))
+        assert (await peers.fetch(ID, 0)).read_bytes() == LARGE
+
+    run(body)
+
+
+def test_who_asks_for_no_parts_gets_all_on_one_connection(tmp_path, identity):
+    """An agent of the version before."""
+
+    async def body():
+        holder = Holder(tmp_path / "holder", identity, LARGE)
+        connector = Connector(tls.client_context(identity), UID)
+        with contextlib.closing(await connector.for_shards(holder.address)) as wire:
+            await wire.send(p.Pull(UID, 0, ID))
+            header = await wire.receive()
+            assert header == dataclasses.replace(IN_TWO, parts=1)
+            assert await wire.take(tmp_path / "all", header, 0) == header.checksum
+            await wire.send(p.Copied(ID, 0))
+        await holder.server.close()
+
+    run(body)
+
+
+def test_a_holder_that_gives_to_several_gives_each_fewer_parts(tmp_path, identity):
+    async def body():
+        holder = Holder(tmp_path / "holder", identity, LARGE)
+        connector = Connector(tls.client_context(identity), UID)
+        async with contextlib.AsyncExitStack() as stack:
+            parts = []
+            for _ in range(3):
+                wire = stack.enter_context(contextlib.closing(await connector.for_shards(holder.address)))
+                await wire.send(p.Pull(UID, 0, ID, parts=STREAMS))
+                parts.append((await wire.receive()).parts)
+            assert parts == [2, 2, 1]
+            for part in (2, -1):
+                wire = stack.enter_context(contextlib.closing(await connector.for_shards(holder.address)))
+                await wire.send(p.Pull(UID, 0, ID, part=part, parts=2))
+                assert await wire.receive() == p.Refused(f"there is no part {part} of 2", 0, "")
+        await holder.server.close()
+
+    run(body)
+
+
+def test_parts_for_which_there_is_no_room_leave_none_of_it_taken(tmp_path, identity):
+    """The first part has room."""
+
+    async def body():
+        holder = Holder(tmp_path / "holder", identity, LARGE)
+        peers, snapshots, _ = mine(tmp_path, identity)
+        peers.begin(e.StartRound(assign(holder.address), 1))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (HALF, limits[1]))
+        try:
+            with pytest.raises(Damaged, match="File too large"):
+                await peers.fetch(ID, 0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert not snapshots.fetched_path(ID, 0).exists()
+        await holder.server.close()
+
+    run(body)
+
+
+def test_who_waits_for_a_line_keeps_no_thread_from_who_has_something_to_carry(tmp_path, identity):
+    async def body():
+        holder = Holder(tmp_path / "holder", identity)
+        context, name = tls.client_context(identity), f"{UID}.agent"
+        with concurrent.futures.ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as stack:
+            waits, carries = [
+                stack.enter_context(contextlib.closing(await dial(holder.address, context, name, thread)))
+                for _ in range(2)
+            ]
+            await waits.send(p.Pull(UID, 0, None, 1, ID.step))  # until there is a newer one
+            waiting = asyncio.create_task(waits.receive())
+            await asyncio.sleep(0)
+            await carries.send(p.Pull(UID, 0, ID))
+            assert await carries.receive() == HEADER
+            waiting.cancel()
         await holder.server.close()
 
     run(body)
@@ -261,5 +424,20 @@ def test_a_round_that_ends_while_a_shard_is_awaited_leaves_no_connection_and_no_
             await asyncio.sleep(0.01)
         assert heard == []
         assert snapshots.scan() == ()
+
+    run(body)
+
+
+def test_a_round_that_ends_while_parts_are_awaited_leaves_no_connection_and_no_shard(tmp_path, identity):
+    async def body():
+        liar = Liar(identity, p.encode(IN_TWO) + LARGE[: HALF // 2], p.encode(IN_TWO) + LARGE[HALF:-9], stays=True)
+        peers, snapshots, _ = mine(tmp_path, identity)
+        peers.begin(e.StartRound(dataclasses.replace(assign(liar.address), restore=IN_MEMORY), 1))
+        while not liar.sent.is_set():
+            await asyncio.sleep(0.01)
+        peers.stop(e.KillWorkers(2))
+        while not liar.left.is_set():
+            await asyncio.sleep(0.01)
+        assert snapshots.fetched(ID, 0) is None
 
     run(body)

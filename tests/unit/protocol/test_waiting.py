@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from concertina_protocol.waiting import within
+from concertina_protocol.waiting import together, within
 
 TICKS = range(6)
 """Turns of the event loop from the end of the work to the cancellation: it meets all that lies between."""
@@ -143,5 +143,47 @@ def test_who_is_cancelled_twice_has_ended_with_its_work() -> None:
         await asyncio.wait({task})
         assert task.cancelled()
         assert ended.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_what_is_done_together_is_given_in_order() -> None:
+    async def gives(what: int, first: asyncio.Event, then: asyncio.Event) -> int:
+        await first.wait()
+        then.set()
+        return what
+
+    async def scenario() -> None:
+        begun, over = asyncio.Event(), asyncio.Event()
+        begun.set()
+        assert await together(gives(1, over, over), gives(2, begun, over)) == [1, 2]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_where_one_fails_or_nobody_waits_any_more_the_others_have_ended(cancelled: bool) -> None:
+    async def scenario() -> None:
+        begun, ends = asyncio.Event(), list[str]()
+
+        async def goes_on() -> None:
+            begun.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.001)
+                ends.append("ended")
+
+        async def fails() -> None:
+            await (asyncio.sleep(60) if cancelled else begun.wait())
+            raise OSError("refused")
+
+        task = asyncio.create_task(together(goes_on(), fails()))
+        await begun.wait()
+        if cancelled:
+            task.cancel()
+        await asyncio.wait({task})
+        assert ends == ["ended"]
+        assert task.cancelled() if cancelled else str(task.exception()) == "refused"
 
     asyncio.run(scenario())

@@ -8,9 +8,11 @@ import zlib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import concertina_protocol as p
-from concertina_agent.files.shards import Shard, commit, fill
+from concertina_agent.files.shards import Shard, commit, fill, part_of
 from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_protocol.sidecar import Damaged, remove_sidecar
 
@@ -71,3 +73,25 @@ def test_a_shard_that_is_cut_off_after_any_byte_does_not_count(tmp_path: Path) -
             newer.verify()
         assert SnapshotFiles(tmp_path).find(ID, 0) is None
         assert SnapshotFiles(tmp_path).find(older.id, 0) == older
+
+
+@given(st.integers(0, 200), st.integers(1, 9))
+def test_each_byte_is_in_one_part_and_parts_are_equally_long_but_for_a_byte(size: int, parts: int) -> None:
+    all_parts = [part_of(size, number, parts) for number in range(parts)]
+    assert [byte for part in all_parts for byte in part] == list(range(size))
+    assert max(map(len, all_parts)) - min(map(len, all_parts)) <= 1
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_a_shard_in_parts_is_whole_in_whatever_order_they_come(tmp_path: Path, parts: int) -> None:
+    shard = held(tmp_path)
+    header, path = dataclasses.replace(shard.header, parts=parts), tmp_path / "copy"
+    path.write_bytes(b"what the slot held before " * len(DATA))
+    checksums = {}
+    for number in reversed(range(parts)):
+        sent = b"".join(bytes(chunk) for chunk in shard.chunks(number, parts))
+        checksums[number] = fill(path, header, io.BytesIO(sent).readinto, number)
+    commit(path, header, [checksums[number] for number in range(parts)]).verify()
+    assert path.read_bytes() == DATA
+    with pytest.raises(Damaged, match="did not arrive whole"):
+        commit(path, header, [checksums[number] ^ (number == parts - 1) for number in range(parts)])
