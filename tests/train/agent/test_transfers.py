@@ -62,6 +62,7 @@ class Holder:
 
     async def pull(self, message, wire):
         self.asked.append((message.part, message.parts))
+        self.at_once = wire._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         await self.peers.answer_pull(message, wire)
 
 
@@ -266,6 +267,22 @@ def test_parts_for_which_there_is_no_room_leave_none_of_it_taken(tmp_path, ident
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert not snapshots.fetched_path(ID, 0).exists()
+        await holder.server.close()
+
+    run(body)
+
+
+def test_no_line_waits_until_the_other_end_has_told_of_the_one_before(tmp_path, identity):
+    """Which it does after 40 ms, where it has nothing to say."""
+
+    async def body():
+        holder = Holder(tmp_path / "holder", identity)
+        connector = Connector(tls.client_context(identity), UID)
+        with contextlib.closing(await connector.for_shards(holder.address)) as wire:
+            assert wire._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            await wire.send(p.Pull(UID, 1, ID))
+            assert isinstance(await wire.receive(), p.Refused)
+        assert holder.at_once
         await holder.server.close()
 
     run(body)
