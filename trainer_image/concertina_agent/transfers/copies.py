@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Optional
@@ -23,8 +24,9 @@ from concertina_protocol.sidecar import Damaged, remove_sidecar
 from concertina_protocol.waiting import together, within
 
 RETRY_SECONDS = 0.1
-STREAMS = 4
-"""Parts of a shard that are pulled side by side, where its holder gives and its puller takes no other."""
+STREAMS = max(2, min(4, os.cpu_count() or 2))
+"""Parts of a shard that are pulled side by side, where its holder gives and its puller takes no other. On two cores
+four are no faster than two, and take more of them."""
 LEAST = 1 << 24
 """Bytes of a part: fewer are not worth a handshake."""
 
