@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Optional
 
 import concertina_protocol as p
-from concertina_agent.files.checksums import followed_by
+from concertina_protocol.checksums import followed_by
 from concertina_protocol.sidecar import Damaged, Sidecar, read_sidecar, write_sidecar
 
 CHUNK = 1 << 18

@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_agent.files.checksums import followed_by
+from concertina_protocol.checksums import followed_by
 
 
 @given(st.binary(), st.binary())

@@ -1,4 +1,4 @@
-"""The crc32 of a whole from those of its parts, which threads compute side by side. Python does not offer zlib's own.
+"""The crc32 of a whole from those of its parts, which threads compute side by side. Python offers zlib's own from 3.15.
 
 A crc32 is a polynomial of degree 31 over bits, its highest bit that of x^0.
 """
