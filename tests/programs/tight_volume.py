@@ -61,11 +61,11 @@ class Replica:
         path = self.files.copy_slot(header.id, header.shard)
         while True:
             try:
-                shards.fill(path, header, io.BytesIO(content).readinto)
+                checksum = shards.fill(path, header, io.BytesIO(content).readinto)
                 break
             except OSError:
                 time.sleep(0.01)
-        shards.commit(path, header)
+        shards.commit(path, header, [checksum])
         self.index.copied(header.id, header.shard)
 
     def keep(self, *ids: p.SnapshotId) -> None:
