@@ -146,6 +146,7 @@ def ship(folder: ObjectPrefix, uid: str, id: SnapshotId, shard: int, path: Path)
         metadata = parse_header(header[8:]).metadata
         if (metadata.id, metadata.shard) != (id, shard):
             raise Damaged(f"{path} holds shard {metadata.shard} of step {metadata.id.step}, not {shard} of {id.step}")
+        folder.forget(f"{uid}/*/*/{name}.safetensors")
         folder.put_pieces(keys[0], running_crc32(_blocks(file, size), ends), size)
     shipped = ShardFile(f"{name}.safetensors", size, ends[-1], begin, zlib.crc32(header))
     folder.put(keys[1], to_json(StoredSidecar(shipped, metadata, tuple(ends))))

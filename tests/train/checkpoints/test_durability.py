@@ -20,14 +20,19 @@ CACHESTAT = 451
 
 def unsettled(path):
     """Pages of a file that are on no disk yet; None where the kernel does not tell."""
+    counts = pages(path)
+    return None if counts is None else counts[1] + counts[2]
+
+
+def pages(path):
+    """Of a file: how many are in memory, changed, being written, ...; None where the kernel does not tell."""
     range, counts = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
     descriptor = os.open(path, os.O_RDONLY)
     try:
         failed = ctypes.CDLL(None).syscall(CACHESTAT, descriptor, range, counts, 0)
     finally:
         os.close(descriptor)
-    _, dirty, writing, *_ = counts
-    return None if failed else dirty + writing
+    return None if failed else tuple(counts)
 
 
 @pytest.fixture
@@ -63,6 +68,16 @@ def test_a_part_that_was_said_to_be_shipped_is_on_the_disk(run, tmp_path):
     assert shipped.error == ""
     assert len([path for path in run.rglob("*") if path.is_file()]) == 2
     assert in_memory_only(run) == []
+
+
+def test_parts_older_than_the_newest_leave_memory_to_the_next(run, tmp_path):
+    """The newest is what a restore would read."""
+    parts = []
+    for round, step in ((1, 9), (2, 4), (2, 12)):
+        id = SnapshotId(round, step, "layout", 2)
+        answer(Ship(id, 0, str(shard_file(tmp_path, id, 0))), Destination(uri=f"file://{run}"), "u1")
+        parts.append(run / "u1" / f"round-{round}" / f"step-{step}" / "shard-0-of-2.safetensors")
+    assert [pages(part)[0] > 0 for part in parts] == [False, True, True]
 
 
 def test_a_copy_is_on_the_disk_when_it_is_said_to_be_one(run, tmp_path):

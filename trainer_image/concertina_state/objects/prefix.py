@@ -188,6 +188,16 @@ class ObjectPrefix:
                 writer.give_up()
             raise
 
+    def forget(self, pattern: str) -> None:
+        """Of files that are called so, the kernel need not keep but the newest in memory: what is written next takes
+        their place (decision "Older parts leave memory to the next")."""
+        if self._directory is None:
+            return
+        with contextlib.suppress(OSError):  # some are deleted meanwhile, or the file system keeps none
+            for path in sorted(self._directory.glob(pattern), key=lambda path: path.stat().st_mtime_ns)[:-1]:
+                with path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
     def put(self, key: str, value: bytes | Path) -> None:
         size = value.stat().st_size if isinstance(value, Path) else len(value)
         chunk = max(PIECE, size // MOST_PIECES)
