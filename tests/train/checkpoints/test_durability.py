@@ -77,7 +77,10 @@ def test_parts_older_than_the_newest_leave_memory_to_the_next(run, tmp_path):
         id = SnapshotId(round, step, "layout", 2)
         answer(Ship(id, 0, str(shard_file(tmp_path, id, 0))), Destination(uri=f"file://{run}"), "u1")
         parts.append(run / "u1" / f"round-{round}" / f"step-{step}" / "shard-0-of-2.safetensors")
-    assert [pages(part)[0] > 0 for part in parts] == [False, True, True]
+    found = [pages(part) for part in parts]
+    if None in found:
+        pytest.skip("this kernel does not tell what of a file is in memory")
+    assert [counts[0] > 0 for counts in found] == [False, True, True]
 
 
 def test_a_copy_is_on_the_disk_when_it_is_said_to_be_one(run, tmp_path):
