@@ -75,8 +75,10 @@ class State:
         self._end.counts(self._samples)
         self._pace = Pace(overhead)
         self._commits, self._next = 0, 1
-        self._returned: float | None = None
-        """When the last commit returned."""
+        self._began: float | None = None
+        """When the last commit did."""
+        self._saved = False
+        """Whether it has taken a snapshot."""
         self._catalogue: Catalogue | None = None
         self._own = bytearray()
         """This rank's values, as they stand in its shard."""
@@ -231,19 +233,22 @@ class State:
         `durable`: wait until this one is whole in node memory, and let it be a checkpoint in storage (or the next one,
         where another is still on its way there). The same on all ranks; true for the script's last step."""
         began, done = time.perf_counter(), int(step) + 1
+        if self._began is not None:
+            self._pace.stepped(began - self._began, self._saved)
+        self._began = began
         self._commits += 1
         ends = self._end.passes()
-        if ends or durable or self._commits >= self._next:
-            self._save(done, durable, ends, began)
+        self._saved = ends or durable or self._commits >= self._next
+        if self._saved:
+            self._save(done, durable, ends)
         saving = self._saving
         assert saving is not None  # the first commit always saves
         self._end.finished(done, saving.snapshot_step, saving.seconds)
         if ends:
             self._end.send(Done(Outcome.DRAINED, done))
             raise SystemExit(0)
-        self._returned = time.perf_counter()
 
-    def _save(self, done: int, durable: bool, ends: bool, began: float) -> None:
+    def _save(self, done: int, durable: bool, ends: bool) -> None:
         started = time.perf_counter()
         with told():
             catalogue, saving = self._current()
@@ -259,9 +264,9 @@ class State:
         if durable:
             saving.finish()  # the script may end at once
         self._next = self._commits + agreed.every
-        if self._returned is not None:
+        if self._commits > 1:  # the first one finds memory
             copying = max(time.perf_counter() - together, saving.device_seconds)
-            self._pace.took(ready - started + copying, began - self._returned)
+            self._pace.took(ready - started + copying)
 
     def _current(self) -> tuple[Catalogue, Saving]:
         """With what there is now."""
