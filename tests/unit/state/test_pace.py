@@ -77,3 +77,12 @@ def test_steps_that_become_longer_or_shorter_are_known_again():
         pace = Pace(0.01)
         trained(pace, 500, lambda: 0.2, lambda: 0.0015)
         assert fewest <= trained(pace, 1000, lambda step=step: step, lambda: 0.0015) <= most
+
+
+def test_what_made_snapshots_dear_for_a_while_is_forgotten():
+    """Others took the cores when the job began, say."""
+    pace = Pace(0.01)
+    trained(pace, 2000, lambda: 0.2, lambda: 0.0015, lambda: 0.1)
+    assert 40 <= pace.every <= 60
+    trained(pace, 400, lambda: 0.2, lambda: 0.0015)
+    assert pace.every <= 2
