@@ -122,7 +122,7 @@ class Subject:
     def tensors(self) -> dict[str, torch.Tensor]:
         """As torch's own functions want them."""
         saved = self.state.saved
-        return {chunk.name: tensor.detach() for chunk, tensor in zip(saved.layout.chunks, saved.tensors, strict=True)}
+        return {chunk.name: tensor for chunk, tensor in zip(saved.layout.chunks, saved.tensors, strict=True)}
 
 
 def _model(mebibytes: float) -> dict[str, int]:

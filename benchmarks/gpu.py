@@ -13,7 +13,7 @@ import functools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import report
@@ -129,16 +129,12 @@ def snapshots(subject: Subject, runs: int) -> tuple[dict[str, list[float]], floa
         for copy, tensor in zip(pageable, subject.tensors().values(), strict=True):
             copy.copy_(tensor)
 
-    works: dict[str, Callable[[], object]] = {
+    works: Mapping[str, Callable[[], object]] = {
         "nothing": lambda: None,
         "a snapshot": subject.snapshot,
         "a copy to memory that is not pinned": in_the_loop,
+        "torch's stager, pinned": lambda: stager.stage(subject.tensors()),
     }
-    try:
-        stager.stage(subject.tensors())
-        works["torch's stager, pinned"] = lambda: stager.stage(subject.tensors())
-    except (KeyError, RuntimeError) as error:  # torch 2.11's did not
-        print(f"torch's stager does not run here: {error}")
     rows: dict[str, list[float]] = {name: [] for name in works}
     for run in range(runs + 3):  # the first three find a slot's memory
         for name, between in works.items():

@@ -4,12 +4,12 @@ A real agent runs two ranks over gloo: the bundled trainer with a small and a la
 `trainingjob.report` alone. It serves metrics, which are scraped each 15 s, is watched as an operator watches it, and
 (bundled) keeps a spool that a process of its own ships to TensorBoard. In blocks of some steps, in an order drawn anew
 each time, the ranks measure and tell everything, or nothing at all: no clock, no heartbeat, no line in the log, no word
-to the agent. Two more scripts commit their state after each step, or not (`trainingjob.State`: a snapshot as often as
-one per cent of the time allows). Printed: how much more a step with all of it takes, block beside block, in time
-(medians of blocks and means) and in processor time of rank 0, with a 95 % interval by bootstrap; and the same of two
-kinds of blocks that are alike, which is what noise comes to. Snapshots are left out of the first three; nothing else
-is. In a run of its own each measuring is measured: its time and its calls in a step of rank 0, and the processor time
-of agent and shipper."""
+to the agent. Two more scripts, and one process on a GPU where there is one, commit their state after each step, or not
+(`trainingjob.State`: a snapshot as often as one per cent of the time allows); of these no step is tracked. Printed: how
+much more a step with all of it takes, block beside block, in time (medians of blocks and means) and in processor time
+of rank 0, with a 95 % interval by bootstrap; and the same of two kinds of blocks that are alike, which is what noise
+comes to. Snapshots are left out of the first three; nothing else is. In a run of its own each measuring is measured:
+its time and its calls in a step of rank 0, and the processor time of agent and shipper."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ of the lead, which hosts the store; `node`: all processes of a node), what is st
 - concertina: the bundled trainer (FSDP2, snapshots in node memory), split into its parts;
 - concertina, script: benchmarks/scripts/elastic_ddp.py as a command of one's own, started warm, with checkpoints of
   its own; script with state: elastic_state.py of the same model, DDP and FSDP2, by `trainingjob.State`, with short
-  steps and such as a snapshot may take a hundredth of. One worker is
-  killed right after the first steps, when nothing is imported in advance yet, which is a row of its own;
+  steps and such as a snapshot may take a hundredth of. One worker is killed right after the first steps, when nothing
+  is imported in advance yet, which is a row of its own;
 - torchrun: the same script under three torchrun agents, as it comes and tuned;
 - torchft 0.2.0: the same model under three replica groups (installed into a folder of its own on first use).
 """

@@ -46,6 +46,9 @@ class Victims:
         nodes = {each["replica"]: each["node"] for each in self.status["world"]["members"] if each["node"] != spared}
         return str(next((node for name, node in nodes.items() if name not in joined), next(iter(nodes.values()))))
 
+    def agent(self, replica: str) -> int:
+        return agent_of(self.uid, replica)
+
     def worker(self, replica: str) -> int:
         return worker_of(self.uid, replica, self.stage.cluster.kubectl("logs", replica, "-c", "trainer"))
 
@@ -55,11 +58,11 @@ def kill_worker(victims: Victims) -> float:
 
 
 def kill_member(victims: Victims) -> float:
-    return _signal(agent_of(victims.uid, victims.member), signal.SIGKILL)
+    return _signal(victims.agent(victims.member), signal.SIGKILL)
 
 
 def kill_lead(victims: Victims) -> float:
-    return _signal(agent_of(victims.uid, victims.lead), signal.SIGKILL)
+    return _signal(victims.agent(victims.lead), signal.SIGKILL)
 
 
 def kill_node(victims: Victims) -> float:
@@ -70,7 +73,7 @@ def kill_node(victims: Victims) -> float:
 
 def stop_agent(victims: Victims) -> float:
     """Silent: its connections stay open."""
-    pid = agent_of(victims.uid, victims.member)
+    pid = victims.agent(victims.member)
     victims.stopped.append(pid)
     return _signal(pid, signal.SIGSTOP)
 
@@ -90,7 +93,7 @@ def notice(victims: Victims) -> float:
 
 def operator_too(victims: Victims) -> float:
     """The operator dies at the same moment; its container is started again."""
-    pid, operator = agent_of(victims.uid, victims.member), operator_of(victims.stage)
+    pid, operator = victims.agent(victims.member), operator_of(victims.stage)
     if operator is not None:
         operator.signal(signal.SIGKILL)
     return _signal(pid, signal.SIGKILL)
