@@ -14,7 +14,7 @@ from concertina_state import filling
 from concertina_state.filling import Place, ShardReader
 from concertina_state.format.read_plan import Box, ReadItem, ReadPlan
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk, Layout
-from concertina_state.holdings import Copies, Held, Holdings, Part, held_part
+from concertina_state.holdings import Copies, Held, Holdings, Part, held_part, own_chunk
 from concertina_state.live import Arrival
 
 DTYPES = {
@@ -80,7 +80,8 @@ class BufferCatalogue(Holdings[Buffer]):
         has, by names of its own. Raises BadInput for what can't be saved."""
         everyone = Copies(tuple(range(world)), rank)
         held = [_held(name, array, everyone) for name, array in sorted(arrays.items())]
-        super().__init__(held, own, f"{world}, buffers")
+        alone = [(own_chunk(name, each.dtype, each.shape), each) for name, each in own.items()]
+        super().__init__(held, alone, f"{world}, buffers")
         self.saved = Buffers(self.layout, self._saved)
 
     @property
@@ -95,7 +96,8 @@ class BufferCatalogue(Holdings[Buffer]):
 
     def still(self, arrays: Mapping[str, Buffer | Part]) -> bool:
         """Whether these are the very arrays that it was made of."""
-        return len(arrays) == len(self.held) and all(
+        own = len(self.layout.chunks) - len(self._parts)
+        return len(arrays) == len(self.held) + own and all(
             (now := arrays.get(each.name)) is not None and _buffer(now).address == each.local.address
             for each in self.held
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -15,11 +16,13 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Shard, _StridedShard
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import Box, ReadPlan
-from concertina_state.holdings import ALONE, Copies, Elsewhere, Held, Holdings, Part, held_part, parts
+from concertina_state.format.shardfile import Chunk
+from concertina_state.holdings import ALONE, Copies, Elsewhere, Held, Holdings, Part, held_part, own_chunk, parts
 from concertina_state.placement import Cut, box
 from concertina_state.tensors import NAMES, Tensors, execute
 
@@ -36,22 +39,29 @@ class Catalogue(Holdings[Tensor]):
         world: int,
         together: bool = True,
         whole_cut: str = "",
+        buffers: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         """`tensors`: by names that all ranks know, each whole tensor the same on all ranks, or a DTensor, or a Part.
         `whole_cut`: see Holdings.
-        `own`: bytes that this rank alone has, by names of its own. `together`: ranks can talk to each other by
-        torch.distributed; else each saves, and reads, all that it has. Raises BadInput for what can't be saved."""
-        everyone = Copies(tuple(range(world)), rank) if together else ALONE
-        held = [_held(name, tensor, everyone) for name, tensor in sorted(tensors.items())]
-        super().__init__(held, own, f"{world}, {together}", whole_cut)
+        `own`: what this rank alone has, by names of its own. `together`: ranks can talk to each other by
+        torch.distributed; else each saves, and reads, all that it has. `buffers`: tensors that are the same on all
+        ranks, and of which rank 0 saves each whole. Raises BadInput for what can't be saved."""
+        ranks = tuple(range(world))
+        everyone = Copies(ranks, rank) if together else ALONE
+        once = Copies(ranks, rank, saved_whole=True) if together else ALONE
+        given = {**dict.fromkeys(tensors, everyone), **dict.fromkeys(buffers, once)}
+        of_all = {**tensors, **buffers}
+        held = [_held(name, of_all[name], given[name]) for name in sorted(of_all)]
+        alone = [(_own(name, tensor), tensor.detach()) for name, tensor in sorted(own.items())]
+        super().__init__(held, alone, f"{world}, {together}", whole_cut)
         self.saved = Tensors(self.layout, self._saved)
-        self._addresses = [(each.name, each.local.data_ptr()) for each in self.held]
+        places = [(each.name, each.local) for each in self.held] + [(chunk.name, tensor) for chunk, tensor in alone]
+        self._addresses = {name: tensor.data_ptr() for name, tensor in places}
 
     def still(self, tensors: Mapping[str, Tensor | Part]) -> bool:
-        """Whether these are the very tensors that it was made of."""
-        return len(tensors) == len(self.held) and all(
-            (now := tensors.get(name)) is not None and live(now).data_ptr() == address
-            for name, address in self._addresses
+        """Whether these are the very tensors that it was made of: arrays, buffers and what this rank alone has."""
+        return tensors.keys() == self._addresses.keys() and all(
+            live(tensor).data_ptr() == self._addresses[name] for name, tensor in tensors.items()
         )
 
     @torch.no_grad()
@@ -103,9 +113,7 @@ def _held(name: str, given: Tensor | Part | Elsewhere, everyone: Copies) -> Held
             ALONE, "elsewhere",
         )  # fmt: skip
     tensor: Tensor = given.array if isinstance(given, Part) else given
-    if tensor.dtype not in NAMES:
-        known = ", ".join(NAMES.values())
-        raise BadInput(f"{name} has the dtype {tensor.dtype}, which can't be saved: convert it to one of {known}.")
+    check_kind(name, tensor)
     dtype, whole = NAMES[tensor.dtype], tuple(tensor.shape)
     if isinstance(given, Part):
         return held_part(name, given, tensor.detach(), whole, dtype)
@@ -136,6 +144,38 @@ def _held(name: str, given: Tensor | Part | Elsewhere, everyone: Copies) -> Held
         copies = Copies(tuple(dist.get_process_group_ranks(group)), coordinate[copied[0]], group)
     mine = box(whole, shape, coordinate, cuts)
     return Held(name, whole, mine, dtype, _local(tensor), copies, f"{shape} {placements}")
+
+
+def _own(name: str, tensor: Tensor) -> Chunk:
+    check_kind(name, tensor)
+    return own_chunk(name, NAMES[tensor.dtype], tensor.shape)
+
+
+def check_kind(name: str, tensor: Tensor) -> None:
+    """Raise BadInput for a tensor that has no plain memory to save."""
+    if tensor.dtype not in NAMES:
+        known = ", ".join(NAMES.values())
+        raise BadInput(f"{name} has the dtype {tensor.dtype}, which can't be saved: convert it to one of {known}.")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise BadInput(f"{name} is a tensor with the layout {tensor.layout}, which can't be saved: make it dense.")
+    if isinstance(tensor, ShardedTensor):
+        return
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    if type(local) not in (Tensor, torch.nn.Parameter) and (
+        is_traceable_wrapper_subclass(local) or (local.numel() and not _has_memory(local))
+    ):
+        kind, cut = type(local), " that a DTensor has cut" if isinstance(tensor, DTensor) else ""
+        raise BadInput(
+            f"{name} is a {kind.__module__}.{kind.__qualname__}{cut}, which can't be saved: it has no memory of its "
+            "own that can be taken as it is."
+        )
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    try:
+        return tensor.data_ptr() != 0
+    except RuntimeError:  # torch's word for a wrapper without a storage
+        return False
 
 
 def live(given: Tensor | Part) -> Tensor:

@@ -37,6 +37,8 @@ class Copies:
     """Place of this rank among them."""
     group: Any = None
     """Of exactly these, as torch.distributed has it; None: the world, or nobody to talk to."""
+    saved_whole: bool = False
+    """The first of them saves each array whole, rather than each of them a part."""
 
 
 ALONE = Copies((0,), 0)
@@ -98,9 +100,14 @@ def held_part(name: str, part: Part, local: A, shape: Sequence[int], dtype: str)
     return Held(name, whole, Box(offsets, own), dtype, local, ALONE, f"{offsets} {own}")
 
 
+def own_chunk(name: str, dtype: str, shape: Sequence[int]) -> Chunk:
+    """An array that one rank alone has."""
+    return Chunk(name, dtype, (0,) * len(shape), tuple(shape), tuple(shape))
+
+
 class Holdings(Generic[A]):
-    def __init__(self, held: Sequence[Held[A]], own: Mapping[str, A], cut: str, whole_cut: str = "") -> None:
-        """`own`: bytes that this rank alone has, by names of its own. `cut`: how all of it is cut, as far as that
+    def __init__(self, held: Sequence[Held[A]], own: Sequence[tuple[Chunk, A]], cut: str, whole_cut: str = "") -> None:
+        """`own`: arrays that this rank alone has, by names of its own. `cut`: how all of it is cut, as far as that
         tells states of ranks apart that hold the same arrays. `whole_cut`: how each array is cut on all ranks; else
         each says how, which is the same everywhere only where all ranks have some of each."""
         self.held = held
@@ -108,8 +115,7 @@ class Holdings(Generic[A]):
         """Of those, what this rank saves."""
         for copies, alike in self._by_copies().items():
             self._parts |= {chunk.name: (chunk, array) for chunk, array in parts(alike, copies, copies.mine)}
-        alone = {name: (Chunk(name, "U8", (0,), (len(each),), (len(each),)), each) for name, each in own.items()}
-        saved = {**self._parts, **alone}
+        saved = {**self._parts, **{chunk.name: (chunk, array) for chunk, array in own}}
         self.layout = Layout([chunk for chunk, _ in saved.values()])
         self._saved: list[A] = [saved[chunk.name][1] for chunk in self.layout.chunks]
         """In the layout's order."""
@@ -151,6 +157,8 @@ class Holdings(Generic[A]):
 
 def parts(alike: Sequence[Held[A]], copies: Copies, number: int) -> list[tuple[Chunk, A]]:
     """What rank `number` of those that hold them alike saves of each."""
+    if copies.saved_whole:
+        return [each.part(0, each.box.shape[0] if each.whole else 1) for each in alike] if number == 0 else []
     boxes = [(each.box.shape, ITEM_SIZES[each.dtype]) for each in alike]
     shares = zip(alike, rows(boxes, len(copies.ranks), number), strict=True)
     return [each.part(begin, end) for each, (begin, end) in shares if end > begin]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,13 @@ from typing import Any
 from concertina_protocol import Durable, JobHistory, SnapshotId
 from concertina_protocol.sidecar import read_sidecar
 from concertina_protocol.worker_channel import Committed, CopiedUpTo, Message
+from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import Header
 from concertina_state.saved import LocalShard
 from trainingjob import World
+
+LOCK_SECONDS = 2.0
+"""How long the end of a process that held the folder is waited for."""
 
 
 class Folder:
@@ -22,8 +29,11 @@ class Folder:
     images: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, world: World, same: Callable[[Any], Any]) -> None:
-        """`same`: rank 0's value, on all ranks."""
+        """`same`: rank 0's value, on all ranks. Raises BadInput if another script saves to this folder."""
         self._folder, self._rank = folder, world.rank
+        self._lock = None if world.rank else Lock(folder)
+        if refused := same(self._lock and self._lock.refused):
+            raise BadInput(refused)
         self._size = world.size
         self.round: int = same(1 + max(self._rounds(), default=0))
         self.history = JobHistory()
@@ -73,6 +83,37 @@ class Folder:
     def _rounds(self) -> list[int]:
         found = (path.name.partition("-")[2] for path in self._folder.glob("round-*"))
         return [int(number) for number in found if number.isdecimal()]
+
+
+class Lock:
+    """A folder's lock, held by rank 0 as long as it lives: a killed process lets go of it.
+
+    It is a POSIX record lock, so a forked process (a data loader's worker) does not keep it, and NFS knows it."""
+
+    refused = ""
+    """A sentence, if another process has it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / "lock").open("a+b")
+        until = time.monotonic() + LOCK_SECONDS
+        while not self._taken():
+            if time.monotonic() > until:
+                self.refused = (
+                    f"another process saves its state to {folder.resolve()}: give this script a folder of its own, "
+                    "State(folder=...), or end the other one."
+                )
+                return
+            time.sleep(0.05)
+
+    def _taken(self) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            return False
+        return True
 
 
 class InFolder:

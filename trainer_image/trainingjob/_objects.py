@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from concertina_state.errors import BadInput
 from trainingjob._arrays import Leaf, is_array, leaf
 from trainingjob._ranks import LEAVE_OUT
-from trainingjob._refusals import INSTEAD
+from trainingjob._refusals import INSTEAD, NotSavable
 
 
 class Kept(Protocol):
@@ -27,6 +27,11 @@ class Kept(Protocol):
 
     def alike(self) -> Mapping[str, Any]:
         """Of these, those of which each rank has to have the same."""
+        ...
+
+    def buffers(self) -> Mapping[str, Any]:
+        """Return live tensors beside the arrays that `arrays` or `now` gave last: a module's buffers, of which each
+        rank may have its own."""
         ...
 
     def now(self) -> tuple[Mapping[str, Any], Any]:
@@ -59,6 +64,9 @@ class KeptDict:
 
     def alike(self) -> dict[str, Any]:
         return {path: each.array for path, each in self._leaves.items() if each.whole}
+
+    def buffers(self) -> dict[str, Any]:
+        return {}
 
     def now(self) -> tuple[dict[str, Any], Any]:
         return self.arrays(), _without_arrays(self.tree)
@@ -141,6 +149,9 @@ class KeptStateful:
     def alike(self) -> dict[str, Any]:
         return {}
 
+    def buffers(self) -> dict[str, Any]:
+        return {}
+
     def now(self) -> tuple[dict[str, Any], Any]:
         return {}, self.stateful.state_dict()
 
@@ -166,9 +177,7 @@ class RandomNumbers:
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         version, numbers, gauss = values["python"]
-        if isinstance(numbers, bytes):  # older ones have them one by one
-            numbers = struct.unpack(f"<{len(numbers) // 4}I", numbers)
-        random.setstate((version, numbers, gauss))
+        random.setstate((version, struct.unpack(f"<{len(numbers) // 4}I", numbers), gauss))
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
         if numpy and values["numpy"] is not None:
             numpy.random.set_state(values["numpy"])
@@ -187,26 +196,27 @@ class RandomNumbers:
             torch.manual_seed(int.from_bytes(drawn[:8], "little"))
 
 
-def kept(objects: Mapping[str, Any], with_torch: bool) -> dict[str, Kept]:
-    """Raises TypeError for what has no state. `with_torch`: tensors can be saved."""
+def kept(objects: Mapping[str, Any], with_torch: bool, before: Mapping[str, Kept]) -> dict[str, Kept]:
+    """`with_torch`: tensors can be saved. `before`: what the state keeps already. Raises NotSavable for what has no
+    state."""
     for name, value in objects.items():
         _check_known(name, value)
     of_torch: Mapping[str, Kept] = {}
     if "torch" in sys.modules:
         from trainingjob._torch_objects import kept_of_torch
 
-        of_torch = kept_of_torch(objects)
+        of_torch = kept_of_torch(objects, before)
     if of_torch and not with_torch:
-        raise TypeError(f"{next(iter(of_torch))} is torch's: {LEAVE_OUT}")
+        raise NotSavable(f"{next(iter(of_torch))} is torch's: {LEAVE_OUT}")
     return {name: of_torch.get(name) or _kept(name, value) for name, value in objects.items()}
 
 
 def _check_known(name: str, value: Any) -> None:
     modules = [each.__module__ for each in type(value).__mro__]
     if any(module.startswith("deepspeed.") for module in modules):
-        raise TypeError(f"{name} is DeepSpeed's, which cuts states in its own way: save it by DeepSpeed's checkpoints")
+        raise NotSavable(f"{name} is DeepSpeed's, which cuts states in its own way: save it by DeepSpeed's checkpoints")
     if "torch.distributed.optim.zero_redundancy_optimizer" in modules:
-        raise TypeError(
+        raise NotSavable(
             f"{name} is a ZeroRedundancyOptimizer, which keeps each rank's moments where no other finds them: cut the "
             "model by fully_shard, which cuts its optimizer's state too, or give the optimizer itself"
         )
@@ -217,7 +227,7 @@ def _kept(name: str, value: Any) -> Kept:
         return KeptStateful(value)
     if isinstance(value, MutableMapping):
         return KeptDict(value)
-    raise TypeError(
+    raise NotSavable(
         f"{name} is a {type(value).__qualname__}, which has no state: give a module, an optimizer, a dict of arrays, "
         "or what has state_dict() and load_state_dict()"
     )

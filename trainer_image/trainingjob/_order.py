@@ -46,6 +46,15 @@ class StatefulSampler:
         """By what the order of this pass was drawn."""
         return self._began if self._again is None else self._again[0]
 
+    @property
+    def next_began(self) -> Mapping[str, Any] | None:
+        """By what the order of the next pass is drawn, if it goes on with one that was saved."""
+        return None if self._again is None else self._again[0]
+
+    def begin_anew(self) -> None:
+        """The next pass draws its own order."""
+        self._again = None
+
     def go_on(self, began: Mapping[str, Any], done: int) -> None:
         """The next pass is one that `began` so, from its item `done` on."""
         self._again = began, done

@@ -22,6 +22,7 @@ from trainingjob import World
 LEAVE_OUT = (
     "its ranks agree by torch.distributed, so leave out State(gather=...), and import torch before State is made"
 )
+DIGEST_BITS = 38
 Gather = Callable[[bytes], Sequence[bytes]]
 """What all ranks give, in their order; each call on all ranks."""
 
@@ -65,9 +66,32 @@ class Ranks(Protocol):
         """Names of those that are not the same on all ranks."""
         ...
 
-    def catalogue(self, arrays: Mapping[str, Any], own: Mapping[str, bytearray]) -> Catalogue:
+    def memory(self, data: bytearray) -> Any:
+        """Return an array of bytes over this memory."""
+        ...
+
+    def digest(self, buffers: Mapping[str, Any]) -> int:
+        """Return a checksum of names, shapes and contents, of DIGEST_BITS bits."""
+        ...
+
+    def fill_own(self, buffers: Mapping[str, Any], shard: ShardReader, prefix: str) -> None:
+        """Read buffers that a rank saved for itself: `prefix` and their names. Raises BadInput if they are others."""
+        ...
+
+    def catalogue(self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], own: Mapping[str, Any]) -> Catalogue:
         """See concertina_state."""
         ...
+
+
+def all_alike(size: int, total: float, total_of_squares: float) -> bool:
+    """Whether `size` whole numbers of these sums are all the same: by Cauchy and Schwarz, if and only if."""
+    return size * round(total_of_squares) == round(total) ** 2
+
+
+def halves(digest: int) -> list[float]:
+    """Return two numbers whose squares can be added up over thousands of ranks exactly, each with its square."""
+    low, high = digest % (1 << DIGEST_BITS // 2), digest >> DIGEST_BITS // 2
+    return [float(low), float(low**2), float(high), float(high**2)]
 
 
 def ranks(world: World, gather: Gather | None) -> Ranks:
@@ -115,9 +139,19 @@ class GatheringRanks:
         of_all = zip(*(struct.unpack(f"<{len(sums)}I", data[32:]) for data in found), strict=True)
         return [name for name, each in zip(names, of_all, strict=True) if len(set(each)) > 1]
 
-    def catalogue(self, arrays: Mapping[str, Any], own: Mapping[str, bytearray]) -> BufferCatalogue:
-        bytes_ = {name: Buffer("U8", (len(each),), memoryview(each)) for name, each in own.items()}
-        return BufferCatalogue(arrays, bytes_, self._world.rank, self._world.size)
+    def memory(self, data: bytearray) -> Buffer:
+        return Buffer("U8", (len(data),), memoryview(data))
+
+    def digest(self, buffers: Mapping[str, Any]) -> int:
+        return 0  # only torch's modules have buffers
+
+    def fill_own(self, buffers: Mapping[str, Any], shard: ShardReader, prefix: str) -> None:
+        """There are none."""
+
+    def catalogue(
+        self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], own: Mapping[str, Any]
+    ) -> BufferCatalogue:
+        return BufferCatalogue(arrays, own, self._world.rank, self._world.size)
 
     def _gather(self, data: bytes, size: int | None = None) -> list[bytes]:
         found = [bytes(each) for each in self._gather_bytes(data)]

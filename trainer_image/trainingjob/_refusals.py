@@ -13,6 +13,10 @@ from concertina_state.errors import BadInput, RestoreFailed
 INSTEAD = "give the script what it had, or another checkpoint URI for a new run"
 
 
+class NotSavable(BadInput, TypeError):
+    """An object that has no state, or one that can't be kept."""
+
+
 @contextlib.contextmanager
 def told() -> Iterator[None]:
     try:

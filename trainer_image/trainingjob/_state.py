@@ -1,7 +1,8 @@
 """`trainingjob.State`: a script's state in node memory, on peers and in durable storage.
 
-Saving is the bundled trainer's (`concertina_state.saving`); what differs is that a script says only when a step is
-finished. So ranks agree not in each step but in those that are saved, and how far apart these are is told by rank 0."""
+Saving is the bundled trainer's (`concertina_state.saving`). A script says only when a step is finished, so ranks agree
+only in the steps that are saved. Rank 0 says how far apart these are. A step is saved at a save point, right after an
+optimizer step: see `_save_points`."""
 
 from __future__ import annotations
 
@@ -11,15 +12,17 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trainingjob
 from concertina_protocol import Durable, RestoreSource, SnapshotId
 from concertina_protocol.worker_channel import Done, KeepsState, Outcome, Start
 from concertina_state.errors import BadInput
-from concertina_state.format.shardfile import Continued, ShardMetadata
+from concertina_state.filling import ShardReader
+from concertina_state.format.shardfile import Continued, Header, ShardMetadata
 from concertina_state.interval import Interval
 from concertina_state.lineage import Origin, TrainedRound, of_round, script_digest
 from concertina_state.saved import InMemory, SavedState, find
@@ -30,9 +33,15 @@ from trainingjob._channel import Channel
 from trainingjob._counted import Counted
 from trainingjob._folder import Folder
 from trainingjob._pace import Pace
-from trainingjob._ranks import Catalogue, Gather, ranks
-from trainingjob._refusals import INSTEAD, told
+from trainingjob._ranks import Catalogue, Gather, all_alike, halves, ranks
+from trainingjob._refusals import INSTEAD, NotSavable, told
 
+if TYPE_CHECKING:
+    from trainingjob._loaders import Loaders
+    from trainingjob._save_points import SavePoints
+
+PATIENCE = 100
+"""Commits without a snapshot that was due, before the script is told."""
 ENDLESS = 2**62
 """Steps of a run whose end only the script knows."""
 ROOM = 1.5
@@ -53,6 +62,10 @@ class Agreed:
     """Commits until the next snapshot, as rank 0 says."""
     layout: str
     """Digest of what all ranks hold."""
+    pending: bool
+    """Gradients of some rank wait for an optimizer step."""
+    buffers_alike: bool
+    """All ranks have the same buffers."""
 
 
 class State:
@@ -61,15 +74,21 @@ class State:
     ) -> None:
         """`folder`: where there is no job. `overhead`: part of the time that snapshots may take. `gather`: how several
         processes agree where that is not torch.distributed: it takes a rank's bytes and returns those of all, in their
-        order. Raises TypeError for what has no state, BadInput where ranks can't agree."""
+        order. Raises concertina_state.errors.BadInput: for an object that has no state or can't be saved (a TypeError
+        too), for a second State in one process, for a folder to which another process saves, and if ranks can't
+        agree."""
         self._world = trainingjob.world()
         with told():
+            _check_only()
             self._ranks = ranks(self._world, gather)
         self._kept: dict[str, _objects.Kept] = {}
+        self._save_points: SavePoints | None = None
+        self._loaders: Loaders | None = None
         self.add(**objects)
         self._checkpoint: Mapping[str, Any] = json.loads(os.environ.get("CONCERTINA_CHECKPOINT") or "null") or {}
         channel = trainingjob.connection()
-        self._end: Channel | Folder = channel or Folder(Path(folder), self._world, self._ranks.same)
+        with told():
+            self._end: Channel | Folder = channel or Folder(Path(folder), self._world, self._ranks.same)
         self._end.send(KeepsState(self._world.rank))
         self._data = [each for each in objects.values() if isinstance(each, Counted)]
         self._end.counts(self._samples)
@@ -79,9 +98,20 @@ class State:
         """When the last commit did."""
         self._saved = False
         """Whether it has taken a snapshot."""
+        self._durable_due = False
+        """A durable commit waits for a save point."""
+        self._waiting = 0
+        """Commits since a snapshot was due."""
+        self._checks, self._checked = 1, 0
+        """Which snapshot is checked next for arrays that all ranks should hold alike, and how many there were."""
         self._catalogue: Catalogue | None = None
-        self._own = bytearray()
+        self._own = bytearray(1)
         """This rank's values, as they stand in its shard."""
+        self._own_bytes = self._ranks.memory(self._own)
+        self._by_rank = False
+        """Each rank keeps its own buffers, as they differ."""
+        self._shared: Mapping[str, Any] = {}
+        """Else the buffers, which all ranks have alike."""
         self._snapshots: Snapshots | None = None
         self._saving: Saving | None = None
         self._restored = 0
@@ -94,16 +124,50 @@ class State:
         self._found: SavedState | None = None
         self._reading = contextlib.ExitStack()
         """Open while a checkpoint in storage is read: as rank 0 says, it stays so long."""
+        global _only
+        _only = weakref.ref(self)
 
     def add(self, **objects: Any) -> None:
-        """More objects, before `restore`: those that a framework makes once it knows where it goes on. An optimizer
-        comes with the modules that it trains."""
-        if "random" in objects:
-            raise TypeError("random is what random numbers are called: give this object another name")
-        self._kept = {**self._kept, **_objects.kept(objects, self._ranks.with_torch)}
+        """Keep more objects. Call it before `restore`, for those that a framework makes once it knows where it goes on.
+        Pass an optimizer together with the modules that it trains. Raises as State does."""
+        with told():
+            for reserved, what in (("random", "random numbers are"), ("loaders", "positions of `batches` are")):
+                if reserved in objects:
+                    raise NotSavable(f"{reserved} is what {what} called: give this object another name")
+            added = _objects.kept(objects, self._ranks.with_torch, self._kept)
+            self._watch(objects, added)
+        self._kept = {**self._kept, **added}
         self._kept.pop("random", None)
         # Put back last, as putting back others may draw.
         self._kept["random"] = _objects.KeptStateful(_objects.RandomNumbers())
+
+    def _watch(self, objects: Mapping[str, Any], added: Mapping[str, _objects.Kept]) -> None:
+        """Refuse tensors that can't be saved, and follow the optimizers' steps."""
+        if "torch" not in sys.modules:
+            return
+        from torch.optim import Optimizer
+
+        from trainingjob._loaders import Loaders
+        from trainingjob._save_points import SavePoints
+        from trainingjob._torch_objects import check_kinds
+
+        check_kinds(added)
+        self._save_points = self._save_points or SavePoints()
+        self._save_points.watch(value for value in objects.values() if isinstance(value, Optimizer))
+        if self._loaders is None:
+            self._loaders = Loaders()
+            self._kept["loaders"] = _objects.KeptStateful(self._loaders)
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """Return an iterator over one pass of a torch `DataLoader`, whose position is saved with the state.
+
+        After `restore`, the first call for a loader goes on with the rest of the pass in which the state was saved, in
+        the same order. A `DistributedSampler` is followed in a world of another size too. Use the loaders in the same
+        order in each run. Raises BadInput for a loader that has no sampler, and if the script is at another epoch."""
+        if self._loaders is None:
+            raise NotSavable("State.batches() takes a torch.utils.data.DataLoader: import torch before State is made")
+        with told():
+            return self._loaders.batches(loader)
 
     # --- back -------------------------------------------------------------------------------------------------------
 
@@ -113,7 +177,9 @@ class State:
         with told(), contextlib.ExitStack() as failed:
             failed.enter_context(self._reading)
             self._found = self._newest()
-            found = None if self._found is None else self._values_of(self._found).get(name)
+            found = None
+            if self._found is not None:
+                found = self._values_in(*self._own_shard(self._found), self._found).get(name)
             failed.pop_all()  # it is read on by `restore`
             return found
 
@@ -125,39 +191,55 @@ class State:
             if saved is None:
                 self._end.restored(default, RestoreSource.FRESH)
                 return default
-            values = self._values_of(saved)
+            shard, source = self._own_shard(saved)
+            values = self._values_in(shard, source, saved)
             if lacking := [name for name in self._kept if name not in values]:
                 raise BadInput(f"the saved state of step {saved.id.step} has no {', '.join(lacking)}: {INSTEAD}.")
             for name, each in self._kept.items():
                 each.prepare(values[name])
-            catalogue = self._catalogue = self._new_catalogue()
+            arrays = self._arrays()
+            buffers = self._buffers()
+            self._by_rank = any(f"{source}.{name}" in shard.header.chunks for name in buffers)
+            catalogue = self._catalogue = self._new_catalogue(arrays, buffers)
             layout = self._agree(StepFlags(), catalogue).layout
             same = (saved.id.layout, saved.id.shards) == (layout, self._world.size)
             alone = self._world.rank if same and catalogue.alone else None
             found = find(saved, alone, lambda held: catalogue.plan(held, INSTEAD))
+            dicts = [name for name, each in self._kept.items() if isinstance(each, _objects.KeptDict)]
+            _check_nothing_lost(found.headers, {*arrays, *buffers}, self._kept.keys() - dicts)
             catalogue.fill(found.plan, found.shards)
-            source = RestoreSource.MEMORY if isinstance(saved, InMemory) else RestoreSource.STORAGE
-            if source is RestoreSource.STORAGE:
+            if self._by_rank:
+                self._ranks.fill_own(buffers, shard, f"{source}.")
+            place = RestoreSource.MEMORY if isinstance(saved, InMemory) else RestoreSource.STORAGE
+            if place is RestoreSource.STORAGE:
                 self._ranks.sums([0.0])  # all have read it
             self._goes_on_from(found.metadata)
             for name, each in self._kept.items():
                 each.load(values[name])
         if self._world.rank >= saved.id.shards:
             _objects.RandomNumbers().draw_others(self._world.rank)
+            print(
+                f"trainingjob: rank {self._world.rank} is new, as the saved state is of {saved.id.shards} ranks: it "
+                f"takes what each rank has for itself (buffers, values, positions in data) from {source}, but for "
+                "random numbers",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        if self._loaders is not None:
+            self._loaders.restored()
         self._restored = saved.id.step
-        self._end.restored(saved.id.step, source)
+        self._end.restored(saved.id.step, place)
         with told():
-            self._cataloged(
-                self._arrays(), values
-            )  # room for the first snapshot is made while the script computes its step
-            if source is RestoreSource.MEMORY and self._checkpoint and found.metadata.waited_for:
+            # Room for the first snapshot is made while the script computes its step.
+            self._cataloged(self._arrays(), self._buffers(), values)
+            if place is RestoreSource.MEMORY and self._checkpoint and found.metadata.waited_for:
                 self._save_again(found.metadata, layout)
         return saved.id.step
 
     def _save_again(self, saved: ShardMetadata, layout: str) -> None:
         """In this round: a script that was through with it commits nothing more, and a round's agents bring to storage
         what was committed in it (decision "What may be a script's last step is saved again")."""
-        _, snapshots = self._cataloged(*self._now())
+        arrays, values = self._now()
+        _, snapshots = self._cataloged(arrays, self._buffers(), values)
         saving = self._new_saving(snapshots)
         saving.of_layout(layout, waited_for=True)
         saving.stop_at(saved.id.step, saved.position, saved.skipped, saved.trend)
@@ -213,11 +295,14 @@ class State:
                 print(f"trainingjob: durable storage can't be read, tried again: {error}", file=sys.stderr, flush=True)
                 time.sleep(STORAGE_PAUSE if isinstance(error, StoreRefused) else 1.0)
 
-    def _values_of(self, saved: SavedState) -> Any:
-        """Of the rank of the same number; where there are more now, they begin with those of another."""
-        shard = saved.open(self._world.rank % saved.id.shards)
-        name = _name(self._world.rank % saved.id.shards)
-        stored = shard.header.chunks.get(name)
+    def _own_shard(self, saved: SavedState) -> tuple[ShardReader, str]:
+        """Return the shard of the rank of the same number, and that rank's name: if there are more ranks now, the new
+        ones begin with what another had."""
+        number = self._world.rank % saved.id.shards
+        return saved.open(number), _name(number)
+
+    def _values_in(self, shard: ShardReader, rank: str, saved: SavedState) -> Any:
+        stored = shard.header.chunks.get(rank)
         if stored is None:
             raise BadInput(f"the saved state of step {saved.id.step} was not saved by trainingjob.State")
         data = bytearray(stored.chunk.size)
@@ -227,52 +312,88 @@ class State:
     # --- forth ------------------------------------------------------------------------------------------------------
 
     def commit(self, step: int, durable: bool = False) -> None:
-        """Step `step`, counted from 0, is finished. On all ranks, after every step. When this world is about to end, it
-        saves and ends the process (SystemExit).
+        """Say that step `step`, counted from 0, is finished. Call it on all ranks, after every step or micro-batch.
 
-        `durable`: wait until this one is whole in node memory, and let it be a checkpoint in storage (or the next one,
-        where another is still on its way there). The same on all ranks; true for the script's last step."""
+        Only a commit after an optimizer step is saved: one within a gradient accumulation would lose the gradients that
+        it has summed up. When this world is about to end, the first such commit saves and ends the process
+        (SystemExit).
+
+        `durable`: wait until this step is whole in node memory, and make it a checkpoint in storage (or the next one,
+        if another is still on its way there). The same on all ranks; True for the script's last step. Within an
+        accumulation, the next optimizer step is made durable instead."""
         began, done = time.perf_counter(), int(step) + 1
         if self._began is not None:
             self._pace.stepped(began - self._began, self._saved)
         self._began = began
         self._commits += 1
         ends = self._end.passes()
-        self._saved = ends or durable or self._commits >= self._next
-        if self._saved:
-            self._save(done, durable, ends)
+        at_save_point = self._save_points is None or self._save_points.pass_commit()
+        self._durable_due |= durable
+        due = ends or self._durable_due or self._commits >= self._next
+        self._saved = due and at_save_point and self._save(done, self._durable_due, ends)
+        if due and not self._saved:
+            self._say_what_waits(done, durable)
         saving = self._saving
-        assert saving is not None  # the first commit always saves
-        self._end.finished(done, saving.snapshot_step, saving.seconds)
-        if ends:
+        self._end.finished(done, saving.snapshot_step if saving else None, saving.seconds if saving else 0.0)
+        if ends and self._saved:
             self._end.send(Done(Outcome.DRAINED, done))
             raise SystemExit(0)
 
-    def _save(self, done: int, durable: bool, ends: bool) -> None:
+    def _say_what_waits(self, done: int, durable: bool) -> None:
+        self._waiting += 1
+        if durable:
+            text = f"step {done} ends within a gradient accumulation: the next optimizer step becomes durable instead"
+            advice = "Call commit(durable=True) right after optimizer.step()"
+        elif self._waiting == PATIENCE:
+            text = f"nothing was saved in the last {PATIENCE} commits, as gradients wait for an optimizer step"
+            advice = "Call commit() right after optimizer.step(), and give State the optimizers that step"
+        else:
+            return
+        print(f"trainingjob: {text}. {advice}.", file=sys.stderr, flush=True)
+
+    def _save(self, done: int, durable: bool, ends: bool) -> bool:
+        """Take a snapshot, unless gradients wait for a step."""
         started = time.perf_counter()
+        pending = self._save_points is not None and self._save_points.has_pending_gradients()
         with told():
             catalogue, saving = self._current()
+            digest = self._ranks.digest(self._shared) if self._world.size > 1 else 0
         ready = time.perf_counter()
         flags = dataclasses.replace(saving.local_flags(done), drain=int(ends))
         if durable:
             flags = dataclasses.replace(flags, checkpoint_due=1)
-        agreed = self._agree(flags, catalogue)
+        agreed = self._agree(flags, catalogue, digest, pending)
+        if not agreed.buffers_alike:
+            self._by_rank = True
+            with told():
+                catalogue, saving = self._current()
+            agreed = self._agree(flags, catalogue, pending=pending)
         together = time.perf_counter()  # others are waited for until then, as they are in each step
+        if agreed.pending:
+            return False
         saving.of_layout(agreed.layout, waited_for=durable)
         saving.save(saving.decide(done, agreed.flags, required=durable), self._samples() if self._data else done)
-        saving.before_change()  # a script may change anything next
+        # A script may change anything next, not only what its optimizer steps (decision "A script's snapshot is copied
+        # before commit returns").
+        saving.before_change()
         if durable:
             saving.finish()  # the script may end at once
+        self._durable_due, self._waiting = False, 0
         self._next = self._commits + agreed.every
         if self._commits > 1:  # the first one finds memory
             copying = max(time.perf_counter() - together, saving.device_seconds)
             self._pace.took(ready - started + copying)
+        return True
 
     def _current(self) -> tuple[Catalogue, Saving]:
         """With what there is now."""
-        catalogue, snapshots = self._cataloged(*self._now())
-        if self._saving is None:
+        arrays, values = self._now()
+        catalogue, snapshots = self._cataloged(arrays, self._buffers(), values)
+        self._checked += 1
+        if self._checked >= self._checks:
+            self._checks *= 2
             self._check_alike()
+        if self._saving is None:
             self._saving = self._new_saving(snapshots)
         return catalogue, self._saving
 
@@ -285,13 +406,18 @@ class State:
             arrays |= self._of_library(name, found)
         return arrays, values
 
-    def _cataloged(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Catalogue, Snapshots]:
-        """Of these."""
+    def _cataloged(
+        self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], values: Mapping[str, Any]
+    ) -> tuple[Catalogue, Snapshots]:
+        """Return the catalogue of these, which is made anew if they are others than before, and its snapshots."""
         text = _values.encode(values, "state")
-        if self._catalogue is None or len(text) > len(self._own) or not self._catalogue.still(arrays):
-            if len(text) > len(self._own):
-                self._own = bytearray(int(len(text) * ROOM) + 4096)
-            self._catalogue = self._new_catalogue(arrays)
+        if len(text) > len(self._own):
+            self._own = bytearray(int(len(text) * ROOM) + 4096)
+            self._own_bytes = self._ranks.memory(self._own)
+        self._shared = {} if self._by_rank else buffers
+        now = {**arrays, **self._shared, **self._own_arrays(buffers)}
+        if self._catalogue is None or not self._catalogue.still(now):
+            self._catalogue = self._new_catalogue(arrays, buffers)
             if self._snapshots is None:
                 self._snapshots = Snapshots(self._end.snapshots / f"shard-{self._world.rank}", self._catalogue.saved)
             else:
@@ -311,9 +437,21 @@ class State:
         named = {f"{name}.{key}": array for key, array in arrays.items()}
         return {path: self._ranks.array(array, path) for path, array in named.items()}
 
-    def _new_catalogue(self, arrays: Mapping[str, Any] | None = None) -> Catalogue:
-        own = {_name(self._world.rank): self._own} if self._own else {}
-        return self._ranks.catalogue(self._arrays() if arrays is None else arrays, own)
+    def _buffers(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, each in self._kept.items():
+            found |= self._of_library(name, each.buffers())
+        return found
+
+    def _own_arrays(self, buffers: Mapping[str, Any]) -> dict[str, Any]:
+        """What this rank alone has, by names of its own."""
+        rank = _name(self._world.rank)
+        return {rank: self._own_bytes} | (
+            {f"{rank}.{name}": buffer for name, buffer in buffers.items()} if self._by_rank else {}
+        )
+
+    def _new_catalogue(self, arrays: Mapping[str, Any], buffers: Mapping[str, Any]) -> Catalogue:
+        return self._ranks.catalogue(arrays, {} if self._by_rank else buffers, self._own_arrays(buffers))
 
     def _new_saving(self, snapshots: Snapshots) -> Saving:
         end, checkpoint = self._end, self._checkpoint
@@ -333,17 +471,22 @@ class State:
 
     # --- together ---------------------------------------------------------------------------------------------------
 
-    def _agree(self, flags: StepFlags, catalogue: Catalogue) -> Agreed:
-        """The one collective of a save: sums of a few numbers."""
+    def _agree(self, flags: StepFlags, catalogue: Catalogue, digest: int = 0, pending: bool = False) -> Agreed:
+        """The one collective of a save: sums of a few numbers. `digest`: of buffers that all ranks may have alike."""
+        size = self._world.size
         mine = int(catalogue.digest[:8], 16)
         every = self._pace.every if self._world.rank == 0 else 0
-        numbers = [float(each) for each in (*dataclasses.astuple(flags), every, mine)]
-        numbers = self._ranks.sums(numbers)
-        *counts, every, layout = (round(number) for number in numbers)
-        return Agreed(StepFlags(*counts), every, f"{layout:x}")
+        numbers = [float(each) for each in (*dataclasses.astuple(flags), every, mine, pending)]
+        *counts, low, low2, high, high2 = self._ranks.sums([*numbers, *halves(digest)])
+        *of_flags, every, layout, waiting = (round(number) for number in counts)
+        alike = all_alike(size, low, low2) and all_alike(size, high, high2)
+        return Agreed(StepFlags(*of_flags), every, f"{layout:x}", waiting > 0, alike)
 
     def _check_alike(self) -> None:
-        """Whole arrays are saved by one rank for all: it is an error where they are not the same on all."""
+        """Each rank saves a part of what all hold whole: it is an error if that is not the same on all ranks. It may
+        come to differ later, so this is asked again, each time after twice as many snapshots."""
+        if self._world.size == 1:
+            return
         whole: dict[str, Any] = {}
         for name, each in self._kept.items():
             whole |= self._of_library(name, each.alike())
@@ -354,6 +497,30 @@ class State:
                 "one (torch.distributed.tensor), or let DistributedDataParallel keep it the same; of an array in a "
                 f"dict, say which part it is (trainingjob.Part). ({len(differs)} of {len(whole)} differ.)"
             )
+
+
+_only: weakref.ref[State] | None = None
+"""The State of this process."""
+
+
+def _check_only() -> None:
+    """Two would write into each other's shards."""
+    if _only is not None and _only() is not None:
+        raise BadInput(
+            "this process has a State already, and two would write into each other's files: give all objects to one, "
+            "by State(...) or State.add(...)."
+        )
+
+
+def _check_nothing_lost(headers: Mapping[int, Header], names: Container[str], objects: Iterable[str]) -> None:
+    """Refuse a saved state that holds arrays of these objects that they have no more: a layer that was taken away, say.
+
+    Raises BadInput."""
+    prefixes = tuple(f"{name}." for name in objects)
+    for header in headers.values():
+        for name in header.chunks:
+            if name.startswith(prefixes) and name not in names:
+                raise BadInput(f"the saved state has {name}, and the script has it no more: {INSTEAD}.")
 
 
 def _newer(start: Start, held: SnapshotId) -> Durable | None:

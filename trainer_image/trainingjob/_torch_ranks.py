@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,9 +14,12 @@ from torch import Tensor
 from concertina_state.buffers import Buffer
 from concertina_state.catalogue import Catalogue
 from concertina_state.errors import BadInput
+from concertina_state.filling import ShardReader
 from concertina_state.holdings import Part
-from concertina_state.tensors import DTYPES
+from concertina_state.tensors import DTYPES, NAMES, memory
 from trainingjob import World
+from trainingjob._ranks import DIGEST_BITS, all_alike, halves
+from trainingjob._refusals import INSTEAD
 
 
 class TorchRanks:
@@ -24,6 +28,8 @@ class TorchRanks:
     def __init__(self, world: World) -> None:
         self._world = world
         self._together = world.size > 1
+        self._checksums: dict[str, tuple[tuple[int, int] | None, int]] = {}
+        """Of buffers, by name, with the version of which each is."""
         if self._together and not dist.is_initialized():
             raise BadInput(
                 f"{world.size} processes keep one state, and can't agree yet: call "
@@ -50,18 +56,80 @@ class TorchRanks:
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
         """By their sums, so that nothing leaves the device but these."""
-        if not self._together or not arrays:
+        if not self._together:
             return []
-        least = torch.stack([each.double().sum().to(_device()) for each in arrays.values()])
+        names = halves(_bits(zlib.crc32(repr(sorted(arrays)).encode()), len(arrays)))
+        low, low2, high, high2 = self.sums(names)
+        if not (all_alike(self._world.size, low, low2) and all_alike(self._world.size, high, high2)):
+            raise BadInput("the ranks keep arrays of other names: give State the same objects on all ranks.")
+        if not arrays:
+            return []
+        least = torch.stack([_sum(each).to(_device()) for each in arrays.values()])
         most = -least
         dist.all_reduce(least, op=dist.ReduceOp.MIN)
         dist.all_reduce(most, op=dist.ReduceOp.MIN)
         bounds = zip(arrays, least.tolist(), (-most).tolist(), strict=True)
         return [name for name, low, high in bounds if low != high and not (math.isnan(low) and math.isnan(high))]
 
-    def catalogue(self, arrays: Mapping[str, Any], own: Mapping[str, bytearray]) -> Catalogue:
-        bytes_ = {name: torch.frombuffer(each, dtype=torch.uint8) for name, each in own.items()}
-        return Catalogue(arrays, bytes_, self._world.rank, self._world.size, self._together)
+    def memory(self, data: bytearray) -> Tensor:
+        return torch.frombuffer(data, dtype=torch.uint8)
+
+    @torch.no_grad()
+    def digest(self, buffers: Mapping[str, Tensor]) -> int:
+        """What has not changed since the last call is not read again: masks and tables never do."""
+        changed = {
+            name: tensor
+            for name, tensor in buffers.items()
+            if tensor.is_inference() or self._checksums.get(name, (None, 0))[0] != _version(tensor)
+        }
+        on_devices: dict[torch.device, list[Tensor]] = {}
+        for tensor in changed.values():
+            on_devices.setdefault(tensor.device, []).append(_bytes(tensor))
+        brought = {  # one transfer from each device, however many small buffers it has
+            device: iter(torch.cat(parts).cpu().split([len(part) for part in parts]))
+            for device, parts in on_devices.items()
+        }
+        for name, tensor in changed.items():
+            about = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
+            content = next(brought[tensor.device])
+            version = None if tensor.is_inference() else _version(tensor)
+            self._checksums[name] = version, zlib.crc32(memory(content), zlib.crc32(about))
+        checksums = [self._checksums[name][1] for name in sorted(buffers)]
+        return _bits(zlib.crc32(repr(checksums).encode()), sum(checksums))
+
+    @torch.no_grad()
+    def fill_own(self, buffers: Mapping[str, Tensor], shard: ShardReader, prefix: str) -> None:
+        for name, tensor in buffers.items():
+            stored = shard.header.chunks.get(prefix + name)
+            now = (NAMES[tensor.dtype], tuple(tensor.shape))
+            if stored is None or (stored.chunk.dtype, stored.chunk.shape) != now:
+                what = "not saved" if stored is None else f"saved as {stored.chunk.dtype} {list(stored.chunk.shape)}"
+                raise BadInput(f"{name} was {what} and is {now[0]} {list(now[1])} now: {INSTEAD}.")
+            content = torch.empty(tensor.shape, dtype=tensor.dtype)
+            shard.read_into([(stored.begin, memory(content))])
+            tensor.copy_(content)
+
+    def catalogue(
+        self, arrays: Mapping[str, Any], buffers: Mapping[str, Tensor], own: Mapping[str, Tensor]
+    ) -> Catalogue:
+        return Catalogue(arrays, own, self._world.rank, self._world.size, self._together, buffers=buffers)
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    """Without a copy in float64, which is twice as large as a float32 parameter."""
+    return tensor.sum(dtype=torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _version(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor._version
+
+
+def _bits(first: int, second: int) -> int:
+    return ((second << 32) ^ first) % (1 << DIGEST_BITS)
 
 
 def _tensor(array: Any) -> Tensor:

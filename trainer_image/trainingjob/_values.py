@@ -9,6 +9,8 @@ import json
 from collections import Counter
 from typing import Any, Callable, Dict
 
+from concertina_state.errors import BadInput
+
 MOST_BYTES = 64 << 20
 """Of one rank's values."""
 
@@ -16,7 +18,7 @@ MOST_BYTES = 64 << 20
 _PLAIN = {type(None), bool, int, float, str}
 
 
-class Unsaveable(ValueError):
+class Unsaveable(BadInput, ValueError):
     """A sentence."""
 
 

@@ -33,8 +33,8 @@ class Prepared(State):
             "scaler": [] if accelerator.scaler is None else [accelerator.scaler],
         }
         named = {f"{kind}{number}": each for kind, found in kinds.items() for number, each in enumerate(found)}
-        self._loaders = [Loader(accelerator, each) for each in accelerator._dataloaders]
-        loaders = {f"loader{number}": each for number, each in enumerate(self._loaders)}
+        self._prepared = [Loader(accelerator, each) for each in accelerator._dataloaders]
+        loaders = {f"loader{number}": each for number, each in enumerate(self._prepared)}
         super().__init__(
             folder=folder,
             overhead=overhead,
@@ -44,13 +44,13 @@ class Prepared(State):
     def restore(self, default: int = 0) -> int:
         """See `trainingjob.State`."""
         step = super().restore(default)
-        for loader in self._loaders:
+        for loader in self._prepared:
             loader.random = RandomNumbers().state_dict()
         return step
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """One pass over a prepared loader: first the rest of the one in which the state was saved."""
-        return next(each for each in self._loaders if each.loader is loader).batches()
+        return next(each for each in self._prepared if each.loader is loader).batches()
 
 
 class Loader:

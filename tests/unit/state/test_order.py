@@ -64,6 +64,7 @@ def test_a_pass_that_was_left_is_over_and_one_that_was_saved_goes_on(accelerator
                 break
     assert [len(set(each)) for each in passes] == [7, 7]
 
+    del state  # its process ends
     state, loader = prepared(accelerator, tmp_path)
     assert state.restore() == 2
     rest = [int(batch) for batch in state.batches(loader)]

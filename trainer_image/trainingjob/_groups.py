@@ -1,0 +1,86 @@
+"""Parameter groups of an optimizer, matched by the names of their parameters. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from concertina_state.errors import BadInput
+from trainingjob import _values
+from trainingjob._refusals import INSTEAD
+
+
+def matched(
+    optimizer: str, saved: Sequence[tuple[Sequence[str], Mapping[str, Any]]], now: Sequence[Sequence[str]]
+) -> list[int]:
+    """Return, for each group of today, the number of the saved group whose options it takes.
+
+    `saved` holds the parameter names and the options of each saved group, `now` the parameter names of each group of
+    today. A group of today may hold parameters of several saved groups if these have the same options. Raises BadInput
+    if a parameter is missing on either side, or if parameters with different options are in one group now."""
+    group_by_name = {name: number for number, (names, _) in enumerate(saved) for name in names}
+    have = {name for names in now for name in names}
+    if missing := [name for name in group_by_name if name not in have]:
+        raise BadInput(
+            f"{optimizer} was saved with {_list(missing)}, which is in none of its groups now: add it "
+            "(optimizer.add_param_group) before State.restore()."
+        )
+    if new := [name for names in now for name in names if name not in group_by_name]:
+        raise BadInput(
+            f"{optimizer} has {_list(new)} now, which was in none of its groups when it was saved: {INSTEAD}."
+        )
+    return [_source(optimizer, saved, names, number, group_by_name) for number, names in enumerate(now)]
+
+
+def _source(
+    optimizer: str,
+    saved: Sequence[tuple[Sequence[str], Mapping[str, Any]]],
+    names: Sequence[str],
+    number: int,
+    group_by_name: Mapping[str, int],
+) -> int:
+    sources = list(dict.fromkeys(group_by_name[name] for name in names))
+    if not sources:  # an empty group has nothing but its place
+        return min(number, len(saved) - 1)
+    first = sources[0]
+    for other in sources[1:]:
+        if differing := differing_options(saved[first][1], saved[other][1]):
+            one, two = (next(name for name in names if group_by_name[name] == source) for source in (first, other))
+            raise BadInput(
+                f"{optimizer} was saved with {one} and {two} in groups of different {', '.join(differing)}, and they "
+                f"are in one group now: {INSTEAD}."
+            )
+    return first
+
+
+def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the names of options that are not the same."""
+    return sorted(
+        key
+        for key in one.keys() | other.keys()
+        if _values.encode(one.get(key), key) != _values.encode(other.get(key), key)
+    )
+
+
+def _list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def check_by_position(scheduler: str, state: Any, sources: Sequence[int], saved_count: int) -> None:
+    """Refuse a scheduler's state that has a value for each group, if groups have changed their places.
+
+    Schedulers keep such values (`base_lrs`) in lists, by position. `sources` is what `matched` returned, `saved_count`
+    the number of saved groups. Raises BadInput."""
+    if list(sources) == list(range(saved_count)):
+        return
+    for key, value in state.items() if isinstance(state, Mapping) else ():
+        if not isinstance(value, (list, tuple)):
+            continue
+        for inner in value:
+            check_by_position(scheduler, inner, sources, saved_count)  # schedulers of schedulers
+        alike = all(other == value[0] for other in value)
+        if len(value) == saved_count and not (alike and len(sources) == saved_count):
+            raise BadInput(
+                f"{scheduler} has a value for each group of its optimizer ({key}), and the groups are not in the order "
+                "in which they were saved: make them in that order."
+            )

@@ -1,0 +1,131 @@
+"""Save points: the commits after which a state can be saved without losing a gradient.
+
+A state holds weights and optimizer moments, not gradients. If it were saved within a gradient accumulation, a restored
+run would lack the gradients of the micro-batches before it. So a commit is a save point only if an optimizer has made
+a step since the last commit, and no gradient has been computed since then. torch's own hook tells which optimizers
+step: it is called in a `GradScaler`, in compiled steps, and by Accelerate's and Lightning's optimizers too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from concertina_state.catalogue import live
+
+SAMPLE = 16
+"""Parameters of an optimizer whose gradients are looked at: a backward pass touches all of them, or none."""
+
+Mark = tuple[int, int] | None
+"""Identity and version of a gradient; None if there is none."""
+
+
+@dataclasses.dataclass
+class Watched:
+    """One optimizer."""
+
+    parameters: list[Tensor]
+    marks: list[Mark]
+    """Gradients of the parameters right after the last step."""
+    stepped: bool = False
+    """Whether it has made a step since the last commit."""
+
+    def has_new_gradients(self) -> bool:
+        """Whether a backward pass has added to gradients since the last step. Reads the device if some have changed."""
+        changed = [
+            gradient
+            for parameter, mark in zip(self.parameters, self.marks, strict=True)
+            if (gradient := parameter.grad) is not None and _mark(gradient) != mark
+        ]
+        return any(bool(live(gradient).any()) for gradient in changed)  # those that were set to zero are not new
+
+
+class SavePoints:
+    """Watches the optimizers that a `State` keeps, or, if it keeps none, all that step in this process: one may be part
+    of an object with a `state_dict` of its own. Until a step is seen, each commit of such a state is a save point."""
+
+    def __init__(self) -> None:
+        self._watched: dict[int, Watched] = {}
+        self._keeps_optimizers = False
+        self._last: Watched | None = None
+        """The optimizer that stepped last."""
+        this = weakref.ref(self)
+
+        def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if (points := this()) is not None:
+                points._stepped(optimizer)
+
+        handle = register_optimizer_step_post_hook(after_step)
+        weakref.finalize(self, handle.remove)
+
+    def watch(self, optimizers: Iterable[Optimizer]) -> None:
+        for optimizer in optimizers:
+            if not self._keeps_optimizers:
+                self._keeps_optimizers = True
+                self._watched.clear()
+            self._watched[id(innermost(optimizer))] = _watched(optimizer)
+
+    def pass_commit(self) -> bool:
+        """Whether an optimizer has made a step since the last call, or none is watched."""
+        stepped = not self._watched or any(watched.stepped for watched in self._watched.values())
+        self._idle = [watched for watched in self._watched.values() if not watched.stepped]
+        for watched in self._watched.values():
+            watched.stepped = False
+        return stepped
+
+    def has_pending_gradients(self) -> bool:
+        """Whether gradients wait for a step, after a commit with one: those of an optimizer that made none, and those
+        computed after the last step. A GAN's generator leaves gradients in its discriminator, which has stepped
+        before and drops them; so of several optimizers that stepped only the last one counts."""
+        waiting = [*self._idle, *([self._last] if self._last is not None else [])]
+        return any(watched.has_new_gradients() for watched in waiting)
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        watched = self._watched.get(id(optimizer))
+        if watched is None:
+            if self._keeps_optimizers:
+                return
+            watched = _watched(optimizer)
+        if len(watched.parameters) != min(SAMPLE, _count(optimizer)):  # a group was added
+            watched.parameters = _sample(optimizer)
+        self._watched[id(optimizer)] = self._last = watched
+        watched.marks = [_mark(parameter.grad) for parameter in watched.parameters]
+        watched.stepped = True
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that a wrapper such as Accelerate's calls: torch's hooks are told of this one."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def _watched(optimizer: Optimizer) -> Watched:
+    parameters = _sample(optimizer)
+    return Watched(parameters, [_mark(parameter.grad) for parameter in parameters])
+
+
+def _count(optimizer: Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+def _sample(optimizer: Optimizer) -> list[Tensor]:
+    """Some parameters, evenly spread, the last one with them."""
+    parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    count = min(SAMPLE, len(parameters))
+    return [parameters[(number + 1) * len(parameters) // count - 1] for number in range(count)]
+
+
+def _mark(gradient: Tensor | None) -> Mark:
+    """FSDP adds to the local part of a DTensor, whose own version stays."""
+    if gradient is None:
+        return None
+    local = live(gradient)
+    return id(gradient), 0 if torch.is_inference(local) else local._version
