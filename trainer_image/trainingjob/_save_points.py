@@ -56,6 +56,10 @@ class SavePoints:
         self._keeps_optimizers = False
         self._last: Watched | None = None
         """The optimizer that stepped last."""
+        self._idle: list[Watched] = []
+        """Optimizers that made no step before the last commit."""
+        self.only_others_step = False
+        """Optimizers step that the state does not keep, and none of those that it keeps has made a step yet."""
         this = weakref.ref(self)
 
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -91,11 +95,13 @@ class SavePoints:
         watched = self._watched.get(id(optimizer))
         if watched is None:
             if self._keeps_optimizers:
+                self.only_others_step = self._last is None
                 return
             watched = _watched(optimizer)
         if len(watched.parameters) != min(SAMPLE, _count(optimizer)):  # a group was added
             watched.parameters = _sample(optimizer)
         self._watched[id(optimizer)] = self._last = watched
+        self.only_others_step = False
         watched.marks = [_mark(parameter.grad) for parameter in watched.parameters]
         watched.stepped = True
 

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from trainingjob._loaders import Loaders
     from trainingjob._save_points import SavePoints
 
+SUSPICIOUS = 10
+"""Commits without a step of an optimizer that is kept, while others step, before this is an error."""
 PATIENCE = 100
 """Commits without a snapshot that was due, before the script is told."""
 ENDLESS = 2**62
@@ -193,6 +195,8 @@ class State:
                 return default
             shard, source = self._own_shard(saved)
             values = self._values_in(shard, source, saved)
+            if left_out := sorted(values.keys() - self._kept.keys() - {"loaders"}):
+                raise BadInput(f"the saved state of step {saved.id.step} has {', '.join(left_out)} too: {INSTEAD}.")
             if lacking := [name for name in self._kept if name not in values]:
                 raise BadInput(f"the saved state of step {saved.id.step} has no {', '.join(lacking)}: {INSTEAD}.")
             for name, each in self._kept.items():
@@ -206,7 +210,8 @@ class State:
             alone = self._world.rank if same and catalogue.alone else None
             found = find(saved, alone, lambda held: catalogue.plan(held, INSTEAD))
             dicts = [name for name, each in self._kept.items() if isinstance(each, _objects.KeptDict)]
-            _check_nothing_lost(found.headers, {*arrays, *buffers}, self._kept.keys() - dicts)
+            names = {*arrays, *buffers, *(f"{source}.{name}" for name in buffers)}
+            _check_nothing_lost(found.headers, names, self._kept.keys() - dicts, source)
             catalogue.fill(found.plan, found.shards)
             if self._by_rank:
                 self._ranks.fill_own(buffers, shard, f"{source}.")
@@ -341,6 +346,12 @@ class State:
 
     def _say_what_waits(self, done: int, durable: bool) -> None:
         self._waiting += 1
+        if self._waiting >= SUSPICIOUS and self._save_points is not None and self._save_points.only_others_step:
+            with told():
+                raise BadInput(
+                    f"no optimizer that State keeps has made a step in {self._waiting} commits, and another one has: "
+                    "its moments would be lost. Give State the optimizer that steps."
+                )
         if durable:
             text = f"step {done} ends within a gradient accumulation: the next optimizer step becomes durable instead"
             advice = "Call commit(durable=True) right after optimizer.step()"
@@ -512,15 +523,18 @@ def _check_only() -> None:
         )
 
 
-def _check_nothing_lost(headers: Mapping[int, Header], names: Container[str], objects: Iterable[str]) -> None:
+def _check_nothing_lost(
+    headers: Mapping[int, Header], names: Container[str], objects: Collection[str], rank: str
+) -> None:
     """Refuse a saved state that holds arrays of these objects that they have no more: a layer that was taken away, say.
 
-    Raises BadInput."""
-    prefixes = tuple(f"{name}." for name in objects)
+    `rank` is the one whose own arrays are read. Raises BadInput."""
+    prefixes = (*(f"{name}." for name in objects), *(f"{rank}.{name}." for name in objects))
     for header in headers.values():
         for name in header.chunks:
             if name.startswith(prefixes) and name not in names:
-                raise BadInput(f"the saved state has {name}, and the script has it no more: {INSTEAD}.")
+                array = name.removeprefix(f"{rank}.")
+                raise BadInput(f"the saved state has {array}, and the script has it no more: {INSTEAD}.")
 
 
 def _newer(start: Start, held: SnapshotId) -> Durable | None:

@@ -201,19 +201,19 @@ class KeptOptimizer:
             if rest := {key: value for key, value in state.items() if not isinstance(value, Tensor)}:
                 others[index] = rest
         own = {key: value for key, value in self.optimizer.state.items() if not isinstance(key, Tensor)}
-        names = self._group_names()
         return arrays, {
+            "kind": kind_of(self.optimizer),
             "groups": _options(self.optimizer),
-            "names": names,
+            "names": self._group_names(),
             "moments": moments,
             "others": others,
             "own": own,
         }
 
     def _list_parameters(self) -> list[tuple[str, Tensor, dict[str, Any]]]:
-        """With those of groups that were added since the last call."""
-        count = sum(len(group["params"]) for group in self.optimizer.param_groups)
-        if count != len(self._parameters):
+        """With those that were added or replaced since the last call."""
+        ids = [id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]]
+        if ids != [id(parameter) for _, parameter, _ in self._parameters]:
             names = self._names()
             self._parameters = [
                 (names.get(id(parameter), f"{number}.{index}"), parameter, group)
@@ -227,6 +227,7 @@ class KeptOptimizer:
         return [list(itertools.islice(names, len(group["params"]))) for group in self.optimizer.param_groups]
 
     def prepare(self, values: Mapping[str, Any]) -> None:
+        _check_kind(self.name, self.optimizer, values)
         saved = list(zip(values["names"], values["groups"], strict=True))
         self.sources, self.saved_groups = matched(self.name, saved, self._group_names()), len(saved)
         by_name = {name: (parameter, group) for name, parameter, group in self._parameters}
@@ -375,12 +376,14 @@ class KeptFsdp1Optimizer:
             for name, state in self._state["state"].items()
             if (rest := {key: value for key, value in state.items() if not isinstance(value, Tensor)})
         }
-        return arrays, {"groups": groups, "names": self._group_names(), "others": others}
+        facts = {"kind": kind_of(self.optimizer), "groups": groups, "names": self._group_names()}
+        return arrays, {**facts, "others": others}
 
     def _group_names(self) -> list[list[str]]:
         return [list(group["params"]) for group in self._state["param_groups"]]
 
     def prepare(self, values: Mapping[str, Any]) -> None:
+        _check_kind(self.name, self.optimizer, values)
         self.arrays()
         saved = list(zip(values["names"], values["groups"], strict=True))
         self.sources, self.saved_groups = matched(self.name, saved, self._group_names()), len(saved)
@@ -396,6 +399,17 @@ class KeptFsdp1Optimizer:
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Of each group."""
     return [{key: value for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
+
+
+def kind_of(optimizer: Optimizer) -> str:
+    """The name of its class, without that of a framework's wrapper."""
+    return type(innermost(optimizer)).__qualname__
+
+
+def _check_kind(name: str, optimizer: Optimizer, values: Mapping[str, Any]) -> None:
+    """Moments and options of one class mean nothing to another. Raises BadInput."""
+    if (saved := values["kind"]) != (now := kind_of(optimizer)):
+        raise BadInput(f"{name} was saved as a {saved} and is a {now} now: {INSTEAD}.")
 
 
 def can_flatten(tensor: Tensor) -> bool:

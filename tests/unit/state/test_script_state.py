@@ -462,7 +462,7 @@ def test_what_is_newer_in_storage_than_in_memory_stays_until_it_has_been_read(ol
 
 def test_what_can_not_be_gone_on_with_is_kept_no_longer(older, begun_with):
     uri, sweep = older
-    state = begun_with(uri, model=torch.nn.Linear(2, 3))
+    state = begun_with(uri, model=torch.nn.Linear(2, 3), watching=Watching(bool))
     with pytest.raises(BadInput, match=r"model\.bias was saved as"):
         state.restore()
     assert sweep()
