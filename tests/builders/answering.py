@@ -12,6 +12,7 @@ from pathlib import Path
 
 import concertina_protocol as protocol
 from concertina.agents.authority import Authority
+from concertina_protocol.connection import abort
 
 LIMIT = 20.0  # only to give up
 MASTER, UID, CREATED = b"m" * 32, "u1", 1_700_000_000.0
@@ -58,7 +59,7 @@ async def agent(
     finally:
         server.close()
         for writer in writers:
-            writer.transport.abort()
+            abort(writer)
 
 
 def report(step: int = 0, state: str = "idle", instance: str = "i1", ready: bool = True) -> protocol.Report:

@@ -11,7 +11,7 @@ import contextvars
 import functools
 import ssl
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from concertina_protocol import MAX_LINE, SILENCE_SECONDS, Message, ProtocolError, decode, encode
 from concertina_protocol.addresses import split
@@ -53,6 +53,15 @@ async def connect(address: str, context: ssl.SSLContext, name: str) -> Connectio
             ssl_handshake_timeout=SILENCE_SECONDS,
         )
     )
+
+
+def abort(writer: asyncio.StreamWriter) -> None:
+    """Close a connection immediately, without a TLS farewell: the other end sees a broken stream at once.
+
+    The connection may be closed already. A TLS transport forgets its protocol when it is closed for the second time.
+    Before Python 3.11.3 (Debian 12 has 3.11.2) its `abort()` then raises AttributeError."""
+    with contextlib.suppress(AttributeError):
+        writer.transport.abort()
 
 
 class Connection:
@@ -110,6 +119,4 @@ class Connection:
         return self.reader.at_eof() or self.writer.is_closing()
 
     def close(self) -> None:
-        """At once, without the TLS farewell: the other end sees a broken stream immediately."""
-        transport: Union[asyncio.Transport, asyncio.WriteTransport] = self.writer.transport
-        transport.abort()
+        abort(self.writer)

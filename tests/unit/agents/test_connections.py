@@ -21,6 +21,7 @@ from concertina.agents.connections import AgentConnections
 from concertina.agents.streams import StreamEnd
 from concertina.plan.actions import Send
 from concertina.plan.observed import AgentView, Call, ConnectionRefusal
+from concertina_protocol.connection import abort
 
 
 def remembered(asked: list[protocol.Message]) -> Answer:
@@ -249,7 +250,7 @@ async def a_handshake_without_end(connections: AgentConnections) -> AsyncIterato
         connections.watch("slow", {})
         silent.close()
         for writer in held:
-            writer.transport.abort()
+            abort(writer)
 
 
 @pytest.fixture
@@ -309,7 +310,7 @@ def test_a_stream_that_waits_its_turn_to_be_opened_again_is_silent_for_no_longer
             connections.watch(UID, {"r0": address})
             await until_async(lambda: view().connected, "a stream", view)
             async with a_handshake_without_end(connections):
-                open_streams[0].transport.abort()
+                abort(open_streams[0])
                 await until_async(lambda: view().queued_at is not None, "a stream that waits its turn", view)
                 now += 1.5  # longer ones count as a stall
                 assert view().silent_for(now) == 0.0

@@ -16,6 +16,7 @@ from concertina.agents import connections as module
 from concertina.agents.connections import AgentConnections
 from concertina.plan.actions import Send
 from concertina.plan.observed import Call
+from concertina_protocol.connection import abort
 
 DRAIN = protocol.Drain(UID, 1, "c1", "scaled", durable=False, grace_seconds=1.0)
 PREPARED = protocol.Prepared("r0", "i1", 1, "c1", 1, "127.0.0.1:1", ("r0",))
@@ -85,7 +86,7 @@ def test_what_a_stream_took_along_when_it_broke_is_asked_again(tmp_path: Path) -
     async def breaks_once(message: protocol.Message, writer: asyncio.StreamWriter) -> None:
         if isinstance(message, protocol.Prepare) and len(heard) == 1:
             heard.append((writer.get_extra_info("peername"), "broken"))
-            writer.transport.abort()
+            abort(writer)
         else:
             await well(message, writer)
 
