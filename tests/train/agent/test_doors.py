@@ -1,6 +1,7 @@
 """Who gets in and what they may say: real TLS, against one real agent."""
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -186,13 +187,28 @@ def client_hello() -> bytes:
     return outgoing.read()
 
 
+OPEN_AT_ONCE = 2 * server.MAX_STRANGERS
+"""Connections that a flood holds open at a time: fewer than the 1024 files that a process may open by default."""
+
+
 def flood(open_ones: contextlib.ExitStack, address: str, count: int) -> None:
+    """Open `count` connections that stay strangers, OPEN_AT_ONCE at a time: the agent turns the oldest away."""
     host, _, port = address.rpartition(":")
     saying = itertools.cycle([client_hello(), b"shard\n" + client_hello(), *(b"", b"\x16", b"sh", b"shard\n") * 10])
+    strangers: collections.deque[socket.socket] = collections.deque()
     for said, _ in zip(saying, range(count), strict=False):
-        connection = open_ones.enter_context(socket.create_connection((host, int(port))))
+        if len(strangers) == OPEN_AT_ONCE:
+            turned_away(strangers.popleft())
+        connection = open_ones.enter_context(socket.create_connection((host, int(port)), GIVE_UP))
+        strangers.append(connection)
         with contextlib.suppress(ConnectionError):  # turned away already
             connection.sendall(said)
+
+
+def turned_away(connection: socket.socket) -> None:
+    with connection, contextlib.suppress(ConnectionError):
+        while connection.recv(1 << 16):
+            pass  # its side of the handshake
 
 
 def test_more_strangers_than_there_is_room_for_keep_nobody_out(folder):
@@ -208,6 +224,7 @@ def test_more_strangers_than_there_is_room_for_keep_nobody_out(folder):
                 shards = open_ones.enter_context(contextlib.closing(await agent.for_shards(job[0].address, GIVE_UP)))
                 await shards.send(p.Pull(UID, 0, p.SnapshotId(1, 5, "digest", 1)))
                 assert isinstance(await asyncio.wait_for(shards.receive(), GIVE_UP), p.Refused)
+                assert len(os.listdir(f"/proc/{job[0].process.pid}/fd")) < server.MAX_STRANGERS + 100
 
     run(body)
 
@@ -219,7 +236,7 @@ def test_who_comes_from_another_address_than_the_strangers_is_given_time(folder)
             with contextlib.ExitStack() as open_ones:
                 slow = socket.create_connection((host, int(port)), GIVE_UP, source_address=("127.0.0.2", 0))
                 open_ones.enter_context(slow)
-                flood(open_ones, job[0].address, server.MAX_STRANGERS + 100)
+                flood(open_ones, job[0].address, OPEN_AT_ONCE)
                 context = tls.client_context(folder / "identity")
                 with context.wrap_socket(slow, server_hostname=f"{UID}.agent") as connection:
                     connection.sendall(p.encode(p.Ping(UID)))
@@ -279,14 +296,14 @@ def test_an_agent_may_open_more_than_its_container_was_given_and_its_workers_may
 
     async def body():
         job = Job(folder, 1, ["--", sys.executable, "-c", script])
-        job[0].program = ["prlimit", "--nofile=256:4096", *job[0].program]
+        job[0].program = ["prlimit", "--nofile=256:1000", *job[0].program]
         job[0].start()
         try:
             await job.ready()
             await job.begin(1, job[0])
             await job.until(job[0], lambda report: report.state == "succeeded", "never succeeded")
-            assert resource.prlimit(job[0].process.pid, resource.RLIMIT_NOFILE) == (4096, 4096)
-            assert "limits (256, 4096)" in job[0].log()
+            assert resource.prlimit(job[0].process.pid, resource.RLIMIT_NOFILE) == (1000, 1000)
+            assert "limits (256, 1000)" in job[0].log()
         finally:
             await job.stop()
 
