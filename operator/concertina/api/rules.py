@@ -8,11 +8,12 @@ the API server's alone. Those within spec.trainer stand at its sections, in conc
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
 
-from concertina.api import TRAINER
+from concertina.api import TRAINER, launchers
 from concertina.api.spec import Container, JobSpec, Launcher, Tracking, TrackingBackend
 from concertina_trainer import layouts
 
@@ -155,6 +156,25 @@ def _of_layout(rule: layouts.LayoutRule) -> Rule:
     return Rule(at=".spec", field=f".{rule.field}", cel=cel, message=rule.message, holds=holds, says=says)
 
 
+def _no_launcher(cel: str, starts_one: Callable[[tuple[str, ...]], bool]) -> Rule:
+    """Refuse a command that starts a launcher (`starts_one`): each replica would train alone."""
+
+    def holds(spec: JobSpec) -> bool:
+        first = spec.template.spec.containers[0]
+        if spec.launcher is not Launcher.AGENT or first.name != TRAINER or not first.command:
+            return True
+        return not starts_one((*first.command, *first.args))
+
+    return Rule(
+        at=".spec",
+        field=".template.spec.containers",
+        cel=cel,
+        message="the command starts a launcher (torchrun, deepspeed, mpirun, accelerate launch with several processes, "
+        f"...), so each replica would train alone: {launchers.REMEDY}",
+        holds=holds,
+    )
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         at="",
@@ -212,6 +232,11 @@ RULES: tuple[Rule, ...] = (
         holds=lambda spec: (
             spec.launcher is not Launcher.TORCHRUN or spec.elastic is None or spec.parallelism.block == 1
         ),
+    ),
+    _no_launcher(launchers.cel_in_words(), launchers.in_words),
+    *(
+        _no_launcher(launchers.cel_in_text(text), functools.partial(launchers.in_text, expression=text))
+        for text in launchers.TEXTS
     ),
     *(_of_layout(rule) for rule in layouts.RULES),
     Rule(

@@ -62,7 +62,8 @@ class Container(Verbatim):
     command: tuple[Argument, ...] = Field(
         default=(),
         max_length=256,
-        description="In 'trainer': the command that each worker runs, as under torchrun. Absent: the bundled trainer.",
+        description="In 'trainer': the command of one worker, such as python train.py, without torchrun or another "
+        "launcher (see spec.launcher). Absent: the bundled trainer.",
     )
     args: tuple[Argument, ...] = Field(default=(), max_length=256, description="Arguments to the command.")
     env: tuple[EnvVar, ...] = Field(default=(), max_length=1024, description="Environment variables.")
@@ -442,7 +443,8 @@ class JobSpec(Model):
     )
     launcher: Launcher = Field(
         default=Launcher.AGENT,
-        description="Who starts the workers: agent starts any command and recovers it in place; torchrun is for a "
+        description="What starts the workers. agent starts the command once per worker, with RANK, WORLD_SIZE and the "
+        "other variables of torchrun set; the command must not start torchrun or another launcher. torchrun is for a "
         "command that is torchrun itself (docs/launchers.md).",
     )
     warm_start: WarmStart = Field(

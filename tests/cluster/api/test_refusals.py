@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from builders.launcher_commands import ACCEPTED, REFUSED
 from concertina.api.parse import SpecError, parse_spec
 from concertina.local.cluster import LocalCluster
 from concertina.local.errors import LocalClusterError
@@ -389,3 +390,20 @@ def test_sizes_and_policies_change_at_any_time(cluster: LocalCluster, namespace:
     after = changed(JOB, ("spec.replicas", 5), ("spec.elastic", {"minReplicas": 1}), ("spec.suspend", True))
     after["spec"] |= {"failurePolicy": {"maxRestarts": 0}, "ttlSecondsAfterFinished": 5, "activeDeadlineSeconds": 60}
     assert "configured" in apply(cluster, namespace, after)
+
+
+def test_launchers_in_the_command_are_refused_where_python_refuses_them(cluster: LocalCluster, namespace: str) -> None:
+    commands = [(words, True) for words in REFUSED] + [(words, False) for words in ACCEPTED]
+    jobs = [
+        changed(
+            OWN,
+            ("metadata.name", f"job-{number}"),
+            (f"{CONTAINER}.command", list(words[: 1 + number % len(words)])),
+            (f"{CONTAINER}.args", list(words[1 + number % len(words) :])),
+        )
+        for number, (words, _) in enumerate(commands)
+    ]
+    said = refusal(cluster, namespace, {"kind": "List", "apiVersion": "v1", "items": jobs})
+    for number, (words, refused) in enumerate(commands):
+        assert (f'"job-{number}" is invalid' in said) == refused, words
+    assert said.count("set launcher: torchrun") == len(REFUSED)

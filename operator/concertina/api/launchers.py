@@ -1,0 +1,210 @@
+"""Commands that start a world of their own, which `launcher: agent` refuses: torchrun, deepspeed, mpirun and the like.
+
+The agent starts the command once per worker. A launcher in the command starts processes with a RANK and WORLD_SIZE of
+its own, so each worker would train alone. Both checks here recognize a launcher only where the command certainly runs
+it; the agent finds the others while they run (`concertina_agent.workers.worlds`).
+
+The API server limits what a rule may cost before it knows any command, at the longest texts that the schema allows.
+Therefore it compares words, reads one text only (the third word, as in `bash -c TEXT`), and looks at the first
+container.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from concertina.api import TRAINER
+
+REMEDY = (
+    "remove the launcher from the command (python train.py), since launcher: agent starts the command once per worker, "
+    "with RANK and WORLD_SIZE set; or, if the command is torchrun, set launcher: torchrun"
+)
+PROGRAMS = ("torchrun", "deepspeed", "horovodrun", "mpirun", "mpiexec")
+MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner")
+"""As in `python -m MODULE`."""
+WITH_RUN = ("colossalai", "fabric")
+"""Programs that launch with the subcommand `run`."""
+ONLY_TELLS = ("--help", "-h", "--version")
+"""Arguments with which a launcher starts nothing."""
+PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)))
+WRAPPERS = (
+    *PYTHONS, "env", "nice", "ionice", "numactl", "taskset", "nohup", "time", "timeout", "stdbuf", "tini", "dumb-init",
+)  # fmt: skip
+"""Programs that run the rest of their words."""
+ACCELERATE, LAUNCH = ("accelerate",), "launch"
+ACCELERATE_ALONE = ("accelerate-launch", "accelerate.commands.launch")
+"""The same as `accelerate launch`, which leaves the ranks as they are unless it gets one of these options:"""
+ACCELERATE_OPTIONS = tuple(
+    option.replace("_", dash)
+    for option in ("--multi_gpu", "--use_fsdp", "--use_deepspeed", "--use_megatron_lm")
+    for dash in ("_", "-")
+)
+NUM_PROCESSES = ("--num_processes", "--num-processes")
+"""Options that do the same, unless their value is 1."""
+ACCELERATE_VALUES = ("no", "bf16", "fp16")
+"""Values of other options, besides numbers and files of configuration."""
+DIGITS = tuple("0123456789")
+SHELLS = tuple(folder + shell for shell in ("bash", "sh", "dash", "zsh") for folder in ("", "/bin/", "/usr/bin/"))
+MOST_WORDS = 12
+"""Words among which a launcher and its options are looked for."""
+LONGEST = 4096
+"""Characters of a shell's text that is read."""
+
+GAP = r"[\s\\]+"
+MODULE = rf"python[0-9.]*{GAP}(?:-[a-zA-Z]+{GAP})*-m{GAP}"
+LAUNCHER = (
+    rf"(?:{'|'.join(PROGRAMS)}|(?:{'|'.join(WITH_RUN)}){GAP}run|{MODULE}(?:{'|'.join(map(re.escape, MODULES))}))"
+    rf"{GAP}(?:--[^hv]|--ho|-[^-hV]|[^-\s;&|#<>)])"  # an argument that is none of ONLY_TELLS
+)
+ACCELERATE_TEXT = (
+    rf"(?:accelerate(?:-|{GAP})launch|{MODULE}accelerate\.commands\.launch){GAP}"
+    rf"(?:(?:--[\w-]+(?:=\S*)?|[0-9]+|{'|'.join(ACCELERATE_VALUES)}|[^-\s]\S*\.ya?ml){GAP})*"
+    rf"--(?:multi[-_]gpu|use[-_](?:fsdp|deepspeed|megatron[-_]lm)|num[-_]processes(?:=|{GAP})(?:[^1\s]|1[0-9]))"
+)
+QUOTED = r"""'[^']*'|"(?:[^"\\]|\\.)*\""""
+COMMENT = r"#[^\n]*\n"
+BEFORE = (
+    # Other commands. Nothing is known behind a redirection or an open parenthesis: a document may follow.
+    rf"^(?:(?:[^'\"\\#<(]|\\.|{QUOTED}|\$\([^()'\"]*\)|{COMMENT})*(?:[;&\n]|{COMMENT}))?\s*"
+    rf"(?:exec\s+)?(?:\w+=(?:[^\s'\";&|()]|{QUOTED})*\s+)*(?:[^\s'\"]*/)?"
+)
+CONDITIONAL = r"(?:^|[\s;&|])(?:if|case|for|while|until|select|function|test|\[\[?)\s"
+"""A text with one of these words may run a launcher or not."""
+FLAGS = re.ASCII | re.DOTALL
+TEXTS = (BEFORE + LAUNCHER, BEFORE + ACCELERATE_TEXT)
+"""Texts of a shell that start a world of their own: regular expressions that RE2 and Python read alike."""
+
+
+def in_words(words: Sequence[str]) -> bool:
+    """Return whether a command is a launcher, perhaps behind wrappers or Python."""
+    if any(word in ONLY_TELLS for word in words):
+        return False
+    place = next((place for place, _ in enumerate(words[:MOST_WORDS]) if not _leads_on(words, place)), len(words))
+    return place + 1 < len(words) and _launches(words, place)
+
+
+def _leads_on(words: Sequence[str], place: int) -> bool:
+    """Whether the program that runs comes later."""
+    word = words[place]
+    if _is_one(words[0], ("env",)) and "=" in word:
+        return True
+    return _is_one(word, WRAPPERS) or word.startswith(("-", *DIGITS))
+
+
+def _launches(words: Sequence[str], place: int) -> bool:
+    word, following = words[place], words[place + 1]
+    if _is_one(word, PROGRAMS) or word in MODULES or (_is_one(word, WITH_RUN) and following == "run"):
+        return True
+    accelerate = _is_one(word, ACCELERATE_ALONE) or (_is_one(word, ACCELERATE) and following == LAUNCH)
+    options = range(place + 1, min(len(words), MOST_WORDS))
+    return accelerate and any(
+        _starts_several(words, at) and all(_is_option(words[before]) for before in range(place + 1, at))
+        for at in options
+    )
+
+
+def _starts_several(words: Sequence[str], at: int) -> bool:
+    word = words[at]
+    if word in NUM_PROCESSES:
+        return at + 1 < len(words) and words[at + 1] != "1"
+    joined = any(word.startswith(f"{option}=") and word != f"{option}=1" for option in NUM_PROCESSES)
+    return joined or word in ACCELERATE_OPTIONS
+
+
+def _is_option(word: str) -> bool:
+    """Whether a word behind `accelerate launch` is an option or the value of one, and not the script."""
+    return word.startswith(("--", *DIGITS)) or word.endswith((".yaml", ".yml")) or word in (*ACCELERATE_VALUES, LAUNCH)
+
+
+def _is_one(word: str, names: tuple[str, ...]) -> bool:
+    """Whether a word is one of these programs, by its name or by its path."""
+    return word in names or word.endswith(tuple(f"/{name}" for name in names))
+
+
+def in_text(words: Sequence[str], expression: str) -> bool:
+    """Return whether a command is a shell with a text that runs a launcher; `expression`: one of TEXTS."""
+    if len(words) < 3 or words[0] not in SHELLS or not (words[1].startswith("-") and words[1].endswith("c")):
+        return False
+    text = words[2]
+    if len(text) > LONGEST or re.search(CONDITIONAL, text, FLAGS):
+        return False
+    return re.search(expression, text, FLAGS) is not None
+
+
+# --- the same in CEL --------------------------------------------------------------------------------------------------
+
+CONTAINER = "self.template.spec.containers[0]"
+COMMAND, ARGS = f"{CONTAINER}.command", f"{CONTAINER}.args"
+WORDS = f"({COMMAND} + (has({ARGS}) ? {ARGS} : []))"
+PLACES = str(list(range(MOST_WORDS)))
+
+
+def cel_in_words() -> str:
+    """Return the rule that no command breaks for which `in_words` is false."""
+    only_tells = " || ".join(
+        f"has({words}) && {words}.exists(word, word in {list(ONLY_TELLS)})" for words in (COMMAND, ARGS)
+    )
+    following = f"{_cel_leads_on('i')} ? false : {PLACES}.all(j, j >= i || {_cel_leads_on('j')}) && {_cel_launches()}"
+    return _cel_rule(
+        f"!({only_tells}) && [{WORDS}].exists(words, {PLACES}.exists(i, i + 1 < size(words) && ({following})))"
+    )
+
+
+def _cel_leads_on(place: str) -> str:
+    word = f"(size({COMMAND}) > {place} ? {COMMAND}[{place}] : {ARGS}[{place} - size({COMMAND})])"
+    assigns = f"{_cel_is_one('words[0]', ('env',))} && {word}.contains('=')"
+    wraps = _cel_is_one(f"words[{place}]", WRAPPERS)
+    return f"({assigns} || {wraps} || {_cel_starts(f'words[{place}]', ('-', *DIGITS))})"
+
+
+def _cel_launches() -> str:
+    word, following = "words[i]", "words[i + 1]"
+    return (
+        f"({_cel_is_one(word, PROGRAMS)} || {word} in {list(MODULES)} || "
+        f"{_cel_is_one(word, WITH_RUN)} && {following} == 'run' || "
+        f"({_cel_is_one(word, ACCELERATE_ALONE)} || {_cel_is_one(word, ACCELERATE)} && {following} == '{LAUNCH}') && "
+        f"{PLACES}.exists(k, k > i && k < size(words) && {_cel_starts_several()} && "
+        f"{PLACES}.all(j, j <= i || j >= k || {_cel_is_option()})))"
+    )
+
+
+def _cel_starts_several() -> str:
+    joined = (f"words[k].startsWith('{option}=') && words[k] != '{option}=1'" for option in NUM_PROCESSES)
+    apart = f"words[k] in {list(NUM_PROCESSES)} && k + 1 < size(words) && words[k + 1] != '1'"
+    return f"({' || '.join((f'words[k] in {list(ACCELERATE_OPTIONS)}', *joined, apart))})"
+
+
+def _cel_is_option() -> str:
+    files = "words[j].endsWith('.yaml') || words[j].endsWith('.yml')"
+    return f"({_cel_starts('words[j]', ('--', *DIGITS))} || {files} || words[j] in {[*ACCELERATE_VALUES, LAUNCH]})"
+
+
+def cel_in_text(expression: str) -> str:
+    """Return the rule that no command breaks for which `in_text` is false."""
+    second = f"(size({COMMAND}) > 1 ? {COMMAND}[1] : {ARGS}[1 - size({COMMAND})])"
+    text = f"(size({COMMAND}) > 2 ? {COMMAND}[2] : {ARGS}[2 - size({COMMAND})])"
+    return _cel_rule(
+        f"size({WORDS}) > 2 && {COMMAND}[0] in {list(SHELLS)} && {second}.startsWith('-') && {second}.endsWith('c') && "
+        f"size({text}) <= {LONGEST} && !{text}.matches({_cel_raw(CONDITIONAL)}) && "
+        f"{text}.matches({_cel_raw(expression)})"
+    )
+
+
+def _cel_rule(launches: str) -> str:
+    mine = f"self.launcher != 'agent' || {CONTAINER}.name != '{TRAINER}' || !has({COMMAND}) || size({COMMAND}) == 0"
+    return f"{mine} || !({launches})"
+
+
+def _cel_is_one(word: str, names: tuple[str, ...]) -> str:
+    return f"({word} in {list(names)} || " + " || ".join(f"{word}.endsWith('/{name}')" for name in names) + ")"
+
+
+def _cel_starts(word: str, beginnings: tuple[str, ...]) -> str:
+    return "(" + " || ".join(f"{word}.startsWith('{beginning}')" for beginning in beginnings) + ")"
+
+
+def _cel_raw(expression: str) -> str:
+    """An expression as a raw string of CEL; a dot matches every character, as with FLAGS."""
+    escaped = expression.replace("'", r"\x27")
+    return f"r'(?s){escaped}'"
