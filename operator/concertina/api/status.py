@@ -242,6 +242,11 @@ class JobStatus(Observed):
         "spec.warmStart.preload that can't be imported, say. Absent: nothing but the script's own modules, or nothing "
         "is known yet.",
     )
+    world_mismatch: Annotated[str, Field(max_length=1024)] | None = Field(
+        default=None,
+        description="How each replica trains alone, as the agents see it: the command starts a launcher, such as "
+        "torchrun, that sets a WORLD_SIZE of its own. Absent: the replicas train together, or nothing is known yet.",
+    )
     tracking: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
         description="Why the tracker of spec.tracking takes nothing, as the lead has it; it is kept on the node "

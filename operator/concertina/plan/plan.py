@@ -85,6 +85,7 @@ REMARKS: tuple[Remark, ...] = (
     lambda ctx, decision, pods: unreachable.annotate(ctx, decision),
     lambda ctx, decision, pods: refusals.annotate(ctx, decision) if pods.missing else decision,
     lambda ctx, decision, pods: storage_alerts.annotate(ctx, decision),
+    lambda ctx, decision, pods: lead_says.annotate(ctx, decision),
 )
 """The first reason why a person must act stands."""
 

@@ -124,6 +124,7 @@ class AgentState:
             next_call=r.stopping.next_call,
             saved=r.saved_by_all() if not self.bundled and r.workers.all_complete() else None,
             ends_at=r.ends_at if r.lead is not None else None,
+            world_mismatch=bool(r.world_mismatch),
         )
 
     def beat(self) -> p.MemberState:
@@ -159,6 +160,7 @@ class AgentState:
             takes_calls=True,
             tracking=self.tracking,
             keeps_state=r is not None and r.workers.keep_state,
+            world_mismatch=r.world_mismatch if r and lead and r.world_mismatch and lead.all_train_alone() else "",
         )
 
     @property

@@ -206,6 +206,15 @@ class WarmStartKnown:
 
 
 @dataclasses.dataclass(frozen=True)
+class WorldsSeen:
+    """The workers of this round were looked at: whether each trains in a world of its own."""
+
+    round: int
+    mismatch: str
+    """How, in a clause; empty if one of them does not."""
+
+
+@dataclasses.dataclass(frozen=True)
 class TerminationNotice:
     """SIGTERM: this pod is to go within `grace` seconds."""
 
@@ -233,7 +242,7 @@ class StacksCollected:
 Event = Union[
     RequestReceived, WorkersGone, StoreBound, Reached, StartFailed, WorkerMessage, WorkerExited, MemberMessage,
     MemberGone, LeadJoined, LeadMessage, LeadGone, PeerCopied, CopyHeld, PartShipped, PublishDone, StorageSeen,
-    TrackingSeen, Warm, Learning, WarmStartKnown, TerminationNotice, Tick, StacksCollected,
+    TrackingSeen, Warm, Learning, WarmStartKnown, WorldsSeen, TerminationNotice, Tick, StacksCollected,
 ]  # fmt: skip
 
 # --- effects --------------------------------------------------------------------------------------------------------

@@ -141,6 +141,7 @@ HANDLERS: Mapping[type, Callable[[AgentState, Any, e.Moment], list[e.Effect]]] =
     e.Warm: on_warm,
     e.Learning: on_learning,
     e.WarmStartKnown: on_warm_start_known,
+    e.WorldsSeen: workers.on_worlds_seen,
     e.Tick: on_tick,
 }
 REQUESTS: Mapping[type, Callable[[AgentState, int, Any, e.Moment], list[e.Effect]]] = {

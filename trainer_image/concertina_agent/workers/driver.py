@@ -69,6 +69,7 @@ class WorkersDriver:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._emit(self.local.poll())
+            self.local.look_for_own_worlds()
             if self._command is not None:
                 self._command.look()
 

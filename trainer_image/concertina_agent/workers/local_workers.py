@@ -17,7 +17,7 @@ from typing import Any, Optional
 from concertina_agent.core import events as e
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
-from concertina_agent.workers import stacks
+from concertina_agent.workers import stacks, worlds
 from concertina_agent.workers.environment import worker_environment
 from concertina_agent.workers.family import ends, kill_group
 from concertina_agent.workers.memory import oom_kills
@@ -53,6 +53,8 @@ class LocalWorker:
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
     """For it, until it has opened its channel."""
     channel_closed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    alone: str = ""
+    """How it trains in a world of its own (`worlds`)."""
 
     @property
     def running(self) -> bool:
@@ -81,6 +83,10 @@ class LocalWorkers:
         self._started = asyncio.Event()
         self._signal: Optional[int] = None
         """What the workers of this round were sent; who is just being started gets it, too."""
+        self._started_at = self._next_look = 0.0
+        """When the round's workers were started, and when to look for worlds of their own."""
+        self._mismatch = ""
+        """As the last WorldsSeen of this round says."""
 
     # --- start ------------------------------------------------------------------------------------------------------
 
@@ -88,6 +94,7 @@ class LocalWorkers:
         """Start the workers of members[me] in the background; `store`: a bound socket to be served here."""
         self._over, self._told_to_end = asyncio.Event(), asyncio.Event()
         self._started, self._signal = asyncio.Event(), None
+        self._started_at, self._next_look, self._mismatch = time.monotonic(), 0.0, ""
         self._starting = self._tasks.start("start workers", self._start(assign, me, store, environment))
 
     async def _start(
@@ -220,6 +227,23 @@ class LocalWorkers:
         pulses = (heartbeat for worker in running if (heartbeat := worker.heartbeat.read(now)) is not None)
         stopped = ((worker.rank, stacks.stopped(worker.process.pid)) for worker in running)
         return e.Tick(tuple(pulses), tuple((rank, used) for rank, used in stopped if used is not None))
+
+    def look_for_own_worlds(self) -> None:
+        """Look, less and less often, whether a command's workers train in worlds of their own: WorldsSeen on news."""
+        now = time.monotonic()
+        running = [worker for worker in self._workers.values() if worker.running]
+        if self._settings.bundled or not running or not self._started.is_set() or now < self._next_look:
+            return
+        self._next_look = now + worlds.seconds_to_next_look(now - self._started_at)
+        assign = running[0].assign
+        world = worlds.world_of_round(assign)
+        for worker in running if world.size > 1 else ():
+            worker.alone = worlds.alone(worker.process.pid, world, worker.alone)
+        clauses = [worker.alone for worker in self._workers.values()]
+        mismatch = clauses[0] if all(clauses) else ""
+        if bool(mismatch) != bool(self._mismatch):
+            self._mismatch = mismatch
+            self._emit(e.WorldsSeen(assign.round, mismatch))
 
     def running(self) -> dict[int, int]:
         """Rank and pid of each that runs."""

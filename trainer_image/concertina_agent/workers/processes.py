@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from typing import Optional
+from typing import Optional, Union
 
 from concertina_agent.workers.family import adopt_orphans, exit_code
 
@@ -30,7 +30,7 @@ class Reaper:
 
     def strays(self) -> list[int]:
         """Children that nobody watches: what our processes left behind."""
-        return [pid for pid in _children() if pid not in self._ends]
+        return [pid for pid in children() if pid not in self._ends]
 
     def _reap(self) -> None:
         while True:
@@ -45,9 +45,13 @@ class Reaper:
                 on_exit(exit_code(status))
 
 
-def _children() -> list[int]:
+def children(pid: Union[int, str] = "self", proc: str = "/proc") -> list[int]:
+    """Return the children of a process; none if it has ended."""
     found: list[int] = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
-            found += [int(pid) for pid in file.read().split()]
+    tasks: list[str] = []
+    with contextlib.suppress(OSError):
+        tasks = os.listdir(f"{proc}/{pid}/task")
+    for task in tasks:
+        with contextlib.suppress(OSError), open(f"{proc}/{pid}/task/{task}/children") as file:
+            found += [int(child) for child in file.read().split()]
     return found

@@ -262,6 +262,8 @@ class MemberState:
     """Of a script that is through here: steps of the newest snapshots that each of its workers has whole."""
     ends_at: Optional[int] = None
     """On the lead: the newest step that all have whole, which is to be in storage."""
+    world_mismatch: bool = False
+    """Whether each of its workers trains in a world of its own, below a launcher."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,6 +302,8 @@ class Report:
     """Whether the workers save snapshots: the bundled trainer's, and those of a script with `trainingjob.State`."""
     busy: Optional[Busy] = None
     """On a lead whose workers measure it."""
+    world_mismatch: str = ""
+    """On a lead: how every worker of the round trains in a world of its own, in a clause; empty if one does not."""
     takes_calls: bool = False
     """Whether Prepare, Assign, Drain and Save may come on the connection of this stream, to be answered between its
     lines."""

@@ -89,6 +89,7 @@ ROUNDS: Mapping[str, Row] = {
     "world": lambda p: claims.world_after(p.ctx, p.decision),
     "starts_plainly": lambda p: lead_says.sentence(p.ctx, "starts_plainly"),
     "imports_anew": lambda p: lead_says.sentence(p.ctx, "imports_anew"),
+    "world_mismatch": lambda p: lead_says.sentence(p.ctx, "world_mismatch"),
     "tracking": lambda p: lead_says.sentence(p.ctx, "tracking"),
     "rounds": lambda p: p.old.rounds + (p.decision.world is not None and p.decision.world.round > p.old.world.round),
 }

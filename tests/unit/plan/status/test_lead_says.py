@@ -1,8 +1,11 @@
-"""Workers that start plainly, or import by themselves, though they should start warm; a tracker in trouble."""
+"""Workers that train in worlds of their own, start plainly or import by themselves; a tracker in trouble."""
 
 from dataclasses import replace
 
+import concertina_protocol as protocol
 from builders import jobs
+from concertina.api.spec import Launcher
+from concertina.api.status import ConditionType, JobStatus
 from concertina.plan.observed import Observed
 from concertina.plan.plan import plan
 
@@ -10,10 +13,11 @@ NOW = jobs.T0 + 20
 WHY = "with -I Python is isolated"
 
 
-def says(seen: Observed, plainly: str, anew: str = "", tracking: str = "") -> Observed:
+def says(seen: Observed, plainly: str, anew: str = "", tracking: str = "", mismatch: str = "") -> Observed:
     lead = seen.agents["demo-0-0"]
     assert lead.report is not None
-    said = replace(lead, report=replace(lead.report, starts_plainly=plainly, imports_anew=anew, tracking=tracking))
+    report = replace(lead.report, starts_plainly=plainly, imports_anew=anew, tracking=tracking, world_mismatch=mismatch)
+    said = replace(lead, report=report)
     return replace(seen, agents={**seen.agents, "demo-0-0": said})
 
 
@@ -54,3 +58,65 @@ def test_a_tracker_that_takes_nothing_is_warned_of_once() -> None:
     later = replace(says(seen, "", tracking=why), job=replace(seen.job, status=made.status))
     assert not plan(later, NOW + 1).events
     assert plan(says(later, ""), NOW + 1).status.tracking is None
+
+
+ALONE = "the command has started processes with WORLD_SIZE=1 (started by torchrun) in a round of 3 workers"
+
+
+def stalled(status: JobStatus) -> tuple[str, str]:
+    found = status.condition(ConditionType.STALLED)
+    assert found is not None
+    return found.status, found.reason
+
+
+def test_replicas_that_train_alone_are_warned_of_once_and_stall_the_job_until_a_round_without_it() -> None:
+    seen = jobs.running(jobs.spec())
+    assert stalled(plan(seen, NOW).status) == ("False", "Progressing")
+    made = plan(says(seen, "", mismatch=ALONE), NOW)
+    assert (made.status.world_mismatch, stalled(made.status)) == (ALONE, ("True", "WorldMismatch"))
+    (event,) = made.events
+    assert (event.type, event.reason) == ("Warning", "WorldMismatch")
+    assert event.message.startswith(f"each replica trains alone: {ALONE}. To train together, remove the launcher")
+    assert event.message.endswith("set launcher: torchrun")
+    condition = made.status.condition(ConditionType.STALLED)
+    assert condition is not None
+    assert condition.message == event.message
+    assert made.status.is_true(ConditionType.RUNNING), "nothing is stopped"
+
+    later = replace(says(seen, "", mismatch=ALONE), job=replace(seen.job, status=made.status))
+    assert not plan(later, NOW + 1).events
+    mended = plan(says(later, ""), NOW + 1).status
+    assert (mended.world_mismatch, stalled(mended)) == (None, ("False", "Progressing"))
+
+
+def test_a_long_sentence_still_ends_with_what_to_do() -> None:
+    (event,) = plan(says(jobs.running(jobs.spec()), "", mismatch="x" * 2000), NOW).events
+    assert len(event.message) == 1000
+    assert event.message.endswith("set launcher: torchrun")
+
+
+def test_a_job_that_completes_says_that_its_replicas_trained_alone() -> None:
+    seen = says(jobs.running(jobs.spec()), "", mismatch=ALONE)
+    lead = seen.agents["demo-0-0"]
+    assert lead.report is not None
+    ended = replace(lead, report=replace(lead.report, state=protocol.State.SUCCEEDED))
+    seen = replace(seen, agents={**seen.agents, "demo-0-0": ended})
+    made = plan(seen, NOW)
+    complete = made.status.true_condition(ConditionType.COMPLETE)
+    assert complete is not None
+    assert complete.message.startswith(
+        "all 3 workers of round 1 have ended with exit code 0; each replica trains alone"
+    )
+    assert stalled(made.status)[0] == "False"
+    again = plan(replace(seen, job=replace(seen.job, status=made.status)), NOW + 1).status
+    assert again.true_condition(ConditionType.COMPLETE) == complete
+
+
+def test_with_launcher_torchrun_nothing_of_an_earlier_launcher_is_left() -> None:
+    seen = jobs.running(jobs.spec())
+    before = plan(says(seen, "", mismatch=ALONE), NOW).status
+    spec = seen.job.spec
+    assert spec is not None
+    own = spec.model_copy(update={"launcher": Launcher.TORCHRUN, "trainer": None})
+    after = plan(replace(seen, job=replace(seen.job, spec=own, status=before)), NOW + 1).status
+    assert after.world_mismatch is None

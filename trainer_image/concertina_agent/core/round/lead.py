@@ -150,7 +150,9 @@ class Lead:
         self.members[state.replica] = state
         failure = state.failure and dataclasses.replace(failures.brief(state.failure, len(self.members)), rollback=None)
         if (told.state, told.failure, told.notice) != (state.state, failure, state.notice):
-            tells = dataclasses.replace(state, failure=failure, durable_parts=(), next_call=None, saved=None)
+            tells = dataclasses.replace(
+                state, failure=failure, durable_parts=(), next_call=None, saved=None, world_mismatch=False
+            )
             self.told = {**self.told, state.replica: tells}
         if before.notice != state.notice:
             noticed = {name: member.notice for name, member in self.members.items()}
@@ -174,6 +176,10 @@ class Lead:
     def check(self, now: float) -> bool:
         """Whether there is news of a hang. A round that has failed is over; who waits in it does so for that reason."""
         return not self._failures and self.watchdog.check(now)
+
+    def all_train_alone(self) -> bool:
+        """Whether every worker of the round trains in a world of its own."""
+        return all(member.world_mismatch for member in self.members.values())
 
     def all_are(self, state: State) -> bool:
         return all(member.state == state for member in self.members.values())

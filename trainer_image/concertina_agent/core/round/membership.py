@@ -94,6 +94,8 @@ class Membership:
     copied: dict[int, int] = dataclasses.field(default_factory=dict)
     """Own shard -> newest step that the peer holds."""
     hearts: Heartbeats = dataclasses.field(default_factory=Heartbeats)
+    world_mismatch: str = ""
+    """How each of the own workers trains in a world of its own, in a clause; empty if one does not."""
 
     @property
     def lonely(self) -> bool:

@@ -71,6 +71,14 @@ def on_start_failed(agent: AgentState, event: e.StartFailed, t: e.Moment) -> lis
     return own_state.fail(agent, p.Failure(agent.replica, p.FailureReason.START_FAILED, event.message, at=t.at), t)
 
 
+def on_worlds_seen(agent: AgentState, event: e.WorldsSeen, t: e.Moment) -> list[e.Effect]:
+    r = agent.current(event.round)
+    if r is None or r.world_mismatch == event.mismatch:
+        return []
+    r.world_mismatch = event.mismatch
+    return own_state.changed(agent, t)
+
+
 def update_heartbeats(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
     """Where each worker is by its heartbeat, and who is stopped."""
     running = [rank for rank in r.workers.ranks if r.workers.alive(rank)]

@@ -1,0 +1,147 @@
+"""Find workers that train in a world of their own instead of the round's, below a launcher such as torchrun.
+
+The agent sets RANK and WORLD_SIZE for each worker. A launcher that the worker's command starts sets others for its own
+processes, which the kernel shows in `/proc/PID/environ`. A worker counts as alone if all of this holds:
+
+- A process below it was started with RANK and WORLD_SIZE of a smaller world than the round's.
+- That process was given another rendezvous, too: MASTER_ADDR, MASTER_PORT or TORCHELASTIC_RUN_ID differ. A script that
+  runs its evaluation as a process with WORLD_SIZE=1 changes only the size.
+- No other process of the worker is connected to the round's own rendezvous. A script that trains with its round may
+  start torchrun for something else.
+
+Variables that a process sets for itself do not show, nor does mpirun, which leaves these variables alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Optional
+
+from concertina_agent.workers.processes import children
+from concertina_protocol import Assign
+from concertina_protocol.addresses import split
+
+MOST_PROCESSES = 1000
+"""Processes of one worker that are looked at."""
+SOONEST_SECONDS, LATEST_SECONDS = 0.5, 60.0
+"""Between two looks."""
+ESTABLISHED, LISTEN = "01", "0A"
+"""States in /proc/net/tcp."""
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """The world that a process's variables name."""
+
+    rank: int
+    size: int
+    address: str
+    port: str
+    run_id: str
+
+    def is_within(self, round: World) -> bool:
+        """Whether this is a smaller world than the round's, with another rendezvous."""
+        rendezvous, theirs = (self.address, self.port, self.run_id), (round.address, round.port, round.run_id)
+        return 0 <= self.rank < self.size < round.size and rendezvous != theirs
+
+
+def seconds_to_next_look(age: float) -> float:
+    """Return how long to wait after a look; `age`: seconds since the workers were started."""
+    return min(LATEST_SECONDS, max(SOONEST_SECONDS, age / 10))
+
+
+def world_of_round(assign: Assign) -> World:
+    """Return the world of a round; its rank means nothing."""
+    address, port = split(assign.store)
+    return World(0, sum(member.workers for member in assign.members), address, str(port), assign.uid)
+
+
+def alone(worker: int, round: World, before: str, proc: str = "/proc") -> str:
+    """Return a clause that says how a worker (its pid) trains alone; empty if it does not, as far as can be seen.
+
+    `before`: the clause of the last look. It stays until the worker joins its round's rendezvous, because the processes
+    that it speaks of may have ended.
+    """
+    parents = _descendants(worker, proc)
+    shown = _world(worker, proc)  # of a fork of the warm process: that process's, and forks of the worker show it, too
+    own: dict[int, World] = {}
+    for pid, parent in parents.items():
+        world = own.get(parent) or _world(pid, proc)
+        if world is not None and world != shown and world.is_within(round):
+            own[pid] = world
+    if not own:
+        return "" if before and _is_connected((worker, *parents), round.port, proc) else before
+    pid, world = next(iter(own.items()))
+    # A launcher that was told to use the round's port serves its own rendezvous there.
+    may_be_its_own = world.port == round.port and world.run_id != round.run_id
+    others = [other for other in (worker, *parents) if other not in own]
+    if not may_be_its_own and _is_connected(others, round.port, proc):
+        return ""
+    name = _name(parents[pid], proc)
+    return f"the command has started processes with WORLD_SIZE={world.size} ({name}) in a round of {round.size} workers"
+
+
+def _descendants(worker: int, proc: str) -> dict[int, int]:
+    """Return the parent of each process below a worker; parents come first."""
+    parents: dict[int, int] = {}
+    waiting = [worker]
+    while waiting and len(parents) < MOST_PROCESSES:
+        pid = waiting.pop(0)
+        below = [child for child in children(pid, proc) if child not in parents]
+        parents.update(dict.fromkeys(below, pid))
+        waiting += below
+    return parents
+
+
+def _world(pid: int, proc: str) -> Optional[World]:
+    """Return the world that the variables name with which a process was started; None if they name none."""
+    variables: Mapping[str, str] = {}
+    with contextlib.suppress(OSError), open(f"{proc}/{pid}/environ", errors="replace") as file:
+        variables = dict(line.partition("=")[::2] for line in file.read().split("\0"))
+    try:
+        rank, size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return None
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    return World(rank, size, *(variables.get(name, "") for name in names))
+
+
+def _is_connected(pids: Iterable[int], port: str, proc: str) -> bool:
+    """Whether one of these processes has a TCP socket at that port, or to it; True if that can't be seen."""
+    try:
+        sockets = set(_sockets_at(int(port), proc))
+        return any(link in sockets for pid in pids for link in _open_files(pid, proc))
+    except OSError:
+        return True
+
+
+def _sockets_at(port: int, proc: str) -> Iterator[str]:
+    """Yield the sockets of this network namespace as links in /proc/PID/fd name them. Raises OSError."""
+    for table in ("tcp", "tcp6"):
+        if table == "tcp6" and not os.path.exists(f"{proc}/self/net/{table}"):
+            continue  # a kernel without IPv6
+        with open(f"{proc}/self/net/{table}") as file:
+            for line in list(file)[1:]:
+                _, local, remote, state, *_ = fields = line.split()
+                ports = (int(each.rpartition(":")[2], 16) for each in (local, remote))
+                if state in (ESTABLISHED, LISTEN) and port in ports:
+                    yield f"socket:[{fields[9]}]"
+
+
+def _open_files(pid: int, proc: str) -> Iterator[str]:
+    """Yield what a process has open. Raises OSError; a process that has ended has nothing open."""
+    folder = f"{proc}/{pid}/fd"
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                yield os.readlink(f"{folder}/{name}")
+
+
+def _name(pid: int, proc: str) -> str:
+    """Return the name of a process, as `ps` shows it."""
+    with contextlib.suppress(OSError), open(f"{proc}/{pid}/comm", errors="replace") as file:
+        return f"started by {file.read().strip()}"
+    return "its launcher has ended"
