@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Optional
 
 from concertina_agent.workers.processes import children
+from concertina_agent.workers.python_command import PythonCommand, Runs, parse
 from concertina_protocol import Assign
 from concertina_protocol.addresses import split
 
@@ -80,8 +81,8 @@ def alone(worker: int, round: World, before: str, proc: str = "/proc") -> str:
     others = [other for other in (worker, *parents) if other not in own]
     if not may_be_its_own and _is_connected(others, round.port, proc):
         return ""
-    name = _name(parents[pid], proc)
-    return f"the command has started processes with WORLD_SIZE={world.size} ({name}) in a round of {round.size} workers"
+    by = _name(parents[pid], proc)
+    return f"processes with WORLD_SIZE={world.size} were started {by} in a round of {round.size} workers"
 
 
 def _descendants(worker: int, proc: str) -> dict[int, int]:
@@ -141,7 +142,13 @@ def _open_files(pid: int, proc: str) -> Iterator[str]:
 
 
 def _name(pid: int, proc: str) -> str:
-    """Return the name of a process, as `ps` shows it."""
-    with contextlib.suppress(OSError), open(f"{proc}/{pid}/comm", errors="replace") as file:
-        return f"started by {file.read().strip()}"
-    return "its launcher has ended"
+    """Return what a process runs: its program, or the file or module of its Python; without arguments."""
+    words: list[str] = []
+    with contextlib.suppress(OSError), open(f"{proc}/{pid}/cmdline", errors="replace") as file:
+        words = file.read().split("\0")[:-1]
+    if not words:
+        return "by a process that has ended"
+    command = parse(words)
+    if isinstance(command, PythonCommand) and command.runs is not Runs.CODE:
+        return f"by {os.path.basename(command.target)}"
+    return f"by {os.path.basename(words[0])}"

@@ -163,3 +163,30 @@ def test_a_script_that_always_fails_uses_up_the_budget(jobs: Jobs) -> None:
     assert (left["metadata"]["name"], left["status"]["phase"]) == ("a-0-0", "Failed")
     assert "can't open file '/nowhere.py'" in jobs.logs("a-0-0")
     assert any("ChildFailedError" in line for line in failure["lastLines"])
+
+
+def test_torchrun_in_a_file_under_the_agent_is_told_and_stops_nothing(jobs: Jobs, tmp_path: Path) -> None:
+    """The operator can't see into the file; the agents see the processes that it starts."""
+    (tmp_path / "train.py").write_text(WITHOUT_TORCH)
+    (tmp_path / "run.sh").write_text("torchrun --nproc_per_node=1 /shared/train.py\n")
+    container = {
+        "name": "trainer",
+        "image": "concertina/trainer:test",
+        "command": ["bash", "/shared/run.sh"],
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+    }
+    volume = {"name": "shared", "hostPath": {"path": str(tmp_path)}}
+    jobs.create("a", pod={"containers": [container], "volumes": [volume]}, replicas=2)
+    Told(jobs, tmp_path).wait("1 a-0-0", "1 a-1-0")
+    job = jobs.wait_true("a", "Stalled")
+    stalled = jobs.condition(job, "Stalled")
+    assert stalled["reason"] == "WorldMismatch"
+    assert "WORLD_SIZE=1 were started by torchrun in a round of 2 workers" in stalled["message"]
+    assert "set launcher: torchrun" in stalled["message"]
+    assert jobs.condition(job, "Running")["status"] == "True"
+    (tmp_path / "stop").touch()
+    job = jobs.wait_true("a", "Complete")
+    assert "each replica trains alone" in jobs.condition(job, "Complete")["message"]
+    assert job["status"]["rounds"] == 1
+    (event,) = jobs.events("a", "WorldMismatch")
+    assert (event["type"], event["message"]) == ("Warning", stalled["message"])

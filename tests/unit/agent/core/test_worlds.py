@@ -5,7 +5,7 @@ from __future__ import annotations
 from builders.agent import Driver, kinds
 from concertina_agent.core import events as e
 
-CLAUSE = "the command has started processes with WORLD_SIZE=1"
+CLAUSE = "processes with WORLD_SIZE=1 were started by torchrun in a round of 2 workers"
 
 
 def test_the_lead_tells_of_it_once_every_member_has_it() -> None:

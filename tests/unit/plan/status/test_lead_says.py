@@ -60,7 +60,7 @@ def test_a_tracker_that_takes_nothing_is_warned_of_once() -> None:
     assert plan(says(later, ""), NOW + 1).status.tracking is None
 
 
-ALONE = "the command has started processes with WORLD_SIZE=1 (started by torchrun) in a round of 3 workers"
+ALONE = "processes with WORLD_SIZE=1 were started by torchrun in a round of 3 workers"
 
 
 def stalled(status: JobStatus) -> tuple[str, str]:
