@@ -2,7 +2,7 @@
 
 The agent starts the command once per worker. A launcher in the command starts processes with a RANK and WORLD_SIZE of
 its own, so each worker would train alone. Both checks here recognize a launcher only where the command certainly runs
-it; the agent finds the others while they run (`concertina_agent.workers.worlds`).
+it (decision "A launcher is refused where it is certain"); the agent finds the others while they run.
 
 The API server limits what a rule may cost before it knows any command, at the longest texts that the schema allows.
 Therefore it compares words, reads one text only (the third word, as in `bash -c TEXT`), and looks at the first

@@ -18,7 +18,7 @@ def next_step(name: str, status: JobStatus) -> str:
     if status.is_true(ConditionType.COMPLETE):
         return _after_the_end(name, status)
     if status.is_true(ConditionType.STALLED):
-        return "it waits for a person: the sentence at the top says what to change"
+        return "a person must act: the message of the condition Stalled says what to change"
     if status.is_true(ConditionType.SUSPENDED):
         return f"`concertina resume {name}` lets it go on"
     if not status.is_true(ConditionType.RUNNING):

@@ -1,7 +1,8 @@
 """Find workers that train in a world of their own instead of the round's, below a launcher such as torchrun.
 
 The agent sets RANK and WORLD_SIZE for each worker. A launcher that the worker's command starts sets others for its own
-processes, which the kernel shows in `/proc/PID/environ`. A worker counts as alone if all of this holds:
+processes, which the kernel shows in `/proc/PID/environ`. A worker counts as alone if all of this holds (decision "A
+world of its own shows in a child's variables"):
 
 - A process below it was started with RANK and WORLD_SIZE of a smaller world than the round's.
 - That process was given another rendezvous, too: MASTER_ADDR, MASTER_PORT or TORCHELASTIC_RUN_ID differ. A script that
