@@ -16,7 +16,7 @@ from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.data.build import arrays
 from concertina_trainer.data.build import build as building
-from concertina_trainer.data.build.sources import find
+from concertina_trainer.data.build.find import find, find_evaluation
 from concertina_trainer.data.build.write import Recipe
 
 _WIDTH = 30
@@ -57,9 +57,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_tr
 def _build_options(parser: argparse.ArgumentParser) -> None:
     recipe = Recipe()
     add = parser.add_argument
-    add("sources", nargs="+", help="text, .jsonl[.gz], .parquet and .arrow files, and folders or s3:// URIs of them")
+    add("sources", nargs="+", help="files (.jsonl, .parquet, .arrow, .npy, .npz or text), and folders or s3:// URIs")
     add("--out", required=True, help="folder, file:///... or s3://bucket/folder")
-    add("--pattern", default="", help="which files of a folder, as **/*.txt (default: those with data, else all)")
+    add("--pattern", default="", help="which files of a folder, as **/*.txt (default: its data, else its text)")
+    add("--allow-left-out", action="store_true", help="build although files that may hold data are left out")
     add("--tokenizer", default=recipe.tokenizer, help="bytes, FILE.json, tiktoken:ENCODING or FILE.tiktoken")
     add("--separator", default="", help="token that ends a document (default: the tokenizer's usual one)")
     add("--split-pattern", default="", help="how a FILE.tiktoken splits text before it merges")
@@ -107,10 +108,12 @@ def _build(options: argparse.Namespace) -> None:
         options.tokenizer, options.separator, options.split_pattern, options.column, options.validation,
         tuple(options.against), options.ngram, options.against_column,
     )  # fmt: skip
-    sources = find(options.sources, options.pattern, lambda message: print(message, file=sys.stderr))
+    sources = find(options.sources, options.pattern, options.allow_left_out, options.out, _say)
     recipe = dataclasses.replace(recipe, frames=arrays.facts(sources, options.classes))
     if recipe.frames and recipe.against:
         raise BadInput("--against looks for words, and frames have none: leave it out.")
+    if recipe.against:
+        find_evaluation(recipe.against, _say)
     recipe.load_tokenizer()  # what is wrong with it is said here, not by every process
     size = int(options.shard_mebibytes * 2**20)
     bar = _Bar()
@@ -125,6 +128,10 @@ def _build(options: argparse.Namespace) -> None:
         print(f"{uri}: {_summary(manifest)}")
     for line in _overlap_lines(last.overlap):
         print(line)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 class _Bar:

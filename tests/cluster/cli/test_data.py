@@ -13,7 +13,7 @@ import yaml
 
 from concertina.local.cluster import LocalCluster
 from concertina_trainer.data.build.build import build
-from concertina_trainer.data.build.sources import find
+from concertina_trainer.data.build.find import find
 from concertina_trainer.data.build.write import Recipe
 
 COMMAND = [str(Path(sys.executable).parent / "concertina"), "data", "build", "--cluster"]

@@ -35,7 +35,7 @@ def uris(tmp_path_factory):
         (folder / name).mkdir()
         for i in range(60):
             size = int(generator.integers(1, 70))
-            (folder / name / f"{i:02}").write_bytes(generator.integers(1, 256, size, dtype=np.uint8).tobytes())
+            (folder / name / f"{i:02}").write_bytes(generator.integers(1, 128, size, dtype=np.uint8).tobytes())
         list(build(sorted((folder / name).iterdir()), str(folder / f"{name}-data"), shard_bytes=300))
         assert cli.main(["data", "pack", str(folder / f"{name}-data"), "--length", str(LENGTH)]) == 0
         found.append(str(folder / f"{name}-data"))

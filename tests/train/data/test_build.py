@@ -18,7 +18,7 @@ from concertina_state.errors import BadInput
 from concertina_trainer import cli
 from concertina_trainer.data import tokenizer as tokenizers
 from concertina_trainer.data.build.build import build
-from concertina_trainer.data.build.sources import find
+from concertina_trainer.data.build.find import find
 from concertina_trainer.data.build.write import Recipe
 
 TEXTS = [f"Document {i}: " + "naïve words — again and again. " * (i % 7) for i in range(300)]
@@ -296,7 +296,7 @@ def test_overlap_with_evaluation_data_is_counted(tmp_path):
         ('{"body": "a"}\n', Recipe(), r"the line at byte 0 has no text, but body: name one by --column"),
         ('["a"]\n', Recipe(), r"the line at byte 0 holds a list, not an object"),
         ('{"text": 5}\n', Recipe(), r"its text is a number, not text"),
-        ('{"text": "\xff"}\n', Recipe(), r"can't be read as JSON \('utf-8' codec"),
+        ('{"text": "\xff"}\n', Recipe(), r"a.jsonl is not UTF-8 \(byte 10 is 0xff\): convert it to UTF-8"),
         ('{"text": "a"}\n', Recipe(separator="<s>"), "leave --separator out"),
         ('{"text": ""}\n', Recipe(), "no text to train on"),
         ('{"text": "a"}\n', Recipe(tokenizer="gpt2"), "is none of: bytes"),

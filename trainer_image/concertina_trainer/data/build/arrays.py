@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from concertina_data.manifest import FrameFacts
 from concertina_state.errors import BadInput
-from concertina_trainer.data.build.sources import FRAMES, Source
+from concertina_trainer.data.build.names import FRAMES
+from concertina_trainer.data.build.sources import Source
 from concertina_trainer.data.frames import element
 from concertina_trainer.data.rangefile import open_range
 

@@ -1,7 +1,7 @@
 """Token shards from text: in parallel, resumable, and the same bytes for any number of processes or machines.
 
-The sources' sizes alone decide each shard's input, which becomes one shard (and one of validation), whoever writes it
-(decision "A part of the sources is a shard"). What is done is remembered beside the shards, until the last one who
+The sources' sizes alone decide each shard's input, which becomes the same shards whoever writes them (decision "A part
+of the sources is a shard"). What is done is remembered beside the shards, until the last one who
 finds all done writes the manifest.
 """
 
@@ -24,10 +24,13 @@ from concertina_data.manifest import FORMAT, NAME, OF_FRAMES, VALIDATION, DataMa
 from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.data.build.sources import Piece, Source, cut, find
+from concertina_trainer.data.build.find import find_evaluation
+from concertina_trainer.data.build.sources import Piece, Source, check, cut
 from concertina_trainer.data.build.write import Recipe, ShardInput, Written, write
 
 SHARD_BYTES = 64 * 2**20
+_HEADS_AT_ONCE = 16
+"""Files whose first bytes are read at a time."""
 MADE_BY = "made-by"
 """The object that names what the data were built from, and how."""
 
@@ -58,17 +61,19 @@ def build(
     inputs = plan(
         [source if isinstance(source, Source) else _source(source) for source in sources], shard_bytes, recipe
     )
+    mine = inputs[share[0] :: share[1]]
+    _check_heads(mine)
     folder = ObjectPrefix(uri, create=True)
-    key = _key(inputs, recipe)
+    key = _key(inputs, shard_bytes, recipe)
     _claim(folder, key)
     records = _records(key)
-    held = folder.list(records)
-    mine = inputs[share[0] :: share[1]]
-    missing = [shard for shard in mine if _record(records, shard.index) not in held]
+    recorded = folder.list(records)
+    missing = [shard for shard in mine if _record(records, shard.index) not in recorded]
     total = sum(shard.size for shard in mine)
     done = total - sum(shard.size for shard in missing)
     yield BuildProgress(done, total)
-    for shard in _written(missing, functools.partial(_write, uri=uri, key=key, recipe=recipe), processes):
+    writing = functools.partial(_write, uri=uri, key=key, recipe=recipe, shard_bytes=shard_bytes)
+    for shard in _written(missing, writing, processes):
         done += shard.size
         yield BuildProgress(done, total)
     finished = _finish(folder, key, len(inputs), recipe)
@@ -95,16 +100,19 @@ def _source(path: Path) -> Source:
     return Source(str(path), status.st_size, status.st_mtime_ns)
 
 
-def _key(inputs: Sequence[ShardInput], recipe: Recipe) -> str:
-    """Of what an interrupted run must have had in common with this one."""
-    against = find(recipe.against) if recipe.against else []
-    options = dataclasses.asdict(recipe)
-    if not recipe.against_column:  # so that what was built before there was one is known again
-        del options["against_column"]
-    if recipe.frames is None:
-        del options["frames"]
+def _check_heads(inputs: Sequence[ShardInput]) -> None:
+    """Raise BadInput before any work is done if a source isn't what its name says. Inputs share this out."""
+    sources = [piece.source for shard in inputs for piece in shard.pieces if not piece.begin]
+    with concurrent.futures.ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
+        for _ in pool.map(check, sources):
+            pass
+
+
+def _key(inputs: Sequence[ShardInput], shard_bytes: int, recipe: Recipe) -> str:
+    """Return the digest of what an interrupted run must have had in common with this one."""
+    against = find_evaluation(recipe.against) if recipe.against else []
     content = [
-        options, recipe.load_tokenizer().digest,
+        dataclasses.asdict(recipe), recipe.load_tokenizer().digest, shard_bytes,
         [dataclasses.asdict(source) for source in against], [dataclasses.asdict(shard) for shard in inputs],
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
@@ -144,12 +152,12 @@ def _record(records: str, index: int) -> str:
     return f"{records}/part-{index:06}.json"
 
 
-def _write(shard: ShardInput, uri: str, key: str, recipe: Recipe) -> ShardInput:
-    """In whatever process: what becomes of a shard's input, and then the record that says so."""
+def _write(shard: ShardInput, uri: str, key: str, recipe: Recipe, shard_bytes: int) -> ShardInput:
+    """Write the shards of an input, and then the record that says so. Runs in any process."""
     folder = ObjectPrefix(uri)
-    check = functools.partial(_check_claim, folder, key)
-    written = write(shard, uri, VALIDATION, recipe, check)
-    check()
+    check_claim = functools.partial(_check_claim, folder, key)
+    written = write(shard, uri, VALIDATION, recipe, shard_bytes, check_claim)
+    check_claim()
     folder.put(_record(_records(key), shard.index), json.dumps(dataclasses.asdict(written)).encode())
     return shard
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concertina_state.errors import BadInput
-from concertina_trainer.data.build.sources import cut, find, read_documents
+from concertina_trainer.data.build.find import find_evaluation
+from concertina_trainer.data.build.sources import cut, read_documents
 from concertina_trainer.data.build.write import Overlap, Recipe
 from concertina_trainer.data.order import mix
 
@@ -76,7 +77,7 @@ def _evaluation(recipe: Recipe) -> list[tuple[str, list[_Hashes]]]:
                     for text in read_documents(piece, column)
                 ],
             )
-            for source in find(recipe.against)
+            for source in find_evaluation(recipe.against)
         ]
     except BadInput as error:  # it advises what holds for training data
         raise BadInput(str(error).replace("--column", "--against-column")) from error

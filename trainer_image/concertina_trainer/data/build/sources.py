@@ -1,36 +1,20 @@
-"""What data are built from: files found, cut into pieces by their sizes alone, and read document by document."""
+"""What data are built from: files, cut into pieces by their sizes alone, and read document by document."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
-import gzip
 import itertools
 import json
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from concertina_state.errors import BadInput
-from concertina_state.objects.prefix import Entry, ObjectPrefix
-from concertina_trainer.data.build.splits import TRAINING, split_of
-from concertina_trainer.data.rangefile import open_range, split
+from concertina_trainer.data.build import content
+from concertina_trainer.data.build.names import ARROW, JSON_LINES, PARQUET, TEXT, kind_of
+from concertina_trainer.data.rangefile import open_range
 
-FRAMES = "frames"
-SUFFIXES = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".jsonl.gz": "jsonl.gz",
-    ".json.gz": "jsonl.gz",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".npy": FRAMES,
-    ".npz": FRAMES,
-}
-"""Format by the end of a file's name; any other file is one document of text."""
 _BATCH = 1024
 """Rows of a Parquet file that are read at once."""
 
@@ -46,12 +30,19 @@ class Source:
 
     @property
     def format(self) -> str:
-        return next((kind for end, kind in SUFFIXES.items() if self.location.endswith(end)), "text")
+        return kind_of(self.location).format
+
+    @property
+    def compression(self) -> str:
+        return kind_of(self.location).compression
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The documents of one source that begin in [begin, end): bytes of JSON lines, else row groups or batches."""
+    """The documents of one source that begin in [begin, end): bytes of JSON lines, else row groups or batches.
+
+    A compressed file, a text and an array are one piece each.
+    """
 
     source: Source
     begin: int
@@ -60,78 +51,14 @@ class Piece:
     """Bytes, about, of its text."""
 
 
-def find(places: Sequence[str], pattern: str = "", warn: Callable[[str], None] = lambda message: None) -> list[Source]:
-    """Files in a fixed order. A folder gives those that match `pattern`; without one, those of the formats above that
-    it holds (where they are splits: the split `train`), else all. `warn`: of what was left out. Raises BadInput where
-    there is none, or no telling which of several splits is meant."""
-    found = [source for place in places for source in _below(place, pattern, warn)]
-    if not found:
-        raise BadInput(f"no file matches {pattern or '**/*'} in {', '.join(places)}.")
-    return found
-
-
-def _below(place: str, pattern: str, warn: Callable[[str], None]) -> list[Source]:
-    place = place.removeprefix("file://").rstrip("/") or "/"
-    if "://" in place:
-        sources = _stored(place, pattern)
-    else:
-        root = Path(place)
-        if not root.exists():
-            raise BadInput(f"{place} does not exist.")
-        if root.is_file():
-            return [_local(root)]
-        place = str(root.absolute())
-        files = sorted(file for file in root.glob(pattern or "**/*") if file.is_file() and not _hidden(file, root))
-        sources = [_local(file) for file in files]
-    return sources if pattern else _training(place, sources, warn)
-
-
-def _hidden(file: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(root).parts)
-
-
-def _local(file: Path) -> Source:
-    status = file.stat()
-    return Source(str(file.absolute()), status.st_size, status.st_mtime_ns)
-
-
-def _stored(uri: str, pattern: str) -> list[Source]:
-    listed = ObjectPrefix(uri).entries()
-    if not listed:
-        folder, name = split(uri)
-        return [_object(uri, entry) for key, entry in ObjectPrefix(folder).entries().items() if key == name]
-    keys = [key for key in sorted(listed) if fnmatch(key, pattern or "*")]
-    return [_object(f"{uri}/{key}", listed[key]) for key in keys]
-
-
-def _object(uri: str, entry: Entry) -> Source:
-    return Source(uri, entry.size, int(entry.at.timestamp()) * 10**9)
-
-
-def _training(place: str, sources: list[Source], warn: Callable[[str], None]) -> list[Source]:
-    """Of a folder's files those to train on: beside data, a folder of Hugging Face holds files that describe it (some
-    of them JSON), and what is to be kept from training."""
-    data = [source for source in sources if source.format != "text" and not source.location.endswith(".json")]
-    names = [source.location.removeprefix(f"{place}/") for source in data]
-    whole = any(source.location == f"{place}/dataset_dict.json" for source in sources)
-    splits = [name.partition("/")[0] if whole else split_of(name) for name in names]
-    kinds = sorted(set(splits))
-    if len(kinds) < 2 or "" in kinds:
-        return data or sources
-    if TRAINING not in kinds:
-        raise BadInput(f"{place} holds the splits {', '.join(kinds)}, and no {TRAINING}: choose files by --pattern.")
-    warn(f"{place}: of its splits {', '.join(kinds)}, {TRAINING} is taken; --pattern chooses others")
-    return [source for source, split in zip(data, splits, strict=True) if split == TRAINING]
-
-
 def cut(source: Source, piece_bytes: int, column: str) -> list[Piece]:
-    """Pieces of about `piece_bytes` each where the format can be entered in its middle."""
-    if source.format == "jsonl":
+    """Return pieces of about `piece_bytes` each, if the format can be entered in its middle."""
+    if source.format == JSON_LINES and not source.compression:
         edges = [*range(0, source.size, piece_bytes), source.size]
         return [Piece(source, begin, end, end - begin) for begin, end in itertools.pairwise(edges)]
-    if source.format == "parquet":
+    if source.format == PARQUET:
         return _grouped(source, _row_group_sizes(source, column), piece_bytes)
-    if source.format == "arrow":
+    if source.format == ARROW:
         return _grouped(source, _batch_sizes(source), piece_bytes)
     return [Piece(source, 0, 1, source.size)]
 
@@ -172,15 +99,15 @@ def _column(source: Source, column: str, names: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _as_input(source: Source) -> Iterator[None]:
-    """pyarrow's errors as sentences."""
+    """Raise pyarrow's errors as BadInput."""
     import pyarrow
 
     try:
         yield
     except (pyarrow.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
-        raise BadInput(
-            f"{source.location} can't be read as {source.format}: {str(error)[:300].rstrip('.')}."
-        ) from error
+        held = content.container_of(_head(source))
+        reason = f"it holds {held}" if held and held != source.format.title() else str(error)[:300].rstrip(".")
+        raise BadInput(f"{source.location} can't be read as {source.format}: {reason}.") from error
 
 
 def _batch_sizes(source: Source) -> list[int]:
@@ -204,44 +131,69 @@ def _batches(file: BinaryIO) -> Iterator[Any]:
         yield batch
 
 
+def check(source: Source) -> None:
+    """Raise BadInput if the first bytes of a source of text aren't what its name says."""
+    if source.format not in (JSON_LINES, TEXT):
+        return  # their readers refuse other content before anything is written
+    if reason := content.why_not_text(_head(source)):
+        raise BadInput(f"{source.location} {reason}")
+
+
+def _head(source: Source) -> bytes:
+    if source.compression:
+        with _opened(source) as stream:
+            return stream.read(content.HEAD_BYTES)
+    with open_range(source.location, min(source.size, content.HEAD_BYTES)) as file:
+        return file.read(content.HEAD_BYTES)
+
+
 def read_documents(piece: Piece, column: str) -> Iterator[bytes]:
-    """The text of each document (UTF-8, or as it is in a text file); empty ones are left out."""
-    with open_range(piece.source.location, piece.source.size) as file:
+    """Yield the text of each document in UTF-8; empty ones are left out."""
+    with _opened(piece.source) as file:
         yield from (text for text in _FORMATS[piece.source.format](piece, file, column) if text)
 
 
+@contextlib.contextmanager
+def _opened(source: Source) -> Iterator[BinaryIO]:
+    """Open a source, and unpack it if it is compressed."""
+    with open_range(source.location, source.size) as file:
+        if not source.compression:
+            yield file
+            return
+        with content.unpacked(file, source.compression, source.location) as stream:
+            yield stream
+
+
 def _text(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
-    yield file.read()
+    whole = file.read()
+    if reason := content.why_not_text(whole[: content.HEAD_BYTES]) or content.why_not_text(whole):
+        raise BadInput(f"{piece.source.location} {reason}")
+    yield whole.removeprefix(codecs.BOM_UTF8)
 
 
 def _json_lines(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
     """A line belongs to the piece that its first byte is in."""
+    whole = bool(piece.source.compression)
     at = piece.begin
     if at:
         file.seek(at - 1)
         at += len(file.readline()) - 1
-    while at < piece.end and (line := file.readline()):
+    while (whole or at < piece.end) and (line := file.readline()):
         yield _parsed(line, piece.source, at, column)
         at += len(line)
 
 
-def _zipped_lines(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
-    at = 0
-    try:
-        with gzip.open(file) as unpacked:
-            for line in unpacked:
-                yield _parsed(line, piece.source, at, column)
-                at += len(line)
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(f"{piece.source.location} can't be unpacked: {error}.") from error
-
-
 def _parsed(line: bytes, source: Source, at: int, column: str) -> bytes:
-    if not line.strip():
-        return b""
-    where = f"{source.location}, the line at byte {at}"
+    where = f"{source.location}, the line at byte {at}{' (unpacked)' if source.compression else ''}"
+    if b"\0" in line:
+        raise BadInput(
+            f"{where} holds NUL bytes, as files have after a crash: restore the file, or remove what follows."
+        )
     try:
-        record = json.loads(line)
+        text = line.decode("utf-8-sig")
+        if not text.strip():
+            return b""
+        record = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{where} can't be read as JSON ({error}): correct it; each line holds one object.") from error
     if not isinstance(record, dict):
@@ -250,10 +202,10 @@ def _parsed(line: bytes, source: Source, at: int, column: str) -> bytes:
         raise BadInput(
             f"{where} has no {column}, but {', '.join([*record][:20])[:300] or 'nothing'}: name one by --column."
         )
-    text = record[column]
-    if not isinstance(text, str | None):
-        raise BadInput(f"{where}: its {column} is a {_kind(text)}, not text: name another by --column.")
-    return (text or "").encode(errors="replace")
+    value = record[column]
+    if not isinstance(value, str | None):
+        raise BadInput(f"{where}: its {column} is a {_kind(value)}, not text: name another by --column.")
+    return (value or "").encode(errors="replace")
 
 
 def _kind(value: object) -> str:
@@ -293,9 +245,8 @@ def _not_text(source: Source, column: str, kind: str) -> BadInput:
 
 
 _FORMATS: dict[str, Callable[[Piece, BinaryIO, str], Iterator[bytes]]] = {
-    "text": _text,
-    "jsonl": _json_lines,
-    "jsonl.gz": _zipped_lines,
-    "parquet": _parquet,
-    "arrow": _arrow,
+    TEXT: _text,
+    JSON_LINES: _json_lines,
+    PARQUET: _parquet,
+    ARROW: _arrow,
 }

@@ -1,4 +1,4 @@
-"""One shard of a build: the documents of its input, tokenized, and those set aside into another shard."""
+"""The shards of one input of a build: its documents, tokenized, and those set aside in shards of their own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class ShardInput:
-    """What becomes one shard. (Its fields are part of the key that names a build.)"""
+    """What one process makes shards of: one, or several if its text is larger than it seemed.
+
+    Its fields are part of the key that names a build.
+    """
 
     index: int
     pieces: tuple[Piece, ...]
@@ -67,7 +70,7 @@ class Overlap:
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What became of a ShardInput: at most one shard of each kind."""
+    """The shards that a ShardInput became."""
 
     training: tuple[TokenShard, ...]
     validation: tuple[TokenShard, ...]
@@ -75,22 +78,39 @@ class Written:
 
 
 class Draft:
-    """A shard as it grows."""
+    """Shards as they grow: one is written as soon as its text is large enough, so no more than that is in memory."""
 
-    def __init__(self) -> None:
-        self.documents: list[bytes] = []
+    def __init__(self, uri: str, name: str, token_bytes: int, shard_bytes: int, check: Callable[[], None]) -> None:
+        self._uri, self._name, self._token_bytes = uri, name, token_bytes
+        self._shard_bytes, self._check = shard_bytes, check
+        self._documents: list[bytes] = []
+        self._text_bytes = 0
+        self._shards: list[TokenShard] = []
 
-    def put(self, folder: ObjectPrefix, name: str, token_bytes: int) -> tuple[TokenShard, ...]:
-        if not self.documents:
-            return ()
-        content = b"".join(self.documents)
-        lengths = [len(document) // token_bytes for document in self.documents]
+    def add(self, tokens: bytes, text_bytes: int) -> None:
+        if self._documents and self._text_bytes >= self._shard_bytes:
+            self._put()
+        self._documents.append(tokens)
+        self._text_bytes += text_bytes
+
+    def finished(self) -> tuple[TokenShard, ...]:
+        """Write what is left, and return all shards."""
+        if self._documents:
+            self._put()
+        return tuple(self._shards)
+
+    def _put(self) -> None:
+        folder = ObjectPrefix(self._uri, create=True)
+        name = self._name if not self._shards else f"{self._name}-{len(self._shards):04}"
+        content = b"".join(self._documents)
+        lengths = [len(document) // self._token_bytes for document in self._documents]
         begins = np.cumsum([0, *lengths[:-1]], dtype="<u8").tobytes()
+        self._check()
         folder.put(f"{name}.bin", content)
         folder.put(f"{name}.documents", begins)
         shard = TokenShard(
             file=f"{name}.bin",
-            tokens=len(content) // token_bytes,
+            tokens=len(content) // self._token_bytes,
             size=len(content),
             sha256=hashlib.sha256(content).hexdigest(),
             crc32=zlib.crc32(content),
@@ -98,32 +118,35 @@ class Draft:
             documents=len(lengths),
             documents_sha256=hashlib.sha256(begins).hexdigest(),
         )
-        return (shard,)
+        self._shards.append(shard)
+        self._documents, self._text_bytes = [], 0
 
 
-def write(source: ShardInput, uri: str, aside: str, recipe: Recipe, check: Callable[[], None]) -> Written:
-    """Write a shard below `uri` and, of what is set aside, below its folder `aside`. `check`: raises where nothing may
-    be written any more, which the work before it takes long enough for."""
+def write(
+    source: ShardInput, uri: str, aside: str, recipe: Recipe, shard_bytes: int, check: Callable[[], None]
+) -> Written:
+    """Write the shards of an input below `uri` and, of what is set aside, below its folder `aside`.
+
+    One shard holds about `shard_bytes` of text. `check` is called before each write; it raises if another build has
+    taken over the folder meanwhile.
+    """
     tokenizer = recipe.load_tokenizer()
     seen = _search(recipe)
-    training, validation = Draft(), Draft()
+    name = f"shard-{source.index:06}"
+    training, validation = (
+        Draft(folder, name, tokenizer.token_bytes, shard_bytes, check) for folder in (uri, f"{uri}/{aside}")
+    )
     texts = (text for piece in source.pieces for text in _documents(piece, recipe) if text)
     for batch in _batches(texts):
         for text, tokens in zip(batch, tokenizer.encode(batch), strict=True):
             if set_aside(text, recipe.validation):
-                validation.documents.append(tokens)
+                validation.add(tokens, len(text))
             else:
-                training.documents.append(tokens)
+                training.add(tokens, len(text))
                 if seen is not None:
                     seen.search(text)
-    name = f"shard-{source.index:06}"
     found = seen.found() if seen is not None else Overlap()
-    check()
-    kept = training.put(ObjectPrefix(uri, create=True), name, tokenizer.token_bytes)
-    if not validation.documents:
-        return Written(kept, (), found)
-    put = validation.put(ObjectPrefix(f"{uri}/{aside}", create=True), name, tokenizer.token_bytes)
-    return Written(kept, put, found)
+    return Written(training.finished(), validation.finished(), found)
 
 
 def _documents(piece: Piece, recipe: Recipe) -> Iterator[bytes]:

@@ -1,0 +1,338 @@
+"""Which files a build takes from files, folders and URIs, and which ones it leaves out."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import Entry, ObjectPrefix
+from concertina_trainer.data.build.names import Role, kind_of, role_of, why_unreadable
+from concertina_trainer.data.build.sources import Source
+from concertina_trainer.data.build.splits import TRAINING, split_of
+from concertina_trainer.data.rangefile import split
+
+ADVICE = "choose files by --pattern, convert or remove these, or build without them by --allow-left-out"
+_SHOWN = 5
+"""Names in a line."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    name: str
+    """Relative to its place."""
+    source: Source
+    identity: str
+    """The same for all names of one file: its path without links, or its URI."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    name: str
+    reason: str
+    data: bool = False
+    """Whether it may hold data that the user expects in the result."""
+
+
+Listing = list[Candidate | LeftOut]
+
+
+def find(
+    places: Sequence[str],
+    pattern: str = "",
+    allow_left_out: bool = False,
+    out: str = "",
+    say: Callable[[str], None] = lambda line: None,
+    advice: str = ADVICE,
+) -> list[Source]:
+    """Return the files to build from, in a fixed order, and say what is taken and what is left out.
+
+    A folder gives the files that match `pattern`. Without a pattern it gives its data, or its text if it has no data.
+    Files below `out` are results of a build and never sources.
+
+    Raises BadInput if there is no file, if it isn't clear which split is meant, or if something that may hold data
+    would be left out and `allow_left_out` is false.
+    """
+    listing: Listing = []
+    for place in places:
+        listing += [_named(place, item) for item in _within(_plain(place), pattern, _plain(out))]
+    listing = _each_once(listing)
+    taken = [item for item in listing if isinstance(item, Candidate)]
+    left_out = [item for item in listing if isinstance(item, LeftOut)]
+    for line in _report(taken, left_out):
+        say(line)
+    problems = [] if allow_left_out else [item for item in left_out if item.data]
+    if problems:
+        named = [f"{item.name} ({item.reason})" for item in problems]
+        raise BadInput(f"These would be left out and may hold data: {_bounded(named)}. Nothing was built: {advice}.")
+    if not taken:
+        raise BadInput(f"no file matches {pattern or '**/*'} in {', '.join(places)}.")
+    return [item.source for item in taken]
+
+
+def find_evaluation(places: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[Source]:
+    """Return the files of evaluation data, which `--against` names."""
+    return find(places, say=lambda line: say(f"--against: {line}"), advice="name the files themselves by --against")
+
+
+def _plain(place: str) -> str:
+    """Return a place as a path or as the URI of a store."""
+    plain = place.removeprefix("file://").rstrip("/")
+    return plain or (place and "/")
+
+
+def _within(place: str, pattern: str, out: str) -> Listing:
+    """Return the files of a place, relative to it."""
+    if "://" in place:
+        listed = ObjectPrefix(place).entries()
+        if not listed:
+            folder, key = split(place)
+            entries = ObjectPrefix(folder).entries()
+            return _given(Candidate("", _object(place, entries[key]), place)) if key in entries else []
+        return _select(place, _stored(place, listed, out), pattern)
+    root = Path(place).absolute()
+    try:
+        status = root.stat()
+    except OSError as error:
+        problem = "is a broken link" if root.is_symlink() else "does not exist"
+        raise BadInput(f"{place} {problem}: correct it.") from error
+    if stat.S_ISREG(status.st_mode):
+        return _given(Candidate("", _local(str(root), status), os.path.realpath(root)))
+    if not stat.S_ISDIR(status.st_mode):
+        raise BadInput(f"{place} is neither a file nor a folder: write its content to a file first.")
+    return _select(str(root), _Walk(os.path.realpath(out) if out else "").files(str(root)), pattern)
+
+
+def _named(place: str, item: Candidate | LeftOut) -> Candidate | LeftOut:
+    """Name an item as a person would: below the place as it was given."""
+    return dataclasses.replace(item, name=f"{place.rstrip('/')}/{item.name}" if item.name else place)
+
+
+def _given(file: Candidate) -> Listing:
+    """A file that was named itself, whatever part it would have in its folder."""
+    reason = why_unreadable(file.source.location)
+    return [LeftOut(file.name, reason, data=True)] if reason else [file]
+
+
+def _local(path: str, status: os.stat_result) -> Source:
+    return Source(path, status.st_size, status.st_mtime_ns)
+
+
+def _object(uri: str, entry: Entry) -> Source:
+    return Source(uri, entry.size, int(entry.at.timestamp()) * 10**9)
+
+
+def _stored(uri: str, listed: dict[str, Entry], out: str) -> Listing:
+    """Objects as files, without the empty ones that stand for folders and those of the result."""
+    if uri == out:
+        raise _into_itself(uri)
+    listed = {key: entry for key, entry in listed.items() if not f"{uri}/{key}".startswith(f"{out}/")}
+    folders = {key[:at] for key in listed for at, letter in enumerate(key) if letter == "/"}
+    hidden = {key: part for key in listed if (part := _hidden_part(key))}
+    candidates = [
+        Candidate(key, _object(f"{uri}/{key}", entry), f"{uri}/{key}")
+        for key, entry in listed.items()
+        if key not in hidden and not (key in folders and not entry.size)
+    ]
+    return [*candidates, *(LeftOut(part, "hidden") for part in dict.fromkeys(hidden.values()))]
+
+
+def _into_itself(place: str) -> BadInput:
+    return BadInput(f"--out is {place}, a folder of sources: build into another folder.")
+
+
+def _hidden_part(key: str) -> str:
+    """Return the key up to its first part that begins with a dot, or ""."""
+    parts = key.split("/")
+    return next(("/".join(parts[: i + 1]) for i, part in enumerate(parts) if part.startswith(".")), "")
+
+
+class _Walk:
+    """The files below a folder. Links to folders are followed, and each real folder is read once."""
+
+    def __init__(self, out: str) -> None:
+        self._out = out
+        """Path without links of the result, which is no source."""
+        self._name_by_folder: dict[str, str] = {}
+        self._links: list[tuple[str, str]] = []
+        """Path and name of links to folders that are still to be followed: real folders come first."""
+
+    def files(self, root: str) -> Iterator[Candidate | LeftOut]:
+        real = os.path.realpath(root)
+        if real == self._out:
+            raise _into_itself(root)
+        yield from self._folder(root, "", real)
+        while self._links:
+            links, self._links = self._links, []
+            for path, name in links:
+                yield from self._follow(path, name)
+
+    def _follow(self, path: str, name: str) -> Iterator[Candidate | LeftOut]:
+        real, parent = os.path.realpath(path), os.path.realpath(os.path.dirname(path))
+        if os.path.commonpath([real, parent]) == real and real in self._name_by_folder:
+            yield LeftOut(name, "a link to a folder that it lies in")
+        else:
+            yield from self._folder(path, name, real)
+
+    def _folder(self, path: str, name: str, real: str) -> Iterator[Candidate | LeftOut]:
+        if real == self._out:
+            return
+        if real in self._name_by_folder:
+            yield LeftOut(f"{name} = {self._name_by_folder[real]}", "another name of a folder", data=True)
+            return
+        self._name_by_folder[real] = name
+        try:
+            entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        except OSError as error:
+            raise BadInput(f"{path} can't be read: {error.strerror}.") from error
+        for entry in entries:
+            inner = f"{name}/{entry.name}" if name else entry.name
+            yield from self._entry(entry, inner, real)
+
+    def _entry(self, entry: os.DirEntry[str], name: str, folder: str) -> Iterator[Candidate | LeftOut]:
+        if entry.name.startswith("."):
+            yield LeftOut(name, "hidden")
+            return
+        try:
+            status = entry.stat()
+        except OSError as error:
+            yield LeftOut(name, "a broken link" if entry.is_symlink() else f"{error.strerror}", data=True)
+            return
+        real = f"{folder.rstrip('/')}/{entry.name}"
+        if stat.S_ISREG(status.st_mode):
+            identity = os.path.realpath(entry.path) if entry.is_symlink() else real
+            yield Candidate(name, _local(entry.path, status), identity)
+        elif not stat.S_ISDIR(status.st_mode):
+            yield LeftOut(name, "neither a file nor a folder")
+        elif entry.is_symlink():
+            self._links.append((entry.path, name))
+        else:
+            yield from self._folder(entry.path, name, real)
+
+
+def _select(place: str, listing: Iterable[Candidate | LeftOut], pattern: str) -> Listing:
+    """Decide what to take of the files of one folder."""
+    listing = sorted(listing, key=lambda item: item.name.split("/"))
+    files = [item for item in listing if isinstance(item, Candidate)]
+    chosen = _matching(files, pattern) if pattern else _training(place, files)
+    return [*(item for item in listing if isinstance(item, LeftOut)), *chosen]
+
+
+def _matching(files: Sequence[Candidate], pattern: str) -> Listing:
+    parts = pattern.lower().removeprefix("./").split("/")
+    chosen: Listing = []
+    for file in files:
+        if not _matches(file.name.lower().split("/"), parts):
+            chosen.append(LeftOut(file.name, "not matched by --pattern"))
+        else:
+            reason = why_unreadable(file.name)
+            chosen.append(LeftOut(file.name, reason, data=True) if reason else file)
+    return chosen
+
+
+def _matches(name: Sequence[str], pattern: Sequence[str]) -> bool:
+    """As a shell matches: `*` stays within a folder, and `**` is any number of folders."""
+    if not pattern:
+        return not name
+    if pattern[0] == "**":
+        return any(_matches(name[i:], pattern[1:] or ["*"]) for i in range(len(name)))
+    return bool(name) and fnmatch.fnmatchcase(name[0], pattern[0]) and _matches(name[1:], pattern[1:])
+
+
+_TAKEN = (
+    ({Role.DATA}, {Role.JSON, Role.PROSE}),
+    ({Role.JSON}, {Role.PROSE, Role.OTHER}),
+    ({Role.PROSE, Role.OTHER, Role.DESCRIPTION}, set()),
+)
+"""Roles that a folder's sources have, by the first that it holds, and those that may be meant as data beside them."""
+_REASONS = {
+    Role.JSON: "JSON beside other data",
+    Role.PROSE: "text beside other data",
+    Role.OTHER: "no data, by the name",
+    Role.DESCRIPTION: "no data, by the name",
+    Role.MARKER: "no data, by the name",
+}
+
+
+def _training(place: str, files: Sequence[Candidate]) -> Listing:
+    """Take a folder's data, or its text where it has no data; where these are splits, the split `train`."""
+    role_by_name = {file.name: role_of(file.name) for file in files}
+    held = set(role_by_name.values())
+    wanted, doubtful = next((roles for roles in _TAKEN if held & roles[0]), _TAKEN[-1])
+    taken = [file for file in files if role_by_name[file.name] in wanted]
+    chosen: Listing = []
+    for file in files:
+        role = role_by_name[file.name]
+        if role is Role.UNREADABLE:
+            chosen.append(LeftOut(file.name, why_unreadable(file.name), data=True))
+        elif role not in wanted:
+            chosen.append(LeftOut(file.name, _REASONS[role], data=role in doubtful))
+    return [*chosen, *_of_split(place, taken, files, role_by_name)]
+
+
+def _of_split(
+    place: str, taken: Sequence[Candidate], files: Sequence[Candidate], role_by_name: dict[str, Role]
+) -> Listing:
+    dataset = any(file.name.lower() == "dataset_dict.json" for file in files)
+    split_by_name = {
+        file.name: file.name.partition("/")[0] if dataset else split_of(file.name)
+        for file in taken
+        if role_by_name[file.name] is not Role.DESCRIPTION
+    }
+    kinds = sorted(set(split_by_name.values()))
+    if len(kinds) < 2 or "" in kinds:
+        return list(taken)
+    if TRAINING not in kinds:
+        raise BadInput(f"{place} holds the splits {', '.join(kinds)}, and no {TRAINING}: choose files by --pattern.")
+    return [
+        file if kind == TRAINING else LeftOut(file.name, f"split {kind}" if kind else _REASONS[Role.OTHER])
+        for file in taken
+        for kind in [split_by_name.get(file.name, "")]
+    ]
+
+
+def _each_once(listing: Listing) -> Listing:
+    """Leave out further names of a file: its documents would be taken twice."""
+    plain = {item.identity: item.name for item in reversed(listing) if isinstance(item, Candidate)}
+    plain |= {
+        item.identity: item.name
+        for item in reversed(listing)
+        if isinstance(item, Candidate) and item.source.location == item.identity
+    }
+    taken: set[str] = set()
+    once: Listing = []
+    for item in listing:
+        if isinstance(item, LeftOut):
+            once.append(item)
+        elif plain[item.identity] == item.name and item.identity not in taken:
+            taken.add(item.identity)
+            once.append(item)
+        else:
+            once.append(LeftOut(f"{item.name} = {plain[item.identity]}", "another name of a file", data=True))
+    return once
+
+
+def _report(taken: Sequence[Candidate], left_out: Sequence[LeftOut]) -> Iterator[str]:
+    """One line of what is taken, and one for each reason of what is left out."""
+    counts = Counter(kind_of(item.source.location).suffix or "without a suffix" for item in taken)
+    yield f"taken: {_files(len(taken))} ({_bounded([f'{count:,} {suffix}' for suffix, count in counts.most_common()])})"
+    names_by_reason: dict[str, list[str]] = {}
+    for item in left_out:
+        names_by_reason.setdefault(item.reason, []).append(item.name)
+    for reason, names in names_by_reason.items():
+        yield f"left out: {len(names):,} ({reason}): {_bounded(names)}"
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file" if count == 1 else f"{count:,} files"
+
+
+def _bounded(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
