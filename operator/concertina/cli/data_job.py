@@ -18,7 +18,8 @@ from concertina.terminal.connection import Complaint, Target
 HOPELESS_EXITS = (2, 78)
 """What the build exits with where trying again can't help: options that can't be understood, and bad input."""
 _LOOK_SECONDS = 1.0
-_SAID_LINES = 5
+_SAID_LINES = 40
+"""Last lines of a pod's log: what it took and left out, and how it ended."""
 
 
 @dataclass(frozen=True)

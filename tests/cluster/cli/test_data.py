@@ -45,6 +45,7 @@ def test_pods_build_the_same_bytes(cluster: LocalCluster, namespace: str, source
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 of 2 shares done" in done.stdout
     assert "600 documents" in done.stdout or "digest" in done.stdout
+    assert done.stdout.count("taken: 1 file (1 .jsonl)") == 1
     list(build(find([str(source)]), str(tmp_path / "alone"), SHARD_BYTES, Recipe(validation=0.1)))
     assert contents(tmp_path / "pods") == contents(tmp_path / "alone")
     assert len(contents(tmp_path / "alone")) > 20
@@ -57,6 +58,22 @@ def test_what_can_t_be_built_fails_at_once_and_says_why(
     assert done.returncode == 1
     assert "a.jsonl, the line at byte 0 has no body, but text: name one by --column" in done.stdout
     assert "failed" in done.stderr
+
+
+def test_pods_refuse_to_leave_data_out_unless_told_to(
+    cluster: LocalCluster, namespace: str, source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    source.rename(tmp_path / "in" / "a.jsonl")
+    (tmp_path / "in" / "b.csv").write_text("a,b\n")
+    options = ["--pods", "1", "--out", str(tmp_path / "out"), str(tmp_path / "in")]
+    done = built(cluster, namespace, *options)
+    assert done.returncode == 1
+    assert "in/b.csv (CSV or TSV, which is not read)" in done.stdout
+    assert not (tmp_path / "out").exists()
+    done = built(cluster, namespace, "--allow-left-out", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out: 1 (CSV or TSV, which is not read)" in done.stdout
 
 
 def test_the_manifest_is_printed(source: Path) -> None:

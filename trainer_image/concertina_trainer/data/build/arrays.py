@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 
 from concertina_data.manifest import FrameFacts
 from concertina_state.errors import BadInput
+from concertina_trainer.data.build.content import container_of
 from concertina_trainer.data.build.names import FRAMES
 from concertina_trainer.data.build.sources import Source
 from concertina_trainer.data.frames import element
 from concertina_trainer.data.rangefile import open_range
 
+_OWN_CONTAINERS = ("a NumPy array", "a zip archive")
+"""Names of what .npy and .npz files begin as."""
 Arrays = tuple[NDArray[np.floating[Any]], NDArray[np.integer[Any]] | None]
 
 
@@ -59,14 +62,24 @@ def document(source: Source, frames: FrameFacts) -> bytes:
     return found.tobytes()
 
 
+def _why_unreadable(whole: bytes, error: Exception) -> str:
+    held = container_of(whole)
+    if held and held not in _OWN_CONTAINERS:
+        return f"it holds {held}"
+    if "pickle" in str(error):  # NumPy advises to load it all the same, which would run what it holds
+        return "it is no array of numbers"
+    return str(error)[:300].rstrip(".")
+
+
 def _arrays(source: Source) -> Arrays:
+    with open_range(source.location, source.size) as file:
+        whole = file.read()
     try:
-        with open_range(source.location, source.size) as file:
-            loaded = np.load(io.BytesIO(file.read()), allow_pickle=False)
+        loaded = np.load(io.BytesIO(whole), allow_pickle=False)
         features = loaded if isinstance(loaded, np.ndarray) else loaded["features"]
         targets = None if isinstance(loaded, np.ndarray) else loaded["targets"]
     except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{source.location} can't be read: {str(error)[:300].rstrip('.')}.") from error
+        raise BadInput(f"{source.location} can't be read: {_why_unreadable(whole, error)}.") from error
     if features.ndim != 2 or not features.shape[1] or features.dtype not in (np.float16, np.float32):
         raise BadInput(
             f"{source.location} has features of shape {list(features.shape)}, {features.dtype}: they have to be "

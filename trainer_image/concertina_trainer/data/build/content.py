@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from concertina_state.errors import BadInput
+from concertina_trainer.data.build.names import COMPRESSIONS
 
 HEAD_BYTES = 4096
 """First bytes of a file that are looked at."""
@@ -54,16 +55,24 @@ def container_of(head: bytes) -> str:
     return next((name for pattern, name in _MAGIC if pattern.match(head)), "")
 
 
-def why_not_text(head: bytes) -> str:
-    """Return why a file that begins with these bytes is no text in UTF-8, as the end of a sentence, or ""."""
+def why_not_text(head: bytes, complete: bool) -> str:
+    """Return why a file that begins with these bytes is no text in UTF-8, as the end of a sentence, or "".
+
+    `complete`: the file ends with these bytes, so a character that is cut off is an error.
+    """
     if name := container_of(head):
-        return f"holds {name}, not text: unpack or convert it, and give it a name that ends accordingly."
-    if head.startswith(_UTF_16) or _alternates_with_nul(head):
+        suffix = next((suffix for suffix, value in COMPRESSIONS.items() if value == name), "")
+        advice = f"give it a name that ends in {suffix}" if suffix else "unpack or convert it"
+        return f"holds {name}, not text: {advice}."
+    if head.startswith(_UTF_16) or _alternates_with_nul(head[:HEAD_BYTES]):
         return "looks like UTF-16: convert it to UTF-8."
     if (at := head.find(b"\0")) >= 0:
-        return f"holds NUL bytes (the first is byte {at}), so it is no text: restore it, or leave it out by --pattern."
+        return (
+            f"holds NUL bytes (the first is byte {at}), as binary files do, and others after a crash: restore it, or "
+            "leave it out by --pattern."
+        )
     try:
-        codecs.utf_8_decode(head, "strict", False)
+        codecs.utf_8_decode(head, "strict", complete)
     except UnicodeDecodeError as error:
         return f"is not UTF-8 (byte {error.start} is {head[error.start]:#04x}): convert it to UTF-8."
     return ""
@@ -95,8 +104,10 @@ def unpacked(file: BinaryIO, compression: str, location: str) -> Iterator[Binary
         with _OPEN[compression](file) as stream:
             yield stream
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        reason = str(error).rstrip(".")
-        raise BadInput(f"{location} can't be unpacked ({reason}): it is cut off or damaged; fetch it again.") from error
+        reason, advice = str(error).rstrip("."), "it is cut off or damaged; fetch it again"
+        if "too much memory" in reason:
+            advice = "compress it again with a window of at most 128 MiB (zstd --long=27)"
+        raise BadInput(f"{location} can't be unpacked ({reason}): {advice}.") from error
 
 
 class _Members(io.RawIOBase):

@@ -175,8 +175,8 @@ class _Walk:
 
     def _follow(self, path: str, name: str) -> Iterator[Candidate | LeftOut]:
         real, parent = os.path.realpath(path), os.path.realpath(os.path.dirname(path))
-        if os.path.commonpath([real, parent]) == real and real in self._name_by_folder:
-            yield LeftOut(name, "a link to a folder that it lies in")
+        if os.path.commonpath([real, parent]) == real:
+            yield LeftOut(name, "a link to a folder that it lies in", data=real not in self._name_by_folder)
         else:
             yield from self._folder(path, name, real)
 
@@ -184,7 +184,7 @@ class _Walk:
         if real == self._out:
             return
         if real in self._name_by_folder:
-            yield LeftOut(f"{name} = {self._name_by_folder[real]}", "another name of a folder", data=True)
+            yield LeftOut(f"{name} = {self._name_by_folder[real] or '.'}", "another name of a folder", data=True)
             return
         self._name_by_folder[real] = name
         try:
@@ -254,9 +254,9 @@ _TAKEN = (
 _REASONS = {
     Role.JSON: "JSON beside other data",
     Role.PROSE: "text beside other data",
-    Role.OTHER: "no data, by the name",
-    Role.DESCRIPTION: "no data, by the name",
-    Role.MARKER: "no data, by the name",
+    Role.OTHER: "no data, judging by the name",
+    Role.DESCRIPTION: "no data, judging by the name",
+    Role.MARKER: "no data, judging by the name",
 }
 
 
@@ -321,7 +321,8 @@ def _each_once(listing: Listing) -> Listing:
 def _report(taken: Sequence[Candidate], left_out: Sequence[LeftOut]) -> Iterator[str]:
     """One line of what is taken, and one for each reason of what is left out."""
     counts = Counter(kind_of(item.source.location).suffix or "without a suffix" for item in taken)
-    yield f"taken: {_files(len(taken))} ({_bounded([f'{count:,} {suffix}' for suffix, count in counts.most_common()])})"
+    if taken:
+        yield f"taken: {_files(len(taken))} ({_bounded([f'{n:,} {suffix}' for suffix, n in counts.most_common()])})"
     names_by_reason: dict[str, list[str]] = {}
     for item in left_out:
         names_by_reason.setdefault(item.reason, []).append(item.name)

@@ -24,15 +24,22 @@ FORMATS = {
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
 """Compressions of JSON lines and of text that a build reads."""
 UNREADABLE = {
-    **dict.fromkeys((".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar"), "an archive"),
-    **dict.fromkeys((".lz4", ".lzma", ".z", ".br", ".sz", ".snappy", ".lzo", ".zstd"), "compressed in another way"),
-    **dict.fromkeys((".csv", ".tsv"), "a table of text"),
-    **dict.fromkeys((".xls", ".xlsx", ".orc", ".avro", ".feather", ".dta"), "a table"),
-    **dict.fromkeys((".warc", ".wet", ".wat", ".tfrecord", ".tfrecords", ".array_record", ".mds"), "a file of records"),
-    **dict.fromkeys((".sqlite", ".sqlite3", ".db", ".mdb", ".lmdb"), "a database"),
-    **dict.fromkeys((".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".safetensors", ".bin"), "binary data"),
+    **dict.fromkeys((".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar"), "an archive, which is not read"),
+    **dict.fromkeys(
+        (".lz4", ".lzma", ".z", ".br", ".sz", ".snappy", ".lzo", ".zstd"), "a compression that is not read"
+    ),
+    **dict.fromkeys((".csv", ".tsv"), "CSV or TSV, which is not read"),
+    **dict.fromkeys((".xls", ".xlsx", ".orc", ".avro", ".feather", ".dta"), "a table format that is not read"),
+    **dict.fromkeys(
+        (".warc", ".wet", ".wat", ".tfrecord", ".tfrecords", ".array_record", ".mds"),
+        "a record format that is not read",
+    ),
+    **dict.fromkeys((".sqlite", ".sqlite3", ".db", ".mdb", ".lmdb"), "a database, which is not read"),
+    **dict.fromkeys(
+        (".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".safetensors", ".bin"), "binary data, which is not read"
+    ),
 }
-"""Ends of names of data that a build can't read: it refuses to leave them out unasked."""
+"""Why a build doesn't read a file, by the end of its name. It refuses to leave such files out unasked."""
 _WITH_PARTS = frozenset((".jsonl", ".ndjson", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zst"))
 """A file whose name goes on after one of these (`a.jsonl.part`) is data in a form that is not known."""
 _MARKER = re.compile(

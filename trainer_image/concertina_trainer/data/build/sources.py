@@ -106,7 +106,7 @@ def _as_input(source: Source) -> Iterator[None]:
         yield
     except (pyarrow.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
         held = content.container_of(_head(source))
-        reason = f"it holds {held}" if held and held != source.format.title() else str(error)[:300].rstrip(".")
+        reason = f"it holds {held}" if held and held.lower() != source.format else str(error)[:300].rstrip(".")
         raise BadInput(f"{source.location} can't be read as {source.format}: {reason}.") from error
 
 
@@ -135,7 +135,8 @@ def check(source: Source) -> None:
     """Raise BadInput if the first bytes of a source of text aren't what its name says."""
     if source.format not in (JSON_LINES, TEXT):
         return  # their readers refuse other content before anything is written
-    if reason := content.why_not_text(_head(source)):
+    head = _head(source)
+    if reason := content.why_not_text(head, complete=len(head) < content.HEAD_BYTES):
         raise BadInput(f"{source.location} {reason}")
 
 
@@ -166,7 +167,7 @@ def _opened(source: Source) -> Iterator[BinaryIO]:
 
 def _text(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
     whole = file.read()
-    if reason := content.why_not_text(whole[: content.HEAD_BYTES]) or content.why_not_text(whole):
+    if reason := content.why_not_text(whole, complete=True):
         raise BadInput(f"{piece.source.location} {reason}")
     yield whole.removeprefix(codecs.BOM_UTF8)
 
