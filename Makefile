@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-e2e e2e-prerequisites azurite prometheus lint format bench crds monitoring lock clean environment binaries
+.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus lint format bench crds monitoring lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -12,6 +12,10 @@ SIDE_BY_SIDE ?= $(shell awk '/MemAvailable/ {print ($$2 > 12e6 ? 3 : 2)}' /proc/
 # Whole files, the longest first (tests/conftest.py sorts them): what a file's tests share is made once.
 # A process that dies ends the run, with the name of its test: xdist 3.8 waits for ever for the rest of its file.
 PYTEST = $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+# An interpreter with a torch of its own, as GPU machines have, or that of `make setup`.
+GPU_PYTHON = $(or $(PYTHON),$(wildcard $(BIN)/python),python3)
+GPU_OPTIONS = $(if $(ONLY),--only "$(ONLY)") $(if $(COMMIT),--commit "$(COMMIT)") $(if $(JSON),--json "$(JSON)") \
+	$(if $(DEADLINE),--deadline-seconds "$(DEADLINE)")
 BENCHMARKS ?= local_cluster neighbours recovery checkpoint checkpoint_floor determinism data metrics measuring
 
 help: ## Show this
@@ -40,6 +44,12 @@ test: setup ## The gate: every law once, every real component once; TESTS=tests/
 
 test-long: setup ## What is only more of the same: seeds, crashes, scripts, stores, drills
 	@$(PYTEST) -m long $(TESTS)
+
+test-gpu: ## Run what needs CUDA, in at most ten minutes; PYTHON=python3 uses that Python and its torch: see docs/gpu-checks.md
+	@PYTHONPATH=tests$(if $(PYTHONPATH),:$(PYTHONPATH)) $(GPU_PYTHON) -m builders.gpu $(if $(LIST),list,run $(GPU_OPTIONS))
+
+test-gpu-packages: ## Fill out/gpu-packages with what test-gpu needs beside torch and numpy; FOR=3.12 for another machine's Python
+	@$(GPU_PYTHON) tools/gpu_packages.py out/gpu-packages $(FOR)
 
 test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one namespace of it: see docs/drills.md
 	@CONCERTINA_E2E_RUN=1 $(BIN)/python -m pytest tests/e2e
