@@ -1,7 +1,7 @@
 """Install what GPU checks need beside torch and numpy into a folder that can be carried to a machine without a network.
 
-`python tools/gpu_packages.py FOLDER [VERSION]`. The packages are those of the lock, for Linux on this machine's
-processor and for this Python, or for Python VERSION (3.12 for example). Needs pip.
+`python tools/gpu_packages.py FOLDER [VERSION]` fills FOLDER/VERSION. The packages are those of the lock, for Linux on
+this machine's processor and for Python VERSION (3.12 for example), which is this Python's if it is left out. Needs pip.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def locked(lock: str) -> str:
 def main() -> None:
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
-    folder = pathlib.Path(sys.argv[1])
     version = sys.argv[2] if len(sys.argv) == 3 else ".".join(map(str, sys.version_info[:2]))
+    folder = pathlib.Path(sys.argv[1]) / version
     platforms = [f"--platform={name}_{platform.machine()}" for name in PLATFORMS]
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:

@@ -14,8 +14,8 @@ from pathlib import Path
 from builders.gpu.checks import Check
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = ROOT / "out" / "gpu-packages"
-"""Where `make test-gpu-packages` puts packages that can be carried to a machine without a network."""
+PACKAGES = ROOT / "out" / "gpu-packages" / f"{sys.version_info.major}.{sys.version_info.minor}"
+"""Where `make test-gpu-packages` puts packages for this Python, to be carried to a machine without a network."""
 SEARCH_PATH = ROOT / "tests/gpu/older_torch", ROOT / "operator", ROOT / "trainer_image", ROOT / "tests", PACKAGES
 PROBE_SECONDS = 120
 

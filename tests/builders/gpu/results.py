@@ -84,11 +84,18 @@ def private_words() -> dict[str, str]:
     return words | ({user: "USER"} if user and user not in PUBLIC_USERS else {})
 
 
+ADDRESS = re.compile(
+    r"(?<![\w.])(?!127\.)\d{1,3}(?:\.\d{1,3}){3}(?![\w.]\w)"
+    r"|(?<![\w:])(?:[0-9a-fA-F]{1,4}:{1,2}){3,7}[0-9a-fA-F]{1,4}(?![\w:])"
+)
+"""An IPv4 address that is not a loopback one, a long IPv6 address, or a MAC address."""
+
+
 def scrubbed(text: str, private: Mapping[str, str]) -> str:
-    """Replace names of the host and the user, paths to their folders, and addresses that are not loopback ones."""
+    """Replace names of the host and the user, paths to their folders, and network addresses."""
     for word, replacement in private.items():
         text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", replacement, text)
-    return re.sub(r"(?<![\w.])(?!127\.)\d{1,3}(?:\.\d{1,3}){3}(?![\w.]\w)", "ADDRESS", text)
+    return ADDRESS.sub("ADDRESS", text)
 
 
 def card_name(machine: Machine) -> str:

@@ -26,7 +26,7 @@ LAST_WORDS_SECONDS = 5
 """Time for stuck processes to print their stacks."""
 PYTEST = (
     *("-m", "pytest", "-p", "builders.gpu.cases", "-p", "no:cacheprovider", "--confcutdir", "tests/gpu"),
-    *("-o", "addopts=", "-W", "ignore::pytest.PytestConfigWarning"),  # pytest-timeout may be missing
+    *("-o", "addopts=", "-W", "ignore::pytest.PytestConfigWarning"),  # the option of pytest-timeout is unknown
     *("-q", "--import-mode=importlib", "--tb=short"),
 )
 
@@ -64,6 +64,7 @@ def _exit_code(check: Check, environment: Mapping[str, str], limit_seconds: floa
     """Run the check; return its exit status, or None if it was killed at the limit."""
     mark = uuid.uuid4().hex
     variables = {**environment, MARK: mark, cases.VARIABLE: str(folder / "cases"), "TMPDIR": str(folder)}
+    variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a machine's own plugins change what a check does
     before = PYTEST if check.kind is Kind.TESTS else ()
     after = () if check.kind is Kind.TESTS else ("--json", str(folder / "figures.json"))
     with (folder / "output").open("wb") as output:
@@ -112,6 +113,8 @@ def _judge_tests(check: Check, code: int | None, seconds: float, cut_off: bool, 
         reason = f"did not end within {check.limit_seconds} s, in {', '.join(running) or 'no test'}"
     elif code:
         outcome, reason = Outcome.FAILED, f"pytest ended with exit status {code}"
+    elif running:
+        outcome, reason = Outcome.FAILED, f"pytest ended early, in {', '.join(running)}"
     elif not passed:
         outcome, reason = Outcome.SKIPPED, skipped[0]["reason"] if skipped else "pytest ran no test"
     elif skipped:
@@ -123,7 +126,7 @@ def _judge_tests(check: Check, code: int | None, seconds: float, cut_off: bool, 
         seconds,
         {name: value for line in ended for name, value in line.get("figures", {}).items()},
         tuple(Case(line["name"], line["outcome"], line["seconds"]) for line in ended),
-        error if outcome is Outcome.FAILED else (),
+        (error or ("no output",)) if outcome is Outcome.FAILED else (),
     )
 
 
@@ -150,7 +153,7 @@ def _judge_benchmark(
         outcome, reason = Outcome.FAILED, f"ended with exit status {code}"
     elif not figures:
         outcome, reason = Outcome.FAILED, "measured nothing"
-    error = _last(output) if outcome is Outcome.FAILED else ()
+    error = (_last(output) or ("no output",)) if outcome is Outcome.FAILED else ()
     return Result(check.name, outcome, reason, seconds, figures, error=error)
 
 
@@ -177,4 +180,7 @@ def _flat(name: str, value: Any) -> dict[str, Any]:
 
 
 def _last(text: str) -> tuple[str, ...]:
-    return tuple(text.rstrip().splitlines()[-ERROR_LINES:])
+    """Return the last lines, or the innermost calls of the first stack that a killed process has printed."""
+    lines = text.rstrip().splitlines()
+    stacks = [number for number, line in enumerate(lines) if line.endswith("(most recent call first):")]
+    return tuple(lines[stacks[0] :][:ERROR_LINES] if stacks else lines[-ERROR_LINES:])

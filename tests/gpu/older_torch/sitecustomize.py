@@ -1,14 +1,18 @@
 """Give an older torch the names that concertina uses from the torch of the lock.
 
 `make test-gpu` puts this folder on PYTHONPATH, so Python imports this module at the start of every process of a check:
-pytest, the trainer's workers, scripts. Only names are added, each for a function that the older torch has under
-another name. torch 2.11 is the oldest one that this was tested with. Where the name exists nothing is changed.
+pytest, the trainer's workers, scripts. Nothing is changed where the names exist. torch 2.11 is the oldest one that is
+supported. A check that needs more than names is not runnable on an older torch: see TORCH_FEATURES in
+tests/builders/gpu/probe.py.
 """
+
+from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
+from collections.abc import Sequence
+from types import ModuleType
 
 RENAMED = {
     "torch.distributed": {
@@ -21,42 +25,50 @@ RENAMED = {
     },
     "torch._C._distributed_c10d": {"FakeStore": "HashStore"},
 }
-"""For each module: the new name, and the older torch's name of the same."""
-BUILT_IN = {"torch._C._distributed_c10d": "torch.distributed"}
-"""Modules that no import executes, and the module whose import makes them."""
+"""For each module: the new name, and the older torch's name of the same thing."""
+REPLACED = {"torch.distributed.pipelining.stage": {"PipelineStage": "_output_slot_is_releasable"}}
+"""For each module: a class, and a method that concertina replaces while it plans. The older torch never calls it."""
+MADE_BY = {"torch.distributed": "torch._C._distributed_c10d"}
+"""Modules that exist once another one has been imported, without a finder's help."""
 
 added: list[str] = []
 """Names that this process has been given."""
 
 
-def add_names(name: str) -> None:
-    module = sys.modules[name]
-    for new, old in RENAMED.get(name, {}).items():
+def add_names(module: ModuleType) -> None:
+    for new, old in RENAMED.get(module.__name__, {}).items():
         if not hasattr(module, new) and hasattr(module, old):
             setattr(module, new, getattr(module, old))
-            added.append(f"{name}.{new}")
+            added.append(f"{module.__name__}.{new}")
+    for owner, method in REPLACED.get(module.__name__, {}).items():
+        if hasattr(module, owner) and not hasattr(getattr(module, owner), method):
+            setattr(getattr(module, owner), method, None)
+            added.append(f"{module.__name__}.{owner}.{method}")
 
 
 class _Loader(importlib.abc.Loader):
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
-    def exec_module(self, module) -> None:
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        for name in (module.__name__, *(name for name, maker in BUILT_IN.items() if maker == module.__name__)):
-            if name in sys.modules:
-                add_names(name)
+        add_names(module)
+        if made := sys.modules.get(MADE_BY.get(module.__name__, "")):
+            add_names(made)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds a module as the finders after it do, and adds names once the module has been executed."""
+    """Find a module as Python does, and add names once the module has been executed."""
 
-    def find_spec(self, fullname: str, path, target=None) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in RENAMED or fullname in BUILT_IN:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in RENAMED and fullname not in REPLACED:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
