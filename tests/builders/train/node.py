@@ -34,18 +34,18 @@ ONLY_IMPORTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NV
 
 
 class Parent:
-    """The forkserver, with the trainer preloaded."""
+    """The forkserver, with the trainer preloaded, or another module."""
 
-    def __init__(self, **environment: str) -> None:
+    def __init__(self, preload: str = "concertina_trainer.preload", **environment: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "concertina_agent.workers.forkserver", "--control", str(theirs.fileno())]
-        command += ["--preload", "concertina_trainer.preload"]
+        command += ["--preload", preload]
         always = {**ONLY_IMPORTS, "PYTHONPATH": SEARCH_PATH, "PYTHONFAULTHANDLER": "1"}
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env={**os.environ, **always, **environment}
         )
         theirs.close()
-        self._socket = ours
+        self.control = ours
         ours.settimeout(GIVE_UP)
         self.codes: dict[int, int] = {}
         assert json.loads(ours.recv(1 << 16)) == {"warm": True}
@@ -53,21 +53,25 @@ class Parent:
     def fork(self, target: str, environment: dict[str, str], output: int, *fds: int) -> int:
         arguments = [f"fd:{i}" for i in range(len(fds))]
         request = {"run": target, "arguments": arguments, "environment": {**os.environ, **environment}}
-        socket.send_fds(self._socket, [json.dumps(request).encode()], [output, output, *fds])
+        socket.send_fds(self.control, [json.dumps(request).encode()], [output, output, *fds])
         while True:
-            said = json.loads(self._socket.recv(1 << 16))
+            said = json.loads(self.control.recv(1 << 16))
             if "code" not in said:
                 return said["pid"]
             self.codes[said["pid"]] = said["code"]
 
+    def hear(self) -> None:
+        """Of one child's end."""
+        said = json.loads(self.control.recv(1 << 16))
+        self.codes[said["pid"]] = said["code"]
+
     def wait(self, pid: int) -> int:
         while pid not in self.codes:
-            said = json.loads(self._socket.recv(1 << 16))
-            self.codes[said["pid"]] = said["code"]
+            self.hear()
         return self.codes.pop(pid)
 
     def close(self) -> None:
-        self._socket.close()
+        self.control.close()
         self._process.wait(GIVE_UP)
 
 

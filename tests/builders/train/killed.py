@@ -1,0 +1,253 @@
+"""Runs a script of tests/programs/loops: to its end, or until all its ranks are killed, and then again from what they
+left, in a world of the same size or of another. `compare` tells where a run that was killed differs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fnmatch
+import os
+import pickle
+import select
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from builders.train.node import Parent
+
+GIVE_UP_SECONDS = 120.0
+
+
+@dataclasses.dataclass
+class Ran:
+    """One run of a script, by rank."""
+
+    codes: list[int]
+    output: str
+    steps: list[dict[int, dict[str, Any]]]
+    """By step: what the rank has recorded of it."""
+    committed: list[dict[int, dict[str, Any]]]
+    """By step: all that the objects of State held when the step was committed."""
+    restored: list[tuple[int, dict[str, Any]]]
+    """The step to go on with, and all that the objects held then."""
+    end: list[dict[str, Any]]
+
+    @property
+    def size(self) -> int:
+        return len(self.codes)
+
+    @property
+    def restored_step(self) -> int:
+        steps = {step for step, _ in self.restored}
+        assert len(steps) == 1, f"ranks go on with different steps: {steps}"
+        return steps.pop()
+
+
+def run(
+    parent: Parent, script: str, folder: Path, size: int, steps: int, stops_after: int = 0, **environment: str
+) -> Ran:
+    """`stops_after`: all ranks are killed after so many commits; 0: never."""
+    folder.mkdir(parents=True, exist_ok=True)
+    hears, says = os.pipe()
+    log = (folder / "log").open("w+b")
+    common = {
+        "LOOP": script,
+        "LOOP_FOLDER": str(folder),
+        "LOOP_STEPS": str(steps),
+        "LOOP_STOPS_AFTER": str(stops_after),
+        "LOOP_STORE": str(folder / "store"),
+        "HOME": str(folder),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **environment,
+    }
+    pids = [
+        parent.fork("loops.run:main", {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, log.fileno(), says)
+        for rank in range(size)
+    ]
+    os.close(says)
+    try:
+        _wait(parent, pids, hears)
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        codes = [parent.wait(pid) for pid in pids]
+        os.close(hears)
+        log.seek(0)
+        output = log.read().decode(errors="replace")
+        log.close()
+    return _read(folder, codes, output)
+
+
+def _wait(parent: Parent, pids: Sequence[int], hears: int) -> None:
+    """Until all have ended, or all may be killed, or one has failed."""
+    ready, until = 0, time.monotonic() + GIVE_UP_SECONDS
+    heard = [hears, parent.control]
+    while ready < len(pids) and not all(pid in parent.codes for pid in pids):
+        if any(parent.codes.get(pid, 0) for pid in pids):
+            return
+        assert time.monotonic() < until, "the script does not end"
+        for found in select.select(heard, [], [], 1.0)[0]:
+            if found is parent.control:
+                parent.hear()
+            elif data := os.read(hears, 64):
+                ready += len(data)
+            else:
+                heard.remove(hears)
+
+
+def _read(folder: Path, codes: list[int], output: str) -> Ran:
+    ran = Ran(codes, output, [], [], [], [])
+    for rank in range(len(codes)):
+        steps: dict[int, dict[str, Any]] = {}
+        committed: dict[int, dict[str, Any]] = {}
+        end: dict[str, Any] = {}
+        for kind, content in _records(folder / f"records-{rank}"):
+            if kind == "step":
+                step, values = content
+                items = steps.setdefault(step, {}).get("items", []) + values.get("items", [])
+                steps[step].update(values, items=items)
+            elif kind == "commit":
+                committed[content[0]] = content[1]
+            elif kind == "restored":
+                ran.restored.append(content)
+            else:
+                end.update(content)
+        ran.steps.append(steps)
+        ran.committed.append(committed)
+        ran.end.append(end)
+    return ran
+
+
+def _records(path: Path) -> Iterator[tuple[str, Any]]:
+    data = path.read_bytes() if path.exists() else b""
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        yield pickle.loads(data[8 : 8 + size])
+        data = data[8 + size :]
+
+
+def left_behind(source: Path, target: Path) -> None:
+    """The folder of `State` that a run has left, for another one."""
+    target.mkdir(parents=True)
+    shutil.copytree(source / "checkpoints", target / "checkpoints")
+
+
+# --- comparing ------------------------------------------------------------------------------------------------------
+
+
+def as_saved(first: Ran, then: Ran) -> list[str]:
+    """What differs, to the bit, between what the first world held when it committed the step that the second one goes
+    on from, and what the second one held once it was restored. A new rank takes what rank r modulo the old world had,
+    but draws other random numbers."""
+    step = then.restored_step
+    saved = [ran.get(step - 1, {}) for ran in first.committed]
+    restored = [held for _, held in then.restored]
+    if not all(saved):
+        return [f"the script goes on with step {step}, and step {step - 1} was not committed"]
+    differs = []
+    for rank, held in enumerate(restored):
+        source = rank % first.size
+        for name in sorted(saved[source].keys() | held.keys()):
+            same = _same_bits(_whole(saved, source, name), _whole(restored, rank, name))
+            if name.startswith("random.") and rank >= first.size:
+                if name == "random.torch" and same:
+                    differs.append(f"rank {rank} draws the random numbers of rank {source}")
+            elif not same:
+                differs.append(f"{name} of rank {rank}")
+    return differs
+
+
+def differences(whole: Ran, first: Ran, then: Ran) -> dict[str, float]:
+    """By name of what was computed: the largest relative difference between an uninterrupted run and one that was
+    killed, of the steps before and after that, and of what the script ends with. In a world of another size without
+    what each rank has for itself."""
+    began, same = then.restored_step, whole.size == then.size
+    worst: dict[str, float] = {}
+
+    def note(name: str, one: Any, other: Any) -> None:
+        worst[name] = max(worst.get(name, 0.0), difference(one, other))
+
+    for step in sorted({step for ran in whole.steps for step in ran}):
+        ran = first if step < began else then
+        note("items", _items(whole, step), _items(ran, step))
+        for rank in range(ran.size):
+            expected = whole.steps[rank % whole.size].get(step, {})
+            found = ran.steps[rank].get(step, {})
+            for name in expected.keys() | found.keys():
+                if name != "items" and (same or not name.startswith("own.")):
+                    note(name, expected.get(name), found.get(name))
+    for rank in range(then.size):
+        source = rank % whole.size
+        for name in whole.end[source].keys() | then.end[rank].keys():
+            if same or not name.startswith(("own.", "end.random.")):
+                note(name, _whole(whole.end, source, name), _whole(then.end, rank, name))
+    return worst
+
+
+def _items(ran: Ran, step: int) -> list[int]:
+    return sorted(item for rank in ran.steps for item in rank.get(step, {}).get("items", ()))
+
+
+def _whole(ranks: Sequence[Mapping[str, Any]], rank: int, name: str) -> Any:
+    """A value of this rank; of an array of which each rank has a part, all of it."""
+    value = ranks[rank].get(name)
+    if not isinstance(value, dict) or "part" not in value:
+        return value
+    found = numpy.full(value["shape"], numpy.nan)
+    for held in ranks:
+        part = held[name]
+        array = numpy.asarray(part["part"])
+        found[tuple(slice(o, o + n) for o, n in zip(part["offsets"], array.shape, strict=True))] = array
+    return found
+
+
+def _same_bits(one: Any, other: Any) -> bool:
+    if isinstance(one, numpy.ndarray) and isinstance(other, numpy.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same_bits(one[key], other[key]) for key in one)
+    return type(one) is type(other) and (one == other or one != one)
+
+
+def difference(one: Any, other: Any) -> float:
+    """The largest one, relative to the largest number; infinite where these are no numbers, or of other shapes."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
+        return max((difference(one[key], other[key]) for key in one), default=0.0)
+    try:
+        first, second = numpy.asarray(one), numpy.asarray(other)
+    except ValueError:  # of several lengths
+        return 0.0 if one == other else numpy.inf
+    if first.dtype.kind not in "biufc" or second.dtype.kind not in "biufc" or first.dtype.kind != second.dtype.kind:
+        return 0.0 if _same_bits(one, other) else numpy.inf
+    if first.shape != second.shape:
+        return numpy.inf
+    if first.tobytes() == second.tobytes() or not first.size:
+        return 0.0
+    if first.dtype.kind in "b":
+        return numpy.inf
+    kind = complex if first.dtype.kind == "c" else float
+    first, second = first.astype(kind), second.astype(kind)
+    if (numpy.isfinite(first) != numpy.isfinite(second)).any():
+        return numpy.inf
+    first, second = numpy.nan_to_num(first), numpy.nan_to_num(second)
+    largest = max(abs(first).max(), abs(second).max())
+    return float(abs(first - second).max() / largest) if largest else 0.0
+
+
+def outside(worst: Mapping[str, float], bound: float, but: Sequence[str] = ()) -> dict[str, float]:
+    """Names that differ by more than the bound, without those that match one of the patterns `but`."""
+    return {
+        name: value
+        for name, value in sorted(worst.items())
+        if value > bound and not any(fnmatch.fnmatchcase(name, pattern) for pattern in but)
+    }

@@ -1,0 +1,48 @@
+"""What many scripts begin with: a batch that is the same in any world, and DDP where there are several ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from loops.run import BATCH, Run
+
+FEATURES = 7
+
+
+def batch(run: Run, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's rows of a step."""
+    x = torch.randn(BATCH, FEATURES, generator=torch.Generator().manual_seed(step))
+    mine = run.share()
+    run.consumed(step, [step * BATCH + row for row in mine])
+    x = x[mine.start : mine.stop]
+    return x, x.sum(1, keepdim=True)
+
+
+def parallel(run: Run, module: nn.Module, **options: Any) -> nn.Module:
+    return DistributedDataParallel(module, **options) if run.size > 1 else module
+
+
+def perceptron(*between: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 16), *between, nn.Tanh(), nn.Linear(16, 1))
+
+
+def squares(run: Run, model: nn.Module, step: int) -> torch.Tensor:
+    """The loss of a step, to be averaged over ranks."""
+    x, y = batch(run, step)
+    return run.mean((model(x) - y).square())
+
+
+def evaluated(model: nn.Module) -> float:
+    """The loss of a rank's model on items that no step trains on."""
+    x = torch.randn(50, FEATURES, generator=torch.Generator().manual_seed(1_000_000))
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean().item()
+    model.train(training)
+    return loss

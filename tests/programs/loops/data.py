@@ -1,0 +1,78 @@
+"""Where a loop over a data loader goes on."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import trainingjob
+from loops.common import FEATURES, parallel, perceptron
+from loops.run import BATCH, Run
+
+ITEMS = 48
+
+
+class Items(Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.randn(FEATURES, generator=torch.Generator().manual_seed(index)), index
+
+
+def epochs(run: Run, loader: DataLoader[tuple[torch.Tensor, int]], stops_at: int = 0) -> None:
+    """`stops_at`: a pass is left after so many batches."""
+    model = parallel(run, perceptron())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    progress = {"epoch": 0}
+    state = trainingjob.State(
+        model=model, optimizer=optimizer, scheduler=scheduler, progress=progress, overhead=1000.0
+    )
+    step = state.restore(default=0)
+    while step < run.steps:
+        if isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(progress["epoch"])
+        batches = stops_at or len(loader)
+        for place, (x, index) in enumerate(state.batches(loader), step % batches):
+            loss = run.mean((model(x) - x.sum(1, keepdim=True)).square())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if place == batches - 1:
+                progress["epoch"] += 1
+                scheduler.step()
+            run.consumed(step, index.tolist())
+            run.record(step, loss=run.total(loss), rate=optimizer.param_groups[0]["lr"])
+            state.commit(step, durable=step == run.steps - 1)
+            step += 1
+            if step == run.steps or place == batches - 1:
+                break
+
+
+def distributed(run: Run) -> None:
+    epochs(run, DataLoader(Items(), BATCH // run.size, sampler=DistributedSampler(Items())))
+
+
+def distributed_with_workers(run: Run) -> None:
+    loader = DataLoader(Items(), BATCH // run.size, sampler=DistributedSampler(Items(), seed=3), num_workers=2)
+    epochs(run, loader)
+
+
+def shuffled(run: Run) -> None:
+    """By torch's random numbers."""
+    torch.manual_seed(5)
+    epochs(run, DataLoader(Items(), BATCH, shuffle=True))
+
+
+def shuffled_by_generator(run: Run) -> None:
+    epochs(run, DataLoader(Items(), BATCH, shuffle=True, generator=torch.Generator().manual_seed(5)))
+
+
+def left_early(run: Run) -> None:
+    """Each pass is left after three of its four batches."""
+    epochs(run, DataLoader(Items(), BATCH // run.size, sampler=DistributedSampler(Items())), stops_at=3)
+
+
+def in_order(run: Run) -> None:
+    epochs(run, DataLoader(Items(), BATCH))

@@ -1,0 +1,281 @@
+"""What a script of this package is run by: it joins the ranks, writes down what the script computes and what its state
+holds, and stops where the test kills the script."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BATCH = 12
+"""Items of a step, of all ranks together."""
+MOST_LOST = 5
+"""Commits that may be lost where each of them is saved that can be: as many as an accumulation has micro-batches."""
+READY = b"k"
+"""Written to the test once this rank may be killed."""
+
+
+class Run:
+    """What a script is given: its rank, its part of a batch, and where it writes down what it has computed."""
+
+    def __init__(self, steps: int, stops_after: int, test: int) -> None:
+        """`stops_after`: so many commits. `test`: the file descriptor of the pipe to the test."""
+        self.steps = steps
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.objects: dict[str, Any] = {}
+        """All that is given to State."""
+        self.restarted = Path("checkpoints").exists() or "CONCERTINA_RESTORES" in os.environ
+        """Whether this is not the first run, for scripts that change between two runs."""
+        self._stops_after, self._test, self._commits = stops_after, test, 0
+        self._records = os.open(f"records-{self.rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+    # --- for scripts ------------------------------------------------------------------------------------------------
+
+    def share(self, count: int = BATCH) -> range:
+        """This rank's part of so many items."""
+        return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def mean(self, losses: Any) -> Any:
+        """The mean over the items of all ranks, where gradients are averaged over ranks."""
+        return losses.sum() / BATCH * self.size
+
+    def total(self, number: Any) -> float:
+        """The mean of a number over all ranks."""
+        import torch
+        import torch.distributed as dist
+
+        summed = torch.as_tensor(number, dtype=torch.float64).detach().clone()
+        if self.size > 1:
+            dist.all_reduce(summed)
+        return summed.item() / self.size
+
+    def record(self, step: int, **values: Any) -> None:
+        """Values of a step that are the same on all ranks."""
+        self._write("step", (step, {f"step.{name}": value for name, value in values.items()}))
+
+    def record_own(self, step: int, **values: Any) -> None:
+        """Values of a step that each rank has for itself."""
+        self._write("step", (step, {f"own.{name}": value for name, value in values.items()}))
+
+    def consumed(self, step: int, items: Sequence[int]) -> None:
+        """Ids of the items that this rank trained on in a step."""
+        self._write("step", (step, {"items": list(map(int, items))}))
+
+    def finished(self, **values: Any) -> None:
+        """Values that the script ends with, such as its evaluation loss: those that ranks have alike."""
+        self._write("end", {f"end.{name}": value for name, value in values.items()})
+
+    def finished_own(self, **values: Any) -> None:
+        """Values that the script ends with, of this rank."""
+        self._write("end", {f"own.{name}": value for name, value in values.items()})
+
+    # --- for the harness --------------------------------------------------------------------------------------------
+
+    def restored(self, step: int) -> None:
+        self._write("restored", (step, self.held()))
+
+    def before_commit(self, step: int) -> None:
+        """Writes down what is committed, where a run that is killed may be restored to it."""
+        assert self.objects
+        if self._stops_after - MOST_LOST < self._commits + 1 <= self._stops_after:
+            self._write("commit", (int(step), self.held()))
+
+    def after_commit(self, state: Any) -> None:
+        self._commits += 1
+        if self._commits == self._stops_after:
+            state._saving.finish()
+            os.write(self._test, READY)
+            signal.pause()
+
+    def held(self) -> dict[str, Any]:
+        """All that the objects of State hold, and the random numbers, by names that are the same in any world."""
+        holds = {"random": dict(_flat(_random_states(), ""))}
+        names = _parameter_names(self.objects)
+        for name, value in self.objects.items():
+            holds[name] = dict(_held(value, names, self.objects))
+        return {f"{name}.{key}": value for name, held in holds.items() for key, value in held.items()}
+
+    def ends(self) -> None:
+        self._write("end", {f"end.{name}": value for name, value in self.held().items()})
+
+    def _write(self, kind: str, content: Any) -> None:
+        data = pickle.dumps((kind, _plain(content)))
+        os.write(self._records, len(data).to_bytes(8, "little") + data)
+
+
+def _plain(value: Any) -> Any:
+    """Tensors become numpy arrays: the test that reads them does not import torch."""
+    if (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor):
+        return _array(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else tuple(map(_plain, value))
+    return value
+
+
+def _array(tensor: Any) -> Any:
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    if torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor):
+        return {name: _array(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]}
+    if tensor.is_meta or tensor.is_sparse or tensor.is_quantized or hasattr(type(tensor), "__torch_dispatch__"):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_meta or tensor.layout != torch.strided:
+            return f"{type(tensor).__name__} {tensor.layout} {tensor.device}"
+    tensor = tensor.detach().as_subclass(torch.Tensor).cpu()
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
+    if tensor.dtype.is_floating_point and tensor.dtype not in (torch.float16, torch.float32, torch.float64):
+        return {"dtype": str(tensor.dtype), "values": tensor.to(torch.float32).numpy()}
+    return tensor.resolve_conj().resolve_neg().numpy().copy()
+
+
+def _held(value: Any, names: Mapping[int, str], objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    torch = sys.modules.get("torch")
+    if torch and isinstance(value, torch.distributed.fsdp.FullyShardedDataParallel):
+        yield from _flat(_whole_state(value), "")
+    elif torch and isinstance(value, torch.optim.Optimizer) and (module := _flattened(objects)) is not None:
+        yield from _flat(_whole_state(module, value), "")
+    elif torch and isinstance(value, torch.nn.Module):
+        yield from ((_plain_name(name), tensor) for name, tensor in value.named_parameters())
+        yield from ((f"{_plain_name(name)} (buffer)", tensor) for name, tensor in value.named_buffers())
+    elif torch and isinstance(value, torch.optim.Optimizer):
+        yield from _held_by_optimizer(value, names)
+    elif isinstance(value, Mapping):
+        yield from _flat(value, "")
+    else:
+        yield from _flat(value.state_dict(), "")
+
+
+def _flattened(objects: Mapping[str, Any]) -> Any:
+    """The module of FSDP1 among these, whose parameters have no names and shapes of their own."""
+    kind = sys.modules["torch"].distributed.fsdp.FullyShardedDataParallel
+    return next((each for each in objects.values() if isinstance(each, kind)), None)
+
+
+def _whole_state(module: Any, optimizer: Any = None) -> Any:
+    from torch.distributed.checkpoint import state_dict
+
+    options = state_dict.StateDictOptions(full_state_dict=True)
+    if optimizer is None:
+        return state_dict.get_model_state_dict(module, options=options)
+    return state_dict.get_optimizer_state_dict(module, optimizer, options=options)
+
+
+def _held_by_optimizer(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    for number, group in enumerate(optimizer.param_groups):
+        options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        for index, parameter in enumerate(group["params"]):
+            name = names.get(id(parameter), f"{number}.{index}")
+            yield from _flat(options, f"options of {name}")
+            yield from _flat(optimizer.state.get(parameter, {}), f"state of {name}")
+    for key, value in optimizer.state.items():
+        if not isinstance(key, torch.Tensor):
+            yield from _flat(value, f"state of {key}")
+
+
+def _parameter_names(objects: Mapping[str, Any]) -> dict[int, str]:
+    torch = sys.modules.get("torch")
+    return {
+        id(parameter): f"{name}.{_plain_name(full)}"
+        for name, module in objects.items()
+        if torch and isinstance(module, torch.nn.Module)
+        for full, parameter in module.named_parameters()
+    }
+
+
+def _plain_name(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    from trainingjob import Part
+
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _flat(each, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)) and not all(isinstance(each, (int, float)) for each in value):
+        for index, each in enumerate(value):
+            yield from _flat(each, f"{path}.{index}")
+    elif isinstance(value, Part):
+        yield path, {"part": value.array, "offsets": tuple(value.offsets), "shape": tuple(value.shape)}
+    elif isinstance(value, memoryview):
+        yield path, value.tolist()
+    else:
+        yield path, value
+
+
+def _random_states() -> dict[str, Any]:
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    return {
+        "python": random.getstate()[1],
+        "numpy": numpy.random.get_state()[1] if numpy else None,
+        "torch": torch.get_rng_state() if torch else None,
+    }
+
+
+@contextlib.contextmanager
+def _watched(run: Run) -> Iterator[None]:
+    """State works as ever; it is written down what it was given, and what that holds at each commit and restore."""
+    from trainingjob._state import State
+
+    add, commit, restore = State.add, State.commit, State.restore
+
+    def watched_add(self: State, **objects: Any) -> None:
+        run.objects.update(objects)
+        add(self, **objects)
+
+    def watched_commit(self: State, step: int, durable: bool = False) -> None:
+        run.before_commit(step)
+        commit(self, step, durable)
+        run.after_commit(self)
+
+    def watched_restore(self: State, default: int = 0) -> int:
+        step = restore(self, default)
+        run.restored(step)
+        return step
+
+    State.add, State.commit, State.restore = watched_add, watched_commit, watched_restore  # type: ignore[method-assign]
+    yield
+
+
+def _seed(run: Run) -> None:
+    """Differently in a run that is started again: what it draws comes from what was saved, and not from here."""
+    seed = 1000 * run.restarted + run.rank
+    random.seed(seed)
+    for name in ("numpy.random", "torch"):
+        if library := sys.modules.get(name):
+            getattr(library, "seed" if name == "numpy.random" else "manual_seed")(seed)
+
+
+def main(test: int) -> None:
+    """The script that `LOOP` names, in a process forked by the test."""
+    os.chdir(os.environ["LOOP_FOLDER"])
+    run = Run(int(os.environ["LOOP_STEPS"]), int(os.environ["LOOP_STOPS_AFTER"]), test)
+    module, _, name = os.environ["LOOP"].partition(":")
+    script: Callable[[Run], None] = getattr(importlib.import_module(module), name)
+    if run.size > 1 and "torch" in sys.modules:
+        import torch.distributed as dist
+
+        dist.init_process_group(
+            "gloo", init_method=f"file://{os.environ['LOOP_STORE']}", rank=run.rank, world_size=run.size
+        )
+    _seed(run)
+    with _watched(run):
+        script(run)
+    run.ends()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

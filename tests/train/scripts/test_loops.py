@@ -1,0 +1,201 @@
+"""A table of small scripts as users write them. Each is killed in the middle, all ranks at once, and started again in a
+world of the same size and in one of another. Restored, it holds what was saved, to the bit. In the same world it ends
+as an uninterrupted run does, or it is refused by name; in another world a case says what differs, and the rest is
+equal."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from builders.train import killed
+from builders.train.killed import Ran
+from builders.train.node import Parent
+
+pytestmark = pytest.mark.timeout(200)
+NEAR = 1e-5
+"""Between worlds of several sizes: their sums are of other order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Equal:
+    """As an uninterrupted run."""
+
+    bound: float = 0.0
+    """Of the largest difference, relative to the largest number."""
+    why: str = ""
+    """It is no smaller."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Differs:
+    """In a part of what is computed, for a reason that is not State's. The rest is equal."""
+
+    why: str
+    names: tuple[str, ...]
+    """Patterns of what differs."""
+    bound: float = NEAR
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """By an error that says what can't be kept."""
+
+    match: str
+
+
+Expected = Equal | Differs | Refused
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    script: str
+    same: Expected = Equal()
+    """In a world of the same size."""
+    other: Expected = Equal(NEAR)
+    """In a world of another size."""
+    first: int = 2
+    others: tuple[int, ...] = (3, 1)
+    """Sizes of other worlds; the gate has the first of them."""
+    steps: int = 12
+    kill: int = 5
+    """After so many commits."""
+    kills: tuple[int, ...] = (1, 9)
+    """And in the long suite."""
+    saved: Callable[[int], int] = lambda commits: commits
+    """The step that a run goes on with, after so many commits."""
+    not_compared: tuple[str, ...] = ()
+    """Patterns of what an object says otherwise until its loop goes on."""
+    says: str = ""
+    """What the log of a larger world says."""
+    parent: str = "loops.preload"
+
+    @property
+    def id(self) -> str:
+        return self.script.replace("_", "-")
+
+
+def every(micro_batches: int) -> Callable[[int], int]:
+    """Only what an optimizer step has finished is saved."""
+    return lambda commits: commits // micro_batches * micro_batches
+
+
+ALL = ("step.*", "end.*")
+DROPOUT = Differs("each rank draws a dropout of its own", ALL)
+SHARE = Differs("a batch norm's batch is a rank's share of it", ALL)
+ALONE: tuple[int, ...] = ()
+
+CASES = [
+    Case("models:gan"),
+    Case("models:gan_with_rare_critic"),
+    Case("models:ema"),
+    Case("models:teacher"),
+    Case("models:swa", other=SHARE),
+    Case("models:compiled", other=DROPOUT),
+    Case("models:tied_ddp"),
+    Case("models:tied_fsdp2"),
+    Case("models:sparse"),
+    Case("models:few_rows", others=(4, 3, 1)),
+    Case("models:fsdp1"),
+    Case("models:hybrid", first=4, others=(2,)),
+    Case("models:tensor_parallel", first=4, others=(2,)),
+    Case("models:tensor_parallel_with_dropout", first=4, others=(2,), other=DROPOUT),
+    Case("models:normed"),
+    Case("models:checkpointed", other=DROPOUT),
+    Case("models:lazy"),
+    Case("models:recurrent"),
+    Case("accumulation:by_step"),
+    Case("accumulation:by_micro_batch", kill=6, kills=(1, 3, 5, 7, 8), saved=every(4)),
+    Case("accumulation:zeroed_first", kill=6, kills=(1, 3, 5, 7, 8), saved=every(4)),
+    Case("accumulation:scaled", other=Equal(1e-2, "autocast multiplies in bfloat16")),
+    Case("accumulation:overflowing", kill=6, saved=lambda commits: 4 if commits in (5, 6) else commits),
+    Case("accumulation:uneven", first=1, others=ALONE, kill=8, saved=lambda commits: {8: 5}.get(commits, commits)),
+    Case("accumulation:closure"),
+    Case("buffers:batch_norm", first=4, others=(2, 5), other=SHARE),
+    Case("buffers:batch_norm_of_each_rank", others=(3, 1), other=SHARE),
+    Case("buffers:synchronized"),
+    Case("buffers:queue", other=Differs("each rank has a queue of its own", ALL)),
+    Case("buffers:counting"),
+    Case("buffers:carried_as_part"),
+    Case("buffers:carried_in_dict", same=Refused(r"memory\.hidden"), other=Refused(r"memory\.hidden")),
+    Case("buffers:carried_by_object", others=ALONE),
+    Case("optimizers:lbfgs", first=1, others=ALONE),
+    Case("optimizers:muon", other=Equal(1e-2, "Muon multiplies in bfloat16")),
+    Case("optimizers:every_optimizer"),
+    Case("optimizers:every_scheduler", first=1, others=ALONE),
+    Case("optimizers:unfrozen_by_progress"),
+    Case("optimizers:unfrozen_at_once"),
+    Case("optimizers:unfrozen_too_late", same=Refused("add_param_group"), other=Refused("add_param_group")),
+    Case("optimizers:groups_in_another_order"),
+    Case("optimizers:parameters_in_another_order"),
+    Case("optimizers:group_split"),
+    Case("optimizers:groups_merged", same=Refused("0.weight|0.bias"), other=Refused("0.weight|0.bias")),
+    Case("optimizers:parameter_moved", same=Refused("weight|bias"), other=Refused("weight|bias")),
+    Case("optimizers:parameter_left_out", same=Refused("2.bias"), other=Refused("2.bias")),
+    Case("optimizers:made_before_conversion"),
+    Case("optimizers:replaced", first=1, others=ALONE),
+    Case("optimizers:grown_by_progress", first=1, others=ALONE),
+    Case("optimizers:grown_too_late", first=1, others=ALONE, same=Refused("add_param_group|3.weight|3.bias")),
+    Case("optimizers:lookahead"),
+    Case("optimizers:own_optimizer"),
+    Case("optimizers:without_names"),
+    Case("objects:own_objects"),
+    Case("objects:metrics"),
+    Case("objects:random_numbers", other=DROPOUT),
+    Case("objects:dtypes"),
+    Case("objects:half", first=1, others=ALONE),
+    Case("objects:complex_numbers", first=1, others=ALONE),
+    Case("objects:views"),
+    Case("objects:channels_last"),
+    Case("objects:numpy_arrays"),
+    Case("objects:growing_values", first=1, others=ALONE),
+    Case("objects:replay_buffer", first=1, others=ALONE),
+    Case("objects:numbers_of_each_rank"),
+    Case("subclasses:eight_bit_moments"),
+    Case("subclasses:eight_bit_weights", first=1, others=ALONE),
+    Case("subclasses:eight_bit_in_dict", first=1, others=ALONE),
+    Case("subclasses:opaque_weight", first=1, others=ALONE, same=Refused(r"model\.secret.*Opaque")),
+    Case("subclasses:opaque_moments", first=1, others=ALONE, same=Refused(r"optimizer.*Opaque")),
+    Case("subclasses:named", first=1, others=ALONE),
+    Case("subclasses:sparse_in_dict", first=1, others=ALONE, same=Refused(r"kept\.graph.*sparse")),
+    Case("subclasses:on_meta", first=1, others=ALONE, same=Refused(r"model\.table.*meta")),
+    Case("subclasses:quantized_by_torch", first=1, others=ALONE, same=Refused(r"kept\.codes")),
+    Case("refused:two_states", same=Refused("one State"), other=Refused("one State")),
+    Case("refused:two_states_in_two_folders", same=Refused("one State"), other=Refused("one State")),
+    Case("refused:object_added", same=Refused("scheduler"), other=Refused("scheduler")),
+    Case("refused:object_left_out", same=Refused("scheduler"), other=Refused("scheduler")),
+    Case("refused:layer_left_out", first=1, others=ALONE, same=Refused(r"model\.middle")),
+    Case("refused:layer_added", first=1, others=ALONE, same=Refused(r"model\.\d")),
+    Case("refused:buffer_left_out", same=Refused(r"running_mean"), other=Refused(r"running_mean")),
+    Case("refused:another_width", same=Refused(r"model\.0"), other=Refused(r"model\.0")),
+    Case("refused:another_type", first=1, others=ALONE, same=Refused(r"model\.0")),
+    Case("refused:another_optimizer", same=Refused("optimizer"), other=Refused("optimizer")),
+    Case("refused:parameters_differ", same=Refused(r"model\.weight"), other=Refused(r"model\.weight")),
+    Case("refused:moments_differ", same=Refused(r"optimizer.*exp_avg"), other=Refused(r"optimizer.*exp_avg")),
+    Case("refused:unsaveable_value", first=1, others=ALONE, same=Refused(r"kept\.function")),
+    Case("refused:other_optimizer_steps", first=1, others=ALONE, same=Refused("optimizer")),
+    Case("data:distributed"),
+    Case("data:distributed_with_workers"),
+    Case("data:shuffled", first=1, others=ALONE),
+    Case("data:shuffled_by_generator", first=1, others=ALONE),
+    Case("data:left_early"),
+    Case("data:in_order", first=1, others=ALONE),
+    Case("without_torch:train", parent="loops.preload_numpy"),
+    Case("frameworks:lightning_gan", first=1, others=ALONE, parent="loops.preload_frameworks"),
+    Case("frameworks:lightning_accumulation", first=1, others=ALONE, parent="loops.preload_frameworks"),
+    Case("frameworks:trainer", first=1, others=ALONE, parent="loops.preload_frameworks"),
+    Case("frameworks:accelerated", kill=6, saved=every(4), parent="loops.preload_frameworks"),
+    Case(
+        "frameworks:accelerated_with_dropout",
+        kill=6,
+        saved=every(4),
+        other=DROPOUT,
+        parent="loops.preload_frameworks",
+    ),
+    Case("frameworks:accelerated_by_batch", parent="loops.preload_frameworks"),
+]
