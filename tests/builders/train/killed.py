@@ -20,7 +20,7 @@ import numpy
 
 from builders.train.node import Parent
 
-GIVE_UP_SECONDS = 120.0
+GIVE_UP_SECONDS, POLL_SECONDS = 120.0, 0.005
 
 
 @dataclasses.dataclass
@@ -48,64 +48,91 @@ class Ran:
         return steps.pop()
 
 
-def run(
-    parent: Parent, script: str, folder: Path, size: int, steps: int, stops_after: int = 0, **environment: str
-) -> Ran:
-    """`stops_after`: all ranks are killed after so many commits; 0: never."""
-    folder.mkdir(parents=True, exist_ok=True)
-    hears, says = os.pipe()
-    log = (folder / "log").open("w+b")
-    common = {
-        "LOOP": script,
-        "LOOP_FOLDER": str(folder),
-        "LOOP_STEPS": str(steps),
-        "LOOP_STOPS_AFTER": str(stops_after),
-        "LOOP_STORE": str(folder / "store"),
-        "HOME": str(folder),
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        **environment,
-    }
-    pids = [
-        parent.fork("loops.run:main", {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, log.fileno(), says)
-        for rank in range(size)
-    ]
-    os.close(says)
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """One run of a script, in a folder of its own."""
+
+    script: str
+    folder: Path
+    size: int
+    steps: int
+    asks_before: int = 0
+    """The commit, counted from 1, before which the world is told to end; 0: none."""
+    stops_after: int = 0
+    """All ranks are killed after so many commits; 0: never."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "LOOP": f"loops.{self.script}",
+            "LOOP_FOLDER": str(self.folder),
+            "LOOP_STEPS": str(self.steps),
+            "LOOP_ASKS_BEFORE": str(self.asks_before),
+            "LOOP_STOPS_AFTER": str(self.stops_after),
+            "LOOP_STORE": str(self.folder / "store"),
+            "HOME": str(self.folder),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+
+    def all_have(self, done: str) -> bool:
+        """Whether all ranks have come to where they ask, or stop."""
+        return all((self.folder / f"{done}-{rank}").exists() for rank in range(self.size))
+
+
+def run(parent: Parent, *starts: Start) -> list[Ran]:
+    """Beside each other, each to its end or until all its ranks are killed."""
+    running = [Running(parent, start) for start in starts]
+    until = time.monotonic() + GIVE_UP_SECONDS
     try:
-        _wait(parent, pids, hears)
+        while not all([each.over for each in running]):
+            assert time.monotonic() < until, "the script does not end"
+            if select.select([parent.control], [], [], POLL_SECONDS)[0]:
+                parent.hear()
     finally:
-        for pid in pids:
+        for each in running:
+            each.kill()
+    return [each.ended() for each in running]
+
+
+class Running:
+    """The ranks of a run."""
+
+    def __init__(self, parent: Parent, start: Start) -> None:
+        start.folder.mkdir(parents=True, exist_ok=True)
+        self._parent, self._start = parent, start
+        self._log = (start.folder / "log").open("w+b")
+        common = {
+            **start.environment,
+            "WORLD_SIZE": str(start.size),
+            "LOCAL_WORLD_SIZE": str(start.size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "0",
+        }
+        self._pids = [
+            parent.fork("loops.run:main", {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, self._log.fileno())
+            for rank in range(start.size)
+        ]
+
+    @property
+    def over(self) -> bool:
+        """All have ended, or all may be killed, or one has failed."""
+        codes = [self._parent.codes.get(pid) for pid in self._pids]
+        return None not in codes or any(codes) or (self._start.stops_after > 0 and self._start.all_have("stops"))
+
+    def kill(self) -> None:
+        for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        codes = [parent.wait(pid) for pid in pids]
-        os.close(hears)
-        log.seek(0)
-        output = log.read().decode(errors="replace")
-        log.close()
-    return _read(folder, codes, output)
+
+    def ended(self) -> Ran:
+        codes = [self._parent.wait(pid) for pid in self._pids]
+        self._log.seek(0)
+        output = self._log.read().decode(errors="replace")
+        self._log.close()
+        return read(self._start.folder, codes, output)
 
 
-def _wait(parent: Parent, pids: Sequence[int], hears: int) -> None:
-    """Until all have ended, or all may be killed, or one has failed."""
-    ready, until = 0, time.monotonic() + GIVE_UP_SECONDS
-    heard = [hears, parent.control]
-    while ready < len(pids) and not all(pid in parent.codes for pid in pids):
-        if any(parent.codes.get(pid, 0) for pid in pids):
-            return
-        assert time.monotonic() < until, "the script does not end"
-        for found in select.select(heard, [], [], 1.0)[0]:
-            if found is parent.control:
-                parent.hear()
-            elif data := os.read(hears, 64):
-                ready += len(data)
-            else:
-                heard.remove(hears)
-
-
-def _read(folder: Path, codes: list[int], output: str) -> Ran:
+def read(folder: Path, codes: list[int], output: str) -> Ran:
     ran = Ran(codes, output, [], [], [], [])
     for rank in range(len(codes)):
         steps: dict[int, dict[str, Any]] = {}
@@ -160,7 +187,7 @@ def as_saved(first: Ran, then: Ran) -> list[str]:
         for name in sorted(saved[source].keys() | held.keys()):
             same = _same_bits(_whole(saved, source, name), _whole(restored, rank, name))
             if name.startswith("random.") and rank >= first.size:
-                if name == "random.torch" and same:
+                if name == "random.python" and same:
                     differs.append(f"rank {rank} draws the random numbers of rank {source}")
             elif not same:
                 differs.append(f"{name} of rank {rank}")
@@ -246,8 +273,8 @@ def difference(one: Any, other: Any) -> float:
 
 def outside(worst: Mapping[str, float], bound: float, but: Sequence[str] = ()) -> dict[str, float]:
     """Names that differ by more than the bound, without those that match one of the patterns `but`."""
-    return {
-        name: value
-        for name, value in sorted(worst.items())
-        if value > bound and not any(fnmatch.fnmatchcase(name, pattern) for pattern in but)
-    }
+    return {name: value for name, value in sorted(worst.items()) if value > bound and not matches(name, but)}
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -95,12 +95,14 @@ class Outcome:
 
 @dataclasses.dataclass
 class Script:
-    """What happens to a round: `kill`: at this step these ranks get SIGKILL; `drain`: rank 0 is asked at this step."""
+    """What happens to a round: `kill`: at this step these ranks get SIGKILL; `drain`: rank 0 is asked at this step;
+    `watch`: called every few milliseconds."""
 
     kill: tuple[int, tuple[int, ...]] | None = None
     drain: tuple[int, bool] | None = None
     drain_when: Callable[[Outcome], bool] = lambda outcome: False
     copy: Callable[[int], bool] = lambda step: True
+    watch: Callable[[Round], None] | None = None
 
 
 class Job:
@@ -118,7 +120,7 @@ class Job:
         self.number += 1
 
         async def play() -> Outcome:
-            return await asyncio.wait_for(_Round(self, world, restore, script or Script()).play(), GIVE_UP + ENDINGS)
+            return await asyncio.wait_for(Round(self, world, restore, script or Script()).play(), GIVE_UP + ENDINGS)
 
         return asyncio.run(play())
 
@@ -146,7 +148,7 @@ def held_in(path: Path) -> tuple[SnapshotId, int] | None:
     return (said.id, said.shard) if said and zlib.crc32(path.read_bytes()) == said.crc32 else None
 
 
-class _Round:
+class Round:
     def __init__(self, job: Job, world: int, restore: Restore, script: Script) -> None:
         self.job, self.world, self.restore, self.script = job, world, restore, script
         self.outcome = Outcome()
@@ -160,6 +162,8 @@ class _Round:
         self.torn: list[tuple[int, int]] = []
         """Shard and step of copies that the worker wrote over."""
         self.uploads = asyncio.Lock()
+        self.calls: dict[int, int] = {}
+        """Of `should_checkpoint`, by rank, once they were asked for."""
 
     async def play(self) -> Outcome:
         self.outcome.t0 = time.time()
@@ -171,6 +175,7 @@ class _Round:
         listening.setblocking(False)
         accepting = asyncio.ensure_future(self._accept(listening))
         accepting.add_done_callback(lambda _: self.over.set())
+        watching = asyncio.ensure_future(self._watch())
         log = (self.job.folder / f"round-{self.job.number}.log").open("w+b")
         listener = socket.create_server(("127.0.0.1", 0))
         store = self.job.parent.fork("concertina_trainer.store:serve", {}, log.fileno(), listener.fileno())
@@ -212,6 +217,7 @@ class _Round:
                 f"round {self.job.number} does not end; {sorted(self.gone)} are gone\n{words}"
             ) from error
         finally:
+            watching.cancel()
             accepting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await accepting
@@ -227,6 +233,21 @@ class _Round:
             log.close()
         self._check_torn()
         return self.outcome
+
+    async def _watch(self) -> None:
+        while self.script.watch is not None:
+            self.script.watch(self)
+            await asyncio.sleep(0.005)
+
+    def tell_scripts_to_stop(self) -> None:
+        """All ranks are asked how often they have called `should_checkpoint`; they stop at the call behind that."""
+        for end in self.ends.values():
+            end.send(channel.QueryCalls())
+
+    def kill(self) -> None:
+        """All ranks at once."""
+        for pid in self._stuck():
+            os.kill(pid, signal.SIGKILL)
 
     def _stuck(self) -> list[int]:
         return [pid for rank, pid in self.pids.items() if rank not in self.gone]
@@ -273,6 +294,13 @@ class _Round:
             case channel.Fetch(id, shard):
                 path = self.job.find(id, shard)
                 end.send(channel.Fetched(str(path)) if path else channel.Fetched(error="no node holds it"))
+            case channel.Register():
+                end.send(channel.Registered())
+            case channel.CallCount(_, calls):
+                self.calls[rank] = calls
+                if len(self.calls) == self.world:
+                    for each in self.ends.values():
+                        each.send(channel.StopAtCall(1 + max(self.calls.values())))
             case channel.Done():
                 self.outcome.done[rank] = message
             case channel.Fault():

@@ -25,7 +25,7 @@ def by_step(run: Run) -> None:
         for micro in range(MICRO_BATCHES):
             last = micro == MICRO_BATCHES - 1
             with contextlib.nullcontext() if last or run.size == 1 else model.no_sync():
-                loss = squares(run, model, step * MICRO_BATCHES + micro) / MICRO_BATCHES
+                loss = squares(run, model, step * MICRO_BATCHES + micro, step) / MICRO_BATCHES
                 loss.backward()
             total += loss.item()
         optimizer.step()

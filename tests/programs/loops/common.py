@@ -13,11 +13,11 @@ from loops.run import BATCH, Run
 FEATURES = 7
 
 
-def batch(run: Run, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's rows of a step."""
-    x = torch.randn(BATCH, FEATURES, generator=torch.Generator().manual_seed(step))
+def batch(run: Run, number: int, step: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's rows of a batch. `step`: it is a part of this one, and not a step of its own."""
+    x = torch.randn(BATCH, FEATURES, generator=torch.Generator().manual_seed(number))
     mine = run.share()
-    run.consumed(step, [step * BATCH + row for row in mine])
+    run.consumed(number if step is None else step, [number * BATCH + row for row in mine])
     x = x[mine.start : mine.stop]
     return x, x.sum(1, keepdim=True)
 
@@ -31,9 +31,9 @@ def perceptron(*between: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(FEATURES, 16), *between, nn.Tanh(), nn.Linear(16, 1))
 
 
-def squares(run: Run, model: nn.Module, step: int) -> torch.Tensor:
-    """The loss of a step, to be averaged over ranks."""
-    x, y = batch(run, step)
+def squares(run: Run, model: nn.Module, number: int, step: int | None = None) -> torch.Tensor:
+    """The loss of a batch, to be averaged over ranks."""
+    x, y = batch(run, number, step)
     return run.mean((model(x) - y).square())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict
 from typing import Any
 
 import numpy
@@ -197,6 +197,7 @@ def views(run: Run) -> None:
         "array_row": array[1],
         "array_transposed": array.T,
     }
+    torch.manual_seed(0)
     model = nn.Linear(3, 3)
     weight = model.weight.detach()
     state = trainingjob.State(kept=kept, model=model, weights={"weight": weight}, overhead=1000.0)
@@ -287,17 +288,16 @@ def numbers_of_each_rank(run: Run) -> None:
     """Values, and not arrays, in a dict, which each rank has for itself."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    kept: dict[str, Any] = {"items": 0, "names": defaultdict(int), "last": deque([], 3)}
-    plain = {"items": 0, "ranks": [run.rank]}
-    state = trainingjob.State(model=model, optimizer=optimizer, kept=plain, overhead=1000.0)
+    kept: dict[str, Any] = {"items": 0, "ranks": [run.rank], "names": defaultdict(int)}
+    state = trainingjob.State(model=model, optimizer=optimizer, kept=kept, overhead=1000.0)
     for step in range(state.restore(default=0), run.steps):
         loss = squares(run, model, step)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        plain["items"] += len(run.share()) * (1 + run.rank)
-        plain["ranks"].append(step)
-        kept["last"].append(step)
+        kept["items"] += len(run.share()) * (1 + run.rank)
+        kept["ranks"].append(step)
+        kept["names"][f"step {step}"] += 1
         run.record(step, loss=run.total(loss))
-        run.record_own(step, items=plain["items"])
+        run.record_own(step, items=kept["items"])
         state.commit(step, durable=step == run.steps - 1)

@@ -10,6 +10,7 @@ import pickle
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,22 +19,21 @@ BATCH = 12
 """Items of a step, of all ranks together."""
 MOST_LOST = 5
 """Commits that may be lost where each of them is saved that can be: as many as an accumulation has micro-batches."""
-READY = b"k"
-"""Written to the test once this rank may be killed."""
 
 
 class Run:
     """What a script is given: its rank, its part of a batch, and where it writes down what it has computed."""
 
-    def __init__(self, steps: int, stops_after: int, test: int) -> None:
-        """`stops_after`: so many commits. `test`: the file descriptor of the pipe to the test."""
+    def __init__(self, steps: int, asks_before: int, stops_after: int) -> None:
+        """`asks_before`: before this commit, counted from 1, it waits until the test has told the agents' stand-in to
+        end the world; 0: never. `stops_after`: after so many commits it waits for its end; 0: never."""
         self.steps = steps
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.objects: dict[str, Any] = {}
         """All that is given to State."""
-        self.restarted = Path("checkpoints").exists() or "CONCERTINA_RESTORES" in os.environ
+        self.restarted = Path("checkpoints").exists() or os.environ.get("CONCERTINA_ROUND", "1") != "1"
         """Whether this is not the first run, for scripts that change between two runs."""
-        self._stops_after, self._test, self._commits = stops_after, test, 0
+        self._asks_before, self._stops_after, self._commits = asks_before, stops_after, 0
         self._records = os.open(f"records-{self.rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
     # --- for scripts ------------------------------------------------------------------------------------------------
@@ -84,14 +84,19 @@ class Run:
     def before_commit(self, step: int) -> None:
         """Writes down what is committed, where a run that is killed may be restored to it."""
         assert self.objects
-        if self._stops_after - MOST_LOST < self._commits + 1 <= self._stops_after:
+        last, count = self._stops_after or self._asks_before + MOST_LOST, self._commits + 1
+        if last - 2 * MOST_LOST < count <= last:
             self._write("commit", (int(step), self.held()))
+        if count == self._asks_before:
+            Path(f"asks-{self.rank}").touch()
+            while not Path("asked").exists():
+                time.sleep(0.002)
 
     def after_commit(self, state: Any) -> None:
         self._commits += 1
         if self._commits == self._stops_after:
             state._saving.finish()
-            os.write(self._test, READY)
+            Path(f"stops-{self.rank}").touch()
             signal.pause()
 
     def held(self) -> dict[str, Any]:
@@ -260,10 +265,10 @@ def _seed(run: Run) -> None:
             getattr(library, "seed" if name == "numpy.random" else "manual_seed")(seed)
 
 
-def main(test: int) -> None:
+def main() -> None:
     """The script that `LOOP` names, in a process forked by the test."""
     os.chdir(os.environ["LOOP_FOLDER"])
-    run = Run(int(os.environ["LOOP_STEPS"]), int(os.environ["LOOP_STOPS_AFTER"]), test)
+    run = Run(*(int(os.environ[name]) for name in ("LOOP_STEPS", "LOOP_ASKS_BEFORE", "LOOP_STOPS_AFTER")))
     module, _, name = os.environ["LOOP"].partition(":")
     script: Callable[[Run], None] = getattr(importlib.import_module(module), name)
     if run.size > 1 and "torch" in sys.modules:
