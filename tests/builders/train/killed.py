@@ -42,6 +42,11 @@ class Ran:
         return len(self.codes)
 
     @property
+    def failed(self) -> bool:
+        """A rank has failed, and was not killed."""
+        return any(code > 0 for code in self.codes)
+
+    @property
     def restored_step(self) -> int:
         steps = {step for step, _ in self.restored}
         assert len(steps) == 1, f"ranks go on with different steps: {steps}"

@@ -95,7 +95,8 @@ class Run:
     def after_commit(self, state: Any) -> None:
         self._commits += 1
         if self._commits == self._stops_after:
-            state._saving.finish()
+            if state._saving is not None:
+                state._saving.finish()
             Path(f"stops-{self.rank}").touch()
             signal.pause()
 
