@@ -12,12 +12,13 @@ import select
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy
 
+from builders.train import node
 from builders.train.node import Parent
 
 GIVE_UP_SECONDS, POLL_SECONDS = 120.0, 0.005
@@ -82,6 +83,52 @@ class Start:
     def all_have(self, done: str) -> bool:
         """Whether all ranks have come to where they ask, or stop."""
         return all((self.folder / f"{done}-{rank}").exists() for rank in range(self.size))
+
+
+@contextlib.contextmanager
+def running(parent: Parent, start: Start) -> Iterator[None]:
+    """Up to where it stops, which it does without an end of its own."""
+    ranks = Running(parent, start)
+    try:
+        while not ranks.over:
+            time.sleep(POLL_SECONDS)
+        yield
+    finally:
+        ranks.kill()
+        ranks.ended()
+
+
+class Agents:
+    """Runs scripts as rounds of a job, one after the other, with a stand-in for its agents."""
+
+    def __init__(self, folder: Path, parent: Parent) -> None:
+        self._job = node.Job(folder, parent, {})
+        self._job.worker = "loops.run:main"
+
+    def run(self, start: Start) -> tuple[Ran, node.Outcome]:
+        """From the newest snapshot, if there is one."""
+        start.folder.mkdir(parents=True)
+        self._job.environment = start.environment
+        restore = self._job.newest() if self._job.number else node.FRESH
+        outcome = self._job.run(start.size, restore, node.Script(watch=_ends(start)))
+        codes = [outcome.codes[rank] for rank in range(start.size)]
+        return read(start.folder, codes, outcome.output), outcome
+
+
+def _ends(start: Start) -> Callable[[node.Round], None]:
+    """Tells the ranks to stop once they ask, and kills them once they stop."""
+    asked: list[bool] = []
+
+    def watch(round: node.Round) -> None:
+        if start.asks_before and start.all_have("asks") and not asked:
+            asked.append(True)
+            round.tell_scripts_to_stop()
+        if len(round.calls) == start.size:
+            (start.folder / "asked").touch()
+        if start.stops_after and start.all_have("stops"):
+            round.kill()
+
+    return watch
 
 
 def run(parent: Parent, *starts: Start) -> list[Ran]:

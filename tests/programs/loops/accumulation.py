@@ -77,9 +77,7 @@ def scaled(run: Run) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
-    state = trainingjob.State(
-        model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, overhead=1000.0
-    )
+    state = trainingjob.State(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, overhead=1000.0)
     for step in range(state.restore(default=0), run.steps):
         x, y = batch(run, step)
         with torch.autocast("cpu", torch.bfloat16):

@@ -30,7 +30,7 @@ def batch_norm_model() -> nn.Module:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for width in (FEATURES, 16, 16):
-        layers += [nn.Linear(width, 16), nn.BatchNorm1d(16), nn.Tanh()]
+        layers += [nn.Linear(width, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh()]
     return nn.Sequential(*layers, nn.Linear(16, 1))
 
 

@@ -26,9 +26,7 @@ def epochs(run: Run, loader: DataLoader[tuple[torch.Tensor, int]], stops_at: int
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     progress = {"epoch": 0}
-    state = trainingjob.State(
-        model=model, optimizer=optimizer, scheduler=scheduler, progress=progress, overhead=1000.0
-    )
+    state = trainingjob.State(model=model, optimizer=optimizer, scheduler=scheduler, progress=progress, overhead=1000.0)
     step = state.restore(default=0)
     while step < run.steps:
         if isinstance(loader.sampler, DistributedSampler):

@@ -80,9 +80,7 @@ def ema(run: Run) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=run.steps)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    state = trainingjob.State(
-        model=model, average=average, optimizer=optimizer, scheduler=scheduler, overhead=1000.0
-    )
+    state = trainingjob.State(model=model, average=average, optimizer=optimizer, scheduler=scheduler, overhead=1000.0)
     for step in range(state.restore(default=0), run.steps):
         loss = squares(run, model, step)
         optimizer.zero_grad()
@@ -292,10 +290,9 @@ def tensor_parallel(run: Run, dropout: float = 0.0) -> None:
     groups = run.size // 2
     mesh = init_device_mesh("cpu", (groups, 2), mesh_dim_names=("data", "tensor"))
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(FEATURES, 8), Block(dropout), Block(dropout), nn.Linear(8, 1))
-    for block in model[1:3]:
-        parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-        fully_shard(block, mesh=mesh["data"])
+    model = nn.Sequential(nn.Linear(FEATURES, 8), Block(dropout), nn.Linear(8, 1))
+    parallelize_module(model[1], mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(model[1], mesh=mesh["data"])
     fully_shard(model, mesh=mesh["data"])
     torch.manual_seed(run.rank // 2)  # dropout is the same within a group
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)

@@ -46,12 +46,9 @@ def lbfgs(run: Run) -> None:
 def muon(run: Run) -> None:
     """Matrices by Muon and the rest by AdamW, on FSDP2."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
-    for layer in model:
-        fully_shard(layer)
+    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1))
     fully_shard(model)
-    matrices = [model[0].weight, model[2].weight]
-    rest = [model[0].bias, model[2].bias, *model[4].parameters()]
+    matrices, rest = [model[0].weight], [model[0].bias, *model[2].parameters()]
     optimizers: list[optim.Optimizer] = [optim.Muon(matrices, lr=0.02), optim.AdamW(rest, lr=0.02)]
     state = trainingjob.State(model=model, muon=optimizers[0], adamw=optimizers[1], overhead=1000.0)
     train(run, model, state, optimizers)

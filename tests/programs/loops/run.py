@@ -135,9 +135,8 @@ def _array(tensor: Any) -> Any:
         tensor = tensor.full_tensor()
     if torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor):
         return {name: _array(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]}
-    if tensor.is_meta or tensor.is_sparse or tensor.is_quantized or hasattr(type(tensor), "__torch_dispatch__"):
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_meta or tensor.layout != torch.strided:
-            return f"{type(tensor).__name__} {tensor.layout} {tensor.device}"
+    if tensor.is_meta or tensor.layout != torch.strided or type(tensor).__name__ == "Opaque":
+        return f"{type(tensor).__name__} {tensor.layout} {tensor.device}"
     tensor = tensor.detach().as_subclass(torch.Tensor).cpu()
     if tensor.is_quantized:
         tensor = tensor.int_repr()

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from builders.train import killed
-from builders.train.killed import Ran, Start
+from builders.train.killed import Agents, Ran, Start
 from builders.train.node import Parent
+from concertina_protocol import BAD_INPUTS
 
 pytestmark = pytest.mark.timeout(200)
 NEAR = 1e-5
@@ -88,6 +89,11 @@ def every(micro_batches: int) -> Callable[[int], int]:
     return lambda commits: commits // micro_batches * micro_batches
 
 
+def ends_of_epochs(commits: int) -> int:
+    """Accelerate makes a step after four batches, and at the end of an epoch of five."""
+    return commits // 5 * 5 + (4 if commits % 5 == 4 else 0)
+
+
 def framework(script: str, **more: Any) -> Case:
     """Its loop knows its place once it has begun, and its log has times in it."""
     not_compared = ("*loops.*", "*loader0.*", "*progress.log_history*")
@@ -97,11 +103,12 @@ def framework(script: str, **more: Any) -> Case:
 ALL = ("step.*", "end.*")
 DROPOUT = Differs("each rank draws a dropout of its own", ALL)
 SHARE = Differs("a batch norm's batch is a rank's share of it", ALL)
+BUCKETS = Equal(NEAR, "DDP lays out its buckets anew after the first step, and sums of more than two are rounded")
 ALONE: tuple[int, ...] = ()
 
 CASES = [
     Case("models:gan"),
-    Case("models:gan_with_rare_critic"),
+    Case("models:gan_with_rare_critic", saved=lambda commits: (commits - 1) // 3 * 3 + 1),
     Case("models:ema"),
     Case("models:teacher"),
     Case("models:swa", other=SHARE),
@@ -125,7 +132,7 @@ CASES = [
     Case("accumulation:overflowing", kill=6, saved=lambda commits: 4 if commits in (5, 6) else commits),
     Case("accumulation:uneven", first=1, others=ALONE, kill=8, saved=lambda commits: {8: 5}.get(commits, commits)),
     Case("accumulation:closure"),
-    Case("buffers:batch_norm", first=4, others=(2, 5), other=SHARE),
+    Case("buffers:batch_norm", first=4, others=(2, 5), same=BUCKETS, other=SHARE),
     Case("buffers:batch_norm_of_each_rank", others=(3, 1), other=SHARE),
     Case("buffers:synchronized"),
     Case("buffers:queue", other=Differs("each rank has a queue of its own", ALL)),
@@ -167,7 +174,7 @@ CASES = [
     Case("objects:numbers_of_each_rank", other=Differs("each rank has values of its own", ("end.kept.*",))),
     Case("subclasses:eight_bit_moments"),
     Case("subclasses:eight_bit_weights", first=1, others=ALONE),
-    Case("subclasses:eight_bit_in_dict", first=1, others=ALONE),
+    Case("subclasses:eight_bit_in_dict", first=1, others=ALONE, same=Refused(r"kept\.average.*Quantized")),
     Case("subclasses:opaque_weight", first=1, others=ALONE, same=Refused(r"model\.secret.*Opaque")),
     Case("subclasses:opaque_moments", first=1, others=ALONE, same=Refused(r"optimizer.*Opaque")),
     Case("subclasses:named", first=1, others=ALONE),
@@ -175,7 +182,9 @@ CASES = [
     Case("subclasses:on_meta", first=1, others=ALONE, same=Refused(r"model\.table.*meta")),
     Case("subclasses:quantized_by_torch", first=1, others=ALONE, same=Refused(r"kept\.codes")),
     Case("refused:two_states", same=Refused("has a State already"), other=Refused("has a State already")),
-    Case("refused:two_states_in_two_folders", same=Refused("has a State already"), other=Refused("has a State already")),
+    Case(
+        "refused:two_states_in_two_folders", same=Refused("has a State already"), other=Refused("has a State already")
+    ),
     Case("refused:object_added", same=Refused("scheduler"), other=Refused("scheduler")),
     Case("refused:object_left_out", same=Refused("scheduler"), other=Refused("scheduler")),
     Case("refused:layer_left_out", first=1, others=ALONE, same=Refused(r"model\.middle")),
@@ -187,7 +196,6 @@ CASES = [
     Case("refused:parameters_differ", same=Refused(r"model\.weight"), other=Refused(r"model\.weight")),
     Case("refused:moments_differ", same=Refused(r"optimizer.*exp_avg"), other=Refused(r"optimizer.*exp_avg")),
     Case("refused:unsaveable_value", first=1, others=ALONE, same=Refused(r"kept\.function")),
-    Case("refused:other_optimizer_steps", first=1, others=ALONE, same=Refused("optimizer")),
     Case("data:distributed"),
     Case("data:distributed_with_workers"),
     Case("data:shuffled", first=1, others=ALONE),
@@ -198,8 +206,8 @@ CASES = [
     framework("frameworks:lightning_gan", first=1, others=ALONE, saved=lambda commits: 2 * commits),
     framework("frameworks:lightning_accumulation", first=1, others=ALONE),
     framework("frameworks:trainer", first=1, others=ALONE),
-    framework("frameworks:accelerated", kill=6, saved=every(4)),
-    framework("frameworks:accelerated_with_dropout", kill=6, saved=every(4), other=DROPOUT),
+    framework("frameworks:accelerated", kill=8, kills=(1, 3, 5, 6, 7), saved=ends_of_epochs),
+    framework("frameworks:accelerated_with_dropout", kill=8, saved=ends_of_epochs, other=DROPOUT),
     framework("frameworks:accelerated_by_batch"),
 ]
 
@@ -245,6 +253,115 @@ def killed_and_started_again(
         else:
             assert not any(after.codes), after.output
             check(case, expected, uninterrupted, before, after, case.saved(kill))
+
+
+def law(case: Case) -> str:
+    return f"tests/train/scripts/test_loops.py::test_killed_and_started_again[{case.id}]"
+
+
+MATRIX = [
+    pytest.param(case, kill, marks=pytest.mark.long(law=law(case)), id=f"{case.id}-{kill}")
+    for case in CASES
+    if not isinstance(case.same, Refused)
+    for kill in (case.kill, *case.kills)
+]
+
+
+@pytest.mark.parametrize(("case", "kill"), MATRIX)
+def test_killed_at_other_places_and_started_in_all_worlds(folder, parents, case, kill):
+    killed_and_started_again(folder, parents, case, kill, (case.first, *case.others))
+
+
+@dataclasses.dataclass(frozen=True)
+class Drain:
+    """A planned end of the world, under a stand-in for its agents."""
+
+    script: str
+    before: int
+    """The commit before which ranks hear of it."""
+    ends: int
+    """The commit that ends the round, and what is restored."""
+    parent: str = "loops.preload"
+
+    @property
+    def id(self) -> str:
+        return f"{self.script.replace('_', '-')}-{self.before}"
+
+
+FRAMEWORKS = "loops.preload_frameworks"
+DRAINS = [
+    Drain("models:gan", before=5, ends=5),
+    Drain("accumulation:by_micro_batch", before=5, ends=8),
+    Drain("accumulation:by_micro_batch", before=8, ends=8),
+    Drain("accumulation:overflowing", before=5, ends=7),
+    Drain("buffers:queue", before=5, ends=5),
+    Drain("data:distributed", before=6, ends=6),
+    Drain("frameworks:accelerated", before=7, ends=9, parent=FRAMEWORKS),
+]
+
+
+@pytest.mark.parametrize("drain", DRAINS, ids=lambda drain: drain.id)
+def test_a_planned_end_waits_for_the_next_optimizer_step(folder, parents, drain):
+    case = next(case for case in CASES if case.script == drain.script)
+    whole = Start(case.script, folder / "whole", case.first, case.steps)
+    (uninterrupted,) = ran(parents, case, whole)
+    job = Agents(folder / "job", parents[case.parent])
+    before, outcome = job.run(dataclasses.replace(whole, folder=folder / "before", asks_before=drain.before))
+    assert set(before.codes) == {0}, before.output
+    assert {(done.outcome, done.step) for done in outcome.done.values()} == {("drained", drain.ends)}
+    after, _ = job.run(dataclasses.replace(whole, folder=folder / "after"))
+    assert set(after.codes) == {0}, after.output
+    assert isinstance(case.same, Equal)
+    check(case, case.same, uninterrupted, before, after, drain.ends)
+
+
+def test_a_kill_within_the_grace_goes_back_to_the_last_optimizer_step(folder, parents):
+    case = next(case for case in CASES if case.script == "accumulation:by_micro_batch")
+    whole = Start(case.script, folder / "whole", case.first, case.steps)
+    (uninterrupted,) = ran(parents, case, whole)
+    job = Agents(folder / "job", parents[case.parent])
+    before, outcome = job.run(dataclasses.replace(whole, folder=folder / "before", asks_before=6, stops_after=7))
+    assert not outcome.done
+    after, _ = job.run(dataclasses.replace(whole, folder=folder / "after"))
+    check(case, Equal(), uninterrupted, before, after, 4)
+
+
+@pytest.mark.parametrize(
+    ("script", "match"),
+    [
+        ("subclasses:opaque_moments", r"optimizer.*Opaque"),
+        ("refused:two_states", "has a State already"),
+        ("refused:unsaveable_value", r"kept\.function"),
+    ],
+)
+def test_what_cant_be_saved_is_a_failure_for_good(folder, parents, script, match):
+    job = Agents(folder / "job", parents.setdefault("loops.preload", Parent("loops.preload")))
+    _, outcome = job.run(Start(script, folder / "run", 1, 4))
+    (fault,) = outcome.faults.values()
+    assert fault.reason in BAD_INPUTS
+    assert re.search(match, fault.message)
+
+
+def test_a_second_writer_of_a_folder_is_refused(folder, parents):
+    case = Case("refused:plain", first=1)
+    first = Start(case.script, folder / "first", 1, 12, stops_after=3)
+    second = dataclasses.replace(first, folder=folder / "second", stops_after=0)
+    parent = parents.setdefault(case.parent, Parent(case.parent))
+    with killed.running(parent, first):
+        second.folder.mkdir()
+        (second.folder / "checkpoints").symlink_to(first.folder / "checkpoints")
+        (refused,) = killed.run(parent, second)
+        check_refused(Refused("checkpoints"), refused)
+    (after,) = killed.run(parent, dataclasses.replace(second, folder=second.folder))
+    assert after.restored_step == 3
+    assert after.codes == [0]
+
+
+def test_a_state_whose_optimizer_never_steps_says_so(folder, parents):
+    """The script steps another optimizer than that which it gave to State."""
+    case = Case("refused:other_optimizer_steps", first=1)
+    (whole,) = ran(parents, case, Start(case.script, folder / "whole", 1, 12))
+    assert re.search(r"trainingjob: .*optimizer.*made no step", whole.output)
 
 
 def check(case: Case, expected: Equal | Differs, whole: Ran, before: Ran, after: Ran, restored: int) -> None:
