@@ -136,7 +136,7 @@ def run(parent: Parent, *starts: Start) -> list[Ran]:
     running = [Running(parent, start) for start in starts]
     until = time.monotonic() + GIVE_UP_SECONDS
     try:
-        while not all([each.over for each in running]):
+        while not all(each.over for each in running):
             assert time.monotonic() < until, "the script does not end"
             if select.select([parent.control], [], [], POLL_SECONDS)[0]:
                 parent.hear()

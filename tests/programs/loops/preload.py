@@ -6,7 +6,7 @@ Only imports: a tensor operation here starts threads that do not survive a fork.
 
 import numpy.ma
 import numpy.random
-import torch._dynamo
+import torch._dynamo.backends.debugging
 import torch._inductor.config
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
@@ -17,8 +17,9 @@ import concertina_state.checkpoints.reader
 import concertina_state.saving
 import concertina_trainer.store
 import trainingjob._data
+import trainingjob._loaders
 import trainingjob._order
 import trainingjob._state
 import trainingjob._torch_objects
 import trainingjob._torch_ranks
-from loops import run
+from loops import frameworks, run

@@ -1,4 +1,4 @@
-"""Imports for the parent process of scripts without torch."""
+"""Imports for the parent process of scripts without torch: see loops.preload."""
 
 # ruff: noqa: F401
 

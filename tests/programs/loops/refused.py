@@ -11,8 +11,7 @@ from loops.run import Run
 
 
 def train(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, *states: trainingjob.State) -> None:
-    start = [state.restore(default=0) for state in states][0]
-    for step in range(start, run.steps):
+    for step in range(max(state.restore(default=0) for state in states), run.steps):
         loss = squares(run, model, step)
         optimizer.zero_grad()
         loss.backward()
