@@ -180,7 +180,9 @@ def measure(name: str, runs: int, gpu: Gpu | None, folder: Path) -> tuple[dict[s
         "a snapshot's copy, GB/s": round(size / device / 1e9, 1),
     }
     if gpu:
-        facts["MFU"] = round(token_flops(subject.config.model) * rate / gpu.flops, 4)
+        model = subject.config.model
+        facts["MFU"] = round(token_flops(model) * rate / gpu.flops, 4)
+        facts["MFU, all of attention counted"] = round(token_flops(model, full_attention=True) * rate / gpu.flops, 4)
     return rows, facts
 
 
@@ -193,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         parser.error("this machine has no CUDA device")
     name = torch.cuda.get_device_name()
-    gpu = next((gpu for gpu in GPUS.values() if gpu.name in name), None)
+    gpu = next((gpu for gpu in GPUS.values() if gpu.device == name), None)
     if gpu is None:
         print(f"planning/hardware.py does not list {name}: MFU and what is planned are left out")
     torch.cuda.set_device(0)

@@ -194,6 +194,7 @@ def round_info(built: Built, asked: Restore, restored: ShardMetadata) -> RoundIn
         "Storage" if resumed else asked.source,
         built.world.times,
         built.model.own.own.flops() if built.model.own else token_flops(built.config.model),
+        None if built.model.own else token_flops(built.config.model, full_attention=True),
         peak and built.world.size * peak,
     )
 

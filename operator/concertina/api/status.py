@@ -78,7 +78,12 @@ class JobProgress(Observed):
     step_seconds: Seconds | None = Field(default=None, description="What the last step took.")
     tokens: Count | None = Field(default=None, description="Trained on since the run began, each counted once.")
     tokens_per_second: Seconds | None = Field(default=None, description="Tokens trained on per second, all workers.")
-    mfu: float | None = Field(default=None, description="Share of the devices' peak arithmetic that is used.")
+    mfu: float | None = Field(
+        default=None, description="Share of the devices' peak arithmetic that is used, causal attention counted."
+    )
+    mfu_full_attention: float | None = Field(
+        default=None, description="The same share with all of attention counted, as torchtitan reports it."
+    )
     evaluation: EvaluationMark | None = Field(
         default=None, description="The last evaluation, where trainer.evaluation asks for any."
     )

@@ -30,6 +30,8 @@ class FabricName(enum.StrEnum):
 @dataclasses.dataclass(frozen=True)
 class Gpu:
     name: GpuName
+    device: str
+    """The name that the driver gives it."""
     memory: float
     """Bytes."""
     memory_rate: float
@@ -45,16 +47,16 @@ class Gpu:
     @property
     def flops(self) -> float:
         """Of dense bfloat16 products, a second."""
-        return PEAK_FLOPS[self.name]
+        return PEAK_FLOPS[self.device]
 
 
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu(GpuName.a100, 80e9, 2.0e12, 300e9, 32e9, 0.75),
-        Gpu(GpuName.h100, 80e9, 3.35e12, 450e9, 64e9, 0.55),
-        Gpu(GpuName.h200, 141e9, 4.8e12, 450e9, 64e9, 0.55),
-        Gpu(GpuName.b200, 180e9, 8.0e12, 900e9, 64e9, 0.5),
+        Gpu(GpuName.a100, "NVIDIA A100-SXM4-80GB", 80e9, 2.0e12, 300e9, 32e9, 0.75),
+        Gpu(GpuName.h100, "NVIDIA H100 80GB HBM3", 80e9, 3.35e12, 450e9, 64e9, 0.55),
+        Gpu(GpuName.h200, "NVIDIA H200", 141e9, 4.8e12, 450e9, 64e9, 0.55),
+        Gpu(GpuName.b200, "NVIDIA B200", 180e9, 8.0e12, 900e9, 64e9, 0.5),
     )
 }
 FABRICS = {

@@ -91,7 +91,7 @@ def _summary(seen: Evidence) -> Iterator[tuple[str, str]]:
             pace = progress.tokens_per_second if runs else None
             yield "Tokens", f"{progress.tokens:,}" + (f", {pace:,.0f} a second" if pace is not None else "")
         if progress.mfu is not None:
-            yield "MFU", f"{progress.mfu:.1%}"
+            yield "MFU", show.mfu(progress)
     yield "Goodput", f"{status.goodput.percent:.1f}% of the time, suspensions apart, went into new steps"
     yield "Rounds", str(status.rounds)
     yield "Failures", str(status.restarts.total)

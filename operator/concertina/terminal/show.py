@@ -164,7 +164,7 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             "tokens/s": f"{pace:,.0f}" if pace is not None else "",
             "ETA": duration(eta) if eta is not None else "",
             "evaluation loss": _evaluation(progress),
-            "MFU": f"{progress.mfu:.1%}" if progress.mfu else "",
+            "MFU": mfu(progress),
         }
         yield "", "  ".join(f"{name} {value}" for name, value in numbers.items() if value)
     yield from _course(status)
@@ -248,6 +248,13 @@ def _progress(status: JobStatus) -> RenderableType:
     bar = ProgressBar(total=progress.steps, completed=progress.step, width=30)
     line.add_row(bar, f"{progress.percent or 0:.0f}%", f"step {progress.step} of {progress.steps}")
     return line
+
+
+def mfu(progress: JobProgress) -> str:
+    """Return the model FLOPs utilization with its other convention, or an empty string if it is unknown."""
+    full = progress.mfu_full_attention
+    also = f" ({full:.1%} with all of attention counted)" if full else ""
+    return f"{progress.mfu:.1%}{also}" if progress.mfu else ""
 
 
 def _evaluation(progress: JobProgress) -> str:

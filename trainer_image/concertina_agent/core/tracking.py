@@ -136,6 +136,7 @@ def _metrics(progress: p.Progress) -> Mapping[str, float]:
         "samples": float(progress.position),
         "tokens": progress.tokens,
         "mfu": progress.mfu,
+        "mfu_full_attention": progress.mfu_full_attention,
     }
     said = dict(list(progress.metrics.items())[: p.MOST_METRICS])
     return {**said, **{name: float(value) for name, value in known.items() if value is not None}}

@@ -137,6 +137,7 @@ class Progress:
     stalled_seconds: float = 0.0
     """Seconds this round's training has waited for data."""
     mfu: Annotated[Optional[float], Absent(0.0)] = None
+    """Share of the devices' peak arithmetic that is used, causal attention counted."""
     timeline: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of this round's start by part: start, group, build, restore, first_step."""
     save_seconds: Annotated[Optional[float], Absent(0.0)] = None
@@ -159,6 +160,8 @@ class Progress:
     """Of this round's steps, its first apart, by `StepPart`; a script says what it knows."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """As of this step, by name: gradient_norm, learning_rate ..., at most MOST_METRICS."""
+    mfu_full_attention: Annotated[Optional[float], Absent(0.0)] = None
+    """The same share with all of attention counted, as torchtitan does."""
 
 
 @dataclasses.dataclass(frozen=True)

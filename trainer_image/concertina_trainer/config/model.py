@@ -191,9 +191,15 @@ class ModelConfig(Section):
         return self._weights(self.experts.count if self.experts else 0)
 
     @property
-    def active_weights(self) -> int:
-        """How many of them a token is multiplied by."""
-        return self._weights(self.experts.active_per_token if self.experts else 0)
+    def multiplied_weights(self) -> int:
+        """Elements of the matrices that each token is multiplied by.
+
+        Excludes norms, the experts that the router does not choose, and an embedding that is only looked up in.
+        """
+        active = self._weights(self.experts.active_per_token if self.experts else 0)
+        looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
+        norms = (2 * self.layers + 1) * self.dim
+        return active - looked_up - norms
 
     def _weights(self, experts: int) -> int:
         """With so many of the experts that a router chooses from."""
@@ -207,13 +213,16 @@ class ModelConfig(Section):
         """Parameters of adapters."""
         if self.lora is None:
             return 0
+        return self.layers * self.lora.rank * sum(sum(self.shape(each)) for each in set(self.lora.targets))
+
+    def shape(self, projection: Projection) -> tuple[int, int]:
+        """Inputs and outputs of one matrix of a dense block."""
         dim, hidden, kv = self.dim, self.resolved_hidden_dim, self.resolved_kv_heads * self.dim // self.heads
-        ends = {
-            Projection.query: dim + dim, Projection.key: dim + kv, Projection.value: dim + kv,
-            Projection.output: dim + dim, Projection.gate: dim + hidden, Projection.up: dim + hidden,
-            Projection.down: hidden + dim,
-        }  # fmt: skip
-        return self.layers * self.lora.rank * sum(ends[each] for each in set(self.lora.targets))
+        return {
+            Projection.query: (dim, dim), Projection.key: (dim, kv), Projection.value: (dim, kv),
+            Projection.output: (dim, dim), Projection.gate: (dim, hidden), Projection.up: (dim, hidden),
+            Projection.down: (hidden, dim),
+        }[projection]  # fmt: skip
 
     @property
     def trained_weights(self) -> int:

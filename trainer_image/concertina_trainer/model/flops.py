@@ -1,29 +1,93 @@
-"""How much there is to compute, and how much a device can."""
+"""Operations that training a token takes, and the peak rates of devices. Imports torch only to ask for a device's name.
+
+An MFU is comparable with another one only if both count alike (decision "Operations are counted as FlopCounterMode
+counts them, and attention by its mask"):
+
+- Products count 2 operations for each weight and token in the forward and 4 in the backward. A frozen weight counts 2 in
+  the backward (the gradient of its input), and none if nothing before it is trained.
+- Attention counts 12 x dim x length for each layer and token when every token attends to all tokens of its sequence, as
+  torchtitan and torch's `FlopCounterMode` count it. The trainer's own MFU counts half of that: attention is causal.
+- Looking up an embedding, norms and elementwise operations count nothing. Neither does what is computed again in the
+  backward: by activation checkpointing, or by attention kernels.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model import ModelConfig, Projection
 
 if TYPE_CHECKING:
     import torch
 
-PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
-"""Dense bfloat16 operations a second by device, as the vendor states them."""
+PEAK_FLOPS = {
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA A800-SXM4-80GB": 312e12,
+    "NVIDIA A800 80GB PCIe": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,  # SXM
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H800": 989e12,  # SXM
+    "NVIDIA H200": 989e12,  # SXM
+    "NVIDIA H200 NVL": 836e12,
+    "NVIDIA H20": 148e12,
+    "NVIDIA GH200 480GB": 989e12,
+    "NVIDIA GH200 144G HBM3e": 989e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA GB200": 2500e12,
+    "NVIDIA B300 SXM6 AC": 2250e12,
+    "NVIDIA GB300": 2500e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA L4": 121e12,
+    "AMD Instinct MI300X": 1307e12,
+}
+"""Dense bfloat16 operations a second, as the vendors state them, by the name that the driver gives the device.
+
+A name must match exactly. Variants of one chip differ by up to a quarter, and a MIG slice has the chip's name too."""
+
+IN_ORDER = (
+    (Projection.query, Projection.key, Projection.value),
+    (Projection.output,),
+    (Projection.gate, Projection.up),
+    (Projection.down,),
+)
+"""Matrices of a block, in the order in which a token meets them. Those of one entry have the same input."""
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Of one device; None where it is not in the table."""
+    """Return the peak of one device, or None if its name is not in the table."""
     import torch  # `concertina plan` counts operations without it
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next((peak for model, peak in PEAK_FLOPS.items() if model in name), None)
+    return PEAK_FLOPS.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
-def token_flops(config: ModelConfig) -> float:
-    """Operations of one token's forward and backward: 6 a weight that it meets, 4 where it is frozen (it has no
-    gradient), and attention's 12 * layers * dim * length / 2."""
-    frozen = config.weights - config.trained_weights
-    weights = 6.0 * config.active_weights - 2.0 * frozen
-    return weights + 6.0 * config.layers * config.dim * config.sequence_length
+def token_flops(config: ModelConfig, full_attention: bool = False) -> float:
+    """Return the operations of one token's forward and backward.
+
+    `full_attention` counts the pairs of tokens that the causal mask hides, as torchtitan does."""
+    frozen = config.multiplied_weights - config.lora_weights if config.lora else 0
+    unreached, attends = _before_the_first_adapter(config)
+    products = 6.0 * config.multiplied_weights - 2.0 * (frozen + unreached)
+    pairs = 1.0 if full_attention else 0.5
+    attention = 4.0 * config.dim * config.sequence_length * pairs
+    return products + attention * (3 * config.layers - 2 * attends)
+
+
+def _before_the_first_adapter(config: ModelConfig) -> tuple[int, int]:
+    """Return the weights whose input needs no gradient, and the layers whose attention needs none.
+
+    Gradients end at the first trained weight. Without adapters that is the embedding, so every input needs one."""
+    if config.lora is None:
+        return 0, 0
+    weights, attends = 0, 0
+    for number, stage in enumerate(IN_ORDER):
+        trained = [projection for projection in stage if projection in config.lora.targets]
+        weights += sum(inputs * outputs for inputs, outputs in map(config.shape, stage))
+        weights += sum(config.lora.rank * config.shape(projection)[0] for projection in trained)
+        if trained:
+            attends = int(number > 0)
+            break
+    return weights, attends

@@ -31,6 +31,8 @@ class RoundInfo:
     times: StepTimes
     token_flops: float | None
     """Of one token's forward and backward. None: there is no MFU."""
+    token_flops_full_attention: float | None
+    """The same with the pairs of tokens that the causal mask hides. None: not known."""
     peak_flops: float | None
     """A second, of all devices of the world. None: there is no MFU."""
 
@@ -124,7 +126,7 @@ class Reporter:
         self._slowest_save = max(self._slowest_save, info.saving_seconds - self._saving)
         self._saving = info.saving_seconds
         speed, peak = info.tokens / (self._mean_seconds or seconds), self._round.peak_flops
-        flops = self._round.token_flops
+        flops, full = self._round.token_flops, self._round.token_flops_full_attention
         varies = self._config.data.documents is DocumentMode.bucketed  # then nothing adds up what earlier rounds had
         self._send(
             Progress(
@@ -141,6 +143,7 @@ class Reporter:
                 checkpoint_seconds=info.saving_seconds,
                 stalled_seconds=info.stalled_seconds,
                 mfu=speed * flops / peak if flops and peak else None,
+                mfu_full_attention=speed * full / peak if full and peak else None,
                 timeline=dict(self._timeline),
                 save_seconds=self._slowest_save or None,
                 restored_step=self._round.restored_step,

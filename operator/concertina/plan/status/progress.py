@@ -42,10 +42,15 @@ def progress(ctx: JobContext) -> JobProgress | None:
         step_seconds=round(told.step_seconds, 6) or None,
         tokens=told.tokens,
         tokens_per_second=round(told.tokens_per_second, 1) or None,  # a script of one's own may not know
-        mfu=None if told.mfu is None else round(told.mfu, 4) or None,
+        mfu=_share(told.mfu),
+        mfu_full_attention=_share(told.mfu_full_attention),
         evaluation=_evaluation(ctx, told),
         at=at,
     )
+
+
+def _share(value: float | None) -> float | None:
+    return None if value is None else round(value, 4) or None
 
 
 def _evaluation(ctx: JobContext, told: protocol.Progress) -> EvaluationMark | None:

@@ -110,4 +110,5 @@ def test_weights_are_counted_as_they_are():
     model = Decoder(config)
     assert config.weights == sum(p.numel() for p in model.parameters())
     idle = sum(4 * p.numel() // 6 for moe in model.mixtures() for p in moe.experts.parameters())
-    assert config.active_weights == config.weights - idle
+    norms = sum(p.numel() for name, p in model.named_parameters() if "norm" in name)
+    assert config.multiplied_weights == config.weights - idle - norms

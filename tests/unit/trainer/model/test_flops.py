@@ -1,0 +1,89 @@
+"""Operations of a token, against torch's own count, and peaks by the device's name."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.flops import PEAK_FLOPS, peak_flops, token_flops
+
+SMALL = {"layers": 3, "dim": 64, "heads": 4, "vocabSize": 512, "sequenceLength": 32}
+LORA = {"rank": 8}
+MODELS = {
+    "tied": {},
+    "untied": {"tieEmbeddings": False},
+    "grouped queries": {"kvHeads": 1},
+    "a long context": {"sequenceLength": 256},
+    "a short context": {"sequenceLength": 8, "tieEmbeddings": False},
+    "one layer": {"layers": 1},
+    "experts": {"experts": {"count": 8, "activePerToken": 2, "hiddenDim": 32}},
+    "experts beside dense layers": {"experts": {"count": 4, "shared": 1, "firstDense": 1, "biasRate": 0.1}},
+    "adapters of all matrices": {"lora": LORA},
+    "adapters, untied": {"lora": LORA, "tieEmbeddings": False},
+    "adapters of values": {"lora": {**LORA, "targets": ["value"]}},
+    "adapters of outputs": {"lora": {**LORA, "targets": ["output"]}},
+    "adapters of gates": {"lora": {**LORA, "targets": ["gate"]}},
+    "adapters of the last matrix": {"lora": {**LORA, "targets": ["down"]}, "layers": 1},
+}
+
+
+def counted(config: ModelConfig) -> tuple[float, float]:
+    """Operations of a token by torch's count: of matrix products, and of attention without what its backward repeats.
+
+    In float64, where the products of experts are plain ones: torch's counter does not know grouped ones."""
+    torch.manual_seed(0)
+    model = Decoder(config).double()
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.normal_(std=0.1)
+    tokens = torch.randint(0, config.vocab_size, (2, config.sequence_length))
+    with FlopCounterMode(display=False) as counter:
+        model(tokens, targets=tokens, weights=torch.ones_like(tokens, dtype=torch.float64)).backward()
+    by_operation = counter.get_flop_counts()["Global"]
+    attention = {operation: count for operation, count in by_operation.items() if "attention" in str(operation)}
+    # torch counts five products in the backward, of which the first one computes the scores again.
+    needed = sum(count * 4 / 5 if "backward" in str(operation) else count for operation, count in attention.items())
+    return (sum(by_operation.values()) - sum(attention.values())) / tokens.numel(), needed / tokens.numel()
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+def test_operations_agree_with_torch_s_counter(model: dict[str, object]) -> None:
+    config = ModelConfig.model_validate({**SMALL, **model})
+    products, attention = counted(config)
+    assert token_flops(config, full_attention=True) == pytest.approx(products + attention, rel=1e-9)
+    assert token_flops(config) == pytest.approx(products + attention / 2, rel=1e-9)
+
+
+def test_the_look_up_of_an_embedding_counts_nothing() -> None:
+    tied = ModelConfig.model_validate(SMALL)
+    assert token_flops(tied) == token_flops(tied.model_copy(update={"tie_embeddings": False}))
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA GH200 480GB", 989e12),
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA GB200", 2500e12),
+        ("NVIDIA H20", 148e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA A100-PCIE-40GB", 312e12),
+        ("AMD Instinct MI300X", 1307e12),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA H100 of another kind", None),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_a_peak_is_of_exactly_this_device(monkeypatch: pytest.MonkeyPatch, name: str, peak: float | None) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_flops(torch.device("cuda", 0)) == peak
+
+
+def test_a_processor_has_no_peak() -> None:
+    assert peak_flops(torch.device("cpu")) is None
+    assert all(peak > 0 for peak in PEAK_FLOPS.values())
