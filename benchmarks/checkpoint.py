@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import checkpoint_paced
 import checkpoint_peer
 import report
 import torch
@@ -80,7 +81,7 @@ class Subject:
         )
         self.model = parallelized(self.config, world)
         self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)
-        self.state = TrainState(self.model, self.config.model, self.optimizer, world)
+        self.state = TrainState(self.model, self.config, self.optimizer, world)
         self.state.initialise(self.config)
         self.volume = memory / "volume"
         """As an agent's: this is where it would look."""
@@ -344,12 +345,18 @@ def main() -> None:
             report.show(f"save, {subject.mebibytes:.0f} MiB of state", rows)
             back = restores(subject, options.runs, disk, newest) | pulls(subject, options.runs, memory)
             report.show(f"restore, {subject.mebibytes:.0f} MiB of state", back)
+            beside, took = checkpoint_paced.steps(size, memory)
+            report.show(f"steps of {1000 * checkpoint_paced.STEP_SECONDS:.0f} ms, {size:.0f} MiB copied for free", beside)
+            for what, value in took.items():
+                print(f"{what}: {value}")
+            back |= beside
             if subject.mebibytes < 100:
                 rows["a training step"] = timed(10, subject.train_step)
                 print(f"a snapshot at every step costs {share(rows):.2%} of the step time")
             facts[f"{subject.mebibytes:.0f} MiB"] = {
                 "restore, share of memcpy's speed": speed(rows, back),
                 "restore from a peer, share of a plain TCP copy's speed": peer_speed(back),
+                **took,
             }
             print(f"restore from memory runs at {speed(rows, back):.0%} of memcpy's speed")
             print(f"restore from a peer runs at {peer_speed(back):.0%} of a plain TCP copy's speed")

@@ -40,7 +40,7 @@ class Kind:
         config = CONFIG.model_copy(update={"determinism": Determinism.bitwise if bitwise else Determinism.order})
         self.model = parallelized(CONFIG, world)
         self.optimizer = ShardedAdamW(self.model, CONFIG.optimizer, 0, exact=bitwise)
-        TrainState(self.model, CONFIG.model, self.optimizer, world).initialise(CONFIG)
+        TrainState(self.model, CONFIG, self.optimizer, world).initialise(CONFIG)
         self.plan = plan_batch(CONFIG.global_batch_size, CONFIG.micro_batch_size, world.size, fixed=bitwise)
         self.sums = summing.sums(config, self.model, self.plan, world)
         self.engine = WholeModel(self.model, self.optimizer, self.sums, world)

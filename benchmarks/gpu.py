@@ -62,7 +62,7 @@ class Subject:
         torch.cuda.reset_peak_memory_stats()
         self.model = parallelized(self.config, world)
         self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)
-        self.state = TrainState(self.model, self.config.model, self.optimizer, world)
+        self.state = TrainState(self.model, self.config, self.optimizer, world)
         self.state.initialise(self.config)
         rows = ROWS[name]
         length, vocabulary = self.config.model.sequence_length, self.config.model.vocab_size

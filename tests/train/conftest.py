@@ -81,7 +81,7 @@ def folder_of_module():
 
 @pytest.fixture(scope="session")
 def trainer(data):
-    """A configuration that trains in milliseconds a step."""
+    """A configuration that trains in milliseconds a step, with a snapshot after each of them whatever it costs."""
     return {
         "steps": 12,
         "seed": 7,
@@ -90,6 +90,7 @@ def trainer(data):
         "microBatchSize": 2,
         "model": {"layers": 2, "dim": 32, "heads": 2, "kvHeads": 1, "sequenceLength": 32},
         "optimizer": {"learningRate": 0.01, "warmupSteps": 4},
+        "snapshot": {"overhead": 100},
     }
 
 

@@ -91,6 +91,7 @@ from concertina_protocol.messages.reports import (
     Part,
     Progress,
     Report,
+    SnapshotInterval,
     StepPart,
     Straggler,
 )
@@ -150,6 +151,7 @@ __all__ = [
     "Save",
     "ShardHeader",
     "SnapshotId",
+    "SnapshotInterval",
     "State",
     "StepPart",
     "StopAt",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from concertina_protocol import CheckpointInterval, Durable
+from concertina_protocol import CheckpointInterval, Durable, SnapshotInterval
 from concertina_protocol.messages.ranges import Ranges
 from concertina_protocol.worker_channel import (
     Committed,
@@ -21,6 +21,7 @@ from concertina_protocol.worker_channel import (
 )
 from concertina_state.format.shardfile import ShardMetadata, Trend
 from concertina_state.interval import Interval
+from concertina_state.pace import Pace
 from concertina_state.snapshots import Snapshots, Taken
 from concertina_state.step_trace import Traces
 
@@ -40,6 +41,10 @@ class StepFlags:
     """The one before it is."""
     shipping: int = 0
     """A shard of this rank is still on its way to storage."""
+    snapshot_due: int = 0
+    """Rank 0: enough steps have passed since the last snapshot."""
+    snapshot_waits: int = 0
+    """Another snapshot would have to wait for this rank's last one, or for its file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +64,7 @@ class SavePolicy:
     steps: int
     """The run's last one."""
     snapshot_every: int
-    """Steps."""
+    """Snapshots are taken after multiples of so many steps."""
     has_storage: bool
     checkpoint_every: int | None
     """Steps."""
@@ -70,12 +75,17 @@ class SavePolicy:
         return self.has_storage and (flags.checkpoint_due > 0 or (every is not None and step % every == 0))
 
     def decide(self, step: int, flags: StepFlags, due: bool, keeping_up: bool, required: bool = False) -> SaveDecision:
-        """`flags`: of all ranks. `due`: a checkpoint is. `keeping_up`: peers have copied what another snapshot would
-        be written over. `required`: it is taken though they have not; the same on all ranks."""
+        """Decide what becomes of the state after `step` steps.
+
+        `flags` are the sums over all ranks. `due` says that a checkpoint is due, `keeping_up` that peers have copied
+        what another snapshot would overwrite. With `required`, which must be the same on all ranks, the snapshot is
+        taken regardless. A snapshot for the pace alone is left out while a rank is not ready for it, so that no step
+        waits for an earlier checksum. A checkpoint waits for its own checksum anyway."""
         outcome = Outcome.COMPLETE if step >= self.steps else Outcome.DRAINED if flags.drain > 0 else None
         now = outcome is Outcome.COMPLETE or flags.drain_durable > 0 or (due and flags.shipping == 0)
         durable = self.has_storage and now
-        regular = durable or step % self.snapshot_every == 0
+        paced = step % self.snapshot_every == 0 and flags.snapshot_due > 0 and flags.snapshot_waits == 0
+        regular = durable or paced
         snapshot = outcome is not None or required or (regular and keeping_up)
         return SaveDecision(step, snapshot, durable and snapshot, outcome)
 
@@ -102,9 +112,11 @@ class Saving:
         durable: Durable | None,
         interval: Interval,
         channel: AgentChannel,
+        pace: Pace | None = None,
     ) -> None:
-        """`restored`: what this round's snapshots say of themselves, at the step it goes on from. `durable`: the
-        newest checkpoint that is known of."""
+        """`restored` is the metadata of this round's snapshots, at the step that the round resumes from. `durable` is
+        the newest known checkpoint. `pace` decides how many steps lie between two snapshots; without it, the caller
+        decides in which steps it calls `decide`."""
         self._policy, self._snapshots, self._metadata, self._channel = policy, snapshots, restored, channel
         self._copied_step: int | None = None
         self._drain: DrainRequest | None = None
@@ -117,6 +129,17 @@ class Saving:
         self.interval = interval
         self.seconds = 0.0
         """Spent on snapshots in this round."""
+        self._pace = pace
+        self._began: float | None = None
+        """When the last `save` began; None if the time since then is not a step's alone."""
+        self._saved = self._waited = False
+        """Whether that `save` took a snapshot, and whether the one before was still worked on."""
+        self._since = self._stretch = 0
+        """Steps since the last snapshot, and from the one before to it."""
+        self._copying_since: float | None = None
+        """When the last snapshot was begun; None once the state has been changed."""
+        self._beside = 0.0
+        """Seconds in which a device could copy the last snapshot beside the training."""
 
     @property
     def snapshot_step(self) -> int | None:
@@ -127,6 +150,13 @@ class Saving:
     def reported_interval(self) -> CheckpointInterval | None:
         """With durable storage."""
         return self.interval.reported if self._policy.has_storage else None
+
+    @property
+    def reported_snapshots(self) -> SnapshotInterval | None:
+        """How often snapshots are taken; None before the second one."""
+        if self._pace is None or not self._stretch:
+            return None
+        return SnapshotInterval(self._stretch, self._pace.share(self._stretch))
 
     def of_layout(self, layout: str, waited_for: bool) -> None:
         """What snapshots are said to be of, from now on."""
@@ -152,7 +182,12 @@ class Saving:
             copied_last=int(self._snapshots.copied(last, self._copied_step)),
             copied_before=int(self._snapshots.copied(last - 1, self._copied_step)),
             shipping=int(self._snapshots.shipping),
+            snapshot_due=int(self._metadata.shard == 0 and self._snapshot_is_due()),
+            snapshot_waits=int(self._pace is not None and self._snapshots.waits),
         )
+
+    def _snapshot_is_due(self) -> bool:
+        return self._pace is None or self._snapshots.count == 0 or self._since + 1 >= self._pace.every
 
     def _overdue(self, step: int | None) -> bool:
         """By the clock, or because a round ended before its checkpoint was in storage."""
@@ -177,16 +212,36 @@ class Saving:
         return self._policy.decide(step, flags, self._due, self._snapshots.keeping_up, required)
 
     def save(self, decision: SaveDecision, position: int, skipped: Ranges = (), trend: Trend = Trend()) -> None:  # noqa: B008
-        """`position`: samples consumed; `skipped`, `trend`: see ShardMetadata."""
+        """Save the state as decided. `position` counts the samples consumed; for the others see ShardMetadata."""
         started = time.perf_counter()
+        self._after_step(started, decision)
         if decision.snapshot:
             self._take(decision, position, skipped, trend)
         took = time.perf_counter() - started
         if decision.durable:
             self.interval.saved(took)
+        elif decision.snapshot:
+            self._after_snapshot(took)
         self.seconds += took
         if decision.outcome is None:
             self._snapshots.make_room()
+
+    def _after_step(self, now: float, decision: SaveDecision) -> None:
+        """Tell the pace what the last step took. A step that began with a wait for a checkpoint says nothing."""
+        if self._pace is not None and self._began is not None:
+            self._pace.stepped(now - self._began, self._saved, self._waited)
+        self._began = None if decision.durable else now
+        self._saved, self._waited = decision.snapshot, self._snapshots.waits
+        self._since += 1
+        if decision.snapshot:
+            self._stretch, self._since = self._since if self._snapshots.count else 0, 0
+
+    def _after_snapshot(self, stall: float) -> None:
+        """Tell the pace what a snapshot costs the loop: this call, and what the update of the weights waited for a
+        device's copy. That is known of the snapshot before, and not of the first one, which finds its memory."""
+        if self._pace is not None and self._snapshots.count > 1:
+            self._pace.took(stall + max(0.0, self.device_seconds - self._beside))
+        self._copying_since = time.perf_counter()
 
     @property
     def device_seconds(self) -> float:
@@ -194,7 +249,9 @@ class Saving:
         return self._snapshots.device_seconds
 
     def before_change(self) -> None:
-        """See Live."""
+        """See Live. On a device, the training that was queued before has ended by now."""
+        if self._copying_since is not None:
+            self._beside, self._copying_since = time.perf_counter() - self._copying_since, None
         self._snapshots.before_change()
 
     def finish(self) -> None:

@@ -186,6 +186,11 @@ class Snapshots:
         """See Live."""
         self._state.before_change()
 
+    @property
+    def waits(self) -> bool:
+        """Whether `begin` would wait: for the commit of the last snapshot, or for the file of the next one."""
+        return any(each is not None and not each.done() for each in (self._committing, self._making))
+
     def finish(self) -> None:
         """Wait until the last one is committed. Raises what went wrong there."""
         if self._committing is not None:

@@ -24,6 +24,7 @@ from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.interval import Interval
 from concertina_state.lineage import TrainedRound, of_round
 from concertina_state.objects.prefix import StorageError
+from concertina_state.pace import Pace
 from concertina_state.saving import SavePolicy, Saving
 from concertina_state.snapshots import Snapshots
 from concertina_trainer.config.checkpoint import CheckpointConfig
@@ -141,8 +142,6 @@ def run(channel: WorkerEnd) -> Done:
     with reporter.timed("restore"):
         digest = built.reader.digest
         restored = restore(start.restore, start.uid, built.state, config, checkpoint, digest, world, channel)
-    if restored.config != config.digest():
-        reporter.note(f"spec.trainer has changed since step {restored.id.step}: the run goes on with what it says now")
     for doubt in config.optimizer.doubts(config.steps):
         reporter.note(doubt)
     reporter.begin(round_info(built, start.restore, restored))
@@ -172,7 +171,7 @@ def build(
     model = parallelized(config, world, own)
     optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.bitwise)
     return Built(
-        config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, config.model, optimizer, world)
+        config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, config, optimizer, world)
     )
 
 
@@ -244,4 +243,4 @@ def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: W
     every = checkpoint.every_steps if checkpoint else None
     policy = SavePolicy(config.last_step, config.snapshot.every_steps, checkpoint is not None, every)
     interval = Interval(checkpoint.every_seconds if checkpoint else None, start.history)
-    return Saving(policy, snapshots, now, durable, interval, channel)
+    return Saving(policy, snapshots, now, durable, interval, channel, Pace(config.snapshot.overhead))

@@ -25,6 +25,7 @@ from concertina_state.filling import ShardReader
 from concertina_state.format.shardfile import Continued, Header, ShardMetadata
 from concertina_state.interval import Interval
 from concertina_state.lineage import Origin, TrainedRound, of_round, script_digest
+from concertina_state.pace import Pace
 from concertina_state.saved import InMemory, SavedState, find
 from concertina_state.saving import SavePolicy, Saving, StepFlags
 from concertina_state.snapshots import Snapshots
@@ -32,7 +33,6 @@ from trainingjob import _objects, _storage, _values
 from trainingjob._channel import Channel
 from trainingjob._counted import Counted
 from trainingjob._folder import Folder
-from trainingjob._pace import Pace
 from trainingjob._ranks import Catalogue, Gather, all_alike, halves, ranks
 from trainingjob._refusals import INSTEAD, NotSavable, told
 

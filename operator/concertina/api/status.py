@@ -107,6 +107,13 @@ class CheckpointMark(Observed):
     at: Timestamp = Field(description="When it became durable.")
 
 
+class SnapshotEvery(Observed):
+    """How often snapshots are taken."""
+
+    steps: Count = Field(description="Steps between the last two snapshots; a failure loses at most as many.")
+    overhead: float = Field(description="Share of the training time that snapshots take.")
+
+
 class SampleRange(Observed):
     """Samples that were left out, by their position in the order of the run."""
 
@@ -214,6 +221,9 @@ class JobStatus(Observed):
     rollback: Rollback | None = Field(default=None, description="The last time that training was undone.")
     skipped: tuple[SampleRange, ...] = Field(
         default=(), max_length=32, description="Samples that were left out, as trainer.anomalies says."
+    )
+    snapshot_interval: SnapshotEvery | None = Field(
+        default=None, description="How often snapshots are taken, and what they cost."
     )
     checkpoint_interval: CheckpointEvery | None = Field(
         default=None, description="How often checkpoints are written, and how often would be best."

@@ -169,7 +169,7 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         yield "", "  ".join(f"{name} {value}" for name, value in numbers.items() if value)
     yield from _course(status)
     if snapshot := status.last_snapshot:
-        yield "Snapshot", f"step {snapshot.step}, {age(snapshot.at)} ago"
+        yield "Snapshot", f"step {snapshot.step}, {age(snapshot.at)} ago{snapshots_every(status)}"
     if checkpoint := status.last_checkpoint:
         yield "Checkpoint", f"step {checkpoint.step}, {age(checkpoint.at)} ago, {checkpoint.uri}"
     yield from _saved(status)
@@ -223,6 +223,15 @@ def _saved(status: JobStatus) -> Iterable[tuple[str, str]]:
         yield "Rolled back", f"{age(back.at)} ago, {where}: {back.message}"
     if status.skipped:
         yield "Left out", words(tuple((some.begin, some.end) for some in status.skipped))
+
+
+def snapshots_every(status: JobStatus) -> str:
+    """Return how often snapshots are taken and what they cost, to follow the newest one; empty if unknown."""
+    every = status.snapshot_interval
+    if every is None:
+        return ""
+    steps = "every step" if every.steps <= 1 else f"every {every.steps} steps"
+    return f"; {steps}, {every.overhead:.1%} of the training time"
 
 
 def checkpoints_every(every: CheckpointEvery, failures: int) -> str:

@@ -27,7 +27,7 @@ def main() -> int:
     reader = Reader(config.data, config.model.sequence_length, config.seed)
     model = parallelized(config, world, own_spec(config, reader))
     optimizer = ShardedAdamW(model, config.optimizer, 0)
-    TrainState(model, config.model, optimizer, world).initialise(config)
+    TrainState(model, config, optimizer, world).initialise(config)
     plan = batch_plan(config, world.degrees)
     if shares := json.loads(os.environ["SHARES"]):
         plan = plan.shared_out(shares, config.micro_batch_size)

@@ -23,7 +23,7 @@ def main() -> int:
     reader = Reader(config.data, config.model.sequence_length, config.seed)
     model = parallelized(config, world)
     optimizer = ShardedAdamW(model, config.optimizer, 0)
-    TrainState(model, config.model, optimizer, world).initialise(config)
+    TrainState(model, config, optimizer, world).initialise(config)
     plan = batch_plan(config, world.degrees)
     engine = engine_of(model, optimizer, summing.sums(config, model, plan, world), config, plan, world)
     batch = [each.to(world.device) for each in microbatches(reader, plan, world.data_rank, position=0)]

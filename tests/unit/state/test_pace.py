@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainingjob._pace import Pace
+from concertina_state.pace import Pace
 
 SECONDS = st.floats(1e-6, 100)
 
@@ -86,3 +86,25 @@ def test_what_made_snapshots_dear_for_a_while_is_forgotten():
     assert 40 <= pace.every <= 60
     trained(pace, 400, lambda: 0.2, lambda: 0.0015)
     assert pace.every <= 2
+
+
+def test_all_steps_beside_a_commit_count_as_what_the_snapshot_costs():
+    """The checksum takes four steps, each of which it slows down by a tenth; nothing else costs anything."""
+    pace = Pace(0.01)
+    for _ in range(400):
+        pace.stepped(1.1, behind_snapshot=True)
+        for _ in range(3):
+            pace.stepped(1.1, behind_snapshot=False, committing=True)
+        for _ in range(30):
+            pace.stepped(1.0, behind_snapshot=False)
+        pace.took(0.0)
+    assert 38 <= pace.every <= 42
+    assert pace.share(pace.every) <= 0.0101
+
+
+def test_the_share_of_the_time_is_known_once_a_step_is():
+    pace = Pace(0.01)
+    assert pace.share(1) == 0
+    pace.stepped(2.0, behind_snapshot=False)
+    pace.took(0.1)
+    assert pace.share(5) == 0.01

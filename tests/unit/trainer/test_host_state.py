@@ -80,7 +80,7 @@ def test_what_is_saved_is_the_memory_that_fsdp_reads_and_the_optimizer_writes(wo
     config = TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": MODEL, "memory": {"offload": "State"}})
     model = parallelized(config, world)
     optimizer = ShardedAdamW(model, config.optimizer, 0)
-    state = TrainState(model, config.model, optimizer, world)
+    state = TrainState(model, config, optimizer, world)
     state.initialise(config)
     saved = {each.name: each.local for each in state._catalogue.held}
     moments = optimizer.moments()

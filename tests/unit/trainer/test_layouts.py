@@ -82,7 +82,7 @@ def saved_by(world, parallelism, **changed):
             given = ParallelismConfig.model_validate(parallelism)
             context = DistContext.of(rank, world, where, given, config.model.experts is not None)
             model = parallelized(config, context)
-            state = TrainState(model, config.model, ShardedAdamW(model, config.optimizer, 0), context)
+            state = TrainState(model, config, ShardedAdamW(model, config.optimizer, 0), context)
             state.initialise(config)
             yield state.digest, dict(zip(state.saved.layout.chunks, state.saved.tensors, strict=True))
         finally:

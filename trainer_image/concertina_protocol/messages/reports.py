@@ -79,6 +79,17 @@ class CheckpointInterval:
 
 
 @dataclasses.dataclass(frozen=True)
+class SnapshotInterval:
+    """How often snapshots are taken."""
+
+    steps: int
+    """From the snapshot before the last one to the last one. As many steps are trained again after a failure, at
+    most."""
+    overhead: float
+    """Share of the training time that snapshots take."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Evaluated:
     """On the documents that were set aside."""
 
@@ -162,6 +173,8 @@ class Progress:
     """As of this step, by name: gradient_norm, learning_rate ..., at most MOST_METRICS."""
     mfu_full_attention: Annotated[Optional[float], Absent(0.0)] = None
     """The same share with all of attention counted, as torchtitan does."""
+    snapshots: Optional[SnapshotInterval] = None
+    """Of this round, from its second snapshot on."""
 
 
 @dataclasses.dataclass(frozen=True)

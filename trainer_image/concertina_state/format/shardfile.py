@@ -3,7 +3,8 @@ is a copy (decision "A snapshot slot is a safetensors file"). No torch.
 
 8 bytes of header length, the JSON header padded with blanks to a multiple of 64, raw tensor bytes. In the header's
 `__metadata__` stand `DCP_SHARDING_INFO` (torch's own key, by which torch.distributed.checkpoint's
-HuggingFaceStorageReader puts shards together) and `concertina` (ours, see ShardMetadata).
+HuggingFaceStorageReader puts shards together), `concertina` (ours, see ShardMetadata), and in states of the bundled
+trainer `trainer`, its configuration as JSON.
 """
 
 from __future__ import annotations
@@ -98,12 +99,16 @@ class StoredChunk:
 class Header:
     metadata: ShardMetadata
     chunks: dict[str, StoredChunk]
+    trainer: str = ""
+    """Configuration of the bundled trainer, as JSON; empty in a script's state."""
 
 
 class Layout:
     """The fixed places of one shard's chunks; only the metadata changes from snapshot to snapshot."""
 
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, chunks: Sequence[Chunk], trainer: str = "") -> None:
+        """`trainer` is the configuration of the bundled trainer, as JSON."""
+        self._trainer = f', "trainer": {json.dumps(trainer)}' if trainer else ""
         self.chunks = sorted(chunks, key=lambda chunk: (-ITEM_SIZES[chunk.dtype], chunk.name))
         entries, self._offsets, end = [], [], 0
         for chunk in self.chunks:
@@ -137,7 +142,7 @@ class Layout:
         facts = dataclasses.asdict(dataclasses.replace(metadata, origin=_NOTHING))
         begun = json.dumps({**facts, "origin": _as_object(metadata.origin)}).removesuffix("}") + ', "global_shapes": '
         ours = json.dumps(begun)[:-1] + self._global_shapes[1:-1] + '}"'
-        of_the_file = f'{{"format": "pt", "DCP_SHARDING_INFO": {self._sharding}, "concertina": {ours}}}'
+        of_the_file = f'{{"format": "pt", "DCP_SHARDING_INFO": {self._sharding}, "concertina": {ours}{self._trainer}}}'
         return f'{{"__metadata__":{of_the_file}{self._entries}}}'.encode()
 
 
@@ -167,7 +172,10 @@ def parse_header(text: bytes) -> Header:
             )
             for name, entry in entries.items()
         }
-        return Header(from_json(ShardMetadata, ours), chunks)
+        trainer = of_the_file.get("trainer", "")
+        if not isinstance(trainer, str):
+            raise ValueError("its configuration is no text")
+        return Header(from_json(ShardMetadata, ours), chunks, trainer)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise Damaged(f"its header can't be read ({str(error)[:MOST]})") from error
 

@@ -10,14 +10,21 @@ from concertina_trainer.config.section import Section
 
 
 class SnapshotConfig(Section):
-    """Copies of the state in node memory: what a crash falls back to."""
+    """Copies of the state in node memory, from which training resumes after a failure."""
 
     every_steps: int = Field(
         default=1,
         ge=1,
         le=1000000,
-        description="Steps between snapshots: at most so many are trained again after a failure. It is stretched by "
-        "itself where the network is too slow.",
+        description="Fewest steps between snapshots, which are taken after multiples of this number. They are rarer if "
+        "overhead or the network asks for it. A failure loses the steps since the last snapshot.",
+    )
+    overhead: float = Field(
+        default=0.01,
+        ge=0.0001,
+        le=100.0,
+        description="Share of the training time that snapshots may take. They become rarer if they take more "
+        "(status.snapshotInterval). Raise it to lose fewer steps in a failure.",
     )
 
 

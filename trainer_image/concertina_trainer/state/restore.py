@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,13 +21,17 @@ from concertina_state.format.shardfile import Continued, Header, ShardMetadata
 from concertina_state.lineage import Origin
 from concertina_state.objects.retry import final
 from concertina_state.saved import InMemory, SavedState, find
+from concertina_trainer.config.changes import identity_changes, other_changes
 from concertina_trainer.config.checkpoint import CheckpointConfig
 from concertina_trainer.config.model import ModelConfig
-from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.config.trainer import TrainerConfig, of_any_version
 from concertina_trainer.format import hf_config
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
+
+MOST_NAMED = 6
+"""Fields that an error names."""
 
 
 def restore(
@@ -42,7 +47,7 @@ def restore(
     """Fill the state; returns what was restored (its id is meaningless for a fresh start)."""
     start = _not_undone(start, uid, world)
     if start.source == RestoreSource.FRESH and checkpoint is not None and checkpoint.resume_from:
-        return _resume(checkpoint.resume_from, state, data, world)
+        return _resume(checkpoint.resume_from, state, config, data, world)
     if start.source == RestoreSource.FRESH:
         uri = checkpoint.init_from if checkpoint is not None else ""
         files = _files(uri, config.model, world) if uri else None
@@ -55,12 +60,13 @@ def restore(
         return ShardMetadata(id, world.rank, 0, config.digest(), data, origin=origin)
     if start.source == RestoreSource.MEMORY:
         assert start.id is not None
-        return _load(InMemory(start.id, channel), state, data, world)
+        return _load(InMemory(start.id, channel), state, config, data, world)
     assert start.durable is not None
     durable = start.durable
     with _reading(lambda: durable.uri, world) as folder:  # a world that was cut off may sweep it meanwhile
         stored = StoredCheckpoint(folder)
-        metadata = dataclasses.replace(_load(stored, state, data, world), continued=stored.manifest.continued)
+        metadata = _load(stored, state, config, data, world)
+        metadata = dataclasses.replace(metadata, continued=stored.manifest.continued)
         return metadata if durable.uid == uid else _of_another_job(metadata, stored)
 
 
@@ -76,11 +82,17 @@ def _not_undone(start: Restore, uid: str, world: DistContext) -> Restore:
     return dataclasses.replace(start, source=RestoreSource.STORAGE if found else RestoreSource.FRESH, durable=found)
 
 
-def _load(saved: SavedState, state: TrainState, data: str, world: DistContext) -> ShardMetadata:
-    """Where nothing was resized, each rank needs the shard of its own number alone."""
+def _load(
+    saved: SavedState, state: TrainState, config: TrainerConfig, data: str, world: DistContext
+) -> ShardMetadata:
+    """Fill the state. If nothing was resized, each rank needs the shard of its own number alone.
+
+    Raises BadInput if the saved state is of another model, or of other data."""
 
     def plan(held: Mapping[int, Header]) -> ReadPlan:
-        metadata = next(iter(held.values())).metadata
+        header = next(iter(held.values()))
+        metadata = header.metadata
+        _check_identity(header, config)
         if metadata.data != data:
             raise DataChanged(
                 f"the saved state of step {metadata.id.step} was trained on data with digest {metadata.data}, and "
@@ -92,14 +104,46 @@ def _load(saved: SavedState, state: TrainState, data: str, world: DistContext) -
     alone = world.rank if (saved.id.layout, saved.id.shards) == (state.digest, world.size) else None
     found = find(saved, alone, plan)
     state.load(found.plan, found.shards, saved.id.step)
+    changed = other_changes(_trainer_of(next(iter(found.headers.values()))), config)
+    if changed and world.rank == 0:
+        print(f"spec.trainer has changed since step {saved.id.step}: {'; '.join(map(str, changed))}", flush=True)
     return dataclasses.replace(found.metadata, shard=world.rank)
 
 
-def _resume(uri: str, state: TrainState, data: str, world: DistContext) -> ShardMetadata:
+def _trainer_of(header: Header) -> TrainerConfig:
+    """Return the configuration that a state was trained with. Raises BadInput."""
+    step = header.metadata.id.step
+    if not header.trainer:
+        raise BadInput(
+            f"the saved state of step {step} was not saved by the bundled trainer: start a new run under another "
+            "checkpoint.uri."
+        )
+    try:
+        return of_any_version(json.loads(header.trainer))
+    except ValueError as error:
+        problem = " ".join(str(error).split())[:300]
+        raise BadInput(
+            f"the saved state of step {step} has a configuration that this version does not know ({problem}): resume "
+            "with the image that saved it."
+        ) from error
+
+
+def _check_identity(header: Header, config: TrainerConfig) -> None:
+    """Raise BadInput if training cannot resume from the state with this configuration."""
+    if changed := identity_changes(_trainer_of(header), config):
+        named = "; ".join(f"{each.field} was {each.saved} and is {each.now} now" for each in changed[:MOST_NAMED])
+        more = f"; and {len(changed) - MOST_NAMED} more fields" if len(changed) > MOST_NAMED else ""
+        raise BadInput(
+            f"spec.trainer has changed since step {header.metadata.id.step} in what makes the model or the order of "
+            f"its data: {named}{more}. Set it back to resume, or start a new run under another checkpoint.uri."
+        )
+
+
+def _resume(uri: str, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
     """Another run's whole state: this one goes on from it."""
     with _reading(lambda: final(lambda: resolve(uri)), world) as folder:
         stored = StoredCheckpoint(folder)
-        return _of_another_job(_load(stored, state, data, world), stored)
+        return _of_another_job(_load(stored, state, config, data, world), stored)
 
 
 def _of_another_job(metadata: ShardMetadata, stored: StoredCheckpoint) -> ShardMetadata:

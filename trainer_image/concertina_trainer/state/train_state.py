@@ -13,9 +13,8 @@ from concertina_state.catalogue import Catalogue
 from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan, reads
-from concertina_state.format.shardfile import Header
+from concertina_state.format.shardfile import Header, Layout
 from concertina_state.holdings import Elsewhere
-from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format.adapters import is_adapter
 from concertina_trainer.format.earlier_names import of_today
@@ -32,12 +31,12 @@ _INSTEAD = "restore the model's configuration, or start a new run under another 
 class TrainState:
     """Everything that a snapshot holds, as this rank has it."""
 
-    def __init__(self, model: Stages, config: ModelConfig, optimizer: ShardedAdamW, world: DistContext) -> None:
+    def __init__(self, model: Stages, config: TrainerConfig, optimizer: ShardedAdamW, world: DistContext) -> None:
         self._optimizer, self._own = optimizer, model.own.own if model.own else None
         kinds = optimizer.moments()
         tensors: dict[str, Tensor | Elsewhere] = {}
         with torch.device("meta"):
-            whole = model if model.own else Decoder(config)
+            whole = model if model.own else Decoder(config.model)
         for name, parameter in whole.named_parameters():
             moments = [f"optimizer.{kind}." for kind in kinds] if parameter.requires_grad else []
             for prefix in (MODEL, *moments):
@@ -53,7 +52,8 @@ class TrainState:
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
         self._catalogue = Catalogue(tensors, {}, world.rank, world.size, whole_cut=world.cut)
         self.saved = self._catalogue.saved
-        """By this rank."""
+        """By this rank, with the configuration that a resumed run is compared with."""
+        self.saved.layout = Layout(self.saved.layout.chunks, config.model_dump_json(by_alias=True))
         self.digest = self._catalogue.digest
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from concertina_protocol import CheckpointInterval, Evaluated, Progress, RestoreSource, StepPart
+from concertina_protocol import CheckpointInterval, Evaluated, Progress, RestoreSource, SnapshotInterval, StepPart
 from concertina_protocol.heartbeat import HeartbeatWriter, WorkerPhase
 from concertina_protocol.log_lines import RoundStarted, StepDone
 from concertina_protocol.messages.ranges import Ranges
@@ -62,6 +62,8 @@ class StepInfo:
     """Sequences of a step by rank, where that follows their speed."""
     interval: CheckpointInterval | None
     """With durable storage."""
+    snapshots: SnapshotInterval | None
+    """From the second snapshot on."""
     busiest_expert: float | None = None
     """Its tokens over the mean of its layer's experts, in the layer where that is the most."""
 
@@ -150,6 +152,7 @@ class Reporter:
                 restored_from=self._round.restored_from,
                 skipped=info.skipped,
                 interval=info.interval,
+                snapshots=info.snapshots,
                 evaluated=self._evaluated,
                 shares=info.shares,
                 tokens=None if varies else info.position * self._config.model.sequence_length,

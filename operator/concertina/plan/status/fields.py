@@ -121,6 +121,7 @@ PROGRESS: Mapping[str, Row] = {
     "progress": lambda p: p.progress,
     "history": lambda p: progress.history(p.ctx, p.progress),
     "last_snapshot": lambda p: progress.last_snapshot(p.ctx),
+    "snapshot_interval": lambda p: progress.snapshot_interval(p.ctx),
     "checkpoint_interval": lambda p: progress.interval(p.ctx),
     "shares": lambda p: progress.shares(p.ctx),
 }

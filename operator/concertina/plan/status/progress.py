@@ -13,6 +13,7 @@ from concertina.api.status import (
     EvaluationMark,
     JobProgress,
     ShareMark,
+    SnapshotEvery,
     SnapshotMark,
     rfc3339,
 )
@@ -105,6 +106,14 @@ def interval(ctx: JobContext) -> CheckpointEvery | None:
         save_seconds=round(told.save_seconds, 3),
         failure_seconds=round(told.failure_seconds),
     )
+
+
+def snapshot_interval(ctx: JobContext) -> SnapshotEvery | None:
+    """Return how often rank 0 takes snapshots; what the status says while it reports nothing."""
+    reported = ctx.round.report.progress.snapshots if ctx.round.report and ctx.round.report.progress else None
+    if reported is None:
+        return ctx.status.snapshot_interval
+    return SnapshotEvery(steps=reported.steps, overhead=round(reported.overhead, 4))
 
 
 def replayed(ctx: JobContext) -> int:

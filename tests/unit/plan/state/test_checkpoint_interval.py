@@ -9,7 +9,7 @@ from concertina.api.parse import SpecError
 from concertina.plan.facts.context import JobContext
 from concertina.plan.plan import plan
 from concertina.plan.rounds import commits
-from concertina_protocol import CheckpointInterval
+from concertina_protocol import CheckpointInterval, SnapshotInterval
 
 
 def test_a_round_is_told_how_long_the_job_has_run_and_how_often_it_failed():
@@ -27,6 +27,21 @@ def test_the_interval_stands_in_the_status():
     agents = {**seen.agents, "demo-0-0": replace(lead, report=replace(lead.report, progress=progress))}
     found = plan(replace(seen, agents=agents), jobs.T0 + 60).status.checkpoint_interval
     assert (found.seconds, found.suggested_seconds, found.save_seconds, found.failure_seconds) == (0, 84, 0.012, 3600)
+
+
+def test_how_often_snapshots_are_taken_stands_in_the_status_until_it_is_reported_anew():
+    seen = jobs.running(jobs.spec())
+    lead = seen.agents["demo-0-0"]
+
+    def status(observed, snapshots):
+        progress = replace(lead.report.progress, step=41, snapshots=snapshots)
+        agents = {**observed.agents, "demo-0-0": replace(lead, report=replace(lead.report, progress=progress))}
+        return plan(replace(observed, agents=agents), jobs.T0 + 60).status
+
+    reported = status(seen, SnapshotInterval(7, 0.00941))
+    assert (reported.snapshot_interval.steps, reported.snapshot_interval.overhead) == (7, 0.0094)
+    later = replace(seen, job=replace(seen.job, status=reported))
+    assert status(later, None).snapshot_interval == reported.snapshot_interval
 
 
 def test_every_seconds_is_a_number_or_auto():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from concertina_protocol.worker_channel import Outcome
 from concertina_state.saving import SavePolicy, StepFlags
 
-FLAGS = st.builds(StepFlags, *[st.integers(0, 3)] * 6)
+FLAGS = st.builds(StepFlags, *[st.integers(0, 3)] * 8)
 POLICIES = st.builds(SavePolicy, st.integers(1, 20), st.integers(1, 5), st.booleans(), st.none() | st.integers(1, 5))
 
 
@@ -45,3 +45,11 @@ def test_what_a_script_asks_for_is_saved_though_peers_do_not_keep_up(policy, ste
     decision = policy.decide(step, flags, due, keeping_up, required=True)
     assert decision.snapshot
     assert decision.durable == policy.decide(step, flags, due, keeping_up=True).durable
+
+
+@given(POLICIES, st.integers(1, 20), FLAGS)
+def test_a_snapshot_for_the_pace_is_left_out_while_a_rank_is_not_ready_for_it(policy, step, flags):
+    decision = policy.decide(step, flags, due=False, keeping_up=True)
+    wanted = decision.outcome is not None or decision.durable
+    paced = step % policy.snapshot_every == 0 and flags.snapshot_due > 0 and flags.snapshot_waits == 0
+    assert decision.snapshot == (wanted or paced)

@@ -1,0 +1,106 @@
+"""What snapshots take of a loop whose device copies for free, so that their checksum is all that is left.
+
+Part of checkpoint.py. The state is a file of the given size, a step is a sleep, and a job of one replica has a snapshot
+on its peers at once. `in each step` waits for the checksum of the snapshot before, as a loop without a pace does."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from mmap import mmap
+from pathlib import Path
+
+from concertina_protocol import JobHistory, SnapshotId
+from concertina_protocol.worker_channel import Committed, CopiedUpTo, Message
+from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
+from concertina_state.interval import Interval
+from concertina_state.live import Arrival
+from concertina_state.pace import Pace
+from concertina_state.saving import SavePolicy, Saving
+from concertina_state.snapshots import Snapshots
+
+STEP_SECONDS = 0.0586
+"""As long beside 1 GiB as a step of benchmarks/gpu.py's 0.3B on an H100 is beside its state."""
+STEPS = 300
+
+
+class CopiedForFree:
+    """A state of which nothing has to be copied."""
+
+    def __init__(self, mebibytes: float) -> None:
+        elements = int(mebibytes * 2**18)
+        self.layout = Layout([Chunk("x", "F32", (0,), (elements,), (elements,))])
+
+    def views(self, file: mmap) -> None:
+        return None
+
+    def copy_to(self, views: None) -> Arrival:
+        return lambda: 0.0
+
+    def before_change(self) -> None:
+        pass
+
+
+@dataclasses.dataclass
+class OneReplica:
+    """An agent that has nobody to copy to."""
+
+    copied: list[CopiedUpTo] = dataclasses.field(default_factory=list)
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, Committed):
+            self.copied.append(CopiedUpTo(message.id.step))
+
+    def poll(self) -> Sequence[object]:
+        found, self.copied = self.copied, []
+        return found
+
+
+def steps(mebibytes: float, memory: Path) -> tuple[dict[str, list[float]], dict[str, object]]:
+    """Seconds of each step, and how many snapshots the paced loop took."""
+    state = CopiedForFree(mebibytes)
+    metadata = ShardMetadata(SnapshotId(1, 0, "l", 1), 0, 0, "", "")
+
+    def in_each(step: int) -> None:
+        each.complete = each.count - 1
+        each.begin(dataclasses.replace(metadata, id=dataclasses.replace(metadata.id, step=step)))
+
+    def paced(step: int) -> None:
+        flags = saving.local_flags()
+        saving.before_change()
+        saving.save(saving.decide(step, flags), step)
+
+    rows = {"a step without snapshots": _timed(lambda step: None, 20)}
+    each = Snapshots(memory / "each", state)
+    rows["a step with a snapshot in each step"] = _timed(in_each, 20)
+    each.finish()
+    policy, interval = SavePolicy(10**9, 1, False, None), Interval(None, JobHistory())
+    snapshots = Snapshots(memory / "paced", state)
+    saving = Saving(policy, snapshots, metadata, None, interval, OneReplica(), Pace())
+    rows["a step with snapshots at their pace"] = _timed(paced, STEPS)
+    saving.finish()
+    alone = statistics.mean(rows["a step without snapshots"])
+    facts: dict[str, object] = {
+        "snapshots in each step, times a step without": round(
+            statistics.mean(rows["a step with a snapshot in each step"]) / alone, 3
+        ),
+        "snapshots at their pace, times a step without": round(
+            statistics.mean(rows["a step with snapshots at their pace"]) / alone, 3
+        ),
+        "paced snapshots": f"{snapshots.count} in {STEPS} steps",
+    }
+    return rows, facts
+
+
+def _timed(end_of_step: Callable[[int], None], count: int) -> list[float]:
+    """Seconds of each step, after three that find the memory of the slots."""
+    seconds = []
+    for step in range(1, count + 4):
+        started = time.perf_counter()
+        time.sleep(STEP_SECONDS)
+        end_of_step(step)
+        if step > 3:
+            seconds.append(time.perf_counter() - started)
+    return seconds

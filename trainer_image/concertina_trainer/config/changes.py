@@ -1,0 +1,96 @@
+"""What has changed in spec.trainer since a state was saved, and whether training can resume from it. No torch.
+
+Names and shapes of tensors do not tell most of a model's arithmetic: how many heads share a row of weights, the base of
+the rotary positions, how experts are scored. They tell nothing about the order of the data. So both are compared by the
+configuration that the state carries (decision "A resumed run keeps its model and its order of data")."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from concertina_trainer.config.trainer import TrainerConfig
+
+MAY_CHANGE = ("experts.balanceLoss", "experts.biasRate")
+"""Fields of the model by which it is trained, and not computed."""
+ABSENT = object()
+LONGEST = 200
+"""Characters of a value in a sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    field: str
+    """Below spec.trainer."""
+    saved: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.saved} -> {self.now}"
+
+
+def identity_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
+    """Return the changes with which training cannot resume: of the model's arithmetic, and of the order of the data.
+
+    A sample's position counts sequences, and the seed shuffles them, so both belong to the order of the data. Data sets,
+    their mixture and `data.documents` have a digest of their own."""
+    return list(_changes(_identity(saved), _identity(now)))
+
+
+def other_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
+    """Return all other changes. Training resumes with the new values."""
+    refused = {change.field for change in identity_changes(saved, now)}
+    return [change for change in _changes(_settings(saved), _settings(now)) if change.field not in refused]
+
+
+def _identity(config: TrainerConfig) -> dict[str, Any]:
+    fields = {f"model.{name}": value for name, value in _resolved_model(config).items() if name not in MAY_CHANGE}
+    experts = config.model.experts
+    if experts is not None:
+        fields["model.experts.biasRate"] = "absent" if experts.bias_rate is None else "present"
+    return {**fields, "seed": config.seed}
+
+
+def _settings(config: TrainerConfig) -> dict[str, Any]:
+    """Return every field but the model's resolved ones, and what `concertina reproduce` adds."""
+    dumped = config.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"reproduction", "model"})
+    model = {f"model.{name}": value for name, value in _resolved_model(config).items()}
+    return {**dict(_flat(dumped)), **model}
+
+
+def _resolved_model(config: TrainerConfig) -> dict[str, Any]:
+    """Return the model's fields with defaults that depend on other fields: saying them is no change."""
+    model = config.model
+    dumped = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"options"})
+    dumped |= {"kvHeads": model.resolved_kv_heads, "hiddenDim": model.resolved_hidden_dim}
+    if model.options:
+        dumped["options"] = model.options
+    if model.experts is not None:
+        dumped["experts"] |= {"hiddenDim": model.expert_dim}
+    if model.lora is not None:
+        dumped["lora"] |= {"targets": sorted(set(model.lora.targets))}
+    return dict(_flat(dumped))
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+    for field in sorted({*saved, *now}):
+        before, after = saved.get(field, ABSENT), now.get(field, ABSENT)
+        if before != after:
+            yield Change(field, _shown(before), _shown(after))
+
+
+def _shown(value: object) -> str:
+    if value is ABSENT:
+        return "absent"
+    text = json.dumps(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
