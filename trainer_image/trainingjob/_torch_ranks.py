@@ -21,6 +21,9 @@ from trainingjob import World
 from trainingjob._ranks import DIGEST_BITS, all_alike, halves
 from trainingjob._refusals import INSTEAD
 
+PIECE = 1 << 24
+"""Numbers that are added up at a time."""
+
 
 class TorchRanks:
     with_torch = True
@@ -115,11 +118,6 @@ class TorchRanks:
         return Catalogue(arrays, own, self._world.rank, self._world.size, self._together, buffers=buffers)
 
 
-def _sum(tensor: Tensor) -> Tensor:
-    """Without a copy in float64, which is twice as large as a float32 parameter."""
-    return tensor.sum(dtype=torch.complex128 if tensor.is_complex() else torch.float64)
-
-
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
@@ -130,6 +128,11 @@ def _version(tensor: Tensor) -> tuple[int, int]:
 
 def _bits(first: int, second: int) -> int:
     return ((second << 32) ^ first) % (1 << DIGEST_BITS)
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    """Return the sum in float64. In pieces: torch copies what it adds up in another dtype."""
+    return torch.stack([piece.double().sum() for piece in tensor.reshape(-1).split(PIECE)]).sum()
 
 
 def _tensor(array: Any) -> Tensor:

@@ -91,13 +91,19 @@ def interface_of(address: str) -> str:
     return ""
 
 
+def socket_variables(interface: str) -> dict[str, str]:
+    """Return the variables that make the backends use this interface alone. NCCL reads a name as a prefix, so that eth1
+    means eth10 too, unless "=" stands before it. Gloo's names are exact."""
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+
+
 def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed: bool) -> DistContext:
     """Join the round's process group: the store is served by the lead's agent, under a prefix for this round. `routed`:
     see DistContext.of. Raises BadInput where the world is no whole number of blocks."""
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if interface := interface_of(environment.get("CONCERTINA_POD_IP") or environment["MASTER_ADDR"]):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+        for name, value in socket_variables(interface).items():
+            os.environ.setdefault(name, value)
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(environment["LOCAL_RANK"]))

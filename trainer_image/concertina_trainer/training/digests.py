@@ -34,12 +34,28 @@ _MODULUS = 2**48 - 59
 """A prime below 2**53, so that digests travel as float64."""
 
 
-def digest(tensors: Iterable[Tensor], start: int = 0) -> int:
-    found = [torch.hash_tensor(tensor) for tensor in tensors if tensor.numel()]
-    total = start
-    for one in found:
-        total = (total * 1_000_003 + int(one.item()) + 1) % _MODULUS
+def hashes(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return an int64 scalar for each tensor, on its device. The host waits for none of them."""
+    return [torch.hash_tensor(tensor).view(torch.int64) for tensor in tensors if tensor.numel()]
+
+
+def mixed(scalars: Sequence[Tensor]) -> int:
+    """Return one digest of all hashes, in order. The host waits once for each device, not for each hash."""
+    places: dict[torch.device, list[int]] = {}
+    for place, scalar in enumerate(scalars):
+        places.setdefault(scalar.device, []).append(place)
+    values = [0] * len(scalars)
+    for some in places.values():
+        for place, value in zip(some, torch.stack([scalars[place] for place in some]).tolist(), strict=True):
+            values[place] = value
+    total = 0
+    for value in values:
+        total = (total * 1_000_003 + value + 1) % _MODULUS
     return total
+
+
+def digest(tensors: Iterable[Tensor]) -> int:
+    return mixed(hashes(tensors))
 
 
 class Digests:
@@ -48,7 +64,9 @@ class Digests:
         self._every, self._still, self._rank, self._size = every, still, world.rank, world.size
         self._alike = world.alike
         self._agreed = step
-        self._gathered = 0
+        self._gathered: list[Tensor] = []
+        """Hashes of what was gathered in this step. They are read after the backward: a wait in a forward hook would
+        stop FSDP's prefetching."""
         self._resting: int | None = None
         self._unseen: set[nn.Module] = set()
         self._own: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
@@ -65,14 +83,14 @@ class Digests:
 
     def begin(self, step: int) -> None:
         """Before the forward of the step after `step`."""
-        self._gathered, self._unseen = 0, set(self._own) if self.due(step) else set()
+        self._gathered, self._unseen = [], set(self._own) if self.due(step) else set()
 
     def _see(self, module: nn.Module, arguments: Any) -> None:
         """FSDP's own hook runs first: the weights are whole here."""
         if module in self._unseen:
             self._unseen.remove(module)
             tensors = (local(getattr(owner, name).detach()) for owner, name in self._own[module])
-            self._gathered = digest(tensors, self._gathered)
+            self._gathered += hashes(tensors)
 
     def rest(self, step: int) -> None:
         """After the update that ends `step`, and after anything that may take long."""
@@ -83,7 +101,7 @@ class Digests:
         if not self.due(step):
             return torch.empty(0, dtype=torch.float64, device=device)
         found = torch.zeros(2, self._size, dtype=torch.float64)
-        found[0, self._rank] = self._gathered
+        found[0, self._rank] = mixed(self._gathered)
         found[1, self._rank] = self._resting is not None and digest(self._still) != self._resting
         return found.flatten().to(device)
 

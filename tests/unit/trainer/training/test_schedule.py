@@ -6,7 +6,7 @@ import pytest
 
 from concertina_trainer.config.optimizer import OptimizerConfig
 from concertina_trainer.model.optimizer import learning_rate
-from concertina_trainer.parallel.group import interface_of
+from concertina_trainer.parallel.group import interface_of, socket_variables
 from concertina_trainer.training.loop import clip_scale
 
 CONFIG = OptimizerConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=4)
@@ -71,3 +71,7 @@ def test_loopback_addresses_are_on_the_loopback_interface():
     assert interface_of("127.9.8.7") == "lo"
     assert interface_of("::1") == "lo"
     assert interface_of("192.0.2.1") == ""
+
+
+def test_nccl_is_given_one_interface_and_no_prefix():
+    assert socket_variables("eth1") == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
