@@ -151,8 +151,8 @@ def settle(stage: Stage, logs: Logs, before: dict[str, dict[str, float]], outcom
 
 
 def percent(before: dict[str, float], after: dict[str, float]) -> float:
-    """The goodput of the time between: the job's first start is no failure."""
-    passed = {what: after[what] - before[what] for what in BUCKETS}
+    """Return the goodput of the time between, which leaves out the job's first start."""
+    passed = {what: after[what] - before[what] for what in BUCKETS if what != "unknownSeconds"}
     forward = passed["productiveSeconds"] + passed["communicationSeconds"]
     return round(100 * forward / (sum(passed.values()) or 1.0), 2)
 

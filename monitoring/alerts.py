@@ -8,7 +8,7 @@ from typing import Any
 
 from concertina.diagnosis import problems
 from concertina.diagnosis.problems import Problem
-from monitoring.promql import LOST, TIME, TRAINING, by, grown, of_jobs
+from monitoring.promql import LOST, TIME, TRAINING, UNKNOWN, by, grown, of_jobs
 
 WINDOW = "30m"
 """Over which parts of the time are measured: some failures and evaluations long."""
@@ -173,7 +173,7 @@ ALERTS = (
         Problem.FREQUENT_FAILURES,
         Severity.WARNING,
         "10m",
-        f"{_share(LOST, f'{TRAINING}|{LOST}')} > {problems.FREQUENT_FAILURES:g} {NOT_AT_REST}",
+        f"{_share(LOST, f'{TRAINING}|{UNKNOWN}|{LOST}')} > {problems.FREQUENT_FAILURES:g} {NOT_AT_REST}",
         f"{JOB}: {PERCENT} of the time goes to recovery and to steps trained again",
         "Failures or changes of members come too often.",
     ),

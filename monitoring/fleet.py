@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monitoring.boards import Board, Kind, Panel, Query, Section, Unit, Variable
-from monitoring.promql import RECENT, TIME, grown, grown_from_nothing, of_jobs
+from monitoring.promql import RECENT, TIME, UNKNOWN, grown, grown_from_nothing, of_jobs
 
 CHOSEN = 'namespace=~"$namespace"'
 NAMES = "{{namespace}}/{{trainingjob}}"
@@ -22,7 +22,13 @@ def _time(classes: str) -> str:
 
 
 _FORWARD = 'class=~"productive|communication"'
-_ALL = 'class!="suspended"'
+_KNOWN = f'class!~"suspended|{UNKNOWN}"'
+
+
+def _of_known_goodput(classes: str) -> str:
+    """Seconds of the jobs that have a goodput: the waiting and recovery of others would make theirs 0."""
+    return _sum(f"{_time(classes)} and on (namespace, trainingjob) {_job('goodput_ratio')}")
+
 
 FLEET = Board(
     "fleet",
@@ -34,8 +40,9 @@ FLEET = Board(
             (
                 Panel(
                     "Goodput of all jobs",
-                    "Part of their time, suspensions apart, in which training went forward.",
-                    (Query(f"{_sum(_time(_FORWARD))} / {_sum(_time(_ALL))}", "goodput"),),
+                    "Part of the time with known steps that went into new steps. Suspended time is left out, and "
+                    "so are jobs whose goodput is unknown.",
+                    (Query(f"{_of_known_goodput(_FORWARD)} / {_of_known_goodput(_KNOWN)}", "goodput"),),
                     Unit.RATIO,
                     Kind.STAT,
                     6,
@@ -128,7 +135,10 @@ FLEET = Board(
                     Kind.STACKED,
                 ),
                 Panel(
-                    "Goodput", "Of each job since it was created.", (Query(_job("goodput_ratio"), NAMES),), Unit.RATIO
+                    "Goodput",
+                    "Of each job since it was created; jobs that report no steps have none.",
+                    (Query(_job("goodput_ratio"), NAMES),),
+                    Unit.RATIO,
                 ),
                 Panel("MFU", "Of each job that knows it.", (Query(_job("mfu_ratio"), NAMES),), Unit.RATIO),
                 Panel(

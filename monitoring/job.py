@@ -46,7 +46,12 @@ NOW = Section(
         ),
         _stat("Step", "step", "Steps finished."),
         _stat("Loss", "loss", "Mean loss of the last step told of."),
-        _stat("Goodput", "goodput_ratio", "Part of the time in which training went forward.", Unit.RATIO),
+        _stat(
+            "Goodput",
+            "goodput_ratio",
+            "Part of the time with known steps that went into new steps. No data: the script reports no steps.",
+            Unit.RATIO,
+        ),
         _stat("MFU", "mfu_ratio", "Part of the devices' peak arithmetic.", Unit.RATIO),
         _stat("Last step told of", "progress_age_seconds", "Since then.", Unit.SECONDS),
         Panel(

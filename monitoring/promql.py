@@ -13,6 +13,8 @@ TIME = "concertina_trainingjob_time_seconds_total"
 TRAINING = "|".join(problems.TRAINING)
 """Classes of the time in which ranks train: what a part of the time of training is a part of."""
 LOST = "recovery|replayed"
+UNKNOWN = "unknown"
+"""The class of the time in which workers of a script run that has reported no step."""
 RECENT = "$__rate_interval"
 """Grafana's word for a window that holds some scrapes, and no less than a pixel."""
 

@@ -208,7 +208,7 @@ def test_commands_show_the_run_as_the_cluster_has_it(cluster: Cluster, hurt: Hur
 
     (row,) = [each for each in top() if each["name"] == JOB]
     assert row["world"] == "2/2"
-    assert row["restarts"] == 1
+    assert row["failures"] == 1
     assert row["cost"] > 0
 
     lead, other = (member["replica"] for member in world["members"])

@@ -81,11 +81,27 @@ class Invariants:
                 self._together(new)
         if new.steps_replayed < 0 or new.rounds < old.rounds:
             raise Violation("counters go back")
+        self._counted(old, new)
         self._accused(old, new)
         self._undisturbed(old, new)
         self.world.rollbacks.status_written(old, new)
         if self.world.rivalry is not None:
             self.world.rivalry.status_written(self.world, old, new)
+
+    def _counted(self, old: JobStatus, new: JobStatus) -> None:
+        """Each second is in one class, and recovery has causes. The steps of the bundled trainer are known."""
+        before, after = old.goodput, new.goodput
+        if min(after.by_class.values()) < 0 or after.unknown_seconds or (after.at and after.percent is None):
+            raise Violation(f"time is counted wrongly: {after}")
+        caused = sum(entry.seconds for entry in after.recovery)
+        if abs(caused - after.recovery_seconds) > 0.05 + 0.001 * after.recovery_seconds:
+            raise Violation(f"{after.recovery_seconds} s of recovery have causes for {caused} s")
+        if before.at is None or after.at is None or self.world.clocks:
+            return
+        counted = sum(after.by_class.values()) - sum(before.by_class.values())
+        passed = unix_seconds(after.at) - unix_seconds(before.at)
+        if abs(counted - passed) > 0.05:
+            raise Violation(f"{counted} s are counted of {passed} s")
 
     def lied(self, process: AgentProcess) -> None:
         self.lies.add(process.replica)

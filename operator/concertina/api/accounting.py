@@ -19,23 +19,27 @@ MOST_CAUSES, MOST_INCIDENTS = 32, 20
 
 
 class RecoveryTime(Observed):
-    """What one cause has cost in recoverySeconds."""
+    """Recovery time by cause: the part of recoverySeconds that one cause took."""
 
     cause: Word = Field(description="In one word, as the condition Ready and events had it; Other: rarer ones.")
-    times: Count = Field(default=0, description="Incidents.")
-    seconds: Seconds = Field(default=0.0, description="Of recoverySeconds.")
+    times: Count = Field(default=0, description="Number of incidents.")
+    seconds: Seconds = Field(
+        default=0.0,
+        description="Seconds of recoverySeconds. A lower bound for a script that reports no steps: its recovery counts "
+        "until its workers run.",
+    )
 
 
 class Goodput(Observed):
-    """Where the time since the job's creation went. Every second is in exactly one class: they add up to the time
+    """Where the time since the job's creation went. Each second is in exactly one class: the classes add up to the time
     between metadata.creationTimestamp and `at`."""
 
-    percent: float = Field(
-        default=0.0,
+    percent: float | None = Field(
+        default=None,
         ge=0,
         le=100,
-        description="Share of the time, suspensions apart, in which training went forward: productive and "
-        "communication.",
+        description="The goodput: productive and communication time as a percentage of all time except suspended and "
+        "unknown time. Absent while the goodput is unknown: workers have run, and no step was reported.",
     )
     productive_seconds: Seconds = Field(default=0.0, description="Computing on samples for the first time.")
     communication_seconds: Seconds = Field(
@@ -46,8 +50,12 @@ class Goodput(Observed):
     checkpoint_seconds: Seconds = Field(default=0.0, description="Training waited for snapshots and checkpoints.")
     evaluation_seconds: Seconds = Field(default=0.0, description="Evaluating.")
     compile_seconds: Seconds = Field(default=0.0, description="Compiling the model.")
+    unknown_seconds: Seconds = Field(
+        default=0.0,
+        description="Running, steps unknown: workers of a script run that has not reported a step.",
+    )
     startup_seconds: Seconds = Field(
-        default=0.0, description="From pods running to the first step, of the first round and after a suspension."
+        default=0.0, description="From pods running to the first step, in the first round and after a suspension."
     )
     recovery_seconds: Seconds = Field(
         default=0.0, description="From a failure or a change of members to the next step, by cause in `recovery`."
@@ -58,8 +66,8 @@ class Goodput(Observed):
     suspended_seconds: Seconds = Field(default=0.0, description="Suspended, or on the way there.")
     tokens_per_second: Seconds | None = Field(
         default=None,
-        description="Useful ones: tokens that this job has trained on, each counted once, by all its time without "
-        "suspensions. Absent: tokens are not known.",
+        description="Useful tokens per second: tokens that this job has trained on, each counted once, divided by all "
+        "its time except suspensions. Absent: tokens are not known.",
     )
     recovery: tuple[RecoveryTime, ...] = Field(
         default=(), max_length=MOST_CAUSES, description="recoverySeconds by cause."
@@ -74,7 +82,7 @@ class Goodput(Observed):
 
 SUFFIX = "_seconds"
 CLASSES = tuple(name for name in Goodput.model_fields if name.endswith(SUFFIX))
-"""Fields of Goodput: the classes that time is in."""
+"""Fields of Goodput that are classes of time."""
 
 
 class Incident(Observed):
@@ -86,6 +94,11 @@ class Incident(Observed):
     replica: Name = Field(default="", description="The replica that failed or leaves; empty where none is to blame.")
     node: Name = Field(default="", description="Its node.")
     seconds: Seconds = Field(default=0.0, description="Until the next step, waiting for capacity included.")
+    at_least: bool = Field(
+        default=False,
+        description="Whether `seconds` and `cost` are lower bounds: the script reports no steps, so `seconds` ends "
+        "when its workers run, before the next step.",
+    )
     steps_replayed: Count = Field(default=0, description="Steps that were trained again.")
     replayed_seconds: Seconds = Field(default=0.0, description="What these had taken the first time.")
     cost: Money | None = Field(default=None, description="Of both, of all replicas that were there; by spec.price.")

@@ -34,7 +34,7 @@ COLUMNS = (
     ("Progress%", "integer", ".status.progress.percent", "Share of all steps that are finished."),
     ("Loss", "number", ".status.progress.loss", "Mean loss of the last step."),
     ("Checkpoint", "date", ".status.lastCheckpoint.at", "Age of the newest durable checkpoint."),
-    ("Restarts", "integer", ".status.restarts.total", "Failures since the job was created."),
+    ("Failures", "integer", ".status.restarts.total", "Failures since the job was created."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
 )
 

@@ -11,6 +11,8 @@ from concertina.api.accounting import Count, Name, Seconds, Timestamp
 from concertina.api.model import Observed
 from concertina.api.packed import pack, unpack
 
+LONGEST_MESSAGE = 200
+
 
 class Restart(Observed):
     """One failure that needed a new round."""
@@ -24,8 +26,13 @@ class Restart(Observed):
     rung: Annotated[str, Field(max_length=32)] = Field(
         default="", description="What answered it: NewRound, WithoutMember, ReplacePod or WholeRestart."
     )
+    message: Annotated[str, Field(max_length=LONGEST_MESSAGE)] = Field(
+        default="", description="Why, in a sentence. Kept for the newest fifty failures."
+    )
     error: Annotated[str, Field(max_length=200)] = Field(
-        default="", description="What was said, without numbers and addresses: two with the same are the same failure."
+        default="",
+        description="The message without numbers and addresses. Two failures with the same error count as the same "
+        "failure.",
     )
     after_seconds: Seconds = Field(default=0.0, description="Seconds since the round began.")
 
@@ -72,8 +79,8 @@ class Restarts(Observed):
     """Failures of the job's replicas."""
 
     in_window: Count = Field(default=0, description="Failures within failurePolicy.windowSeconds.")
-    budget: Count = Field(default=0, description="Failures that are still borne in this window.")
-    total: Count = Field(default=0, description="Failures since the job was created.")
+    budget: Count = Field(default=0, description="Failures still allowed in this window.")
+    total: Count = Field(default=0, description="Failures since the job was created, the one that ended it included.")
     rungs: tuple[RungUse, ...] = Field(default=(), max_length=8, description="The recovery ladder, from the least up.")
     recent: tuple[Restart, ...] = Field(
         default=(), max_length=1001, description="The failures within the window, the newest fifty of them."

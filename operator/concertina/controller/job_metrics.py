@@ -100,6 +100,11 @@ def _cost(value: Callable[[Cost], float | None]) -> Callable[[JobView, float], V
     return values
 
 
+def _goodput(job: JobView, _: float) -> float | None:
+    percent = job.status.goodput.percent
+    return None if percent is None else percent / 100
+
+
 def _tracker(job: JobView, _: float) -> float | None:
     return float(job.status.tracking is not None) if job.spec and job.spec.tracked else None
 
@@ -155,9 +160,13 @@ FAMILIES = (
     _counter("rounds", "Rounds that were committed.", lambda status: status.rounds),
     _counter("failures", "Failures since the job was created.", lambda status: status.restarts.total),
     _several("failures_in_window", "Failures within failurePolicy.windowSeconds, by reason.", _failures, "reason"),
-    _gauge("restarts_left", "Failures that are still borne in this window.", lambda job, _: job.status.restarts.budget),
+    _gauge("restarts_left", "Failures still allowed in this window.", lambda job, _: job.status.restarts.budget),
     _several("stalled", "1 while a person must act, with the condition's reason.", _stalled, "reason"),
-    _gauge("goodput_ratio", "Part of the time that was productive.", lambda job, _: job.status.goodput.percent / 100),
+    _gauge(
+        "goodput_ratio",
+        "Part of the time with known steps, suspensions apart, that went into new steps. Absent while it is unknown.",
+        _goodput,
+    ),
     _gauge(
         "useful_tokens_per_second",
         "Tokens trained on, each counted once, by all the time without suspensions.",
@@ -172,7 +181,7 @@ FAMILIES = (
     ),
     Family(
         "concertina_trainingjob_recovery_seconds",
-        "Of that, recovery by what training stopped for.",
+        "Recovery time by cause; a lower bound for scripts that report no steps.",
         _recovery,
         ("cause",),
         counter=True,

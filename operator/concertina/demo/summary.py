@@ -51,7 +51,7 @@ def summarise(history: History, stage: Stage) -> Table:
     for name, seconds in goodput.by_class.items():
         if seconds:
             table.add_row(f"seconds {name}", f"{seconds:.1f}")
-    table.add_row("goodput", f"{goodput.percent:.1f} %")
+    table.add_row("goodput", show.goodput(goodput))
     return table
 
 

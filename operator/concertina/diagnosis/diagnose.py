@@ -68,6 +68,8 @@ def _saw(seen: Evidence) -> Iterator[str]:
     window, status = seen.window, seen.status
     if window.total:
         yield f"time of {window.of}: {shares(window)}"
+    if status.goodput.at and status.goodput.percent is None:
+        yield "the goodput is unknown: the script has reported no step (trainingjob.report does)"
     if status.progress is not None:
         progress = status.progress
         of = f" of {progress.steps}" if progress.steps else ""

@@ -78,10 +78,11 @@ def frequent(seen: Evidence) -> Finding | None:
     replicas = {one.replica for one in news if one.replica}
     nodes = sorted({one.node for one in news if one.node})
     where = f", all of them on node {nodes[0]}" if len(nodes) == 1 and len(replicas) > 1 else ""
+    at_least = "at least " if any(one.at_least for one in news) else ""
     return warning(
         Problem.FREQUENT_FAILURES,
-        f"{len(news)} interruptions took {lost:.0%} of the last {duration(since)}{where}; the longest, "
-        f"{worst.cause}{_who(worst)}, took {_seconds(worst):.1f} s",
+        f"{len(news)} interruptions took {at_least}{lost:.0%} of the last {duration(since)}{where}; the longest, "
+        f"{worst.cause}{_who(worst)}, took {at_least}{_seconds(worst):.1f} s",
         "`concertina status JOB` has the causes by their cost, status.restarts.recent each failure with its node; "
         "spares (elastic.spares) and snapshots at each step make each one cheaper",
         lost,
@@ -97,8 +98,8 @@ def restarts_nearly_used(seen: Evidence) -> Finding | None:
         return None
     return critical(
         Problem.RESTARTS_NEARLY_USED,
-        f"{restarts.in_window} failures in the window of {duration(_window(seen))} count, {restarts.budget} more are "
-        "borne, then the job fails",
+        f"{restarts.in_window} failures within the last {duration(_window(seen))} count, and the job ends after "
+        f"{restarts.budget} more",
         "mend what status.restarts.recent names, or raise failurePolicy.maxRestarts if so many are normal for you",
         lost=0.0,
     )

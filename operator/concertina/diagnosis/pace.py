@@ -42,7 +42,7 @@ def slow_checkpoint(seen: Evidence) -> Finding | None:
         Problem.SLOW_CHECKPOINT,
         problems.SLOW_CHECKPOINT,
         f"training waits for snapshots and checkpoints{each}",
-        "save less often (trainer.snapshot.everySteps, checkpoint.everySeconds: auto), and see that the pods' memory "
+        "save less often (trainer.snapshot.overhead, checkpoint.everySeconds: auto), and see that the pods' memory "
         "has room for two snapshots",
     )
 

@@ -7,7 +7,8 @@ from xml.etree import ElementTree as xml
 
 COLOURS = {
     "productive": "#2e7d32", "communication": "#81c784", "straggler": "#f9a825", "input": "#ef6c00",
-    "checkpoint": "#6a1b9a", "evaluation": "#0277bd", "compile": "#4dd0e1", "startup": "#90a4ae",
+    "checkpoint": "#6a1b9a", "evaluation": "#0277bd", "compile": "#4dd0e1", "unknown": "#cfd8dc",
+    "startup": "#90a4ae",
     "recovery": "#c62828", "replayed": "#e57373", "waiting": "#b0bec5", "stalled": "#5d4037", "suspended": "#eceff1",
 }  # fmt: skip
 """Of the classes of time."""

@@ -92,7 +92,7 @@ def _summary(seen: Evidence) -> Iterator[tuple[str, str]]:
             yield "Tokens", f"{progress.tokens:,}" + (f", {pace:,.0f} a second" if pace is not None else "")
         if progress.mfu is not None:
             yield "MFU", show.mfu(progress)
-    yield "Goodput", f"{status.goodput.percent:.1f}% of the time, suspensions apart, went into new steps"
+    yield "Goodput", show.goodput(status.goodput)
     yield "Rounds", str(status.rounds)
     yield "Failures", str(status.restarts.total)
     if spent := status.cost:
@@ -127,7 +127,7 @@ def _time(parent: xml.Element, goodput: Goodput) -> None:
     parent.append(plots.bar(parts))
     table(parent, (), ((_class(name), duration(part), f"{part / total:.1%}") for name, part in parts if part))
     if goodput.recovery:
-        paragraph(parent, "Recovery by cause:")
+        paragraph(parent, "Recovery by cause:" if goodput.percent is not None else "Recovery by cause, at least:")
         causes = sorted(goodput.recovery, key=lambda cause: -cause.seconds)
         table(parent, (), ((cause.cause, f"{cause.times} x", f"{cause.seconds:.1f} s") for cause in causes))
 
@@ -179,8 +179,10 @@ def _incidents(parent: xml.Element, status: JobStatus) -> None:
 
 def _incident(one: Incident, status: JobStatus) -> tuple[str, ...]:
     again = f"{one.steps_replayed} steps, {one.replayed_seconds:.1f} s" if one.steps_replayed else ""
-    money = f"{one.cost:.2f} {status.cost.currency}" if one.cost is not None and status.cost else ""
-    return (_second(one.at), str(one.round), one.cause, one.replica, one.node, f"{one.seconds:.1f} s", again, money)
+    at_least = "at least " if one.at_least else ""
+    money = f"{at_least}{one.cost:.2f} {status.cost.currency}" if one.cost is not None and status.cost else ""
+    took = f"{at_least}{one.seconds:.1f} s"
+    return (_second(one.at), str(one.round), one.cause, one.replica, one.node, took, again, money)
 
 
 def _checkpoints(status: JobStatus) -> Iterator[tuple[str, str]]:

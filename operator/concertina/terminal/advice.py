@@ -39,5 +39,6 @@ def _after_the_end(name: str, status: JobStatus) -> str:
 
 
 def is_slow(status: JobStatus) -> bool:
-    """Whether too little of its time goes into new steps."""
-    return sum(status.goodput.by_class.values()) > SOON and status.goodput.percent < SLOW_PERCENT
+    """Whether too little of the job's time goes into new steps. False while its goodput is unknown."""
+    percent = status.goodput.percent
+    return percent is not None and percent < SLOW_PERCENT and sum(status.goodput.by_class.values()) > SOON

@@ -22,7 +22,7 @@ from concertina_protocol import MemberState, Report, State
 from concertina_protocol.messages.ranges import words
 
 COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Training": "green", "Suspended": "dim"}
-_TIME_COLOURS = {"productive": "green", "communication": "green", "suspended": "dim"}
+_TIME_COLOURS = {"productive": "green", "communication": "green", "unknown": "dim", "suspended": "dim"}
 ENDED = ("Complete", "Failed")
 EVENT_COLUMNS = ("Event", "", "Reason", "Ago", "Message")
 _SHARES, _CAUSES, _EVENTS = 4, 5, 8
@@ -52,7 +52,7 @@ def age(timestamp: str | None) -> str:
 
 def table(jobs: Iterable[Raw], with_namespace: bool) -> Table:
     """One line a job."""
-    names = ["Name", "Status", "World", "Step", "Progress", "ETA", "Loss", "Checkpoint", "Restarts", "Age"]
+    names = ["Name", "Status", "World", "Step", "Progress", "ETA", "Loss", "Checkpoint", "Failures", "Age"]
     result = Table(
         *(["Namespace"] if with_namespace else []), *names, box=None, header_style="bold", padding=(0, 2, 0, 0)
     )
@@ -187,9 +187,9 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         yield "Shares", f"sequences a step, the least first: {', '.join(told)}{more}"
     restarts = status.restarts
     yield (
-        "Restarts",
+        "Failures",
         (
-            f"{restarts.total} ({restarts.in_window} count in the window, {restarts.budget} more are borne), "
+            f"{restarts.total} ({restarts.in_window} in the window count, {restarts.budget} more are allowed), "
             f"rounds {status.rounds}, steps replayed {status.steps_replayed}"
         ),
     )
@@ -204,7 +204,7 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
     if status.goodput.at:
         useful = status.goodput.tokens_per_second
         speed = f", {useful:,.0f} useful tokens/s" if useful else ""
-        yield "Goodput", f"{status.goodput.percent:.1f}% of the time, suspensions apart, went into new steps{speed}"
+        yield "Goodput", f"{goodput(status.goodput)}{speed}"
         yield "Time", _time_bars(status.goodput)
         if spent := recovery_spent(status.goodput):
             yield "", f"recovery by cause: {spent}"
@@ -319,18 +319,30 @@ def last_events(events: Sequence[Raw]) -> Iterable[tuple[str, ...]]:
         )
 
 
+def goodput(spent: Goodput) -> str:
+    """The goodput in a sentence."""
+    if spent.at is None:
+        return "not counted yet"
+    if spent.percent is None:
+        return "unknown: the script has reported no step (see docs/accounting.md)"
+    apart = "suspended and unknown time" if spent.unknown_seconds else "suspended time"
+    return f"{spent.percent:.1f}% of the time went into new steps ({apart} excluded)"
+
+
 def recovery_spent(goodput: Goodput) -> str:
-    """By cause, the most first."""
+    """Recovery by cause, the longest first."""
     causes = sorted(goodput.recovery, key=lambda entry: -entry.seconds)[:_CAUSES]
-    return ", ".join(f"{entry.cause} {entry.times} x, {entry.seconds:.1f}s" for entry in causes)
+    at_least = "at least " if goodput.percent is None else ""
+    return ", ".join(f"{entry.cause} {entry.times} x, {at_least}{entry.seconds:.1f}s" for entry in causes)
 
 
 def incident(what: Incident, cost: Cost | None) -> str:
-    """In a sentence: when, why, and what it cost."""
+    """Describe an incident in a sentence: when, why, and what it cost."""
+    at_least = "at least " if what.at_least else ""
     who = f" ({what.replica}" + (f" on {what.node})" if what.node else ")") if what.replica else ""
     again = f", {what.steps_replayed} steps trained again ({what.replayed_seconds:.1f}s)" if what.steps_replayed else ""
-    money = f", {what.cost:.2f} {cost.currency}" if what.cost is not None and cost else ""
-    return f"{age(what.at)} ago, {what.cause}{who}: {what.seconds:.1f}s without training{again}{money}"
+    money = f", {at_least}{what.cost:.2f} {cost.currency}" if what.cost is not None and cost else ""
+    return f"{age(what.at)} ago, {what.cause}{who}: {at_least}{what.seconds:.1f}s without training{again}{money}"
 
 
 def _cost(cost: Cost) -> str:

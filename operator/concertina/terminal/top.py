@@ -25,7 +25,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 NO_GROUP = "(none)"
 COLUMNS = (
-    "Name", "Status", "World", "Progress", "ETA", "Loss", "Tokens/s", "Goodput", "Waited", "Cost", "Restarts", "Age",
+    "Name", "Status", "World", "Progress", "ETA", "Loss", "Tokens/s", "Goodput", "Waited", "Cost", "Failures", "Age",
 )  # fmt: skip
 
 
@@ -68,11 +68,13 @@ class Row:
     loss: float | None
     tokens_per_second: float | None
     goodput: float | None
-    """Percent."""
+    """Percent, or None while it is unknown."""
+    counted: bool
+    """Whether the operator has counted the job's time."""
     waiting_seconds: float
     cost: float | None
     currency: str
-    restarts: int
+    failures: int
     created: float
     """Unix seconds."""
 
@@ -94,11 +96,12 @@ def row(job: Raw) -> Row:
         eta_seconds=pace.eta_seconds if pace else None,
         loss=progress.loss if progress else None,
         tokens_per_second=pace.tokens_per_second if pace else None,
-        goodput=status.goodput.percent if status.goodput.at else None,
+        goodput=status.goodput.percent,
+        counted=status.goodput.at is not None,
         waiting_seconds=status.goodput.waiting_seconds + status.goodput.stalled_seconds,
         cost=cost.total if cost else None,
         currency=cost.currency if cost else "",
-        restarts=status.restarts.total,
+        failures=status.restarts.total,
         created=unix_seconds(meta["creationTimestamp"]),
     )
 
@@ -144,7 +147,7 @@ def as_json(row: Row, by: str = "") -> dict[str, JsonValue]:
         "replicas": row.replicas, "step": row.step, "percent": row.percent,
         "etaSeconds": row.eta_seconds, "loss": row.loss, "tokensPerSecond": row.tokens_per_second,
         "goodputPercent": row.goodput, "waitingSeconds": row.waiting_seconds, "cost": row.cost,
-        "currency": row.currency, "restarts": row.restarts,
+        "currency": row.currency, "failures": row.failures,
     }  # fmt: skip
 
 
@@ -179,14 +182,18 @@ def cells(row: Row, now: float) -> list[str | Text]:
         duration(row.eta_seconds) if row.eta_seconds is not None else "",
         f"{row.loss:.4g}" if row.loss is not None else "",
         f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "",
-        Text(f"{row.goodput:.0f}%", style="yellow" if row.attention is Attention.SLOW else "")
-        if row.goodput is not None
-        else "",
+        _goodput(row),
         duration(row.waiting_seconds) if row.waiting_seconds >= 1 else "",
         f"{row.cost:,.2f} {row.currency}".strip() if row.cost is not None else "",
-        str(row.restarts),
+        str(row.failures),
         duration(now - row.created),
     ]
+
+
+def _goodput(row: Row) -> str | Text:
+    if row.goodput is None:
+        return "unknown" if row.counted else ""
+    return Text(f"{row.goodput:.0f}%", style="yellow" if row.attention is Attention.SLOW else "")
 
 
 def summary(rows: Sequence[Row]) -> str:

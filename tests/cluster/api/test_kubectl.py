@@ -75,7 +75,7 @@ def test_the_whole_status_is_kept(cluster: LocalCluster, namespace: str, job: st
 
 def test_columns(cluster: LocalCluster, namespace: str, job: str) -> None:
     header, row = cluster.kubectl("-n", namespace, "get", "tj", job).splitlines()
-    assert header.split() == ["NAME", "STATUS", "WORLD", "STEP", "PROGRESS%", "LOSS", "CHECKPOINT", "RESTARTS", "AGE"]
+    assert header.split() == ["NAME", "STATUS", "WORLD", "STEP", "PROGRESS%", "LOSS", "CHECKPOINT", "FAILURES", "AGE"]
     cells = row.split()
     assert cells[:6] == ["demo", "Running", "3/4", "123", "30", "2.375"]
     assert cells[6].endswith(("d", "y"))

@@ -33,15 +33,14 @@ def data_set(uri, texts, shard_bytes):
         if groups[-1] and sum(map(len, groups[-1])) + len(text) > shard_bytes:
             groups.append([])
         groups[-1].append(text)
-    shards = []
+    folder, shards = ObjectPrefix(uri, create=True), []
     for index, group in enumerate(groups):
-        draft = Draft(uri, f"shard-{index:06}", tokenizer.token_bytes, shard_bytes, lambda: None)
-        for text, tokens in zip(group, tokenizer.encode(group), strict=True):
-            draft.add(tokens, len(text))
-        shards += draft.finished()
+        draft = Draft()
+        draft.documents = tokenizer.encode(group)
+        shards += draft.put(folder, f"shard-{index:06}", tokenizer.token_bytes)
     facts = TokenizerFacts(tokenizer.name, tokenizer.digest, tokenizer.separator)
     manifest = DataManifest(FORMAT, tokenizer.token_bytes, tokenizer.vocab_size, facts, tuple(shards))
-    ObjectPrefix(uri).put(NAME, manifest.to_json())
+    folder.put(NAME, manifest.to_json())
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,8 @@ pytestmark = [pytest.mark.timeout(400.0), pytest.mark.usefixtures("data_cache")]
 def tokens(tmp_path_factory) -> Path:
     """More than a window of shards, and less than the runs consume."""
     folder = tmp_path_factory.mktemp("tokens")
-    content = random.Random(1).randbytes(LENGTH * BATCH * STEPS * 3 // 4)
+    size = LENGTH * BATCH * STEPS * 3 // 4
+    content = bytes(random.Random(1).choices(range(1, 128), k=size))
     for at in range(0, len(content), 1000):
         (folder / f"{at:09}.txt").write_bytes(content[at : at + 1000])
     list(build(sorted(folder.iterdir()), str(folder / "data"), shard_bytes=8000))

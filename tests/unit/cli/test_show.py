@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from concertina.api.accounting import Goodput
+from concertina.api.accounting import Goodput, Incident, RecoveryTime
 from concertina.api.history import History, Point
 from concertina.api.restarts import LastFailure, Restarts
 from concertina.api.status import (
@@ -153,6 +153,21 @@ def test_the_run_over_time_and_where_its_time_went() -> None:
     short = said(JobStatus(history=History(2, points[:1]).packed()))
     assert "Loss" not in short, "a point is no curve"
     assert "Loss" not in said(JobStatus(history="what it is not"))
+
+
+def test_the_goodput_of_a_script_that_reports_no_steps_is_unknown() -> None:
+    at, recovery = rfc3339(1_800_000_000), (RecoveryTime(cause="WorkerSignaled", times=2, seconds=4.1),)
+    spent = Goodput(unknown_seconds=150, recovery_seconds=4.1, recovery=recovery, at=at)
+    lost = Incident(at=at, cause="WorkerSignaled", seconds=2.0, at_least=True)
+    lines = [" ".join(line.split()) for line in said(JobStatus(goodput=spent, incidents=(lost,))).splitlines()]
+    assert "Goodput unknown: the script has reported no step (see docs/accounting.md)" in lines
+    assert f"Time unknown 2m30s 97.3% {'█' * 30}" in lines
+    assert "recovery by cause: WorkerSignaled 2 x, at least 4.1s" in lines
+    assert any(line.endswith("WorkerSignaled: at least 2.0s without training") for line in lines)
+    known = Goodput(percent=90, productive_seconds=90, unknown_seconds=50, waiting_seconds=10, at=at)
+    assert "90.0% of the time went into new steps (suspended and unknown time excluded)" in said(
+        JobStatus(goodput=known)
+    )
 
 
 def test_the_last_events_are_there_the_newest_last_and_as_they_are() -> None:

@@ -19,7 +19,7 @@ from concertina.api.status import Condition, ConditionType, JobProgress, JobStat
 from concertina.cli import top
 from concertina.kube.resources import Raw
 from concertina.terminal.connection import Target
-from concertina.terminal.top import QUEUE_LABEL, Order, as_json, group, ordered, row, screen
+from concertina.terminal.top import QUEUE_LABEL, Order, as_json, cells, group, ordered, row, screen
 
 NOW = 1_800_000_000
 
@@ -30,7 +30,7 @@ def job(name: str, *true: ConditionType, labels: dict[str, str] | None = None, *
     return {"metadata": meta, "status": JobStatus(conditions=tuple(conditions), **status).manifest()}
 
 
-def time_spent(percent: float, **seconds: float) -> Goodput:
+def time_spent(percent: float | None, **seconds: float) -> Goodput:
     return Goodput(percent=percent, at=rfc3339(NOW), **seconds)
 
 
@@ -89,6 +89,15 @@ def test_who_does_not_train_has_no_pace() -> None:
 def test_as_json() -> None:
     told = as_json(row(jobs()[3]))
     assert (told["name"], told["attention"], told["goodputPercent"]) == ("slow", "Slow", 40.0)
+
+
+def test_a_job_that_reports_no_steps_has_an_unknown_goodput_and_is_not_slow() -> None:
+    spent = time_spent(None, unknown_seconds=2000, recovery_seconds=900)
+    found = row(job("silent", ConditionType.RUNNING, goodput=spent))
+    assert (found.goodput, found.attention.name) == (None, "TRAINING")
+    assert as_json(found)["goodputPercent"] is None
+    assert "unknown" in cells(found, NOW)
+    assert "unknown" not in cells(row(job("new")), NOW), "nothing was counted yet"
 
 
 def test_what_may_be_out_of_date_is_said_until_something_is_heard_again(

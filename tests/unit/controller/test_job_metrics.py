@@ -123,6 +123,13 @@ def test_a_job_is_told_of_by_its_status() -> None:
     }
 
 
+def test_an_unknown_goodput_has_no_series() -> None:
+    spent = {"unknownSeconds": 900.0, "recoverySeconds": 50.0, "at": at(1000)}
+    found = series(job(status={**STATUS, "goodput": spent}))
+    assert found["time_seconds_total", "j", "unknown"] == 900
+    assert ("goodput_ratio", "j") not in found
+
+
 @pytest.mark.parametrize(
     ("every", "seconds"),
     [

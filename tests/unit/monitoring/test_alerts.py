@@ -106,7 +106,7 @@ CASES = {
     Problem.FREQUENT_FAILURES: Case(
         spent(recovery=6, replayed=9),
         "n/j: 25% of the time goes to recovery and to steps trained again",
-        (spent(recovery=2, replayed=3), spent(waiting=30)),
+        (spent(recovery=2, replayed=3), spent(waiting=30), spent(unknown=58, recovery=2)),
     ),
     Problem.RESTARTS_NEARLY_USED: Case(
         {"restarts_left": "10x100 1x200", f'{FAILURES}{{reason="OutOfMemory"}}': "9x300"},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -209,6 +211,10 @@ READERS = {
     ),
     "lines of documents": Reader(documents("jsonl"), [LINES], (BadInput,), list),
     "zipped lines of documents": Reader(documents("jsonl.gz"), [gzip.compress(LINES)], (BadInput,), list),
+    "lines in bzip2": Reader(documents("jsonl.bz2"), [bz2.compress(LINES)], (BadInput,), list),
+    "lines in xz": Reader(documents("jsonl.xz"), [lzma.compress(LINES)], (BadInput,), list),
+    "lines in Zstandard": Reader(documents("jsonl.zst"), [pyarrow.compress(LINES, "zstd", True)], (BadInput,), list),
+    "text": Reader(documents("txt"), [LINES], (BadInput,), list),
     "Arrow": Reader(documents("arrow"), [arrow()], (BadInput,), list),
     "the trainer section of a manifest": Reader(
         lambda text: of_any_version(manifest.parse(text, "s3://b/x").trainer),

@@ -34,8 +34,8 @@ class Change:
 def identity_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
     """Return the changes with which training cannot resume: of the model's arithmetic, and of the order of the data.
 
-    A sample's position counts sequences, and the seed shuffles them, so both belong to the order of the data. Data sets,
-    their mixture and `data.documents` have a digest of their own."""
+    A sample's position counts sequences, and the seed shuffles them, so both belong to the order of the data. Data
+    sets, their mixture and `data.documents` have a digest of their own."""
     return list(_changes(_identity(saved), _identity(now)))
 
 

@@ -3,8 +3,8 @@
 An MFU is comparable with another one only if both count alike (decision "Operations are counted as FlopCounterMode
 counts them, and attention by its mask"):
 
-- Products count 2 operations for each weight and token in the forward and 4 in the backward. A frozen weight counts 2 in
-  the backward (the gradient of its input), and none if nothing before it is trained.
+- Products count 2 operations for each weight and token in the forward and 4 in the backward. A frozen weight counts 2
+  in the backward (the gradient of its input), and none if nothing before it is trained.
 - Attention counts 12 x dim x length for each layer and token when every token attends to all tokens of its sequence, as
   torchtitan and torch's `FlopCounterMode` count it. The trainer's own MFU counts half of that: attention is causal.
 - Looking up an embedding, norms and elementwise operations count nothing. Neither does what is computed again in the

@@ -82,9 +82,7 @@ def _not_undone(start: Restore, uid: str, world: DistContext) -> Restore:
     return dataclasses.replace(start, source=RestoreSource.STORAGE if found else RestoreSource.FRESH, durable=found)
 
 
-def _load(
-    saved: SavedState, state: TrainState, config: TrainerConfig, data: str, world: DistContext
-) -> ShardMetadata:
+def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
     """Fill the state. If nothing was resized, each rank needs the shard of its own number alone.
 
     Raises BadInput if the saved state is of another model, or of other data."""

@@ -95,7 +95,8 @@ def train(run: Run, step: int, position: int) -> Done:
             StepInfo(
                 step, position, run.batches.tokens, result.loss, math.sqrt(max(0.0, result.squared_norm)), rate,
                 saving.snapshot_step, saving.seconds, run.batches.stalled_seconds, anomalies.skipped,
-                run.balance.reported, saving.reported_interval, saving.reported_snapshots, run.loads.busiest(result.loads),
+                run.balance.reported, saving.reported_interval, saving.reported_snapshots,
+                run.loads.busiest(result.loads),
             )
         )  # fmt: skip
         saving.traces.after(step)

@@ -70,8 +70,14 @@ def permanent_failure(ctx: JobContext) -> Decision | None:
         exit_code=failure.exit_code,
         last_lines=failure.last_lines,
     )
-    told = budget.last_failure(ctx, cause)
-    return Decision(Phase.FAILED, failure.reason, cause.sentence, last_failure=told, pods=Pods.ENDED)
+    return Decision(
+        Phase.FAILED,
+        failure.reason,
+        cause.sentence,
+        restart=budget.restart(ctx, cause),
+        last_failure=budget.last_failure(ctx, cause),
+        pods=Pods.ENDED,
+    )
 
 
 def deadline(ctx: JobContext) -> Decision | None:

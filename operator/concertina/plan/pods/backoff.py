@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from concertina.api.pod_names import parse
-from concertina.api.restarts import Restart
+from concertina.api.restarts import LONGEST_MESSAGE, Restart
 from concertina.api.status import rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.reasons import Reason
@@ -86,9 +86,16 @@ def ended_by_itself(pod: PodView) -> bool:
 
 
 def entry_of(ctx: JobContext, pod: PodView) -> Restart:
-    """In status.restarts, for a pod that has ended by itself."""
-    reason = pod.exit_reason or Reason.REPLICA_ENDED
-    return Restart(at=rfc3339(ctx.now), replica=pod.name, node=pod.node, reason=reason, step=ctx.round.step)
+    """Return the entry in status.restarts for a pod that has ended by itself."""
+    message = f"replica {pod.name} {ctx.replicas.dead.get(pod.name, 'ended')}"
+    return Restart(
+        at=rfc3339(ctx.now),
+        replica=pod.name,
+        node=pod.node,
+        reason=pod.exit_reason or Reason.REPLICA_ENDED,
+        step=ctx.round.step,
+        message=message[:LONGEST_MESSAGE],
+    )
 
 
 def _has_just_ended(ctx: JobContext, pod: PodView) -> bool:

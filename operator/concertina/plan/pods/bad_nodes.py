@@ -76,7 +76,7 @@ def _judge(
     last, _ = new[-1]
     until = unix_seconds(last.at) + min(LONGEST, base * 2.0 ** min(times - 1, 20))
     count = f"{len(new)} failures on it" if len(new) > 1 else "a failure on it"
-    reason = f"{count}, the last of {last.replica}: {last.reason}{f' ({last.error})' if last.error else ''}"
+    reason = f"{count}, the last of {last.replica}: {last.reason}{f' ({last.message})' if last.message else ''}"
     return AvoidedNode(node=node, until=rfc3339(until), reason=reason[:300], times=times)
 
 

@@ -24,12 +24,13 @@ class PodPlan:
 
 
 def replaced_event(ctx: JobContext, pod: PodView) -> Event:
-    """For a pod that gets a successor."""
+    """Announce the successor of a pod. A deletion of the pod may belong to a foreground deletion of the job, of which
+    the operator hears later."""
     notice = ctx.replicas.notices.get(pod.name)
     why = notice.message if notice else ctx.replicas.dead[pod.name]
-    return Event(
-        "Normal" if notice else "Warning", "ReplicaReplaced", f"replica {pod.name} {why}; a new pod takes its place"
-    )
+    unless = " unless the job is deleted too" if pod.deleting else ""
+    message = f"replica {pod.name} {why}; a new pod replaces it{unless}"
+    return Event("Normal" if notice else "Warning", "ReplicaReplaced", message)
 
 
 def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:

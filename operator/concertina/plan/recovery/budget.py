@@ -3,7 +3,7 @@ none (decision "What uses up maxRestarts")."""
 
 from __future__ import annotations
 
-from concertina.api.restarts import LastFailure, Restart, Restarts
+from concertina.api.restarts import LONGEST_MESSAGE, LastFailure, Restart, Restarts
 from concertina.api.status import ConditionType, rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
@@ -20,7 +20,7 @@ LINES, LONGEST = 20, 400
 
 
 def restart(ctx: JobContext, cause: Cause) -> Restart | None:
-    """The entry in status.restarts for a new round that answers this cause; its rung is still to be found."""
+    """Return the entry in status.restarts for this cause, without its rung; None for a planned change."""
     if cause.planned:
         return None
     return Restart(
@@ -30,6 +30,7 @@ def restart(ctx: JobContext, cause: Cause) -> Restart | None:
         reason=cause.reason,
         step=max(ctx.round.step, cause.step or 0),
         counted=cause.counted,
+        message=cause.message[:LONGEST_MESSAGE],
         error=cause.error,
         after_seconds=max(0.0, ctx.now - unix_seconds(ctx.world.since)) if ctx.world.since else 0.0,
     )
@@ -62,23 +63,32 @@ def last_failure(ctx: JobContext, cause: Cause) -> LastFailure | None:
 
 
 def exhausted(ctx: JobContext, cause: Cause | None = None) -> Decision | None:
-    """Failed, where the budget is spent, this cause included."""
-    counted = sum(restart.counted for restart in ctx.recent) + (cause is not None and cause.counted)
-    policy = ctx.spec.failure_policy
-    if counted <= policy.max_restarts:
+    """End the job if its failures, this one included, exceed maxRestarts."""
+    failed = restart(ctx, cause) if cause else None
+    new = failed is not None and failed.counted and not _told(ctx, failed)
+    count = sum(entry.counted for entry in ctx.recent) + new
+    if count <= ctx.spec.failure_policy.max_restarts:
         return None
-    last = cause.sentence if cause else _last(ctx)
-    message = (
-        f"failed {counted} times within {policy.window_seconds} s, and failurePolicy.maxRestarts is "
-        f"{policy.max_restarts}. The last failure: {last}"
-    )
-    return Decision(Phase.FAILED, "RestartsExhausted", message, pods=Pods.ENDED)
+    message = _exhausted(ctx, count, cause.replica if cause else "", cause.sentence if cause else _last(ctx))
+    return Decision(Phase.FAILED, "RestartsExhausted", message, restart=failed, pods=Pods.ENDED)
+
+
+def _exhausted(ctx: JobContext, count: int, replica: str, last: str) -> str:
+    policy = ctx.spec.failure_policy
+    limit = f"failurePolicy.maxRestarts is {policy.max_restarts}"
+    if count == 1:
+        who = f"Replica {replica}" if replica else "The job"
+        return f"{who} failed once, and {limit}. Raise maxRestarts to allow restarts. The failure: {last}"
+    often = f"The job failed {count} times within {policy.window_seconds} s, and {limit}"
+    return f"{often}. Raise maxRestarts if so many failures are expected. The last failure: {last}"
 
 
 def _last(ctx: JobContext) -> str:
     running = ctx.status.condition(ConditionType.RUNNING)
-    last = next((restart for restart in reversed(ctx.recent) if restart.counted), None)
-    return running.message if running and running.message else f"{last.replica}: {last.reason}" if last else "unknown"
+    last = next((entry for entry in reversed(ctx.recent) if entry.counted), None)
+    if last is not None:
+        return last.message or f"{last.replica}: {last.reason}"
+    return running.message if running and running.message else "unknown"
 
 
 def counted(
@@ -121,9 +131,10 @@ def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
 
 
 def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:
-    """What was said is kept of the newest alone."""
+    """Keep the texts of the newest failures only."""
     old, new = entries[-KEPT:-WITH_ERROR], entries[-WITH_ERROR:]
-    return (*(entry.model_copy(update={"error": ""}) if entry.error else entry for entry in old), *new)
+    without = {"error": "", "message": ""}
+    return (*(entry.model_copy(update=without) if entry.error or entry.message else entry for entry in old), *new)
 
 
 def _told(ctx: JobContext, answered: Restart) -> bool:

@@ -223,6 +223,14 @@ def as_before(ctx: JobContext) -> Decision:
     return Decision(phase, running.reason if running else "Assigned", running.message if running else "")
 
 
+def _at_work(ctx: JobContext, report: protocol.Report) -> str:
+    """Say that replicas train only if steps are known: those of the bundled trainer, or those that a script reports."""
+    size = f"{len(ctx.world.members)} of {ctx.spec.replicas} replicas"
+    if ctx.spec.bundled or ctx.status.progress or report.progress:
+        return f"{size} train in round {report.round}"
+    return f"{size} run in round {report.round}; the script has reported no step"
+
+
 def running(ctx: JobContext) -> Decision | None:
     """The committed round goes on: what it is doing."""
     if not ctx.round.committed:
@@ -239,7 +247,7 @@ def running(ctx: JobContext) -> Decision | None:
         doing = progress.phase if progress else "starting"
         message = f"round {report.round} with {total} replicas is {doing}"
         return Decision(phase, "RoundStarting", message, recheck=recheck(ctx))
-    size = f"{total} of {ctx.spec.replicas} replicas train in round {report.round}"
+    size = _at_work(ctx, report)
     if total == sizes.most(ctx.spec) != ctx.spec.replicas:
         size += f"; {sizes.rounding(ctx.spec)}"
     if why := growth.sentence(ctx):

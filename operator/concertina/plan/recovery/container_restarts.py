@@ -4,7 +4,7 @@ named, and counted as the job's own."""
 
 from __future__ import annotations
 
-from concertina.api.restarts import Restart, Restarts
+from concertina.api.restarts import LONGEST_MESSAGE, Restart, Restarts
 from concertina.api.status import rfc3339
 from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
@@ -65,6 +65,7 @@ def counted(ctx: JobContext, restarts: Restarts) -> Restarts:
                     step=ctx.round.step,
                     counted=_own(pod),
                     rung=escalation.WITHOUT_MEMBER,
+                    message=sentence(pod)[:LONGEST_MESSAGE],
                 )
             )
     spent = sum(entry.counted for entry in entries)

@@ -65,20 +65,20 @@ class Failing:
 class RecoveryAction:
     name: str
     does: str
-    """In words that follow 'so'."""
+    """What the operator does, as a sentence."""
     called_for: Callable[[Failing], str]
-    """Why, in a sentence; empty where it isn't."""
+    """Why the failure calls for the action, as a sentence without its full stop; empty where it does not."""
     budget: Callable[[JobSpec], int | None]
     """Failures that it answers within a window; None: any number."""
 
 
 def _new_round(failing: Failing) -> str:
     failed = failing.failed
-    return f"{failed.replica} has failed" if failed.replica else f"training went wrong ({failed.reason})"
+    return f"Replica {failed.replica} failed" if failed.replica else f"Training failed ({failed.reason})"
 
 
 def _without_member(failing: Failing) -> str:
-    return f"{failing.failed.replica} is lost" if failing.lost else ""
+    return f"Replica {failing.failed.replica} is lost" if failing.lost else ""
 
 
 def _replace_pod(failing: Failing) -> str:
@@ -86,13 +86,13 @@ def _replace_pod(failing: Failing) -> str:
     if not failing.mendable or not failed.replica or failing.from_nothing:
         return ""
     if failed.reason in REPLACE_AT_ONCE:
-        return f"{failed.replica} holds up the others ({failed.reason})"
+        return f"Replica {failed.replica} holds up the others ({failed.reason})"
     if any(entry.replica == failed.replica and entry.counted for entry in ctx.recent):
-        return f"{failed.replica} has failed before"
+        return f"Replica {failed.replica} failed again"
     if failed.node in ctx.avoided:
-        return f"{failed.replica} has failed on node {failed.node}, which others failed on too"
+        return f"Replica {failed.replica} failed on node {failed.node}, where other replicas failed before"
     if failing.tried(REPLACE_POD) or failing.tried(NEW_ROUND) >= IN_A_ROW:
-        return f"{len(failing.row)} failures in a row came before, without progress between them"
+        return f"Replica {failed.replica} failed after {len(failing.row)} failures without progress between them"
     return ""
 
 
@@ -101,15 +101,15 @@ def _whole_restart(failing: Failing) -> str:
     if not failing.mendable or not ctx.saves_durably or ctx.status.last_checkpoint is None:
         return ""
     if failing.tried(WHOLE_RESTART):
-        return "a whole restart did not get it any further"
+        return "The job made no progress after a whole restart"
     if failed.reason == FailureReason.RESTORE_FAILED and any(
         entry.reason == FailureReason.RESTORE_FAILED for entry in failing.row
     ):
-        return "the state in node memory can't be restored"
+        return "The state in node memory cannot be restored"
     if failing.tried(REPLACE_POD) >= IN_A_ROW:
-        return f"{failing.tried(REPLACE_POD)} replaced pods did not get it any further"
+        return f"The job made no progress after {failing.tried(REPLACE_POD)} replaced pods"
     if failing.tried(REPLACE_POD) and repeats.is_bug(ctx, failed):
-        return "it fails the same way in replaced pods: the state in node memory may be damaged"
+        return "Replaced pods fail in the same way, so the state in node memory may be damaged"
     return ""
 
 
@@ -118,12 +118,14 @@ def _allowed(spec: JobSpec) -> int:
 
 
 ACTIONS = (
-    RecoveryAction(NEW_ROUND, "a new round of the same members starts", _new_round, _allowed),
-    RecoveryAction(WITHOUT_MEMBER, "a round starts without it unless it answers", _without_member, lambda spec: None),
-    RecoveryAction(REPLACE_POD, "its pod is replaced, on another node if there is one", _replace_pod, _allowed),
+    RecoveryAction(NEW_ROUND, "A new round starts with the same replicas.", _new_round, _allowed),
+    RecoveryAction(
+        WITHOUT_MEMBER, "A new round starts without it unless it answers.", _without_member, lambda spec: None
+    ),
+    RecoveryAction(REPLACE_POD, "A new pod replaces it, on another node if there is one.", _replace_pod, _allowed),
     RecoveryAction(
         WHOLE_RESTART,
-        "the whole job restarts from its durable checkpoint",
+        "The whole job restarts from its durable checkpoint.",
         _whole_restart,
         lambda spec: WHOLE_RESTARTS,
     ),
@@ -140,21 +142,21 @@ class Answer:
 
 
 def answer(ctx: JobContext, failed: Restart, lost: bool, told: str) -> Answer:
-    """`told` is the failure in a sentence, for a job that ends with it."""
+    """Return what follows from a failure, apart from maxRestarts (`budget.exhausted`). `told` is the failure in a
+    sentence, for a job that ends with it."""
     failing = Failing(ctx, failed, lost)
     rung, why = next((rung, why) for rung in reversed(ACTIONS) if (why := rung.called_for(failing)))
     if (rung.name != WHOLE_RESTART or failing.tried(WHOLE_RESTART)) and repeats.is_bug(ctx, failed):
         return Answer("", repeats.reason(failed), repeats.sentence(ctx, failed, told))
-    left = _left(rung, ctx.spec, ctx.recent)
-    if failed.counted and left == 0:
-        return Answer("", "RestartsExhausted", _spent(ctx, rung, why, told))
-    return Answer(rung.name, rung.name, f"{why}, so {rung.does}")
+    if rung.name == WHOLE_RESTART and failed.counted and _left(rung, ctx.spec, ctx.recent) == 0:
+        return Answer("", "RestartsExhausted", _spent(ctx, why, told))
+    return Answer(rung.name, rung.name, f"{why}. {rung.does}")
 
 
-def _spent(ctx: JobContext, rung: RecoveryAction, why: str, told: str) -> str:
+def _spent(ctx: JobContext, why: str, told: str) -> str:
     window = ctx.spec.failure_policy.window_seconds
-    used = _used(rung, ctx.recent)
-    return f"{why}, but {rung.name} was tried {used} times within {window} s already. The last failure: {told}"
+    limit = f"A job restarts as a whole at most {WHOLE_RESTARTS} times within {window} s"
+    return f"{why}. {limit}. The last failure: {told}"
 
 
 def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RungUse, ...]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from concertina.api.restarts import Restart
+from concertina.api.restarts import LONGEST_MESSAGE, Restart
 from concertina.api.status import rfc3339
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
@@ -152,6 +152,7 @@ def stuck(ctx: JobContext) -> tuple[Restart, ...]:
             step=ctx.round.step,
             counted=False,
             rung=REPLACE_POD,
+            message=symptom[1][:LONGEST_MESSAGE],
             error=repeats.normalised(symptom[1]),
         )
         for pod, symptom in found

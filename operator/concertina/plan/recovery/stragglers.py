@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import concertina_protocol as protocol
-from concertina.api.restarts import Restart
+from concertina.api.restarts import LONGEST_MESSAGE, Restart
 from concertina.api.spec import Reaction
 from concertina.api.status import StragglerMark, rfc3339
 from concertina.plan.actions import Event
@@ -82,6 +82,7 @@ def _replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decis
         reason=Reason.STRAGGLER,
         step=ctx.round.step,
         counted=False,
+        message=sentence(mark)[:LONGEST_MESSAGE],
     )
     return replace(
         decision,

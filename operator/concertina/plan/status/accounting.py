@@ -1,8 +1,11 @@
 """Where the time of a job goes (status.goodput), what each incident costs (incidents), what it all costs (cost).
 
-One clock: the seconds since the last count go, as a whole, to the class of the phase that the job was in. From there
-those are moved that the workers say were of another class, never more than there are. So the classes add up to the
-time since the job was created, whatever workers tell.
+One clock: the seconds since the last count go to the class of the phase that the job was in. From there those are
+moved that the workers say were of another class, never more than there are. So the classes add up to the time since the
+job was created, whatever workers report.
+
+A script reports its steps, or does not. Time in which its workers run is productive only where a step of the round was
+reported (decision "Time without known steps is a class of its own").
 """
 
 from __future__ import annotations
@@ -113,9 +116,62 @@ class Account:
 
     @cached
     def bucket(self) -> str | None:
-        """A start that follows no failure is none: the first one, and that after a suspension."""
+        """Class of the phase, or None for a job that has ended."""
         found = BUCKETS.get(self.phase)
-        return "startup_seconds" if found == "recovery_seconds" and not self._incident_before else found
+        return self._start if found == "recovery_seconds" else found
+
+    @property
+    def _start(self) -> str:
+        """Class of a start: only one that follows a failure or a change of members is a recovery."""
+        return "recovery_seconds" if self._incident_before else "startup_seconds"
+
+    # --- whether steps are made ---------------------------------------------------------------------------------------
+
+    @cached
+    def _reports_steps(self) -> bool:
+        """Whether the workers are known to report each step: a script is once it has reported one."""
+        return self.ctx.keeps_state or self.ctx.status.progress is not None
+
+    @cached
+    def _reported(self) -> protocol.Progress | None:
+        """Progress of the committed round, as rank 0 reported it last."""
+        return self.ctx.round.report.progress if self.ctx.round.report else None
+
+    @cached
+    def _first_step_at(self) -> float | None:
+        """When rank 0 reported the first step of the committed round, by its own clock."""
+        return self._reported.first_step_at if self._reported else None
+
+    @cached
+    def _counted_as_stepping(self) -> bool:
+        """Whether a step of the committed round was known when time was last counted."""
+        if self._reported and self._first_step_at is None:
+            return False
+        round = self.ctx.world.round
+        return round > 0 and self.ctx.status.internal.round_waits.round == round
+
+    @cached
+    def before_first_step(self) -> float:
+        """Seconds of this count in which the workers of a script ran before the first reported step of their round."""
+        ran = self.elapsed - self.late
+        if self.phase is not Phase.TRAINING or self.ctx.spec.bundled or self._counted_as_stepping:
+            return 0.0
+        if self._first_step_at is None:
+            return ran
+        return max(0.0, ran - max(0.0, self.ctx.now - self._first_step_at - self.late))
+
+    @cached
+    def _bucket_before_first_step(self) -> str:
+        return self._start if self._reports_steps else "unknown_seconds"
+
+    @cached
+    def _unknown_was_startup(self) -> bool:
+        """Whether the first report of the job proves that no step came before it: it is of the first step of the run,
+        or the script commits each step. After the first round the unknown time of earlier rounds remains in doubt."""
+        status, reported = self.ctx.status, self._reported
+        if reported is None or self._first_step_at is None or status.progress is not None or status.rounds > 1:
+            return False
+        return self.ctx.keeps_state or reported.restored_step == 0
 
     @cached
     def waits(self) -> RoundWaits:
@@ -135,21 +191,33 @@ class Account:
         if self.bucket is None:
             return old
         spent = {name: getattr(old, name) for name in CLASSES}
-        spent[self.bucket] += self.elapsed - self.late
+        spent[self.bucket] += self.elapsed - self.late - self.before_first_step
+        spent[self._bucket_before_first_step] += self.before_first_step
         spent["recovery_seconds"] += self.late
-        self._move_waits(spent, self.bucket)
+        self._move_waits(spent, self._bucket_before_first_step if self.before_first_step else self.bucket)
+        if self._unknown_was_startup:
+            _move(spent, "unknown_seconds", "startup_seconds", spent["unknown_seconds"])
         _move(spent, "productive_seconds", "replayed_seconds", self.replayed_seconds)
-        counted = sum(spent.values()) - spent["suspended_seconds"]
-        forward = spent["productive_seconds"] + spent["communication_seconds"]
+        active = sum(spent.values()) - spent["suspended_seconds"]
         return old.model_copy(
             update={
                 **{name: round(value, 3) for name, value in spent.items()},
-                "percent": round(100 * forward / counted, 2) if counted else 0.0,
-                "tokens_per_second": round(self._tokens / counted, 3) if self._tokens and counted else None,
+                "percent": self._percent(spent),
+                "tokens_per_second": round(self._tokens / active, 3) if self._tokens and active else None,
                 "recovery": self._recovery(spent["recovery_seconds"] - old.recovery_seconds),
                 "at": rfc3339(round(self.ctx.now, 3)),
             }
         )
+
+    def _percent(self, spent: Mapping[str, float]) -> float | None:
+        """Return the goodput of the time in which it is known whether steps were made. None while no step is known
+        though workers run or have run: waiting and recovery alone would make it 0."""
+        ran = spent["unknown_seconds"] > 0 or self.decision.phase is Phase.TRAINING
+        if ran and self.progress is None and not self.ctx.spec.bundled:
+            return None
+        known = sum(spent.values()) - spent["suspended_seconds"] - spent["unknown_seconds"]
+        forward = spent["productive_seconds"] + spent["communication_seconds"]
+        return round(100 * forward / known, 2) if known else 0.0
 
     @cached
     def tokens_before(self) -> int | None:
@@ -206,7 +274,8 @@ class Account:
         before = self._incident_before or self._begun()
         if before is None:
             return None
-        seconds = self.elapsed if self._incident_before else self.late
+        stepping = self.elapsed - self.late - self.before_first_step if self.phase is Phase.TRAINING else 0.0
+        seconds = self.elapsed - stepping if self._incident_before else self.late
         cost = None if self.rate is None else (before.cost or 0.0) + self.rate * (seconds + self.replayed_seconds)
         return before.model_copy(
             update={
@@ -219,7 +288,9 @@ class Account:
 
     @cached
     def _goes_on(self) -> bool:
-        """Whether what is under way is not over yet."""
+        """Whether the incident lasts: until the next step, or until workers run where no step will be reported."""
+        if self.decision.phase is Phase.TRAINING and not self.ctx.spec.bundled and self._incident_before:
+            return self._reports_steps and self._first_step_at is None and not self._counted_as_stepping
         return self.decision.phase in STOPPED or self.decision.phase is Phase.STARTING
 
     @cached
@@ -228,7 +299,10 @@ class Account:
 
     @cached
     def _ended(self) -> Incident | None:
-        return None if self._goes_on else self._with_this
+        if self._goes_on or self._with_this is None:
+            return None
+        resumed = self.decision.phase is Phase.TRAINING
+        return self._with_this.model_copy(update={"at_least": resumed and not self._reports_steps})
 
     @cached
     def incidents(self) -> tuple[Incident, ...]:

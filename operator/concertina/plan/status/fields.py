@@ -137,7 +137,7 @@ INTERNAL_CLOCK: Mapping[str, Row] = {
     "incident": lambda p: p.account.incident,
     "tokens_before": lambda p: p.account.tokens_before,
 }
-"""They change with time alone, so they are written only along with something else."""
+"""They change with time alone, so they are written along with something else, and otherwise once in COUNT_TIME."""
 AT_ONCE: Mapping[str, Row] = {**CONDITIONS, **PODS, **ROUNDS, **RECOVERY, **CHECKPOINTS}
 FIELDS: Mapping[str, Row] = {**AT_ONCE, **COUNTS, **PROGRESS, **CLOCK}
 
@@ -163,7 +163,9 @@ def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> StatusAf
         return StatusAfter(old, left if _differ(old, {**values, **counts}) else None)
     numbers = counts | {name: row(this) for name, row in PROGRESS.items()}
     if not changed and not _differ(old, {**values, **numbers}):
-        return StatusAfter(old)
+        count_due = progress.uncounted_seconds_left(ctx, decision.phase)
+        if count_due is None or count_due > 0:
+            return StatusAfter(old, count_due)
     clock = {name: row(this) for name, row in CLOCK.items()}
     internal |= {name: row(this) for name, row in INTERNAL_CLOCK.items()}
     remembered = old.internal.model_copy(update=internal)

@@ -17,7 +17,9 @@ from concertina.api.status import (
     SnapshotMark,
     rfc3339,
 )
+from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Phase
 from concertina.plan.state import rollback
 
 MOST_SHARES = 16
@@ -163,3 +165,12 @@ def seconds_left(ctx: JobContext) -> float:
     at = ctx.status.goodput.at or ctx.status.start_time  # which the first write has
     every = ctx.observed.progress_every if ctx.round.committed else ctx.observed.words_every
     return 0.0 if at is None else max(0.0, every - ctx.elapsed(at))
+
+
+def uncounted_seconds_left(ctx: JobContext, phase: Phase) -> float | None:
+    """Return the seconds until the time of a running job is counted though its status has no other news. None for a job
+    that does not run: its next event brings a count."""
+    if phase is not Phase.TRAINING or ctx.status.goodput.at is None:
+        return None
+    every = max(constants.COUNT_TIME, ctx.observed.progress_every)
+    return max(0.0, every - ctx.elapsed(ctx.status.goodput.at))

@@ -31,7 +31,7 @@ def test_a_script_that_always_fails_the_same_way_is_a_bug(jobs: Jobs) -> None:
     assert "failed 3 times soon after its start with the same error" in failed["message"]
     assert "a bug in the script, not bad luck" in failed["message"]
     assert "ValueError: cannot read shard" in failed["message"]
-    assert job["status"]["rounds"] == 3
+    assert (job["status"]["rounds"], job["status"]["restarts"]["total"]) == (3, 3)
     assert {each["error"] for each in job["status"]["restarts"]["recent"]} == {
         "Rank # exited with code 1: ValueError: cannot read shard #"
     }
@@ -41,8 +41,10 @@ def test_failures_that_differ_use_up_the_budget(jobs: Jobs) -> None:
     script = "import os; raise ValueError('abcdefghij'[int(os.environ['TORCHELASTIC_RESTART_COUNT']) % 10])"
     jobs.create("a", script, failurePolicy={"maxRestarts": 3})
     job = jobs.wait_true("a", "Failed")
-    assert jobs.condition(job, "Failed")["reason"] == "RestartsExhausted"
-    assert job["status"]["rounds"] == 4
+    failed = jobs.condition(job, "Failed")
+    assert failed["reason"] == "RestartsExhausted"
+    assert "The job failed 4 times within 3600 s, and failurePolicy.maxRestarts is 3." in failed["message"]
+    assert (job["status"]["rounds"], job["status"]["restarts"]["total"]) == (4, 4)
 
 
 @pytest.mark.long(
@@ -87,7 +89,7 @@ def test_a_bad_node_is_avoided_and_the_job_completes(jobs: Jobs, tmp_path: Path)
     assert bad not in jobs.members(job, "node")
     assert rungs(job) == {"NewRound": 1, "ReplacePod": 1}
     assert any(bad in event["message"] for event in jobs.events("a", "NodeAvoided"))
-    assert any("has failed before" in event["message"] for event in jobs.events("a", "ReplacePod"))
+    assert any("failed again" in event["message"] for event in jobs.events("a", "ReplacePod"))
 
 
 @pytest.mark.long(law=f"{BAD_NODES}::test_a_job_that_can_not_run_otherwise_takes_its_bad_nodes_back")
@@ -127,7 +129,7 @@ def test_a_memory_that_cannot_be_restored_twice_leads_to_a_whole_restart(
     recent = job["status"]["restarts"]["recent"]
     assert [each["reason"] for each in recent] == ["WorkerSignaled", "RestoreFailed", "RestoreFailed"]
     events = jobs.events("a", "WholeRestart")
-    assert any("the state in node memory can't be restored" in event["message"] for event in events)
+    assert any("The state in node memory cannot be restored" in event["message"] for event in events)
     job = jobs.wait_training("a", 2, past=3)
     assert job["status"]["world"]["base"]["source"] == "Storage"
     assert [pod["metadata"]["uid"] for pod in jobs.pods("a")] == before

@@ -55,6 +55,12 @@ def avoided(entries: tuple[Restart, ...], now: float = 100.0, **fields: Any) -> 
 X, Y = "node-1", "node-2"
 
 
+def test_the_event_shows_what_was_said_and_not_what_failures_are_compared_by() -> None:
+    said = {"error": "rank # of round #", "message": "rank 1 of round 7"}
+    (node,) = bad_nodes.remember(ctx(), (entry(X, **said), entry(X, 10, **said)))
+    assert node.reason == "2 failures on it, the last of demo-node-1-0: WorkerFailed (rank 1 of round 7)"
+
+
 @pytest.mark.parametrize(
     ("entries", "expected"),
     [

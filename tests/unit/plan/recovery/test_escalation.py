@@ -246,8 +246,60 @@ def test_status_and_events_name_the_rung_and_why() -> None:
     uses = {use.rung: (use.in_window, use.budget) for use in made.status.restarts.rungs}
     assert uses == {"NewRound": (1, 9), "WithoutMember": (0, None), "ReplacePod": (0, 10), "WholeRestart": (0, 2)}
     events = {event.reason: event.message for event in made.events}
-    assert events["NewRound"] == "demo-1-0 has failed, so a new round of the same members starts"
+    assert events["NewRound"] == "Replica demo-1-0 failed. A new round starts with the same replicas."
     assert "WorkerFailed" in events
+
+
+def failed_again(number: int, recent: tuple[Restart, ...], **policy: int) -> Plan:
+    """A failure after `recent`, none of which looks like it."""
+    seen = look_at(recent, jobs.spec(failurePolicy=policy)).observed
+    status = seen.job.status.model_copy(update={"restarts": Restarts(recent=recent, total=len(recent))})
+    return failing(replace(seen, job=replace(seen.job, status=status)), T0 + 11, message=f"Rank 1 failed: {number}")
+
+
+def test_the_failure_that_ends_the_job_is_counted_and_said_in_a_sentence() -> None:
+    once = failed_again(0, (), maxRestarts=0)
+    failed = once.status.condition("Failed")
+    assert (failed.reason, once.status.restarts.total) == ("RestartsExhausted", 1)
+    assert failed.message == (
+        "Replica demo-1-0 failed once, and failurePolicy.maxRestarts is 0. Raise maxRestarts to allow restarts. "
+        "The failure: Rank 1 failed: 0"
+    )
+    before = tuple(entry(replica, number) for number, replica in enumerate((A, B, C)))
+    often = failed_again(3, before, maxRestarts=3)
+    failed, restarts = often.status.condition("Failed"), often.status.restarts
+    assert (failed.reason, restarts.total, restarts.in_window, len(restarts.recent)) == ("RestartsExhausted", 4, 4, 4)
+    assert failed.message == (
+        "The job failed 4 times within 3600 s, and failurePolicy.maxRestarts is 3. Raise maxRestarts if so many "
+        "failures are expected. The last failure: Rank 1 failed: 3"
+    )
+    spec = jobs.spec(failurePolicy={"maxRestarts": 3})
+    later = plan(jobs.then(look_at(before, spec).observed, often), T0 + 30)
+    assert later.status.restarts == restarts, "counted once"
+
+
+def test_whole_restarts_that_do_not_help_end_the_job_with_a_sentence() -> None:
+    before = (entry(A, rung="WholeRestart"), entry(A, rung="WholeRestart"))
+    answered = escalation.answer(look_at(before, jobs.spec(**DURABLE), saved=True), entry(B), False, "ValueError: no")
+    assert answered.sentence == (
+        "The job made no progress after a whole restart. A job restarts as a whole at most 2 times within 3600 s. "
+        "The last failure: ValueError: no"
+    )
+
+
+def test_a_failure_for_good_is_counted() -> None:
+    made = failing(jobs.running(jobs.spec()), T0 + 11, reason="BadInput", message="no such data", permanent=True)
+    assert made.status.condition("Failed").reason == "BadInput"
+    (failed,) = made.status.restarts.recent
+    assert (made.status.restarts.total, failed.message, failed.counted) == (1, "no such data", False)
+
+
+def test_a_pod_whose_end_was_counted_does_not_exhaust_the_budget_twice() -> None:
+    """The lead may report a failure after the operator saw the end of the pod, counted it and made a new pod."""
+    ended = entry(B, after=10.5, rung="WithoutMember")
+    made = failed_again(0, (ended,), maxRestarts=1)
+    assert made.status.condition("Failed").status == "False"
+    assert made.status.restarts.total == 1
 
 
 def test_a_whole_restart_passes_over_what_is_in_memory() -> None:

@@ -17,6 +17,7 @@ from concertina.api.status import JobStatus, unix_seconds
 from concertina.plan.observed import Observed, PodPhase
 from concertina.plan.plan import plan
 from concertina.plan.status.accounting import OTHER
+from concertina.terminal import show
 from concertina_protocol import StepPart
 
 PRICE = {"perReplicaHour": 3600.0, "spotPerReplicaHour": 360.0, "currency": "EUR"}
@@ -121,22 +122,27 @@ def test_a_slow_rank_0_is_no_less_a_straggler_and_no_communication() -> None:
     assert goodput.productive_seconds == pytest.approx(5.0)
 
 
-EVENTS = st.sampled_from(["train", "fail", "suspend", "resume", "lose"])
+EVENTS = st.sampled_from(["train", "silent", "fail", "suspend", "resume", "lose"])
 TOLD = st.dictionaries(st.sampled_from(list(StepPart)), st.floats(0, 1e4))
 
 
-@given(st.lists(st.tuples(st.floats(0.01, 30), EVENTS, TOLD), max_size=12))
-def test_whatever_happens_and_whatever_workers_say_each_second_is_counted_once(story: list[Any]) -> None:
-    seen, now = jobs.running(jobs.spec()), T0 + 10
+@pytest.mark.parametrize("spec", [jobs.spec, jobs.command_spec], ids=["bundled", "a script"])
+@given(story=st.lists(st.tuples(st.floats(0.01, 30), EVENTS, TOLD), max_size=12))
+def test_whatever_happens_and_whatever_workers_say_each_second_is_counted_once(spec: Any, story: list[Any]) -> None:
+    script = spec is jobs.command_spec
+    seen, now, reported_at = jobs.running(spec(), **({"progress": None} if script else {})), T0 + 10, None
     for seconds, what, parts in story:
         now += seconds
-        spec = seen.job.spec
         if what in ("suspend", "resume"):
-            job = replace(seen.job, spec=spec.model_copy(update={"suspend": what == "suspend"}))
+            job = replace(seen.job, spec=seen.job.spec.model_copy(update={"suspend": what == "suspend"}))
             seen = replace(seen, job=replace(job, generation=job.generation + 1))
         if what == "lose":
             seen = replace(seen, pods=seen.pods[:-1])
         told = progress(60, now, seconds=parts, checkpoint_seconds=parts.get(StepPart.FORWARD, 0.0))
+        if what == "silent" or (script and what != "train"):
+            told = None
+        elif reported_at is None:
+            reported_at = T0 + 6
         seen = passed(with_lead(seen, progress=told, **(failed(now - 0.1) if what == "fail" else {})), now)
         status = seen.job.status
         assert min(status.goodput.by_class.values()) >= 0
@@ -144,6 +150,9 @@ def test_whatever_happens_and_whatever_workers_say_each_second_is_counted_once(s
         assert sum(entry.seconds for entry in status.goodput.recovery) == pytest.approx(
             status.goodput.recovery_seconds, abs=0.02
         )
+        if script and reported_at is None:
+            assert status.goodput.productive_seconds == 0
+            assert status.goodput.percent is None or not status.goodput.unknown_seconds
 
 
 def test_an_operator_counts_by_a_clock_that_nobody_sets() -> None:
@@ -252,6 +261,116 @@ def test_tokens_of_the_job_that_it_goes_on_from_are_not_its_own() -> None:
     status = seen.job.status
     assert status.goodput.tokens_per_second == pytest.approx(3_000_000 / 20, rel=1e-3)
     assert status.cost.per_million_tokens == pytest.approx(status.cost.total / 3, abs=1e-4)
+
+
+# --- scripts, which report their steps or do not
+
+
+def silent(**fields: Any) -> Observed:
+    """A script in its first round, whose workers run since T0 + 10."""
+    return jobs.running(jobs.command_spec(**fields), progress=None)
+
+
+def touched(seen: Observed) -> Observed:
+    """A change of the spec, so that the next pass writes the status."""
+    return replace(seen, job=replace(seen.job, generation=seen.job.generation + 1))
+
+
+def test_time_without_known_steps_is_neither_productive_nor_part_of_the_goodput() -> None:
+    seen = passed(touched(silent(price=PRICE)), T0 + 40)
+    failing = with_lead(seen, progress=None, **failed(T0 + 43))
+    seen = passed(next_round(failing, T0 + 45), T0 + 45)
+    status = plan(touched(seen), T0 + 95).status
+    goodput = status.goodput
+    assert goodput.percent is None
+    assert goodput.productive_seconds == 0
+    assert goodput.unknown_seconds == pytest.approx(33 + 50, abs=0.02)
+    assert goodput.recovery_seconds == pytest.approx(2, abs=0.02)
+    assert total(status) == pytest.approx(95, abs=0.02)
+    (incident,) = status.incidents
+    assert (incident.at_least, incident.seconds) == (True, pytest.approx(2, abs=0.02))
+    assert "at least 2.0s without training, at least" in show.incident(incident, status.cost)
+    assert show.goodput(goodput).startswith("unknown: the script has reported no step")
+    assert show.recovery_spent(goodput) == "WorkerFailed 1 x, at least 2.0s"
+
+
+def test_the_time_of_a_silent_script_is_counted_each_minute() -> None:
+    """Its status has no other news."""
+    seen = silent(price=PRICE)
+    status = seen.job.status
+    assert (status.goodput.percent, status.goodput.unknown_seconds) == (None, 0.0)
+    early = plan(seen, T0 + 69)
+    assert early.status is status
+    assert early.recheck_after == pytest.approx(1.0)
+    later = plan(seen, T0 + 71)
+    assert later.only_numbers
+    assert later.status.goodput.unknown_seconds == pytest.approx(61)
+    assert later.status.cost.total > status.cost.total
+
+
+def test_a_first_report_of_the_first_step_makes_the_time_before_it_startup() -> None:
+    seen = silent()
+    startup = seen.job.status.goodput.startup_seconds
+    seen = passed(touched(seen), T0 + 30)
+    assert seen.job.status.goodput.unknown_seconds == pytest.approx(20)
+    told = replace(progress(1, T0 + 35), first_step_at=T0 + 34.0, restored_step=0)
+    seen = passed(with_lead(seen, progress=told), T0 + 35)
+    goodput = seen.job.status.goodput
+    assert (goodput.unknown_seconds, goodput.productive_seconds) == (0.0, pytest.approx(1.0))
+    assert goodput.startup_seconds == pytest.approx(startup + 24)
+    assert goodput.percent == pytest.approx(100 / 35, abs=0.01)
+
+
+@pytest.mark.parametrize("keeps_state", [False, True], ids=["a script", "a script with State"])
+def test_before_a_first_report_of_a_later_step_there_may_have_been_steps(keeps_state: bool) -> None:
+    """A script may report each hundredth step, or resume from a checkpoint of another job. State commits each step."""
+    seen = silent()
+    told = replace(progress(100, T0 + 34), first_step_at=T0 + 34.0, restored_step=99)
+    seen = passed(with_lead(seen, progress=told, keeps_state=keeps_state), T0 + 40)
+    goodput = seen.job.status.goodput
+    assert goodput.unknown_seconds == (0.0 if keeps_state else pytest.approx(24.0))
+    assert goodput.productive_seconds == pytest.approx(6.0)
+    assert goodput.percent == pytest.approx(100 * 6 / (40 - goodput.unknown_seconds), abs=0.01)
+    words = "suspended time" if keeps_state else "suspended and unknown time"
+    assert show.goodput(goodput) == f"{goodput.percent:.1f}% of the time went into new steps ({words} excluded)"
+
+
+def test_a_script_that_reports_recovers_until_its_next_report() -> None:
+    seen = passed(with_lead(silent(), progress=progress(40, T0 + 30)), T0 + 30)
+    productive = seen.job.status.goodput.productive_seconds
+    seen = next_round(with_lead(seen, progress=progress(40, T0 + 30), **failed(T0 + 33)), T0 + 34)
+    seen = passed(seen, T0 + 35)
+    assert seen.job.status.phase == "Training", "its workers run"
+    assert seen.job.status.incidents == ()
+    seen = passed(touched(seen), T0 + 42)
+    assert seen.job.status.internal.incident.seconds == pytest.approx(9.0)
+    lead = seen.job.status.world.lead
+    told = replace(progress(39, T0 + 47), first_step_at=T0 + 45.0, restored_step=38)
+    report = replace(seen.agents[lead].report, progress=told)
+    seen = passed(replace(seen, agents={**seen.agents, lead: replace(seen.agents[lead], report=report)}), T0 + 47)
+    goodput = seen.job.status.goodput
+    (incident,) = seen.job.status.incidents
+    assert (incident.at_least, incident.seconds) == (False, pytest.approx(12.0))
+    (recovery,) = goodput.recovery
+    assert (recovery.cause, recovery.times, recovery.seconds) == ("WorkerFailed", 1, pytest.approx(12.0))
+    assert goodput.unknown_seconds == 0
+    assert goodput.productive_seconds + goodput.replayed_seconds == pytest.approx(productive + 3 + 2)
+
+
+def test_a_script_that_goes_silent_after_its_reports_stays_productive() -> None:
+    """A step may take long. Hang detection decides when it takes too long."""
+    seen = passed(with_lead(silent(), progress=progress(40, T0 + 30)), T0 + 30)
+    before = seen.job.status.goodput.productive_seconds
+    seen = passed(touched(seen), T0 + 90)
+    unheard = passed(touched(with_lead(seen, round=0)), T0 + 100)
+    assert unheard.job.status.goodput.productive_seconds == pytest.approx(before + 70)
+
+
+def test_the_goodput_of_a_script_that_waits_for_room_is_known() -> None:
+    seen = passed(jobs.observed(jobs.job(jobs.command_spec())), T0 + 1)
+    seen = passed(touched(seen), T0 + 50)
+    assert (seen.job.status.goodput.percent, seen.job.status.goodput.unknown_seconds) == (0.0, 0.0)
+    assert show.goodput(seen.job.status.goodput).startswith("0.0% of the time")
 
 
 def test_a_job_that_has_ended_counts_and_costs_no_more() -> None:

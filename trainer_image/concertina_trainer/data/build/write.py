@@ -78,39 +78,22 @@ class Written:
 
 
 class Draft:
-    """Shards as they grow: one is written as soon as its text is large enough, so no more than that is in memory."""
+    """A shard as it grows."""
 
-    def __init__(self, uri: str, name: str, token_bytes: int, shard_bytes: int, check: Callable[[], None]) -> None:
-        self._uri, self._name, self._token_bytes = uri, name, token_bytes
-        self._shard_bytes, self._check = shard_bytes, check
-        self._documents: list[bytes] = []
-        self._text_bytes = 0
-        self._shards: list[TokenShard] = []
+    def __init__(self) -> None:
+        self.documents: list[bytes] = []
 
-    def add(self, tokens: bytes, text_bytes: int) -> None:
-        if self._documents and self._text_bytes >= self._shard_bytes:
-            self._put()
-        self._documents.append(tokens)
-        self._text_bytes += text_bytes
-
-    def finished(self) -> tuple[TokenShard, ...]:
-        """Write what is left, and return all shards."""
-        if self._documents:
-            self._put()
-        return tuple(self._shards)
-
-    def _put(self) -> None:
-        folder = ObjectPrefix(self._uri, create=True)
-        name = self._name if not self._shards else f"{self._name}-{len(self._shards):04}"
-        content = b"".join(self._documents)
-        lengths = [len(document) // self._token_bytes for document in self._documents]
+    def put(self, folder: ObjectPrefix, name: str, token_bytes: int) -> tuple[TokenShard, ...]:
+        if not self.documents:
+            return ()
+        content = b"".join(self.documents)
+        lengths = [len(document) // token_bytes for document in self.documents]
         begins = np.cumsum([0, *lengths[:-1]], dtype="<u8").tobytes()
-        self._check()
         folder.put(f"{name}.bin", content)
         folder.put(f"{name}.documents", begins)
         shard = TokenShard(
             file=f"{name}.bin",
-            tokens=len(content) // self._token_bytes,
+            tokens=len(content) // token_bytes,
             size=len(content),
             sha256=hashlib.sha256(content).hexdigest(),
             crc32=zlib.crc32(content),
@@ -118,8 +101,35 @@ class Draft:
             documents=len(lengths),
             documents_sha256=hashlib.sha256(begins).hexdigest(),
         )
-        self._shards.append(shard)
-        self._documents, self._text_bytes = [], 0
+        return (shard,)
+
+
+class Shards:
+    """The shards of one input: each is written as soon as its text is large enough, so that memory holds one."""
+
+    def __init__(self, uri: str, name: str, token_bytes: int, shard_bytes: int, check: Callable[[], None]) -> None:
+        self._uri, self._name, self._token_bytes = uri, name, token_bytes
+        self._shard_bytes, self._check = shard_bytes, check
+        self._draft, self._text_bytes = Draft(), 0
+        self._written: list[TokenShard] = []
+
+    def add(self, tokens: bytes, text_bytes: int) -> None:
+        if self._text_bytes >= self._shard_bytes:
+            self._put()
+        self._draft.documents.append(tokens)
+        self._text_bytes += text_bytes
+
+    def finished(self) -> tuple[TokenShard, ...]:
+        """Write the last shard, and return all of them."""
+        if self._draft.documents:
+            self._put()
+        return tuple(self._written)
+
+    def _put(self) -> None:
+        name = f"{self._name}-{len(self._written):04}" if self._written else self._name
+        self._check()
+        self._written += self._draft.put(ObjectPrefix(self._uri, create=True), name, self._token_bytes)
+        self._draft, self._text_bytes = Draft(), 0
 
 
 def write(
@@ -134,7 +144,7 @@ def write(
     seen = _search(recipe)
     name = f"shard-{source.index:06}"
     training, validation = (
-        Draft(folder, name, tokenizer.token_bytes, shard_bytes, check) for folder in (uri, f"{uri}/{aside}")
+        Shards(folder, name, tokenizer.token_bytes, shard_bytes, check) for folder in (uri, f"{uri}/{aside}")
     )
     texts = (text for piece in source.pieces for text in _documents(piece, recipe) if text)
     for batch in _batches(texts):

@@ -1,0 +1,65 @@
+"""Where the time of scripts goes, with real processes that report their steps or do not."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from builders.cluster.drills import each_second_is_in_one_class
+from builders.cluster.operator import Jobs
+from builders.until import until
+from concertina.api.status import JobStatus
+
+pytestmark = pytest.mark.usefixtures("operator")
+SILENT = "import time; time.sleep(3600)"
+REPORTS = """
+import itertools, time, trainingjob
+
+time.sleep(1)
+for step in itertools.count(1):
+    trainingjob.report(step=step)
+    time.sleep(0.1)
+"""
+
+
+def kill_worker(jobs: Jobs, replica: str) -> None:
+    """Kill the worker of a replica once it is there: the operator may hear of a round before all its workers start."""
+
+    def killed() -> bool:
+        with suppress(LookupError):
+            jobs.kill_worker("a", replica)
+            return True
+        return False
+
+    until(killed, f"a worker of {replica}", lambda: jobs.describe("a"))
+
+
+def killed_twice(jobs: Jobs, script: str) -> JobStatus:
+    """Kill a worker in each of the first two rounds, and return the status after both incidents."""
+    jobs.create("a", script, replicas=2, price={"perReplicaHour": 3600})
+    for incidents in (1, 2):
+        job = jobs.wait_training("a", 2, incidents - 1)
+        kill_worker(jobs, jobs.members(job)[1])
+        job = jobs.wait("a", lambda job, number=incidents: len(job["status"].get("incidents", ())) == number)
+    each_second_is_in_one_class(job)
+    return JobStatus.model_validate(job["status"])
+
+
+def test_the_goodput_of_a_silent_script_is_unknown(jobs: Jobs) -> None:
+    status = killed_twice(jobs, SILENT)
+    assert status.goodput.percent is None
+    assert status.goodput.unknown_seconds > 0
+    assert status.goodput.productive_seconds == 0
+    assert [(each.cause, each.at_least) for each in status.incidents] == [("WorkerSignaled", True)] * 2
+    assert "percent" not in jobs.get("a")["status"]["goodput"]
+
+
+def test_the_start_of_a_script_that_reports_is_startup_and_then_recovery(jobs: Jobs) -> None:
+    status = killed_twice(jobs, REPORTS)
+    assert status.goodput.percent is not None
+    assert status.goodput.unknown_seconds == 0
+    assert status.goodput.startup_seconds > 1
+    for incident in status.incidents:
+        assert (incident.cause, incident.at_least) == ("WorkerSignaled", False)
+        assert incident.seconds > 1, "the script sleeps before its first step"
