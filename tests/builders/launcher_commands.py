@@ -83,6 +83,8 @@ ACCEPTED: list[tuple[str, ...]] = [
     ("accelerate", "launch", "--num_processes=1", "--mixed_precision=bf16", "t.py"),
     ("accelerate", "launch", "--cpu", "t.py", "--num_processes", "4"),
     ("accelerate", "launch", "t.py", "--multi_gpu"),
+    ("accelerate", "launch", "01_train.py", "--multi_gpu"),
+    ("python", "01_train.py", "deepspeed", "x"),
     ("accelerate", "launch", "-m", "package.train", "--use_fsdp"),
     ("accelerate", "env", "--multi_gpu"),
     ("env", "LAUNCHER=torchrun", "python", "t.py"),

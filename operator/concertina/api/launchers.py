@@ -66,8 +66,8 @@ QUOTED = r"""'[^']*'|"(?:[^"\\]|\\.)*\""""
 COMMENT = r"#[^\n]*\n"
 BEFORE = (
     # Other commands. Nothing is known behind a redirection or an open parenthesis: a document may follow.
-    rf"^(?:(?:[^'\"\\#<(]|\\.|{QUOTED}|\$\([^()'\"]*\)|{COMMENT})*(?:[;&\n]|{COMMENT}))?\s*"
-    rf"(?:exec\s+)?(?:\w+=(?:[^\s'\";&|()]|{QUOTED})*\s+)*(?:[^\s'\"]*/)?"
+    rf"^(?:(?:[^'\"\\#<(]|\\.|{QUOTED}|\$\([^()'\"]*\)|{COMMENT})*(?:[;&\n]|{COMMENT}))?[ \t]*"
+    rf"(?:exec[ \t]+)?(?:\w+=(?:[^\s'\";&|()]|{QUOTED})*[ \t]+)*(?:[^\s'\"]*/)?"
 )
 CONDITIONAL = r"(?:^|[\s;&|])(?:if|case|for|while|until|select|function|test|\[\[?)\s"
 """A text with one of these words may run a launcher or not."""
@@ -89,7 +89,12 @@ def _leads_on(words: Sequence[str], place: int) -> bool:
     word = words[place]
     if _is_one(words[0], ("env",)) and "=" in word:
         return True
-    return _is_one(word, WRAPPERS) or word.startswith(("-", *DIGITS))
+    return _is_one(word, WRAPPERS) or word.startswith("-") or _is_number(word)
+
+
+def _is_number(word: str) -> bool:
+    """Whether a word is a value such as 10, 0-3 or 1h, and not a script such as 01_train.py."""
+    return word.startswith(DIGITS) and not word.endswith(".py")
 
 
 def _launches(words: Sequence[str], place: int) -> bool:
@@ -114,7 +119,8 @@ def _starts_several(words: Sequence[str], at: int) -> bool:
 
 def _is_option(word: str) -> bool:
     """Whether a word behind `accelerate launch` is an option or the value of one, and not the script."""
-    return word.startswith(("--", *DIGITS)) or word.endswith((".yaml", ".yml")) or word in (*ACCELERATE_VALUES, LAUNCH)
+    is_value = _is_number(word) or word.endswith((".yaml", ".yml")) or word in (*ACCELERATE_VALUES, LAUNCH)
+    return is_value or word.startswith("--")
 
 
 def _is_one(word: str, names: tuple[str, ...]) -> bool:
@@ -154,8 +160,13 @@ def cel_in_words() -> str:
 def _cel_leads_on(place: str) -> str:
     word = f"(size({COMMAND}) > {place} ? {COMMAND}[{place}] : {ARGS}[{place} - size({COMMAND})])"
     assigns = f"{_cel_is_one('words[0]', ('env',))} && {word}.contains('=')"
-    wraps = _cel_is_one(f"words[{place}]", WRAPPERS)
-    return f"({assigns} || {wraps} || {_cel_starts(f'words[{place}]', ('-', *DIGITS))})"
+    word = f"words[{place}]"
+    return f"({assigns} || {_cel_is_one(word, WRAPPERS)} || {word}.startsWith('-') || {_cel_is_number(word)})"
+
+
+def _cel_is_number(word: str) -> str:
+    starts = " || ".join(f"{word}.startsWith('{digit}')" for digit in DIGITS)
+    return f"(({starts}) && !{word}.endsWith('.py'))"
 
 
 def _cel_launches() -> str:
@@ -177,7 +188,8 @@ def _cel_starts_several() -> str:
 
 def _cel_is_option() -> str:
     files = "words[j].endsWith('.yaml') || words[j].endsWith('.yml')"
-    return f"({_cel_starts('words[j]', ('--', *DIGITS))} || {files} || words[j] in {[*ACCELERATE_VALUES, LAUNCH]})"
+    values = f"{_cel_is_number('words[j]')} || {files} || words[j] in {[*ACCELERATE_VALUES, LAUNCH]}"
+    return f"({values} || words[j].startsWith('--'))"
 
 
 def cel_in_text(expression: str) -> str:
@@ -198,10 +210,6 @@ def _cel_rule(launches: str) -> str:
 
 def _cel_is_one(word: str, names: tuple[str, ...]) -> str:
     return f"({word} in {list(names)} || " + " || ".join(f"{word}.endsWith('/{name}')" for name in names) + ")"
-
-
-def _cel_starts(word: str, beginnings: tuple[str, ...]) -> str:
-    return "(" + " || ".join(f"{word}.startsWith('{beginning}')" for beginning in beginnings) + ")"
 
 
 def _cel_raw(expression: str) -> str:
