@@ -1,5 +1,5 @@
 """Runs a script of tests/programs/loops: to its end, or until all its ranks are killed, and then again from what they
-left, in a world of the same size or of another. `compare` tells where a run that was killed differs."""
+left, in a world of the same size or of another. `differences` compares that with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ GIVE_UP_SECONDS, POLL_SECONDS = 120.0, 0.005
 
 @dataclasses.dataclass
 class Ran:
-    """One run of a script, by rank."""
+    """The result of one run of a script; lists are indexed by rank."""
 
     codes: list[int]
     output: str
     steps: list[dict[int, dict[str, Any]]]
-    """By step: what the rank has recorded of it."""
+    """What each rank recorded of each step."""
     committed: list[dict[int, dict[str, Any]]]
-    """By step: all that the objects of State held when the step was committed."""
+    """What the objects of State held on each rank when each step was committed."""
     restored: list[tuple[int, dict[str, Any]]]
     """The step to go on with, and all that the objects held then."""
     end: list[dict[str, Any]]
@@ -87,7 +87,7 @@ class Start:
 
 @contextlib.contextmanager
 def running(parent: Parent, start: Start) -> Iterator[None]:
-    """Up to where it stops, which it does without an end of its own."""
+    """Run a script up to the commit where it stops, and kill it at the end of the block."""
     ranks = Running(parent, start)
     try:
         while not ranks.over:
@@ -106,7 +106,7 @@ class Agents:
         self._job.worker = "loops.run:main"
 
     def run(self, start: Start) -> tuple[Ran, node.Outcome]:
-        """From the newest snapshot, if there is one."""
+        """Run one round, which restores the newest snapshot if there is one."""
         start.folder.mkdir(parents=True)
         self._job.environment = start.environment
         restore = self._job.newest() if self._job.number else node.FRESH
@@ -132,7 +132,7 @@ def _ends(start: Start) -> Callable[[node.Round], None]:
 
 
 def run(parent: Parent, *starts: Start) -> list[Ran]:
-    """Beside each other, each to its end or until all its ranks are killed."""
+    """Run scripts at the same time, each to its end or until all its ranks are killed."""
     running = [Running(parent, start) for start in starts]
     until = time.monotonic() + GIVE_UP_SECONDS
     try:
@@ -164,6 +164,7 @@ class Running:
             parent.fork("loops.run:main", {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, self._log.fileno())
             for rank in range(start.size)
         ]
+        self._handles = [os.pidfd_open(pid) for pid in self._pids]  # a pid alone may be another process's by now
 
     @property
     def over(self) -> bool:
@@ -172,12 +173,14 @@ class Running:
         return None not in codes or any(codes) or (self._start.stops_after > 0 and self._start.all_have("stops"))
 
     def kill(self) -> None:
-        for pid in self._pids:
+        for handle in self._handles:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
 
     def ended(self) -> Ran:
         codes = [self._parent.wait(pid) for pid in self._pids]
+        for handle in self._handles:
+            os.close(handle)
         self._log.seek(0)
         output = self._log.read().decode(errors="replace")
         self._log.close()

@@ -26,27 +26,27 @@ NEAR = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Equal:
-    """As an uninterrupted run."""
+    """The run equals an uninterrupted one."""
 
     bound: float = 0.0
-    """Of the largest difference, relative to the largest number."""
+    """The largest difference allowed, relative to the largest number."""
     why: str = ""
-    """It is no smaller."""
+    """The reason for a bound above 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Differs:
-    """In a part of what is computed, for a reason that is not State's. The rest is equal."""
+    """Some results differ, for a reason that State can not change; the others are equal."""
 
     why: str
     names: tuple[str, ...]
-    """Patterns of what differs."""
+    """Patterns of the names that differ."""
     bound: float = NEAR
 
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """By an error that says what can't be kept."""
+    """The script ends with an error that names what can not be kept."""
 
     match: str
 
@@ -60,17 +60,17 @@ ERROR = r"^(?:[\w.]+\.)?(?:BadInput|NotSavable): .*$"
 class Case:
     script: str
     same: Expected = Equal()
-    """In a world of the same size."""
+    """The result in a world of the same size."""
     other: Expected = Equal(NEAR)
-    """In a world of another size."""
+    """The result in a world of another size."""
     first: int = 2
     others: tuple[int, ...] = (3, 1)
     """Sizes of other worlds; the gate has the first of them."""
     steps: int = 12
     kill: int = 5
-    """After so many commits."""
+    """The number of commits after which all ranks are killed."""
     kills: tuple[int, ...] = (1, 9)
-    """And in the long suite."""
+    """More such numbers, for the long suite."""
     saved: Callable[[int], int] = lambda commits: commits
     """The step that a run goes on with, after so many commits."""
     not_compared: tuple[str, ...] = ()
@@ -326,7 +326,7 @@ def test_killed_at_other_places_and_started_in_all_worlds(folder, parents, case,
 
 @dataclasses.dataclass(frozen=True)
 class Drain:
-    """A planned end of the world, under a stand-in for its agents."""
+    """A planned end of a world, which a stand-in for the agents announces."""
 
     script: str
     before: int
@@ -421,7 +421,7 @@ def check(case: Case, expected: Equal | Differs, whole: Ran, before: Ran, after:
 
 
 def check_refused(expected: Refused, ran: Ran) -> None:
-    """By the error that ends the script: a sentence of ours."""
+    """Check that the script ended with an error of State, and not a raw one."""
     assert ran.failed, "nothing was refused"
     errors = re.findall(ERROR, ran.output, re.MULTILINE)
     assert any(re.search(expected.match, error) for error in errors), ran.output
