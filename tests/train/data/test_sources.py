@@ -299,6 +299,7 @@ FOLDERS = {
     "incomplete download": (["a.jsonl", "b.jsonl.part"], ["b.jsonl.part"], ["a.jsonl"],
                             {".jsonl data in another form, or incomplete": ["b.jsonl.part"]}),
     "text alone": (["LICENSE", "README.md", "a.txt", "main.py"], [], ["LICENSE", "README.md", "a.txt", "main.py"], {}),
+    "images beside text": (["a.md", "demo.png"], [], ["a.md"], {"no data, judging by the name": ["demo.png"]}),
     "splits of lines": (["test.jsonl.gz", "train.jsonl.gz"], [], ["train.jsonl.gz"], {"split test": ["test.jsonl.gz"]}),
     "splits of JSON": (["test.json", "train.json"], [], ["train.json"], {"split test": ["test.json"]}),
     "splits of text": (["README.md", "train.txt", "valid.txt"], [], ["train.txt"],

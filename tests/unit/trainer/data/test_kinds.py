@@ -63,6 +63,7 @@ def test_names_are_compared_without_case(name, kind):
         ("a.jsonl.part", ".jsonl data in another form, or incomplete"),
         ("a.jsonl.gz.tmp", ".gz data in another form, or incomplete"),
         ("a.warc.gz", "a record format"),
+        ("a.PDF", "a document format"),
         ("shard-000000.bin", "binary data"),
     ],
 )
@@ -83,6 +84,7 @@ def test_data_that_are_not_read_are_known_by_name(name, reason):
         ("part-0.parquet.crc", Role.MARKER),
         ("a.jsonl.sha256", Role.MARKER),
         ("SHA256SUMS", Role.MARKER),
+        ("docs/Demo.PNG", Role.MARKER),
         ("README.md", Role.DESCRIPTION),
         ("LICENSE.txt", Role.DESCRIPTION),
         ("licence", Role.DESCRIPTION),

@@ -245,7 +245,7 @@ def _matches(name: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(name) and fnmatch.fnmatchcase(name[0], pattern[0]) and _matches(name[1:], pattern[1:])
 
 
-_TAKEN = (
+_TAKEN: tuple[tuple[set[Role], set[Role]], ...] = (
     ({Role.DATA}, {Role.JSON, Role.PROSE}),
     ({Role.JSON}, {Role.PROSE, Role.OTHER}),
     ({Role.PROSE, Role.OTHER, Role.DESCRIPTION}, set()),

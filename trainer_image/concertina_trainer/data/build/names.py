@@ -29,6 +29,7 @@ UNREADABLE = {
         (".lz4", ".lzma", ".z", ".br", ".sz", ".snappy", ".lzo", ".zstd"), "a compression that is not read"
     ),
     **dict.fromkeys((".csv", ".tsv"), "CSV or TSV, which is not read"),
+    **dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".epub", ".pptx"), "a document format that is not read"),
     **dict.fromkeys((".xls", ".xlsx", ".orc", ".avro", ".feather", ".dta"), "a table format that is not read"),
     **dict.fromkeys(
         (".warc", ".wet", ".wat", ".tfrecord", ".tfrecords", ".array_record", ".mds"),
@@ -45,6 +46,7 @@ _WITH_PARTS = frozenset((".jsonl", ".ndjson", ".parquet", ".arrow", ".gz", ".bz2
 _MARKER = re.compile(
     r"_success|_(committed|started)_.*|_metadata|_common_metadata|.*_\$folder\$|thumbs\.db|desktop\.ini"
     r"|dataset_infos?\.json|dataset_dict\.json|state\.json"
+    r"|.*\.(png|jpe?g|gif|webp|bmp|ico|ttf|woff2?|so|o|exe|pyc)"
     r"|.*\.(crc|md5|sha1|sha256|sha512|asc|sig|lock)|(md5|sha1|sha256|sha512)sums?(\.txt)?"
 )
 _UNCOMMITTED = "_temporary"
@@ -77,7 +79,7 @@ class Role(enum.Enum):
     DESCRIPTION = "description"
     """README, LICENSE and the like: text, if the folder has no data of another kind."""
     MARKER = "marker"
-    """A file of Spark, `datasets` or a checksum tool; never a document."""
+    """An image, a program, or a file of Spark, `datasets` or a checksum tool; never a document."""
     UNREADABLE = "unreadable"
 
 
