@@ -346,9 +346,8 @@ def main() -> None:
             back = restores(subject, options.runs, disk, newest) | pulls(subject, options.runs, memory)
             report.show(f"restore, {subject.mebibytes:.0f} MiB of state", back)
             beside, took = checkpoint_paced.steps(size, memory)
-            report.show(
-                f"steps of {1000 * checkpoint_paced.STEP_SECONDS:.0f} ms, {size:.0f} MiB copied for free", beside
-            )
+            milliseconds = 1000 * checkpoint_paced.STEP_SECONDS
+            report.show(f"steps of {milliseconds:.0f} ms, {size:.0f} MiB copied for free", beside)
             for what, value in took.items():
                 print(f"{what}: {value}")
             back |= beside

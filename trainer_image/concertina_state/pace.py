@@ -33,7 +33,7 @@ class Pace:
         self._plain, self._plain_seconds = 0, 0.0
         """Steps that no snapshot slows down, since the last one that does, and the seconds that they took."""
         self._before: tuple[int, float] | None = None
-        """Number and mean seconds of the plain steps before the last snapshot, while those behind it are added up."""
+        """Number and mean seconds of the plain steps before the last snapshot, until all steps behind it are known."""
         self._behind_seconds = 0.0
         """Seconds by which these steps are slower."""
         self._compared, self._slower, self._in_a_row = 0, 0.0, 0

@@ -42,7 +42,7 @@ class StepFlags:
     shipping: int = 0
     """A shard of this rank is still on its way to storage."""
     snapshot_due: int = 0
-    """Rank 0: enough steps have passed since the last snapshot."""
+    """Rank 0: enough steps have passed since the last snapshot. Without a pace, each rank says so."""
     snapshot_waits: int = 0
     """Another snapshot would have to wait for this rank's last one, or for its file."""
 
@@ -182,12 +182,14 @@ class Saving:
             copied_last=int(self._snapshots.copied(last, self._copied_step)),
             copied_before=int(self._snapshots.copied(last - 1, self._copied_step)),
             shipping=int(self._snapshots.shipping),
-            snapshot_due=int(self._metadata.shard == 0 and self._snapshot_is_due()),
+            snapshot_due=int(self._snapshot_is_due()),
             snapshot_waits=int(self._pace is not None and self._snapshots.waits),
         )
 
     def _snapshot_is_due(self) -> bool:
-        return self._pace is None or self._snapshots.count == 0 or self._since + 1 >= self._pace.every
+        if self._pace is None:
+            return True
+        return self._metadata.shard == 0 and (self._snapshots.count == 0 or self._since + 1 >= self._pace.every)
 
     def _overdue(self, step: int | None) -> bool:
         """By the clock, or because a round ended before its checkpoint was in storage."""

@@ -71,9 +71,8 @@ class Loop:
 
     def __init__(self, folder, monkeypatch, stall=0.0, device_seconds=0.0, every=1, overhead=0.01, checkpoints=None):
         self.clock = Clock()
-        monkeypatch.setattr(
-            saving_module, "time", SimpleNamespace(perf_counter=self.clock.perf_counter, time=lambda: 0.0)
-        )
+        time = SimpleNamespace(perf_counter=self.clock.perf_counter, time=lambda: 0.0)
+        monkeypatch.setattr(saving_module, "time", time)
         self.state, self.agent = State(self.clock, stall, device_seconds), Agent()
         self.snapshots = Snapshots(folder, self.state)
         metadata = ShardMetadata(SnapshotId(1, 0, "l", 1), 0, 0, "", "")
@@ -129,7 +128,7 @@ def test_every_steps_is_the_fewest(tmp_path, monkeypatch):
     loop.train(40)
     assert all(step % 4 == 0 for step in loop.taken)
     assert loop.taken[:2] == [4, 8]
-    assert {after - before for before, after in zip(loop.taken[1:], loop.taken[2:], strict=False)} == {8}
+    assert set(after - before for before, after in zip(loop.taken[1:], loop.taken[2:], strict=False)) == {8}
 
 
 def test_no_step_waits_for_the_commit_of_the_snapshot_before(tmp_path, monkeypatch):

@@ -178,8 +178,11 @@ def _begin_with(
         with _reading(lambda: final(lambda: resolve(uri)), world) as folder:
             stored = StoredCheckpoint(folder)
             fields = stored.manifest.trainer.get("model")
-            if fields and not model.entrypoint:  # else names and shapes tell
+            if fields and not model.entrypoint:
                 hf_config.check_ours(_model(fields, stored.uri), stored.uri, model)
+            elif fields and (fields.get("options") or {}) != (model.options or {}) and world.rank == 0:
+                # Refused on resume; here it is how one changes them on purpose.
+                print(f"the weights in {stored.uri} were trained with other trainer.model.options", flush=True)
             state.load_weights(stored.shards, stored.uri)
     if world.rank == 0:
         print(f"the weights to begin with are those of {uri}", flush=True)

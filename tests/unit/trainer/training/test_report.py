@@ -20,10 +20,9 @@ def test_tokens_are_those_of_the_step(monkeypatch, documents, total):
     trainer = {"data": {"uri": "/data", "documents": documents}, "globalBatchSize": 32, "model": model}
     sent = Sent()
     reporter = Reporter(TrainerConfig.model_validate(trainer), 0, sent)
+    times = StepTimes(torch.device("cpu"))
     reporter.begin(
-        RoundInfo(
-            0, "Fresh", StepTimes(torch.device("cpu")), token_flops=6.0, token_flops_full_attention=9.0, peak_flops=12.0
-        )
+        RoundInfo(0, "Fresh", times, token_flops=6.0, token_flops_full_attention=9.0, peak_flops=12.0)
     )
     reporter.step(StepInfo(1, 32, 4664, 1.0, 1.0, 1e-3, None, 0.0, 0.0, (), (), None))
     told = sent[-1]
