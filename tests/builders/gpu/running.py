@@ -49,7 +49,7 @@ def run_all(
 
 
 def run(check: Check, environment: Mapping[str, str], seconds_left: float) -> Result:
-    with tempfile.TemporaryDirectory(prefix="gpu-check-") as name:
+    with tempfile.TemporaryDirectory(prefix="gpu-check-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         started = time.monotonic()
         code = _exit_code(check, environment, min(check.limit_seconds, seconds_left), folder)
@@ -81,7 +81,8 @@ def _exit_code(check: Check, environment: Mapping[str, str], limit_seconds: floa
             return None
         finally:  # also what the check has left running: it would hold the GPU's memory
             _signal(mark, signal.SIGKILL)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs may hold a killed process
+                process.wait(LAST_WORDS_SECONDS)
 
 
 def _signal(mark: str, number: signal.Signals) -> None:
