@@ -36,7 +36,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def trainer(data):
-    """A test's own, to change as it likes."""
+    """A test's own, to change as it likes. A snapshot follows each step, whatever it costs."""
     return {
         "steps": 40,
         "data": {"uri": str(data)},
@@ -44,4 +44,5 @@ def trainer(data):
         "microBatchSize": 4,
         "model": {"layers": 4, "dim": 256, "heads": 4, "sequenceLength": 256},
         "optimizer": {"learningRate": 0.001, "warmupSteps": 10},
+        "snapshot": {"overhead": 100},
     }

@@ -83,6 +83,7 @@ class BufferCatalogue(Holdings[Buffer]):
         alone = [(own_chunk(name, each.dtype, each.shape), each) for name, each in own.items()]
         super().__init__(held, alone, f"{world}, buffers")
         self.saved = Buffers(self.layout, self._saved)
+        self._addresses = {each.name: each.local.address for each in held} | {name: own[name].address for name in own}
 
     @property
     def alone(self) -> bool:
@@ -96,10 +97,8 @@ class BufferCatalogue(Holdings[Buffer]):
 
     def still(self, arrays: Mapping[str, Buffer | Part]) -> bool:
         """Whether these are the very arrays that it was made of."""
-        own = len(self.layout.chunks) - len(self._parts)
-        return len(arrays) == len(self.held) + own and all(
-            (now := arrays.get(each.name)) is not None and _buffer(now).address == each.local.address
-            for each in self.held
+        return arrays.keys() == self._addresses.keys() and all(
+            _buffer(array).address == self._addresses[name] for name, array in arrays.items()
         )
 
     def fill(self, plan: ReadPlan, shards: Mapping[int, ShardReader]) -> None:

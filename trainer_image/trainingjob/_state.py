@@ -429,12 +429,11 @@ class State:
         now = {**arrays, **self._shared, **self._own_arrays(buffers)}
         if self._catalogue is None or not self._catalogue.still(now):
             self._catalogue = self._new_catalogue(arrays, buffers)
-            if self._snapshots is None:
-                self._snapshots = Snapshots(self._end.snapshots / f"shard-{self._world.rank}", self._catalogue.saved)
-            else:
+            if self._snapshots is not None:
                 self._snapshots.of_arrays(self._catalogue.saved)
+        if self._snapshots is None:
+            self._snapshots = Snapshots(self._end.snapshots / f"shard-{self._world.rank}", self._catalogue.saved)
         self._own[:] = text.ljust(len(self._own))
-        assert self._snapshots is not None
         return self._catalogue, self._snapshots
 
     def _arrays(self) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class KeptModule:
                 continue
             local = live(value)
             place = (id(value) if can_flatten(local) else local.data_ptr(), value.shape)
-            if place not in seen or not value.numel():
+            if place not in seen or not local.numel():
                 self._tensors[full] = value
             seen.add(place)
 

@@ -52,7 +52,7 @@ class Refused:
 
 
 Expected = Equal | Differs | Refused
-ERROR = r"^(?:[\w.]+\.)?(?:BadInput|NotSavable): .*$"
+ERROR = r"^(?:[\w.]+\.)?(?:BadInput|NotSavable|Unsaveable): .*$"
 """The last line of a script that was refused."""
 
 

@@ -128,7 +128,7 @@ def test_every_steps_is_the_fewest(tmp_path, monkeypatch):
     loop.train(40)
     assert all(step % 4 == 0 for step in loop.taken)
     assert loop.taken[:2] == [4, 8]
-    assert set(after - before for before, after in zip(loop.taken[1:], loop.taken[2:], strict=False)) == {8}
+    assert {after - before for before, after in zip(loop.taken[1:], loop.taken[2:], strict=False)} == {8}
 
 
 def test_no_step_waits_for_the_commit_of_the_snapshot_before(tmp_path, monkeypatch):

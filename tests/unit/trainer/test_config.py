@@ -35,6 +35,7 @@ def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
         ({"data": {"uri": "/a", "balance": "speed", "documents": "bucketed"}}, "set balance to even"),
         ({"evaluation": {"everySteps": 0}}, "everySteps"),
         ({"evaluation": {"sequences": 0}}, "sequences"),
+        ({"snapshot": {"overhead": 0}}, "overhead"),
         ({"evaluation": {"everyStep": 5}}, "everyStep"),
         ({"steps": 5, "reproduction": {"lastStep": 6}}, "must not be beyond steps"),
         ({"reproduction": {"leftOut": [[1, 2, 3]]}}, "at most 2 items"),

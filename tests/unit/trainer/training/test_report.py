@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from concertina_protocol import SnapshotInterval
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.parallel.step_times import StepTimes
 from concertina_trainer.training.report import Reporter, RoundInfo, StepInfo
@@ -21,12 +22,11 @@ def test_tokens_are_those_of_the_step(monkeypatch, documents, total):
     sent = Sent()
     reporter = Reporter(TrainerConfig.model_validate(trainer), 0, sent)
     times = StepTimes(torch.device("cpu"))
-    reporter.begin(
-        RoundInfo(0, "Fresh", times, token_flops=6.0, token_flops_full_attention=9.0, peak_flops=12.0)
-    )
-    reporter.step(StepInfo(1, 32, 4664, 1.0, 1.0, 1e-3, None, 0.0, 0.0, (), (), None))
+    reporter.begin(RoundInfo(0, "Fresh", times, token_flops=6.0, token_flops_full_attention=9.0, peak_flops=12.0))
+    reporter.step(StepInfo(1, 32, 4664, 1.0, 1.0, 1e-3, None, 0.0, 0.0, (), (), None, SnapshotInterval(3, 0.008)))
     told = sent[-1]
     assert told.tokens == total
+    assert told.snapshots == SnapshotInterval(3, 0.008)
     assert told.tokens_per_second * told.step_seconds == pytest.approx(4664)
     assert told.mfu == pytest.approx(told.tokens_per_second / 2)
     assert told.mfu_full_attention == pytest.approx(told.tokens_per_second * 9 / 12)

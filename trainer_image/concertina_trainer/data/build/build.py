@@ -1,7 +1,7 @@
 """Token shards from text: in parallel, resumable, and the same bytes for any number of processes or machines.
 
-The sources' sizes alone decide each shard's input, which becomes the same shards in any process (decision "A part of the
-sources is a shard"). Each finished input is recorded beside the shards. The process that finds all of them recorded
+The sources' sizes alone decide each shard's input, which becomes the same shards in any process (decision "A part of
+the sources is a shard"). Each finished input is recorded beside the shards. The process that finds all of them recorded
 writes the manifest.
 """
 
