@@ -231,6 +231,8 @@ class State:
             )  # fmt: skip
         if self._loaders is not None:
             self._loaders.restored()
+        if self._save_points is not None:
+            self._save_points.pass_commit()  # torch makes a step of an FSDP1 optimizer that has no moments yet
         self._restored = saved.id.step
         self._end.restored(saved.id.step, place)
         with told():

@@ -432,6 +432,8 @@ def flattened(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 def check_kinds(objects: Mapping[str, Kept]) -> None:
     """Raise BadInput for tensors whose type can't be saved, as far as they are there already."""
     for prefix, kept in objects.items():
+        if isinstance(kept, KeptFsdp1Optimizer):
+            continue  # torch makes a step to take its state apart
         for name, value in {**kept.arrays(), **kept.buffers()}.items():
             if isinstance(value, Tensor):
                 check_kind(f"{prefix}.{name}", value)
