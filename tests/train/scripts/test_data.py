@@ -109,6 +109,7 @@ def test_a_snapshot_says_of_which_data_and_how_many(folders, tmp_path, monkeypat
     slot = mark.with_suffix("")
     said = LocalShard(slot, read_sidecar(slot).id).header.metadata
     assert (said.position, said.data) == (8, data.digest)
+    del state  # as if its process had ended
     again = trainingjob.data(folders[2], length=LENGTH, batch=4)
     assert trainingjob.State(model=model, data=again).restore() == 1
     assert again.samples == 8
