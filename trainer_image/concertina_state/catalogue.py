@@ -160,8 +160,6 @@ def check_kind(name: str, tensor: Tensor) -> None:
         return
     if tensor.layout != torch.strided or tensor.is_nested:
         raise BadInput(f"{name} is a tensor with the layout {tensor.layout}, which can't be saved: make it dense.")
-    if tensor.is_meta:
-        raise BadInput(f"{name} is on the meta device, so it has no content to save: materialize it first (to_empty).")
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if type(local) not in (Tensor, torch.nn.Parameter) and (
         is_traceable_wrapper_subclass(local) or (local.numel() and not _has_memory(local))

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from concertina_state.buffers import Buffer
-from concertina_state.catalogue import Catalogue
+from concertina_state.catalogue import Catalogue, live
 from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
 from concertina_state.holdings import Part
@@ -55,7 +55,10 @@ class TorchRanks:
         return box[0]
 
     def array(self, array: Any, name: str) -> Tensor | Part:
-        return Part(_tensor(array.array), array.offsets, array.shape) if isinstance(array, Part) else _tensor(array)
+        tensor = _tensor(array.array if isinstance(array, Part) else array)
+        if live(tensor).is_meta:
+            raise BadInput(f"{name} is on the meta device, so it has no content to save: materialize it (to_empty).")
+        return Part(tensor, array.offsets, array.shape) if isinstance(array, Part) else tensor
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
         """By their sums, so that nothing leaves the device but these."""
