@@ -22,7 +22,19 @@ how long in all is failurePolicy's to say."""
 
 
 def folder_on_node() -> Path:
-    return Path(os.environ.get("CONCERTINA_CACHE", Path(tempfile.gettempdir(), f"concertina-data-{os.getuid()}")))
+    """Return the folder that keeps what stores give: one for each user of the machine."""
+    return Path(os.environ.get("CONCERTINA_CACHE", Path(tempfile.gettempdir(), f"concertina-data-{_user()}")))
+
+
+def _user() -> int:
+    """Return this user's id outside of its user namespace, in which an ordinary user may have root's."""
+    user = os.getuid()
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/uid_map").read_text().splitlines():
+            inside, outside, count = map(int, line.split())
+            if inside <= user < inside + count:
+                return outside + user - inside
+    return user
 
 
 @dataclass(frozen=True)
