@@ -194,7 +194,10 @@ class Account:
         spent[self.bucket] += self.elapsed - self.late - self.before_first_step
         spent[self._bucket_before_first_step] += self.before_first_step
         spent["recovery_seconds"] += self.late
-        self._move_waits(spent, self._bucket_before_first_step if self.before_first_step else self.bucket)
+        if self.before_first_step:
+            self._move_waits(spent, self._bucket_before_first_step, self.before_first_step)
+        else:
+            self._move_waits(spent, self.bucket, self.elapsed - self.late)
         if self._unknown_was_startup:
             _move(spent, "unknown_seconds", "startup_seconds", spent["unknown_seconds"])
         _move(spent, "productive_seconds", "replayed_seconds", self.replayed_seconds)
@@ -235,12 +238,19 @@ class Account:
         known = self.progress.tokens if self.progress else None
         return None if known is None else max(0, known - (self.tokens_before or 0))
 
-    def _move_waits(self, spent: dict[str, float], source: str) -> None:
-        """What is new of them, out of the class that the time was counted in."""
+    def _move_waits(self, spent: dict[str, float], source: str, counted: float) -> None:
+        """Move what is new of them out of the class that the time was counted in.
+
+        Of `source` this takes no more than the seconds that this count has added. A report of more is of steps that
+        were counted before, as productive."""
         old, new = self.ctx.status.internal.round_waits, self.waits
         for name, (bucket, _) in WAITS.items():
             before = getattr(old, name) if old.round == new.round else 0.0
-            _move(spent, source, bucket, getattr(new, name) - before)
+            waited = max(0.0, getattr(new, name) - before)
+            of_this_count = min(waited, counted)
+            counted -= of_this_count
+            _move(spent, source, bucket, of_this_count)
+            _move(spent, "productive_seconds", bucket, waited - of_this_count)
 
     @cached
     def replayed_seconds(self) -> float:

@@ -113,6 +113,26 @@ def test_what_workers_say_of_their_steps_is_taken_out_of_what_was_productive() -
     )
 
 
+def test_waits_that_are_reported_late_leave_the_recovery_of_earlier_incidents_alone() -> None:
+    """The last report of a round tells of waits that were counted as productive."""
+    seen = passed(with_lead(jobs.running(jobs.spec()), **failed(T0 + 20)), T0 + 22)
+    seen = at_work(next_round(seen, T0 + 26), T0 + 27, 61)
+    seen = at_work(seen, T0 + 50, 90)
+    before = seen.job.status.goodput
+    assert before.recovery_seconds == pytest.approx(7)
+    [ended] = seen.job.status.incidents
+    status = seen.job.status
+    drains = [each.model_copy(update={"reason": "Draining"}) for each in status.conditions if each.type == "Ready"]
+    others = [each for each in status.conditions if each.type != "Ready"]
+    internal = status.internal.model_copy(update={"incident": ended})
+    status = status.model_copy(update={"conditions": (*drains, *others), "internal": internal})
+    seen = replace(seen, job=replace(seen.job, status=status))
+    goodput = at_work(seen, T0 + 60, 90, stalled_seconds=14.0).job.status.goodput
+    assert goodput.input_seconds == pytest.approx(14)
+    assert goodput.recovery_seconds >= before.recovery_seconds
+    assert sum(entry.seconds for entry in goodput.recovery) == pytest.approx(goodput.recovery_seconds)
+
+
 def test_a_slow_rank_0_is_no_less_a_straggler_and_no_communication() -> None:
     seen = jobs.running(jobs.spec())
     told = progress(60, T0 + 20, seconds={StepPart.ALL_REDUCE: 1.0})
