@@ -1,9 +1,12 @@
 """For all tests."""
 
+import gc
 import json
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # Beside others, threads that wait for each other take 20 times the processor's time. Before torch is imported.
@@ -24,6 +27,9 @@ settings.load_profile("concertina")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BREACHES = pytest.StashKey[list[str]]()
+LEFT_OPEN = 150
+"""Files that the tests of a module may leave open: a cluster or a server that later modules share has some. A user has
+1024 by default, for all tests."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before any test is left out by its mark or its name
@@ -46,6 +52,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _case(item: pytest.Item) -> suite.Case:
     mark = item.get_closest_marker("long")
     return suite.Case(item.nodeid, mark and str(mark.kwargs.get("law", "")))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_files_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Name the module that leaves files open, instead of the later one that finds none left."""
+    before = _open_files()
+    yield
+    if len(_open_files()) > len(before) + LEFT_OPEN:
+        gc.collect()  # reference cycles close their files at some later time
+        left = Counter(_open_files()) - Counter(before)
+        assert left.total() <= LEFT_OPEN, f"{request.node.nodeid} leaves {left.total()} files open: {left}"
+
+
+def _open_files() -> list[str]:
+    """The targets of this process's file descriptors."""
+    targets = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            targets.append(str(descriptor.readlink()).partition(":")[0])
+        except FileNotFoundError:  # of this very loop
+            continue
+    return targets
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import queue
 import threading
 import time
@@ -83,7 +84,11 @@ def _settle(future: Future[T], work: Callable[[], T]) -> None:
 
 
 class OpenShards(Generic[T]):
-    """What `open_one` gives of each shard. Of one thread."""
+    """What `open_one` gives of each shard. Of one thread.
+
+    `open_one` must not refer to the owner of this object. Otherwise the owner is part of a reference cycle, and its
+    threads, file mappings and connections stay until Python looks for cycles, which it does rarely in a process with
+    many objects."""
 
     def __init__(self, sizes: Sequence[int], most: int, open_one: Callable[[int], T], threads: Threads) -> None:
         """`sizes`: of the shards, in bytes; of those that are open it is `most` in all, but for one."""
@@ -124,5 +129,5 @@ class OpenShards(Generic[T]):
         while self._open and (self._bytes > self._most or len(self._open) >= 3 * WINDOW):
             oldest, _ = self._open.popitem(last=False)
             self._bytes -= self._sizes[oldest]
-        self._open[index] = self._threads.submit(lambda: self._open_one(index))
+        self._open[index] = self._threads.submit(functools.partial(self._open_one, index))
         return self._open[index]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from concertina_data.files import tokens_file
-from concertina_data.manifest import TOO_SHORT
+from concertina_data.manifest import TOO_SHORT, DataManifest
 from concertina_data.opening import FETCH_THREADS, OpenShards, Threads
 from concertina_data.order import Order
-from concertina_data.places import CacheSettings, open_place, read_manifest
+from concertina_data.places import CacheSettings, Place, open_place, read_manifest
 from concertina_state.errors import BadInput
 
 TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
@@ -34,7 +36,8 @@ class Sequences:
         self._order = Order(counts, seed)
         self.epoch_size = self._order.epoch_size
         sizes = [shard.size for shard in self._manifest.shards]
-        self._shards = OpenShards(sizes, cache.limit, self._open, Threads(FETCH_THREADS))
+        open_one = functools.partial(_open, self._place, self._manifest)
+        self._shards = OpenShards(sizes, cache.limit, open_one, Threads(FETCH_THREADS))
 
     @property
     def vocab_size(self) -> int:
@@ -58,11 +61,9 @@ class Sequences:
                 rows[row, at:to] = tokens[begin + at : begin + to]
         return rows
 
-    def _open(self, index: int) -> Tensor:
-        content = self._place.open(tokens_file(self._manifest.shards[index]))
-        # What a store has just given is bytes, which torch warns of, where the folder did not keep it.
-        return torch.frombuffer(bytearray(content) if isinstance(content, bytes) else content, dtype=self._type)
 
-    @property
-    def _type(self) -> torch.dtype:
-        return TYPES[self._manifest.token_bytes]
+def _open(place: Place, manifest: DataManifest, index: int) -> Tensor:
+    content = place.open(tokens_file(manifest.shards[index]))
+    # What a store has just given is bytes, which torch warns of, where the folder did not keep it.
+    writable = bytearray(content) if isinstance(content, bytes) else content
+    return torch.frombuffer(writable, dtype=TYPES[manifest.token_bytes])

@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import datetime
 import fcntl
+import gc
 import http.server
 import os
 import re
@@ -14,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from concertina_data import cache
 from concertina_data.files import tokens_file
 from concertina_data.manifest import parse
 from concertina_data.places import CacheSettings, read_manifest
+from concertina_data.sequences import Sequences
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.config.data import DataConfig
@@ -68,6 +71,38 @@ def stored(s3, files, tmp_path):
 
 def held(folder):
     return sorted(folder.glob("*.data"))
+
+
+def threads_of_readers():
+    return [thread for thread in threading.enumerate() if thread.name == "concertina-data"]
+
+
+@pytest.mark.parametrize("make", [
+    lambda uri: Reader(DataConfig(uri=uri, documents="masked"), LENGTH, seed=1),
+    lambda uri: Sequences(uri, LENGTH, 1, CacheSettings(1 << 20)),
+], ids=["trainer", "script"])  # fmt: skip
+def test_a_reader_that_nobody_uses_ends_its_threads_and_closes_its_files(local, make):
+    """At once, not at the next collection of cycles: a process with torch in it collects rarely, and a test process
+    that made readers had a thousand files open."""
+    gc.collect()
+    before = threads_of_readers()
+    gc.disable()
+    try:
+        reader = make(str(local))
+        if isinstance(reader, Reader):
+            reader.read(0, 20)
+        else:
+            reader.rows(0, 20)
+        threads = [thread for thread in threads_of_readers() if thread not in before]
+        assert threads
+        assert str(local) in Path("/proc/self/maps").read_text()
+        del reader
+        for thread in threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in threads)
+        assert str(local) not in Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("threads", [1, 7])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concertina_data.files import documents_file, tokens_file
-from concertina_data.manifest import TOO_SHORT
+from concertina_data.manifest import TOO_SHORT, DataManifest
 from concertina_data.opening import OpenShards, Threads
-from concertina_data.places import CacheSettings, OnWait, open_place, read_manifest
+from concertina_data.places import CacheSettings, OnWait, Place, open_place, read_manifest
 from concertina_state.errors import BadInput
 from concertina_trainer.config.data import DocumentMode
 from concertina_trainer.data import packing
@@ -46,7 +48,8 @@ class DataSet:
             raise BadInput(TOO_SHORT.format(uri=uri, length=length))
         self.order = Order(self._counts, seed)
         sizes = [shard.size for shard in self.manifest.shards]
-        self._shards = OpenShards(sizes, most_bytes, self._opened, threads)
+        open_one = functools.partial(_open, self._place, self.manifest, mode, length, self._counts)
+        self._shards = OpenShards(sizes, most_bytes, open_one, threads)
 
     @property
     def waiting_for(self) -> str:
@@ -68,20 +71,23 @@ class DataSet:
         """Begin to open what sequences from `place` on will need, as far as there is room."""
         self._shards.expect(self.order.nearby(place))
 
-    def _opened(self, index: int) -> Opened:
-        shard = self.manifest.shards[index]
-        content, frames, features = self._place.open(tokens_file(shard)), self.manifest.frames, None
-        if frames is None:
-            tokens = np.frombuffer(content, TYPES[self.manifest.token_bytes])
-        else:
-            features, tokens = parts(content, frames)
-        if self._mode is DocumentMode.joined:
-            return Opened(tokens, None, features)
-        begins = np.frombuffer(self._place.open(documents_file(shard)), "<u8").astype(np.int64)
-        plan = PLANNERS[self._mode](begins, shard.tokens, self._length)
-        if len(plan) != self._counts[index]:
-            raise BadInput(
-                f"{self._place.uri}/{shard.file} gives {len(plan)} sequences, and {self._counts[index]} were planned: "
-                f"run `concertina data pack {self._place.uri} --length {self._length}` again."
-            )
-        return Opened(tokens, plan, features)
+
+def _open(
+    place: Place, manifest: DataManifest, mode: DocumentMode, length: int, counts: Sequence[int], index: int
+) -> Opened:
+    shard = manifest.shards[index]
+    content, frames, features = place.open(tokens_file(shard)), manifest.frames, None
+    if frames is None:
+        tokens = np.frombuffer(content, TYPES[manifest.token_bytes])
+    else:
+        features, tokens = parts(content, frames)
+    if mode is DocumentMode.joined:
+        return Opened(tokens, None, features)
+    begins = np.frombuffer(place.open(documents_file(shard)), "<u8").astype(np.int64)
+    plan = PLANNERS[mode](begins, shard.tokens, length)
+    if len(plan) != counts[index]:
+        raise BadInput(
+            f"{place.uri}/{shard.file} gives {len(plan)} sequences, and {counts[index]} were planned: "
+            f"run `concertina data pack {place.uri} --length {length}` again."
+        )
+    return Opened(tokens, plan, features)

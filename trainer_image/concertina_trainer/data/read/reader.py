@@ -60,8 +60,7 @@ class Reader:
             for i, source in enumerate(sources)
         ]  # fmt: skip
         self._interleave = Interleave([source.weight for source in sources])
-        self._skipped = Skipped(skipped)
-        self._block = functools.lru_cache(maxsize=4)(self._places)
+        self.leave_out(skipped)
         self._check()
         weights = [source.weight for source in sources]
         self.digests = tuple(each.manifest.digest for each in self._sets)
@@ -72,6 +71,10 @@ class Reader:
     def leave_out(self, skipped: Sequence[tuple[int, int]]) -> None:
         """These positions (see order.Skipped), once they are known and before anything is read."""
         self._skipped = Skipped(skipped)
+        # Of the parts, not of this object: a reference cycle would keep files and threads open after its last use.
+        self._block = functools.lru_cache(maxsize=4)(
+            functools.partial(_places, self._sets, self._interleave, self._skipped)
+        )
 
     def _check(self) -> None:
         tokenizers = {each.manifest.tokenizer.digest: each.manifest.tokenizer.name for each in self._sets}
@@ -109,18 +112,6 @@ class Reader:
             mine = blocks == block
             found[:, mine] = self._block(block)[:, inside[mine]]
         return found[0], found[1], found[2]
-
-    def _places(self, block: int) -> _Numbers:
-        """Of many sequences at once: alone, each would cost as much as a hundred."""
-        consumed = np.arange(block * _BLOCK, (block + 1) * _BLOCK)
-        sets, nth = self._interleave.at(self._skipped.position_of(consumed))
-        found = np.empty((3, _BLOCK), dtype=np.int64)
-        found[0] = sets
-        for index, data in enumerate(self._sets):
-            inside = sets == index
-            if inside.any():
-                found[1:, inside] = data.order.at(nth[inside])
-        return found
 
     def positions(self, consumed: _Numbers) -> _Numbers:
         """Where these sequences stand in the run's order, which is the same whatever is left out."""
@@ -185,6 +176,20 @@ class Reader:
         [position] = self._skipped.position_of(np.array([start], dtype=np.int64)).tolist()
         for data, place in zip(self._sets, self._interleave.before(position), strict=True):
             data.expect(place)
+
+
+def _places(datasets: Sequence[DataSet], interleave: Interleave, skipped: Skipped, block: int) -> _Numbers:
+    """Data set, shard and place in it of the sequences of a block: int64 [3, _BLOCK].
+
+    Alone, each sequence would cost as much as a hundred."""
+    sets, nth = interleave.at(skipped.position_of(np.arange(block * _BLOCK, (block + 1) * _BLOCK)))
+    places = np.empty((3, _BLOCK), dtype=np.int64)
+    places[0] = sets
+    for index, data in enumerate(datasets):
+        inside = sets == index
+        if inside.any():
+            places[1:, inside] = data.order.at(nth[inside])
+    return places
 
 
 def _lay_out(
