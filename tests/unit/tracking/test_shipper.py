@@ -128,9 +128,9 @@ def test_each_step_once_whatever_happens(
     forgets: bool, rounds: list[tuple[int, int, int, list[tuple[int, int]]]]
 ) -> None:
     folder = Path(tempfile.mkdtemp())
+    server = Server(forgets)
+    nodes = [Node(folder / str(number), server) for number in range(3)]
     try:
-        server = Server(forgets)
-        nodes = [Node(folder / str(number), server) for number in range(3)]
         at, values = 0, dict[int, set[int]]()
         newest = dict[int, int]()
         for number, (lead, back, count, ships) in enumerate(rounds, 1):
@@ -153,4 +153,6 @@ def test_each_step_once_whatever_happens(
         if forgets and len({lead for lead, *_ in rounds}) == 1:
             assert {point for point in server.points if point[0] <= at} == set(newest.items()), "the last values count"
     finally:
+        for node in nodes:
+            node.writer.close()
         shutil.rmtree(folder)
