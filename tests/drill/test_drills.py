@@ -28,12 +28,12 @@ SAME = {
     "kill-node": f"{RECOVERY}/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back[OnFailure]",
     "notice": "tests/cluster/operator/rounds/test_notices.py::test_a_taint_a_cordon_a_drain_and_a_deletion",
     "kill-lead": f"{JOBS}::test_a_replica_that_dies_is_left_out_at_once_and_replaced[the lead]",
-    "stop-node": f"{RECOVERY}/test_faults.py::test_a_node_that_is_stopped_and_goes_on",
+    "stop-node": f"{RECOVERY}/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back",
     "apiserver-restart": f"{RECOVERY}/test_faults.py::test_an_api_server_that_is_restarted",
     "hang": f"{RECOVERY}/test_hangs.py::test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced",
     "straggle": f"{VERDICTS}::test_a_straggler_is_found_and_replaced_where_that_is_wanted",
     "operator-stop": f"{HEARD}::test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent",
-    "refused-pods": f"{RECOVERY}/test_faults.py::test_a_job_recovers_while_no_pod_can_be_made",
+    "refused-pods": f"{RECOVERY}/test_faults.py::test_a_quota_that_refuses_a_pod_is_waited_for",
 }
 """Scenarios whose fault the gate plays without the command, which it plays in the others."""
 PLAYED = [

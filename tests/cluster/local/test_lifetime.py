@@ -88,6 +88,7 @@ def test_what_is_left_of_a_broken_cluster_is_cleaned_up_by_the_next(name: str) -
     assert "node-1" in mended.kubectl("get", "nodes")
 
 
+@pytest.mark.long(law="tests/cluster/local/test_lifetime.py::test_a_cluster_goes_down_with_its_owner")
 def test_two_clusters_side_by_side(name: str, cluster: LocalCluster) -> None:
     with local.owned(name, ONE_NODE) as second:
         assert second.record.endpoints.address != cluster.record.endpoints.address

@@ -25,7 +25,18 @@ def holds(world: World) -> None:
 
 
 @layouts
-@pytest.mark.parametrize("fault", ["kill_node", "kill_agent"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "kill_agent",
+        pytest.param(
+            "kill_node",
+            marks=pytest.mark.long(
+                law="tests/simulation/stories/test_blocks.py::test_a_lost_member_takes_its_block_out_and_no_state"
+            ),
+        ),
+    ],
+)
 def test_a_lost_member_takes_its_block_out_and_no_state(fault: str, parallelism: Mapping[str, int]) -> None:
     for seed in SEEDS:
         holds(World(seed, schedule=(Strike(8.0, fault, seed),), parallelism=parallelism))

@@ -51,7 +51,10 @@ def test_jobs_that_need_the_same_nodes_all_complete(seeds: range) -> None:
 @pytest.mark.parametrize(
     ("where", "name", "says", "seed"),
     [
-        (admission, "_may_release", lambda ctx, mine: False, 1),
+        pytest.param(
+            *(admission, "_may_release", lambda ctx, mine: False, 1),
+            marks=pytest.mark.long(law=f"{HERE}::test_a_planted_fault_is_noticed"),
+        ),
         (Competitor, "queue_position", property(lambda one: (one.priority, one.trained, -one.created, "")), 1),
         (room, "_excluded", lambda alive: False, 5),
         (room, "_could_hold", lambda least, alive, nodes: True, 1),

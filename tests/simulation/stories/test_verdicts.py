@@ -10,6 +10,8 @@ from concertina_protocol import RestoreSource
 from simulation.runs.schedule import SPAN, Strike
 from simulation.runs.world import World
 
+HERE = "tests/simulation/stories/test_verdicts.py"
+
 
 def runs(fault: str, seeds: range, at: float = 6.0) -> Iterator[World]:
     for seed in seeds:
@@ -54,7 +56,16 @@ def test_a_straggler_is_found_and_replaced_where_that_is_wanted() -> None:
     assert replaced >= 5
 
 
-@pytest.mark.parametrize("fault", ["preempt_all", "shut_down", "spot_notice"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "preempt_all",
+        *(
+            pytest.param(fault, marks=pytest.mark.long(law=f"{HERE}::test_a_notice_costs_no_step_where_there_is_time"))
+            for fault in ("shut_down", "spot_notice")
+        ),
+    ],
+)
 def test_a_notice_costs_no_step_where_there_is_time(fault: str) -> None:
     """To one node or to all: what all of them hold is in storage before they go."""
     some = 0

@@ -57,7 +57,18 @@ def safe_at(step: int):
     return lambda report: report.progress is not None and (report.progress.snapshot_step or 0) >= step
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fsdp2",
+        pytest.param(
+            "ddp",
+            marks=pytest.mark.long(
+                law="tests/train/scripts/test_state.py::test_a_script_goes_on_from_memory_in_any_world[fsdp2]"
+            ),
+        ),
+    ],
+)
 def test_a_script_goes_on_from_memory_in_any_world(folder, kind, undisturbed):
     async def body() -> None:
         async with running(folder, 3, command(kind)) as job:

@@ -224,7 +224,14 @@ def written(place: Path, text: str, name: str = "script.py") -> Path:
     return place / name
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+MORE = ("threads of torch", "what a package has seeded stays seeded")
+"""Each starts three processes that import torch."""
+LAW = "tests/train/scripts/test_warm_start.py::test_a_script_is_run_as_if_started_plainly"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long(law=LAW)] if name in MORE else []) for name in SCRIPTS]
+)
 def test_a_script_is_run_as_if_started_plainly(name, place):
     written(place, SCRIPTS[name])
     alike(started(place, "python", "script.py", "--flag", "a b"))

@@ -81,6 +81,9 @@ def test_a_rollback_goes_to_the_checkpoint_before_and_leaves_out_what_led_there(
     assert f"round 1 beyond step {fault.step} was undone before" in said
 
 
+@pytest.mark.long(
+    law="tests/train/trainer/test_anomalies.py::test_a_rollback_goes_to_the_checkpoint_before_and_leaves_out_what_led_there"
+)
 def test_latest_goes_back_as_soon_as_a_rollback_is_said_and_waits_for_no_new_round(folder, parent, strange, tmp_path):
     """Under a real agent: the job may be deleted right then, and be made again."""
     trainer, step = policy(strange, spike="RollBack", rollbackSteps=12)

@@ -71,7 +71,10 @@ LAYOUTS = {
 
 
 LAW = "tests/train/trainer/test_gradients.py::test_every_layout_has_the_same_gradients[tensor-untied]"
-MORE = ("zero-bubble pipeline x copies", "async tensor", "context x async tensor")
+MORE = (
+    "zero-bubble pipeline x copies", "async tensor", "context x async tensor", "fsdp x async tensor",
+    "pipeline x tensor", "pipeline x context",
+)  # fmt: skip
 
 
 def case(layout, tied, gate, dtype=torch.float64):

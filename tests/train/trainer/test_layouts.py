@@ -26,8 +26,8 @@ LAYOUTS = {
 CHAINS = [
     ["pipeline", "pipeline x tensor", "fsdp", "interleaved x copies"],
     ["fsdp", "fsdp x tensor", "context x tensor", "hsdp"],
-    ["context", "tensor", "async tensor", "hsdp x tensor"],
 ]
+MORE = ["context", "tensor", "async tensor", "hsdp x tensor"]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,19 @@ def reference(folder_of_module, parent, wide):
     return node.Job(folder_of_module, parent, wide).run(world=1).losses
 
 
-@pytest.mark.parametrize("chain", CHAINS, ids=" > ".join)
+@pytest.mark.parametrize(
+    "chain",
+    [
+        *(pytest.param(chain, id=" > ".join(chain)) for chain in CHAINS),
+        pytest.param(
+            MORE,
+            id=" > ".join(MORE),
+            marks=pytest.mark.long(
+                law="tests/train/trainer/test_layouts.py::test_each_layout_goes_on_from_the_one_before"
+            ),
+        ),
+    ],
+)
 def test_each_layout_goes_on_from_the_one_before(folder, parent, wide, reference, chain):
     job, losses, restore = node.Job(folder, parent, wide), {}, node.FRESH
     for i, name in enumerate(chain):

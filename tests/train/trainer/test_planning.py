@@ -211,7 +211,16 @@ def test_real_ranks_take_what_is_planned_of_a_model_of_one_s_own(parent, program
 
 
 @pytest.mark.parametrize("layout", ["fsdp", "hsdp"])
-@pytest.mark.parametrize("free", ["Always", "Never"])
+@pytest.mark.parametrize(
+    "free",
+    [
+        "Always",
+        pytest.param(
+            "Never",
+            marks=pytest.mark.long(law=f"{FILE}::test_512_ranks_send_what_is_planned_of_a_model_of_one_s_own"),
+        ),
+    ],
+)
 def test_512_ranks_send_what_is_planned_of_a_model_of_one_s_own(programs, layout, free):
     asked, data = own_model("tokens", batch=4096, precision="bfloat16", reshardAfterForward=free)
     asked["model"]["options"] = {"dim": 512, "layers": 4}
@@ -321,12 +330,9 @@ def test_what_is_routed_grows_with_the_load(parent, tmp_path, layout):
 @pytest.mark.parametrize(
     "layout",
     [
-        "fsdp", "tensor", "interleaved", "GPipe",
-        pytest.param(
-            "experts x tensor",
-            marks=pytest.mark.long(
-                law="tests/train/trainer/test_planning.py::test_depth_and_microbatches_are_a_line[tensor]"
-            ),
+        "fsdp",
+        *long_but(
+            "GPipe", ("GPipe", "tensor", "interleaved", "experts x tensor"), "test_depth_and_microbatches_are_a_line"
         ),
     ],
 )  # fmt: skip
@@ -374,7 +380,7 @@ def test_gradients_wait_whole_only_where_gathered_weights_stay():
 
 
 @pytest.mark.parametrize(
-    "layout", ["fsdp", *long_but("hsdp", ("hsdp", "tensor", "1F1B"), "test_a_state_on_the_host_leaves_the_device")]
+    "layout", long_but("hsdp", ("fsdp", "hsdp", "tensor", "1F1B"), "test_a_state_on_the_host_leaves_the_device")
 )
 def test_a_state_on_the_host_leaves_the_device(layout):
     """What is left of gradients there are those that wait for others: of copies, and of a pipeline's microbatches."""
@@ -401,7 +407,11 @@ def test_one_device_with_its_state_on_the_host():
 
 
 @pytest.mark.parametrize(
-    "layout", [*LAYOUTS, *long_but("experts", ROUTED, "test_512_ranks_are_planned_in_one_process")]
+    "layout",
+    [
+        *long_but("hybrid with a pipeline", LAYOUTS, "test_512_ranks_are_planned_in_one_process"),
+        *long_but("experts", ROUTED, "test_512_ranks_are_planned_in_one_process"),
+    ],
 )
 def test_512_ranks_are_planned_in_one_process(layout):
     """And send what the formulas say."""

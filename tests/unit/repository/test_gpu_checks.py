@@ -126,6 +126,9 @@ def test_a_check_that_hangs_is_killed_with_all_its_processes_and_the_next_one_ru
     assert second.outcome is Outcome.PASSED
 
 
+@pytest.mark.long(
+    law="tests/unit/repository/test_gpu_checks.py::test_a_check_that_hangs_is_killed_with_all_its_processes_and_the_next_one_runs"
+)
 def test_what_the_deadline_cuts_off_and_what_follows_is_not_reached(tmp_path):
     hanging = fake_tests(tmp_path, "hanging", HANGING.format(path=str(tmp_path / "child")))
     after = fake_tests(tmp_path, "after", "def test_a(): pass\n")

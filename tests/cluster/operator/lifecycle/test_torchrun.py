@@ -150,6 +150,9 @@ def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Job
     assert job["status"]["restarts"]["inWindow"] == 0
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/recovery/test_escalation.py::test_a_script_that_always_fails_the_same_way_is_a_bug"
+)
 def test_a_script_that_always_fails_uses_up_the_budget(jobs: Jobs) -> None:
     container = {"name": "trainer", "image": "concertina/trainer:test", "command": ["torchrun", "/nowhere.py"]}
     container["env"] = [{"name": "PET_MAX_RESTARTS", "value": "0"}]  # type: ignore[assignment]

@@ -82,6 +82,7 @@ def test_an_image_that_cannot_be_had(jobs: Jobs) -> None:
     jobs.wait_true("a", "Complete")
 
 
+@pytest.mark.long(law="tests/cluster/operator/recovery/test_faults.py::test_a_quota_that_refuses_a_pod_is_waited_for")
 def test_a_job_recovers_while_no_pod_can_be_made(jobs: Jobs) -> None:
     """An admission webhook that is broken, as it is while its own pod is down."""
     webhook = {
@@ -266,6 +267,9 @@ def test_a_node_that_dies_without_a_word_and_comes_back(jobs: Jobs, policy: str)
     cluster.wait_nodes()
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/recovery/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back"
+)
 def test_a_node_that_is_stopped_and_goes_on(jobs: Jobs) -> None:
     """A partition: its agent wakes up in an old round, and has no say any more."""
     cluster = jobs.cluster

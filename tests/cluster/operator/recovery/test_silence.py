@@ -63,6 +63,7 @@ def stalled(job: Object) -> bool:
     return Jobs.condition(job, "Stalled").get("reason") == "AgentsUnreachable"
 
 
+@pytest.mark.long(law="tests/simulation/stories/test_partitions.py::test_a_partition_is_answered_in_a_few_rounds")
 def test_a_lead_that_the_operator_alone_does_not_hear_goes_on_until_a_member_says_otherwise(
     jobs: Jobs, faults: Faults
 ) -> None:

@@ -178,6 +178,9 @@ def test_what_the_scheduler_says_of_pods_that_no_node_would_take(cluster: LocalC
     assert {name for name, view in seen.items() if not view.excluded} == {"behind-another"}, told
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/rounds/test_growth.py::test_scaling_a_training_job_up_and_down_loses_no_step"
+)
 def test_the_horizontal_pod_autoscaler_grows_and_shrinks_a_job(jobs: Jobs, tmp_path: Path) -> None:
     jobs.create("a", STAY, replicas=1, elastic={"minReplicas": 1, "growAfterSeconds": 0, "spares": 1})
     jobs.wait_training("a", 1)

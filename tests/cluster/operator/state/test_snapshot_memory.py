@@ -21,6 +21,7 @@ def just_enough(spec: Object, replicas: int) -> str:
     return str(-(-snapshot_memory.needed(parse_spec({"spec": spec}), replicas) * 10 // 9))
 
 
+@pytest.mark.long(law="tests/train/trainer/state/test_room.py::test_a_round_after_a_failure_has_room_though")
 def test_rounds_after_failures_fit_into_the_memory_that_was_checked(jobs: Jobs, tmp_path: Path) -> None:
     build_data(str(tmp_path / "data"), {})
     parts = bundled(tmp_path / "data", tmp_path / "no-fault")

@@ -65,6 +65,9 @@ def test_all_ranks_trace_the_same_steps_and_training_goes_on(jobs: Jobs, data: P
     assert "takes 1 to 100" in trace(jobs, "--steps", "0").stderr
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/training/test_step_traces.py::test_all_ranks_trace_the_same_steps_and_training_goes_on"
+)
 def test_a_script_that_reports_its_steps(jobs: Jobs, tmp_path: Path) -> None:
     jobs.create("a", script=SCRIPT)
     trained(jobs, 2)
