@@ -16,10 +16,15 @@ NOTHING = Origin()
 
 
 def shard_file(
-    folder: Path, id: SnapshotId, shard: int, continued: Continued | None = None, origin: Origin = NOTHING
+    folder: Path,
+    id: SnapshotId,
+    shard: int,
+    continued: Continued | None = None,
+    origin: Origin = NOTHING,
+    trainer: str = "",
 ) -> Path:
-    """A small real shard of one tensor of 2 rows a shard."""
-    layout = Layout([Chunk("x", "F32", (2 * shard, 0), (2, 3), (2 * id.shards, 3))])
+    """A small real shard of one tensor of 2 rows a shard. `trainer`: see Layout."""
+    layout = Layout([Chunk("x", "F32", (2 * shard, 0), (2, 3), (2 * id.shards, 3))], trainer)
     path = folder / f"{id.round}-{id.step}-{shard}"
     facts = ShardMetadata(id, shard, 7 * id.step, "config", "data", continued, origin=origin)
     path.write_bytes(layout.header(facts) + bytes(24))
@@ -34,11 +39,12 @@ def publish(
     uid: str = "u1",
     continued: Continued | None = None,
     origin: Origin = NOTHING,
+    trainer: str = "",
 ) -> Published:
     id = SnapshotId(round, step, "layout", 2)
     config = Destination(uri=uri, keep=2)
     for shard in range(2):
-        shipped = answer(Ship(id, shard, str(shard_file(tmp_path, id, shard, continued, origin))), config, uid)
+        shipped = answer(Ship(id, shard, str(shard_file(tmp_path, id, shard, continued, origin, trainer))), config, uid)
         assert shipped.error == ""
     return answer(Publish(id), config, uid, run_of_environment())
 

@@ -165,7 +165,7 @@ def test_a_package_that_must_not_be_imported_before_the_fork_is_left_out(package
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (["bash", "-c", "cd / && exec python -c 'print(1)'"], "the shell's text has && exec python -c 'print(1)'"),
+        (["bash", "-c", "cd / && exec python3 -c 'print(1)'"], "the shell's text has && exec python3 -c 'print(1)'"),
         ([sys.executable, "-I", "-c", "print(1)"], "with -I Python is isolated"),
         (["./python3", "-c", "print(1)"], "./python3 is older than Python 3.9, or does not import sitecustomize"),
     ],

@@ -29,7 +29,13 @@ from concertina_state.checkpoints.retention import found, lease, remove
 from concertina_state.format.shardfile import Continued, header_length
 from concertina_state.objects.prefix import HELD, PIECE, Changed, Missing, ObjectPrefix, StorageError, StoreRefused
 from concertina_state.uploader import Destination, answer
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.state.restore import restore
+
+TRAINER = TrainerConfig.model_validate({
+    "steps": 1, "data": {"uri": "/none"}, "globalBatchSize": 1, "microBatchSize": 1,
+    "model": {"layers": 1, "dim": 8, "heads": 1, "vocabSize": 16},
+})  # fmt: skip
 
 
 def test_a_run_is_resumed_from_storage_by_another_world(folder, parent, trainer, storage_uri):
@@ -296,7 +302,7 @@ def test_a_checkpoint_that_is_being_read_stays_until_it_has_been(storage_uri, tm
 @pytest.fixture
 def swept(tmp_path, monkeypatch):
     """A checkpoint, and a sweep that would take it away: whether it did."""
-    durable = publish(f"file://{tmp_path}/run", tmp_path, 1, 1).durable
+    durable = publish(f"file://{tmp_path}/run", tmp_path, 1, 1, trainer=TRAINER.model_dump_json(by_alias=True)).durable
     folder = ObjectPrefix(f"file://{tmp_path}/run")
     now = max(entry.at for entry in folder.entries().values())
     return durable, lambda: remove(folder, CheckpointKey("u1", 1, 1), now)
@@ -332,7 +338,7 @@ def test_what_a_round_restores_stays_until_it_has_been_read(swept):
     try:
         world = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"))
         start = Restore("Storage", 1, durable=durable)
-        assert restore(start, "u1", state, None, None, "data", world, None).position == 7
+        assert restore(start, "u1", state, TRAINER, None, "data", world, None).position == 7
     finally:
         dist.destroy_process_group()
     assert results == [False]

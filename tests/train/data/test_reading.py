@@ -402,7 +402,8 @@ def first_batch(uri, end):
             end()
 
     ahead = Batches(Reader(DataConfig(uri=uri), LENGTH, seed=1), plan_batch(20, 20, 1), 0, 0, torch.device("cpu"))
-    [batch] = ahead.next(stalled)
+    with contextlib.closing(ahead):
+        [batch] = ahead.next(stalled)
     return batch.tokens.numpy(), told
 
 
@@ -520,6 +521,8 @@ def test_prefetching_and_threads_never_change_the_order(stored, expected, betwee
         parts = [part for rank in ranks for part in rank.next(lambda *_: None)]
         rows = torch.cat([part.tokens[part.weights.sum(1) > 0] for part in parts])
         assert (rows.numpy() == expected[at : at + 20]).all()
+    for rank in ranks:
+        rank.close()
     assert between.asked["shard-000000.bin"]
 
 

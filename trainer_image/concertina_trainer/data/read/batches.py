@@ -62,6 +62,7 @@ class Batches:
         self._ready: queue.Queue[tuple[list[Microbatch], int] | Exception] = queue.Queue(AHEAD)
         self._taken = 0
         self._change: tuple[int, BatchPlan] | None = None
+        self._closed = False
         self.stalled_seconds = 0.0
         threading.Thread(target=self._prepare, args=(position,), name="batches", daemon=True).start()
 
@@ -88,9 +89,17 @@ class Batches:
         is at work. So it is the same batch on every rank that has taken as many. Not again before that."""
         self._change = (self._taken + AHEAD + 1, plan)
 
+    def close(self) -> None:
+        """End the thread, which keeps the reader's files open otherwise. Call nothing else after it."""
+        self._closed = True
+        while not self._ready.empty():  # the thread may wait for room, and looks after each batch
+            self._ready.get_nowait()
+
     def _prepare(self, position: int) -> None:
         plan = self.plan
         for index in itertools.count():
+            if self._closed:
+                return
             change = self._change
             if change is not None and change[0] == index:
                 plan = change[1]
