@@ -77,6 +77,16 @@ def test_it_stays_so_when_the_processes_have_ended_until_the_worker_joins_the_ro
         assert worlds.alone(pid, round_at(port), "alone") == ""
 
 
+def test_it_stays_so_when_the_worker_has_ended_and_nobody_has_waited_for_it(port: int) -> None:
+    """The kernel does not show a zombie's files to its own user. Root sees none."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        assert worlds.alone(process.pid, round_at(port), "alone") == "alone"
+    finally:
+        process.wait()
+
+
 def test_a_launcher_that_serves_its_rendezvous_at_the_rounds_port_is_seen_by_its_run_id(port: int) -> None:
     theirs = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
     with worker(port, theirs, "joins") as pid:

@@ -136,10 +136,24 @@ def _sockets_at(port: int, proc: str) -> Iterator[str]:
 def _open_files(pid: int, proc: str) -> Iterator[str]:
     """Yield what a process has open. Raises OSError; a process that has ended has nothing open."""
     folder = f"{proc}/{pid}/fd"
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+    try:
         for name in os.listdir(folder):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            with contextlib.suppress(FileNotFoundError):
                 yield os.readlink(f"{folder}/{name}")
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    except PermissionError:  # the kernel's answer to all but root for a process that its parent has not waited for yet
+        if not _has_ended(pid, proc):
+            raise
+
+
+def _has_ended(pid: int, proc: str) -> bool:
+    """Whether a process is a zombie, or gone."""
+    try:
+        with open(f"{proc}/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def _name(pid: int, proc: str) -> str:
