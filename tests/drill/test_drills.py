@@ -33,7 +33,7 @@ SAME = {
     "hang": f"{RECOVERY}/test_hangs.py::test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced",
     "straggle": f"{VERDICTS}::test_a_straggler_is_found_and_replaced_where_that_is_wanted",
     "operator-stop": f"{HEARD}::test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent",
-    "refused-pods": f"{RECOVERY}/test_faults.py::test_a_quota_that_refuses_a_pod_is_waited_for",
+    "refused-pods": "tests/cluster/operator/pods/test_refusals.py::test_a_job_trains_on_while_a_replacement_is_refused",
 }
 """Scenarios whose fault the gate plays without the command, which it plays in the others."""
 PLAYED = [

@@ -84,7 +84,7 @@ def _settle(future: Future[T], work: Callable[[], T]) -> None:
 
 
 class OpenShards(Generic[T]):
-    """What `open_one` gives of each shard. Of one thread.
+    """A bounded number of open shards, for one thread: `open_one` opens each of them ahead of its use.
 
     `open_one` must not refer to the owner of this object. Otherwise the owner is part of a reference cycle, and its
     threads, file mappings and connections stay until Python looks for cycles, which it does rarely in a process with

@@ -82,8 +82,9 @@ def threads_of_readers():
     lambda uri: Sequences(uri, LENGTH, 1, CacheSettings(1 << 20)),
 ], ids=["trainer", "script"])  # fmt: skip
 def test_a_reader_that_nobody_uses_ends_its_threads_and_closes_its_files(local, make):
-    """At once, not at the next collection of cycles: a process with torch in it collects rarely, and a test process
-    that made readers had a thousand files open."""
+    """Drop a reader with the collector off: its threads end at once.
+
+    A process with torch in it collects cycles rarely. A test process that made readers had a thousand files open."""
     gc.collect()
     before = threads_of_readers()
     gc.disable()

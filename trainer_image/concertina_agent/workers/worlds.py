@@ -148,7 +148,7 @@ def _open_files(pid: int, proc: str) -> Iterator[str]:
 
 
 def _has_ended(pid: int, proc: str) -> bool:
-    """Whether a process is a zombie, or gone."""
+    """Return whether a process is a zombie, or gone."""
     try:
         with open(f"{proc}/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "Z"

@@ -93,9 +93,6 @@ def test_a_bad_node_is_avoided_and_the_job_completes(jobs: Jobs, tmp_path: Path)
 
 
 @pytest.mark.long(law=f"{BAD_NODES}::test_a_job_that_can_not_run_otherwise_takes_its_bad_nodes_back")
-@pytest.mark.long(
-    law="tests/cluster/operator/recovery/test_escalation.py::test_a_bad_node_is_avoided_and_the_job_completes"
-)
 def test_a_job_that_fits_nowhere_else_gets_its_bad_node_back(jobs: Jobs, tmp_path: Path) -> None:
     """The template allows one node only, which the operator can't know: the pod finds no place, then the node is
     forgiven."""

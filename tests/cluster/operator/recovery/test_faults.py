@@ -82,7 +82,9 @@ def test_an_image_that_cannot_be_had(jobs: Jobs) -> None:
     jobs.wait_true("a", "Complete")
 
 
-@pytest.mark.long(law="tests/cluster/operator/recovery/test_faults.py::test_a_quota_that_refuses_a_pod_is_waited_for")
+@pytest.mark.long(
+    law="tests/cluster/operator/pods/test_refusals.py::test_a_job_trains_on_while_a_replacement_is_refused"
+)
 def test_a_job_recovers_while_no_pod_can_be_made(jobs: Jobs) -> None:
     """An admission webhook that is broken, as it is while its own pod is down."""
     webhook = {
