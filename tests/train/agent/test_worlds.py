@@ -87,6 +87,21 @@ def test_it_stays_so_when_the_worker_has_ended_and_nobody_has_waited_for_it(port
         process.wait()
 
 
+def test_it_stays_so_while_the_worker_ends(port: int) -> None:
+    """The kernel frees the memory of a process before its state changes, and hides its files from then on."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "print(len(bytearray(100 << 20)), flush=True)"], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    try:
+        while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            assert worlds.alone(process.pid, round_at(port), "alone") == "alone"
+    finally:
+        process.stdout.close()
+        process.wait()
+
+
 def test_a_launcher_that_serves_its_rendezvous_at_the_rounds_port_is_seen_by_its_run_id(port: int) -> None:
     theirs = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
     with worker(port, theirs, "joins") as pid:

@@ -32,6 +32,8 @@ SOONEST_SECONDS, LATEST_SECONDS = 0.5, 60.0
 """Between two looks."""
 ESTABLISHED, LISTEN = "01", "0A"
 """States in /proc/net/tcp."""
+VSIZE = 20
+"""Index of the size of the virtual memory among the fields of /proc/PID/stat that follow the name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,16 +144,16 @@ def _open_files(pid: int, proc: str) -> Iterator[str]:
                 yield os.readlink(f"{folder}/{name}")
     except (FileNotFoundError, ProcessLookupError):
         return
-    except PermissionError:  # the kernel's answer to all but root for a process that its parent has not waited for yet
+    except PermissionError:  # the kernel's answer to all but root for a process that is ending, and for a zombie
         if not _has_ended(pid, proc):
             raise
 
 
 def _has_ended(pid: int, proc: str) -> bool:
-    """Return whether a process is a zombie, or gone."""
+    """Return whether a process has given back its memory, which is the first thing that its end takes, or is gone."""
     try:
         with open(f"{proc}/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
+            return file.read().rpartition(")")[2].split()[VSIZE] == "0"
     except (FileNotFoundError, ProcessLookupError):
         return True
 
