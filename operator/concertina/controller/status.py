@@ -57,8 +57,8 @@ class StatusWriter:
         self._cache = cache
         self._events = events
         self._turns = Turns(SLOTS)
-        self._dropped: set[str] = set()
-        """Fields of the status that the API server was seen to drop."""
+        self._dropped: set[tuple[str, str]] = set()
+        """(namespace, path) of fields of the status that the API server was seen to drop."""
 
     def turn(self, job: CachedJob) -> AbstractAsyncContextManager[bool]:
         """For one write, which is made within; whether it had to be waited for."""
@@ -110,11 +110,14 @@ class StatusWriter:
             log_event("reconcile error not told", **job.named(), message=refused.message)
 
     def _warn_of_dropped(self, view: JobView, paths: tuple[str, ...]) -> None:
-        """Of each once, on the job that it was seen on: an older CRD is common, as helm upgrade leaves CRDs alone
-        (decision "Versions beside each other")."""
-        news = [path for path in paths if path not in self._dropped]
+        """Warn once of each field in each namespace, on the job that it was seen on.
+
+        An older CRD is common, as helm upgrade leaves CRDs alone (decision "Versions beside each other"). Users of a
+        namespace do not see another's events, and a namespace that is being deleted takes none.
+        """
+        news = [path for path in paths if (view.namespace, path) not in self._dropped]
         if news:
-            self._dropped.update(news)
+            self._dropped.update((view.namespace, path) for path in news)
             message = (
                 f"the API server does not keep {', '.join(news[:10])}: its CustomResourceDefinition is older than "
                 "this operator. Apply the crds/ of this version, which helm upgrade leaves as they are: "
