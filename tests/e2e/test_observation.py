@@ -418,5 +418,5 @@ def test_a_disk_that_is_full_is_named(cluster: Cluster, data: None) -> None:
     job["spec"]["replicas"] = 1
     job["spec"]["checkpoint"] |= {"uri": "file:///full/run", "everySeconds": 1}
     with cluster.running(job):
-        cluster.until("a stall", lambda status: condition(status, "Stalled").get("status") == "True", name)
+        cluster.until("a degradation", lambda status: condition(status, "Degraded").get("status") == "True", name)
         assert Problem.STORAGE_REFUSES in [each["problem"] for each in diagnosed(name)["findings"]]

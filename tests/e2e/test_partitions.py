@@ -134,8 +134,8 @@ def goes_on_unheard(cluster: Cluster, before: Object, lead_is_cut: bool) -> None
     assert status["world"] == before["world"], "a healthy round was given up"
     assert status["restarts"] == before["restarts"]
     assert latest()["durable"]["step"] > saved
-    stalled = next(each for each in status["conditions"] if each["type"] == "Stalled")
-    assert (stalled["reason"] == "AgentsUnreachable") == lead_is_cut, stalled
+    degraded = next(each for each in status["conditions"] if each["type"] == "Degraded")
+    assert (degraded["reason"] == "AgentsUnreachable") == lead_is_cut, degraded
 
 
 def test_a_lead_that_the_operator_alone_does_not_reach(cluster: Cluster) -> None:

@@ -36,17 +36,21 @@ class ConditionType(enum.StrEnum):
     """The conditions that operators of this version write; a status may have others."""
 
     READY = "Ready"
+    RECONCILING = "Reconciling"
     RUNNING = "Running"
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"
     STALLED = "Stalled"
+    DEGRADED = "Degraded"
     RECONCILE_ERROR = "ReconcileError"
     """A pass over the job raised: until the next one that does not."""
 
 
 ENDED = (ConditionType.COMPLETE, ConditionType.FAILED)
 """Where one of them is true, the job has ended, for good."""
+ACTION_NEEDED = (ConditionType.STALLED, ConditionType.DEGRADED)
+"""Where one of them is true, a person must act: because nothing goes on, or in spite of which training does."""
 
 
 def rfc3339(seconds: float) -> str:
@@ -171,7 +175,8 @@ class ShareMark(Observed):
 
 
 class Condition(Observed):
-    """One aspect of the job's state. Types: Ready, Stalled, Running, Suspended, Complete, Failed."""
+    """One aspect of the job's state. Types: Ready, Reconciling, Running, Suspended, Complete, Failed, Stalled,
+    Degraded, and those of other controllers."""
 
     type: Annotated[str, Field(max_length=63)] = Field(description="Which aspect.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it is so.")
@@ -195,7 +200,8 @@ class JobStatus(Observed):
     conditions: tuple[Condition, ...] = Field(
         default=(),
         max_length=32,
-        description="Ready, Stalled, Running, Suspended, Complete, Failed.",
+        description="Ready, Reconciling, Running, Suspended, Complete, Failed, Stalled, Degraded; and those of other "
+        "controllers, which stay as they are.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     start_time: Timestamp | None = Field(default=None, description="When the job was first seen, and not suspended.")
@@ -316,6 +322,11 @@ class JobStatus(Observed):
     def is_true(self, type: ConditionType) -> bool:
         """Whether there is such a condition, and it holds."""
         return self.true_condition(type) is not None
+
+    @property
+    def trouble(self) -> Condition | None:
+        """The condition that says why a person must act, if one must."""
+        return next(filter(None, map(self.true_condition, ACTION_NEEDED)), None)
 
     @property
     def phase(self) -> str:

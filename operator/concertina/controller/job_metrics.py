@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from concertina.api.accounting import Cost
 from concertina.api.checkpoint_interval import checkpoint_interval, unsaved_seconds
-from concertina.api.status import CheckpointMark, ConditionType, JobProgress, JobStatus, SnapshotMark, unix_seconds
+from concertina.api.status import CheckpointMark, JobProgress, JobStatus, SnapshotMark, unix_seconds
 from concertina.plan.facts.decision import Phase
 from concertina.plan.observed import JobView
 
@@ -82,8 +82,8 @@ def _time(job: JobView, _: float) -> Values:
 
 
 def _stalled(job: JobView, _: float) -> Values:
-    if stalled := job.status.true_condition(ConditionType.STALLED):
-        yield (stalled.reason,), 1.0
+    if trouble := job.status.trouble:
+        yield (trouble.reason,), 1.0
 
 
 def _recovery(job: JobView, _: float) -> Values:
@@ -161,7 +161,12 @@ FAMILIES = (
     _counter("failures", "Failures since the job was created.", lambda status: status.restarts.total),
     _several("failures_in_window", "Failures within failurePolicy.windowSeconds, by reason.", _failures, "reason"),
     _gauge("restarts_left", "Failures still allowed in this window.", lambda job, _: job.status.restarts.budget),
-    _several("stalled", "1 while a person must act, with the condition's reason.", _stalled, "reason"),
+    _several(
+        "stalled",
+        "1 while a person must act, with the reason of the condition Stalled or Degraded.",
+        _stalled,
+        "reason",
+    ),
     _gauge(
         "goodput_ratio",
         "Part of the time with known steps, suspensions apart, that went into new steps. Absent while it is unknown.",

@@ -128,10 +128,14 @@ class StatusWriter:
 
 
 def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[list[Raw], bool]:
-    """The conditions of a job whose pass raised: as they were, but for two; and whether that is news."""
+    """The conditions of a job whose pass raised: as they were, but for three; and whether that is news."""
     before = {condition["type"]: condition for condition in status.get("conditions") or ()}
     now = rfc3339(int(time.time()))
     news = False
+    if (reconciling := before.get(ConditionType.RECONCILING)) and reconciling.get("status") == "True":
+        # A tool that sees it waits on, whatever Stalled says.
+        stopped = {"status": "False", "reason": ConditionType.RECONCILE_ERROR.value, "message": ""}
+        before[ConditionType.RECONCILING] = {**reconciling, **stopped, "lastTransitionTime": now}
     for kind in (ConditionType.RECONCILE_ERROR, ConditionType.STALLED):
         old = before.get(kind) or {}
         changed = old.get("status") != "True"

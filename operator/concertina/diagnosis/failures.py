@@ -15,7 +15,7 @@ STALLS = {
     "DataUnavailable": Problem.INPUT_BOTTLENECK,
     "AgentsUnreachable": Problem.OWN_SIDE_SUSPECTED,
 }
-"""By the reason of the condition Stalled."""
+"""By the reason of the condition Stalled or Degraded."""
 ADVICE = {
     Problem.STORAGE_REFUSES: "make room, or correct the URI, the credentials or the permissions, as the sentence says; "
     "it goes on by itself",
@@ -54,12 +54,13 @@ def failed(seen: Evidence) -> Finding | None:
 
 def stalled(seen: Evidence) -> Finding | None:
     """A person has to act. A job that trains on meanwhile loses no time by it."""
-    condition = seen.status.true_condition(ConditionType.STALLED)
+    condition = seen.status.trouble
     if condition is None or seen.ended:
         return None
     problem = STALLS.get(condition.reason) or words.REASONS.get(condition.reason, Problem.JOB_STALLED)
     lost = 0.0 if seen.trains and problem is not Problem.INPUT_BOTTLENECK else 1.0
-    return critical(problem, f"the job is stalled ({condition.reason}): {_message(condition)}", ADVICE[problem], lost)
+    sentence = f"the job is {condition.type.lower()} ({condition.reason}): {_message(condition)}"
+    return critical(problem, sentence, ADVICE[problem], lost)
 
 
 def frequent(seen: Evidence) -> Finding | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from concertina.api.status import ConditionType, JobStatus, unix_seconds
+from concertina.api.status import JobStatus, unix_seconds
 from concertina.drill.scenarios import Scenario
 from concertina.drill.target import DrillTarget, Fault, Injection, Sight
 from concertina.drill.verdict import Expect, Seconds, Seen, Verdict, evaluate
@@ -151,10 +151,10 @@ class Recording:
         self._named = self._watch.seen_at - self._injection.at
 
     def _tells(self, expect: Expect) -> bool:
-        stalled = self._watch.status.condition(ConditionType.STALLED)
-        if not expect.told or stalled is None or stalled.status != "True":
+        trouble = self._watch.status.trouble
+        if not expect.told or trouble is None:
             return False
-        return all(word in f"{stalled.reason}: {stalled.message}" for word in expect.told)
+        return all(word in f"{trouble.reason}: {trouble.message}" for word in expect.told)
 
     def _claimed_after(self) -> bool:
         return self._watch.status.world.round > self._before.world.round

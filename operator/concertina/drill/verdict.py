@@ -27,7 +27,8 @@ class Expect:
     named: bool = False
     """Whether the victim is to be named as a straggler, instead of a first step."""
     told: tuple[str, ...] = ()
-    """Words of the condition Stalled, all of which are to be read while the fault lasts, and no more in the end."""
+    """Words of the condition Stalled or Degraded, all of which are to be read while the fault lasts, and none in the
+    end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Seconds:
     named: float | None = None
     """The status named the victim as a straggler."""
     told: float | None = None
-    """The condition Stalled told of it."""
+    """The condition Stalled or Degraded told of it."""
     whole: float | None = None
     """As many replicas as before at work again, the healing of the fault included."""
     checkpoint: float | None = None

@@ -147,7 +147,7 @@ def _unreadable(observed: Observed, now: float) -> Plan:
     decision = Decision(Phase.STALLED, "InvalidSpec", job.spec_error)
     status = job.status.model_copy(
         update={
-            "conditions": conditions.conditions(decision, job.status, job.generation, now),
+            "conditions": conditions.conditions(decision, job.status, job.generation, now, conditions.AtWork()),
             "observed_generation": job.generation,
         }
     )

@@ -17,8 +17,8 @@ def next_step(name: str, status: JobStatus) -> str:
         return f"`concertina logs {name} --since-failure` has what was printed around the failure"
     if status.is_true(ConditionType.COMPLETE):
         return _after_the_end(name, status)
-    if status.is_true(ConditionType.STALLED):
-        return "a person must act: the message of the condition Stalled says what to change"
+    if status.trouble:
+        return f"a person must act: the message of the condition {status.trouble.type} says what to change"
     if status.is_true(ConditionType.SUSPENDED):
         return f"`concertina resume {name}` lets it go on"
     if not status.is_true(ConditionType.RUNNING):

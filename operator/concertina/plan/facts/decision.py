@@ -67,8 +67,10 @@ class Decision:
     gang: Gang | None = None
     """Room that is released for others, from now on or still."""
     stalled: str = ""
-    """Why a person must act, though the job may go on: reason of the condition Stalled."""
+    """Why a person must act: reason of the condition Stalled, or of Degraded where training goes on."""
     stalled_message: str = ""
+    goes_on: bool = False
+    """Training goes on in spite of what `stalled` says."""
     watch_all: bool = False
     """Streams to all live replicas, not only to the lead and those outside of the round."""
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from concertina.api.spec import Launcher
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Pods
+from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.facts.names import first_of
 from concertina.plan.observed import ConnectionRefusal
 from concertina.plan.recovery import causes
@@ -48,4 +48,5 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
         f"{first_of(names, 3)}: the agent's certificate comes from another master key than this operator has, so it "
         "can't be reached, and is left alone"
     )
-    return replace(decision, stalled=MISMATCH, stalled_message=f"{message}. {REMEDY}")
+    goes_on = decision.phase in (Phase.TRAINING, Phase.DRAINING) and ctx.round.lead.replica not in names
+    return replace(decision, stalled=MISMATCH, stalled_message=f"{message}. {REMEDY}", goes_on=goes_on)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from concertina.api.status import ConditionType
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
@@ -31,7 +30,7 @@ def _pause(refused: Refused) -> float:
 
 
 def annotate(ctx: JobContext, decision: Decision) -> Decision:
-    """A decision to wait for pods, or to go on without some, that no time will bring: said as Stalled."""
+    """A decision to wait for pods (said as Stalled) or to go on without some (Degraded) that no time will bring."""
     refused = ctx.observed.refused
     if refused is None or decision.stalled or not _needs_a_person(refused):
         return decision
@@ -39,8 +38,9 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
     said = replace(decision, stalled=REASON, stalled_message=message)
     if decision.phase is Phase.WAITING:
         return replace(said, phase=Phase.STALLED, reason=REASON)
-    before = ctx.status.condition(ConditionType.STALLED)
-    known = before is not None and (before.status, before.reason) == ("True", REASON)
+    said = replace(said, goes_on=True)
+    before = ctx.status.trouble
+    known = before is not None and before.reason == REASON
     return said if known else replace(said, events=(*decision.events, Event("Warning", REASON, message)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from concertina.api.status import ConditionType, rfc3339
+from concertina.api.status import rfc3339
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
@@ -24,9 +24,16 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
     if decision.stalled or decision.pods is not Pods.WANTED or (found := _silent(ctx)) is None:
         return decision
     message = f"{_sentence(ctx, found)}. {REMEDY}"
-    before = ctx.status.condition(ConditionType.STALLED)
+    before = ctx.status.trouble
     events = () if before and before.reason == REASON else (Event("Warning", REASON, message),)
-    return replace(decision, stalled=REASON, stalled_message=message, events=(*decision.events, *events))
+    goes_on = found.evidence is Evidence.MEMBERS
+    return replace(
+        decision,
+        stalled=REASON,
+        stalled_message=message,
+        goes_on=goes_on,
+        events=(*decision.events, *events),
+    )
 
 
 def _silent(ctx: JobContext) -> Verdict | None:

@@ -17,6 +17,8 @@ class Row:
     """Whether each condition is true in a phase."""
 
     ready: bool = False
+    reconciling: bool = False
+    """The operator is still bringing the job to what the spec asks for."""
     running: bool = False
     suspended: bool = False
     complete: bool = False
@@ -25,47 +27,82 @@ class Row:
 
 
 TABLE = {
-    Phase.WAITING: Row(),
-    Phase.STARTING: Row(),
+    Phase.WAITING: Row(reconciling=True),
+    Phase.STARTING: Row(reconciling=True),
     Phase.TRAINING: Row(ready=True, running=True),
-    Phase.DRAINING: Row(ready=True, running=True),
-    Phase.RECOVERING: Row(ready=True),
-    Phase.SUSPENDING: Row(ready=True),
+    Phase.DRAINING: Row(reconciling=True, running=True),
+    Phase.RECOVERING: Row(reconciling=True),
+    Phase.SUSPENDING: Row(reconciling=True, running=True),
     Phase.SUSPENDED: Row(ready=True, suspended=True),
     Phase.STALLED: Row(stalled=True),
     Phase.COMPLETE: Row(ready=True, complete=True),
     Phase.FAILED: Row(failed=True, stalled=True),
 }
-NOT_STALLED = "Progressing"
+STOPPING = (Phase.DRAINING, Phase.SUSPENDING)
+"""Phases in which the workers of a round are to stop."""
+OURS = frozenset(ConditionType)
+MOST = 32
+"""Conditions in a status, as the CRD has it."""
 LONGEST = 1024
 """Of a message: a sentence or two. What a worker printed stands in status.lastFailure."""
 
 
-def conditions(decision: Decision, old: JobStatus, generation: int, now: float) -> tuple[Condition, ...]:
-    """All six in a fixed order; a transition time changes with the status alone."""
+@dataclass(frozen=True)
+class AtWork:
+    """The round and its workers beside what the spec asks for."""
+
+    replicas: int = 0
+    """In the round."""
+    wanted: int = 0
+    """In the largest valid world that the spec allows."""
+    stopped: bool = True
+    """No worker runs any more; of interest in the phases STOPPING."""
+
+
+def conditions(
+    decision: Decision, old: JobStatus, generation: int, now: float, at_work: AtWork
+) -> tuple[Condition, ...]:
+    """All eight in a fixed order, then those of other controllers, which stay as they are (decision "Conditions of
+    other controllers are carried over"). A transition time changes with the status alone."""
     row, reason, message = TABLE[decision.phase], decision.reason, decision.message
-    stalled = row.stalled or bool(decision.stalled)
-    wanted = (
-        (ConditionType.READY, True, row.ready, decision.phase.value, message),
-        (ConditionType.RUNNING, True, row.running, reason, message),
-        (ConditionType.SUSPENDED, row.suspended, row.suspended, reason if row.suspended else "NotSuspended", message),
-        (ConditionType.COMPLETE, row.complete, row.complete, reason if row.complete else "NotComplete", message),
-        (ConditionType.FAILED, row.failed, row.failed, reason if row.failed else "NotFailed", message),
-        (
-            ConditionType.STALLED,
-            stalled,
-            stalled,
-            decision.stalled or reason if stalled else NOT_STALLED,
-            decision.stalled_message or message,
-        ),
+    trouble, trouble_message = decision.stalled or reason, decision.stalled_message or message
+    degraded = bool(decision.stalled) and decision.goes_on
+    stalled = row.stalled or (bool(decision.stalled) and not decision.goes_on)
+    running = row.running and not (decision.phase in STOPPING and at_work.stopped)
+    missing = decision.phase is Phase.TRAINING and at_work.replicas != at_work.wanted
+    # A tool that sees Reconciling waits on, however long: where nothing goes on, Stalled alone is true.
+    reconciling = (row.reconciling or missing) and not stalled
+    ready = row.ready and not (missing or stalled)
+    named = (
+        (ConditionType.READY, ready, decision.phase.value, decision.phase.value, message),
+        (ConditionType.RECONCILING, reconciling, _scaling(at_work) if missing else reason, "NotReconciling", message),
+        (ConditionType.RUNNING, running, reason, reason, message),
+        (ConditionType.SUSPENDED, row.suspended, reason, "NotSuspended", message),
+        (ConditionType.COMPLETE, row.complete, reason, "NotComplete", message),
+        (ConditionType.FAILED, row.failed, reason, "NotFailed", message),
+        (ConditionType.STALLED, stalled, trouble, "NotStalled", trouble_message),
+        (ConditionType.DEGRADED, degraded, trouble, "NotDegraded", trouble_message),
     )
+    explained = (ConditionType.READY, ConditionType.RUNNING)
     before = {condition.type: condition for condition in old.conditions}
-    return tuple(
+    ours = [
         _condition(
-            before.get(type), type, "True" if true else "False", why, sentence if explained else "", generation, now
+            before.get(type),
+            type,
+            "True" if true else "False",
+            why if true else why_not,
+            sentence if true or type in explained else "",
+            generation,
+            now,
         )
-        for type, explained, true, why, sentence in wanted
-    )
+        for type, true, why, why_not, sentence in named
+    ]
+    others = [condition for condition in old.conditions if condition.type not in OURS]
+    return (*ours, *others[: MOST - len(ours)])
+
+
+def _scaling(at_work: AtWork) -> str:
+    return "ReplicasMissing" if at_work.replicas < at_work.wanted else "Shrinking"
 
 
 def only_reworded(before: tuple[Condition, ...], after: tuple[Condition, ...]) -> bool:

@@ -6,13 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import concertina_protocol as protocol
 from concertina.api.internal import Internal
 from concertina.api.restarts import Restarts
+from concertina.api.spec import Launcher
 from concertina.api.status import CheckpointMark, Condition, JobProgress, JobStatus, Spares, rfc3339
+from concertina.plan.facts import sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.lifecycle import admission, checkpoint_requests, master_key
+from concertina.plan.observed import PodPhase
 from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import budget, container_restarts, startup, stragglers
@@ -40,7 +44,10 @@ class Pass:
 
     @cached
     def conditions(self) -> tuple[Condition, ...]:
-        return conditions.conditions(self.decision, self.old, self.ctx.observed.job.generation, self.ctx.now)
+        generation = self.ctx.observed.job.generation
+        return conditions.conditions(
+            self.decision, self.old, generation, self.ctx.now, at_work(self.ctx, self.decision)
+        )
 
     @cached
     def restarts(self) -> Restarts:
@@ -69,6 +76,18 @@ def replicas(ctx: JobContext) -> int:
     """An HPA computes with them. What is only not confirmed to be gone, as its node does not answer, is none."""
     here = (pod for pod in ctx.observed.pods if pod.index is not None and not pod.ended)
     return sum(ctx.node(pod).ready or not pod.deleting for pod in here) - len(ctx.replicas.spares)
+
+
+def at_work(ctx: JobContext, decision: Decision) -> conditions.AtWork:
+    """What runs of the job; under torchrun only pods are known."""
+    wanted, report = sizes.most(ctx.spec), ctx.round.report
+    if ctx.spec.launcher is Launcher.TORCHRUN:
+        pods = [pod for pod in ctx.observed.pods if pod.index is not None]
+        runs = sum(pod.phase is PodPhase.RUNNING for pod in pods)
+        ended_well = sum(pod.phase is PodPhase.SUCCEEDED for pod in pods)
+        return conditions.AtWork(runs + ended_well, wanted, stopped=not runs)
+    drained = report is not None and report.state == protocol.State.DRAINED
+    return conditions.AtWork(len(ctx.world.members), wanted, stopped=drained or decision.pods is Pods.NONE)
 
 
 Row = Callable[[Pass], object]

@@ -58,7 +58,7 @@ def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 
 def annotate(ctx: JobContext, decision: Decision) -> Decision:
-    """Return a decision that says that each replica trains alone, if so: as Stalled, and when the job completes."""
+    """Return a decision that says that each replica trains alone, if so: as Degraded, and when the job completes."""
     mismatch = sentence(ctx, MISMATCH)
     if mismatch is None:
         return decision
@@ -67,7 +67,7 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
         return replace(decision, message=f"{decision.message}; {message}")
     if decision.stalled or decision.phase not in UNDER_WAY:
         return decision
-    return replace(decision, stalled=SENTENCES[MISMATCH].reason, stalled_message=message)
+    return replace(decision, stalled=SENTENCES[MISMATCH].reason, stalled_message=message, goes_on=True)
 
 
 def text(field: str, now: str) -> str:

@@ -181,10 +181,10 @@ def test_torchrun_in_a_file_under_the_agent_is_told_and_stops_nothing(jobs: Jobs
     volume = {"name": "shared", "hostPath": {"path": str(tmp_path)}}
     jobs.create("a", pod={"containers": [container], "volumes": [volume]}, replicas=2)
     Told(jobs, tmp_path).wait("1 a-0-0", "1 a-1-0")
-    job = jobs.wait_true("a", "Stalled")
-    stalled = jobs.condition(job, "Stalled")
-    assert stalled["reason"] == "WorldMismatch"
-    assert "WORLD_SIZE=1 were started by torchrun in a round of 2 workers" in stalled["message"]
+    job = jobs.wait_true("a", "Degraded")
+    degraded = jobs.condition(job, "Degraded")
+    assert degraded["reason"] == "WorldMismatch"
+    assert "WORLD_SIZE=1 were started by torchrun in a round of 2 workers" in degraded["message"]
     assert "set launcher: torchrun" in stalled["message"]
     assert jobs.condition(job, "Running")["status"] == "True"
     (tmp_path / "stop").touch()

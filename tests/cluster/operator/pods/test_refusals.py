@@ -31,10 +31,10 @@ RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 Object = dict[str, Any]
 
 
-def stalled(jobs: Jobs, name: str = "a") -> Object:
-    """Its condition Stalled, as soon as pods of it were refused for good."""
-    job = jobs.wait(name, lambda job: jobs.condition(job, "Stalled").get("reason") == "PodRefused")
-    condition = jobs.condition(job, "Stalled")
+def stalled(jobs: Jobs, name: str = "a", kind: str = "Stalled") -> Object:
+    """Its condition of that type, as soon as pods of it were refused for good."""
+    job = jobs.wait(name, lambda job: jobs.condition(job, kind).get("reason") == "PodRefused")
+    condition = jobs.condition(job, kind)
     assert condition["status"] == "True"
     return condition
 
@@ -79,13 +79,13 @@ def test_a_job_trains_on_while_a_replacement_is_refused(jobs: Jobs) -> None:
     lead, lost = jobs.members(jobs.wait_training("a", 2))
     jobs.cluster.kubectl("label", "ns", jobs.namespace, RESTRICTED)
     jobs.kill_pod(lost)
-    assert "violates PodSecurity" in stalled(jobs)["message"]
+    assert "violates PodSecurity" in stalled(jobs, kind="Degraded")["message"]
     assert jobs.members(jobs.wait_training("a", 1)) == [lead]
-    assert jobs.condition(jobs.get("a"), "Stalled")["status"] == "True"
+    assert jobs.condition(jobs.get("a"), "Degraded")["status"] == "True"
     jobs.cluster.kubectl("label", "ns", jobs.namespace, RESTRICTED.split("=")[0] + "-")
     job = jobs.wait_training("a", 2)
     assert lead in jobs.members(job)
-    jobs.wait("a", lambda job: jobs.condition(job, "Stalled")["status"] == "False")
+    jobs.wait("a", lambda job: jobs.condition(job, "Degraded")["status"] == "False")
 
 
 class Conflicts(BaseHTTPRequestHandler):

@@ -110,7 +110,7 @@ def test_a_job_recovers_while_no_pod_can_be_made(jobs: Jobs) -> None:
         jobs.kill_pod(before["lead"])
         job = jobs.wait_training("a", 1, past=before["round"])
         assert before["lead"] not in jobs.members(job)
-        told = jobs.condition(jobs.wait_true("a", "Stalled"), "Stalled")
+        told = jobs.condition(jobs.wait_true("a", "Degraded"), "Degraded")
         assert told["reason"] == "PodRefused"
         assert 'failed calling webhook "broken.example.com"' in told["message"]
     finally:

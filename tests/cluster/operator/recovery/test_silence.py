@@ -63,6 +63,10 @@ def stalled(job: Object) -> bool:
     return Jobs.condition(job, "Stalled").get("reason") == "AgentsUnreachable"
 
 
+def degraded(job: Object) -> bool:
+    return Jobs.condition(job, "Degraded").get("reason") == "AgentsUnreachable"
+
+
 @pytest.mark.long(law="tests/simulation/stories/test_partitions.py::test_a_partition_is_answered_in_a_few_rounds")
 def test_a_lead_that_the_operator_alone_does_not_hear_goes_on_until_a_member_says_otherwise(
     jobs: Jobs, faults: Faults
@@ -71,8 +75,8 @@ def test_a_lead_that_the_operator_alone_does_not_hear_goes_on_until_a_member_say
     before = jobs.wait_training("a", 3)
     lead, member = jobs.members(before)[0], jobs.members(before)[1]
     faults.cut(address(jobs, lead))
-    told = jobs.wait("a", stalled)
-    assert "its members hear it" in jobs.condition(told, "Stalled")["message"]
+    told = jobs.wait("a", degraded)
+    assert "its members hear it" in jobs.condition(told, "Degraded")["message"]
     time.sleep(LONG_ENOUGH)
     undisturbed(jobs, before)
     assert len(jobs.events("a", "AgentsUnreachable")) == 1

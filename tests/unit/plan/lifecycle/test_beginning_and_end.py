@@ -77,8 +77,8 @@ def test_a_job_of_fixed_size_waits_for_all_its_replicas() -> None:
 @pytest.mark.parametrize(
     ("storage", "claimed", "stalled"),
     [
-        (Storage("Ready"), True, "Progressing"),
-        (Storage("Unknown"), False, "Progressing"),
+        (Storage("Ready"), True, "NotStalled"),
+        (Storage("Unknown"), False, "NotStalled"),
         (Storage("Error", None, "bucket demo does not exist: create it"), False, "StorageUnavailable"),
     ],
 )
@@ -462,7 +462,7 @@ def test_training_goes_on_while_storage_fails_but_a_person_must_act() -> None:
     lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(storage=failing))
     made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 20)
     assert condition(made, "Running")[0] == "True"
-    assert condition(made, "Stalled")[:2] == ("True", "StorageUnavailable")
+    assert condition(made, "Degraded")[:2] == ("True", "StorageUnavailable")
 
 
 def test_the_status_names_the_newest_checkpoint_and_where_the_run_is() -> None:

@@ -63,22 +63,22 @@ def test_a_tracker_that_takes_nothing_is_warned_of_once() -> None:
 ALONE = "processes with WORLD_SIZE=1 were started by torchrun in a round of 3 workers"
 
 
-def stalled(status: JobStatus) -> tuple[str, str]:
-    found = status.condition(ConditionType.STALLED)
+def degraded(status: JobStatus) -> tuple[str, str]:
+    found = status.condition(ConditionType.DEGRADED)
     assert found is not None
     return found.status, found.reason
 
 
-def test_replicas_that_train_alone_are_warned_of_once_and_stall_the_job_until_a_round_without_it() -> None:
+def test_replicas_that_train_alone_are_warned_of_once_and_degrade_the_job_until_a_round_without_it() -> None:
     seen = jobs.running(jobs.spec())
-    assert stalled(plan(seen, NOW).status) == ("False", "Progressing")
+    assert degraded(plan(seen, NOW).status) == ("False", "NotDegraded")
     made = plan(says(seen, "", mismatch=ALONE), NOW)
-    assert (made.status.world_mismatch, stalled(made.status)) == (ALONE, ("True", "WorldMismatch"))
+    assert (made.status.world_mismatch, degraded(made.status)) == (ALONE, ("True", "WorldMismatch"))
     (event,) = made.events
     assert (event.type, event.reason) == ("Warning", "WorldMismatch")
     assert event.message.startswith(f"each replica trains alone: {ALONE}. To train together, remove the launcher")
     assert event.message.endswith("set launcher: torchrun")
-    condition = made.status.condition(ConditionType.STALLED)
+    condition = made.status.condition(ConditionType.DEGRADED)
     assert condition is not None
     assert condition.message == event.message
     assert made.status.is_true(ConditionType.RUNNING), "nothing is stopped"
@@ -86,7 +86,7 @@ def test_replicas_that_train_alone_are_warned_of_once_and_stall_the_job_until_a_
     later = replace(says(seen, "", mismatch=ALONE), job=replace(seen.job, status=made.status))
     assert not plan(later, NOW + 1).events
     mended = plan(says(later, ""), NOW + 1).status
-    assert (mended.world_mismatch, stalled(mended)) == (None, ("False", "Progressing"))
+    assert (mended.world_mismatch, degraded(mended)) == (None, ("False", "NotDegraded"))
 
 
 def test_a_long_sentence_still_ends_with_what_to_do() -> None:
@@ -107,7 +107,7 @@ def test_a_job_that_completes_says_that_its_replicas_trained_alone() -> None:
     assert complete.message.startswith(
         "all 3 workers of round 1 have ended with exit code 0; each replica trains alone"
     )
-    assert stalled(made.status)[0] == "False"
+    assert degraded(made.status)[0] == "False"
     again = plan(replace(seen, job=replace(seen.job, status=made.status)), NOW + 1).status
     assert again.true_condition(ConditionType.COMPLETE) == complete
 
