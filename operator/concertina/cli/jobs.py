@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from concertina.amounts import amount
 from concertina.api import API_VERSION, KIND
 from concertina.cli.agent_report import report_of
 from concertina.cli.dry_run import try_pod
@@ -113,4 +114,4 @@ async def scale(target: Target, name: str, replicas: int) -> None:
     async with target.connect() as (client, namespace):
         before = await client.get(TRAINING_JOBS, namespace, name, subresource="scale")
         await client.scale(TRAINING_JOBS, namespace, name, replicas)
-    console.print(f"{name} wants {replicas} replicas (before: {before['spec']['replicas']}).")
+    console.print(f"{name} wants {amount(replicas, 'replica')} (before: {before['spec']['replicas']}).")

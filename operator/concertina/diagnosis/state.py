@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
+from concertina.amounts import amount
 from concertina.api.checkpoint_interval import checkpoint_interval, unsaved_seconds
-from concertina.api.status import ConditionType
 from concertina.diagnosis import problems, words
 from concertina.diagnosis.evidence import RECENT_SECONDS, Evidence
 from concertina.diagnosis.failures import ADVICE
@@ -20,8 +20,8 @@ FEWEST_STEPS = 32
 def checkpoint_old(seen: Evidence) -> Finding | None:
     """Of a job that trains: since its newest checkpoint, without a suspension after that where steps say when the next
     is due; or without one since it trains. Where the store refuses, that is said instead."""
-    interval, stalled = checkpoint_interval(seen.spec, seen.status), seen.status.true_condition(ConditionType.STALLED)
-    refused = stalled is not None and stalled.reason == "StorageUnavailable"
+    interval, trouble = checkpoint_interval(seen.spec, seen.status), seen.status.trouble
+    refused = trouble is not None and trouble.reason == "StorageUnavailable"
     if interval is None or not seen.trains or refused:
         return None
     newest, since = seen.status.last_checkpoint, seen.status.world.since
@@ -31,13 +31,13 @@ def checkpoint_old(seen: Evidence) -> Finding | None:
     if waited < problems.CHECKPOINT_INTERVALS * interval:
         return None
     progress = seen.status.progress
-    behind = f", {progress.step - newest.step} steps behind" if progress and newest else ""
+    behind = f", {amount(progress.step - newest.step, 'step')} behind" if progress and newest else ""
     old = f"the newest checkpoint is {duration(seen.age(newest.at))} old{behind}" if newest else ""
     return critical(
         Problem.CHECKPOINT_OLD,
         f"{old or 'there is no checkpoint yet'}; one is due every {interval:.3g} s, and training has gone on for "
         f"{waited / interval:.0f} times that",
-        "see the condition Stalled and concertina_checkpoint_storage_failures_total; without failures the store is "
+        "see the condition Degraded and concertina_checkpoint_storage_failures_total; without failures the store is "
         "slow: concertina_checkpoint_ship_seconds_total over _shards_shipped_total says how long a shard takes",
         lost=0.0,
     )

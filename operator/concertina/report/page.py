@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 from xml.etree import ElementTree as xml
 
+from concertina.amounts import amount
 from concertina.api.accounting import Goodput, Incident
 from concertina.api.history import Point, unpacked
 from concertina.api.status import ConditionType, JobStatus, rfc3339, unix_seconds
@@ -77,7 +78,7 @@ def _summary(seen: Evidence) -> Iterator[tuple[str, str]]:
     end = f" to {_second(status.completion_time)}" if status.completion_time else ""
     yield "Time", f"from {rfc3339(round(seen.created))}{end}"
     if world.round:
-        yield "World", f"{world.size} replicas, {world.workers} workers, round {world.round}"
+        yield "World", f"{world.size} replicas, {amount(world.workers, 'worker')}, round {world.round}"
     if progress := status.progress:
         share = f" ({progress.percent:.0f}%)" if progress.percent is not None else ""
         of = f" of {progress.steps}{share}" if progress.steps else ""
@@ -178,7 +179,7 @@ def _incidents(parent: xml.Element, status: JobStatus) -> None:
 
 
 def _incident(one: Incident, status: JobStatus) -> tuple[str, ...]:
-    again = f"{one.steps_replayed} steps, {one.replayed_seconds:.1f} s" if one.steps_replayed else ""
+    again = f"{amount(one.steps_replayed, 'step')}, {one.replayed_seconds:.1f} s" if one.steps_replayed else ""
     at_least = "at least " if one.at_least else ""
     money = f"{at_least}{one.cost:.2f} {status.cost.currency}" if one.cost is not None and status.cost else ""
     took = f"{at_least}{one.seconds:.1f} s"

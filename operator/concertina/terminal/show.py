@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from concertina.amounts import amount
 from concertina.api import history
 from concertina.api.accounting import Cost, Goodput, Incident
 from concertina.api.status import CheckpointEvery, Condition, ConditionType, JobProgress, JobStatus, unix_seconds
@@ -143,11 +144,11 @@ def _state(status: JobStatus) -> Text:
 def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
     world = status.world
     nodes = {member.node for member in world.members if member.node}
-    where = f" on {len(nodes)} nodes" if nodes or not world.members else ""
+    where = f" on {amount(len(nodes), 'node')}" if nodes or not world.members else ""
     yield (
         "World",
         (
-            f"{world.size or '0/' + str(job['spec']['replicas'])}  {world.workers} workers{where}, "
+            f"{world.size or '0/' + str(job['spec']['replicas'])}  {amount(world.workers, 'worker')}{where}, "
             f"round {world.round}" + (f", lead {world.lead}" if world.lead else "") + _since(world.since)
         ),
     )
@@ -340,7 +341,8 @@ def incident(what: Incident, cost: Cost | None) -> str:
     """Describe an incident in a sentence: when, why, and what it cost."""
     at_least = "at least " if what.at_least else ""
     who = f" ({what.replica}" + (f" on {what.node})" if what.node else ")") if what.replica else ""
-    again = f", {what.steps_replayed} steps trained again ({what.replayed_seconds:.1f}s)" if what.steps_replayed else ""
+    steps = f", {amount(what.steps_replayed, 'step')} trained again ({what.replayed_seconds:.1f}s)"
+    again = steps if what.steps_replayed else ""
     money = f", {at_least}{what.cost:.2f} {cost.currency}" if what.cost is not None and cost else ""
     return f"{age(what.at)} ago, {what.cause}{who}: {at_least}{what.seconds:.1f}s without training{again}{money}"
 

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from concertina.amounts import amount
 from concertina.api.status import ENDED, ConditionType, JobStatus, unix_seconds
 from concertina.durations import duration
 from concertina.kube.parse.views import status_of
@@ -114,7 +115,7 @@ def group(row: Row, by: str) -> str:
 def _attention(status: JobStatus) -> Attention:
     if any(map(status.is_true, ENDED)):
         return Attention.ENDED
-    if status.is_true(ConditionType.STALLED):
+    if status.trouble:
         return Attention.STALLED
     if status.is_true(ConditionType.SUSPENDED):
         return Attention.SUSPENDED
@@ -204,5 +205,4 @@ def summary(rows: Sequence[Row]) -> str:
         if row.cost is not None:
             costs[row.currency] = costs.get(row.currency, 0.0) + row.cost
     money = "".join(f", {total:,.2f} {currency}".rstrip() for currency, total in sorted(costs.items()))
-    jobs = "1 job" if len(rows) == 1 else f"{len(rows)} jobs"
-    return f"{jobs}: {told}; {sum(row.replicas for row in rows)} replicas{money}"
+    return f"{amount(len(rows), 'job')}: {told}; {amount(sum(row.replicas for row in rows), 'replica')}{money}"

@@ -37,7 +37,10 @@ def succeeded(ctx: JobContext) -> Decision | None:
     members = (ctx.replicas.pods.get(member.replica) for member in ctx.world.members)
     by_pods = any(pod is not None and pod.phase is PodPhase.SUCCEEDED and not pod.deleting for pod in members)
     if by_pods or (ctx.round.report is not None and ctx.round.report.state == State.SUCCEEDED):
-        message = f"all {ctx.world.workers} workers of round {ctx.world.round} have ended with exit code 0"
+        workers = ctx.world.workers
+        all_of_them = "the only worker" if workers == 1 else f"all {workers} workers"
+        have = "has" if workers == 1 else "have"
+        message = f"{all_of_them} of round {ctx.world.round} {have} ended with exit code 0"
         return Decision(Phase.COMPLETE, "Succeeded", message, pods=Pods.ENDED)
     return None
 

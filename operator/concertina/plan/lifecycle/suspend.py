@@ -3,6 +3,7 @@ changed and that was resumed before it had come to its rest."""
 
 from __future__ import annotations
 
+from concertina.amounts import amount, are
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
@@ -122,7 +123,9 @@ def _overdue(ctx: JobContext) -> bool:
 def _suspended(ctx: JobContext) -> Decision:
     left = len(ctx.observed.pods)
     phase = Phase.SUSPENDING if left else Phase.SUSPENDED
-    message = f"{left} pods are being deleted" if left else "spec.suspend is set: no pods, the state is kept"
+    message = "spec.suspend is set: no pods, the state is kept"
+    if left:
+        message = f"{amount(left, 'pod')} {are(left)} being deleted"
     if away := sorted({pod.node for pod in ctx.observed.pods if not ctx.node(pod).ready}):
         message += f"; {first_of(away, 5)} can't confirm that: what runs there may go on for as long"
     reason = "Suspending" if left else "Suspended"

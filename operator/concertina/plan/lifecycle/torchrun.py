@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from concertina.amounts import amount, are
 from concertina.api.pod_names import rendezvous_name
 from concertina.api.status import rfc3339
 from concertina.api.world import Claim, World
@@ -39,7 +40,7 @@ def succeeded(ctx: JobContext) -> Decision | None:
     members = [pod for pod in _members(ctx) if fixed or pod.phase is not PodPhase.PENDING]
     if not members or any(pod.phase is not PodPhase.SUCCEEDED for pod in members):
         return None
-    message = f"torchrun has ended with exit code 0 in all {len(members)} replicas"
+    message = f"torchrun has ended with exit code 0 in {amount(len(members), 'replica')}"
     return Decision(Phase.COMPLETE, "Succeeded", message, pods=Pods.ENDED)
 
 
@@ -96,7 +97,8 @@ def running(ctx: JobContext) -> Decision:
         )  # fmt: skip
     reasons = [waiting(ctx, pod) for pod in ctx.replicas.live.values() if pod.phase is not PodPhase.RUNNING]
     refused = [ctx.observed.refused.message] if ctx.observed.refused else []
-    message = "; ".join([f"{text}, {least} are needed", *refused, *(sorted(set(reasons))[:3])])
+    needed = f"{text}, {least} {are(least)} needed"
+    message = "; ".join([needed, *refused, *(sorted(set(reasons))[:3])])
     return Decision(Phase.WAITING, "WaitingForReplicas", message, pods=Pods.WANTED, recheck=constants.CREATE_RETRY)
 
 

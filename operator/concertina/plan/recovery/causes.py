@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import concertina_protocol as protocol
+from concertina.amounts import amount
 from concertina.api.restarts import Restart
 from concertina.api.status import ConditionType
 from concertina.plan.actions import Event
@@ -245,7 +246,7 @@ def running(ctx: JobContext) -> Decision | None:
     if ctx.spec.bundled and (progress is None or progress.first_step_at is None):
         phase = Phase.RECOVERING if ctx.status.rounds > 1 else Phase.STARTING
         doing = progress.phase if progress else "starting"
-        message = f"round {report.round} with {total} replicas is {doing}"
+        message = f"round {report.round} with {amount(total, 'replica')} is {doing}"
         return Decision(phase, "RoundStarting", message, recheck=recheck(ctx))
     size = _at_work(ctx, report)
     if total == sizes.most(ctx.spec) != ctx.spec.replicas:

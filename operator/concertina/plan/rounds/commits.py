@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import concertina_protocol as protocol
+from concertina.amounts import amount
 from concertina.api.spec import JobSpec
 from concertina.api.status import rfc3339, unix_seconds
 from concertina.api.world import Base, Claim, Member, World
@@ -59,7 +60,7 @@ def commit(
     )
     known = ctx.spec.bundled or origin.source is protocol.RestoreSource.MEMORY
     whence = _whence(origin) if known else _anew(ctx)
-    message = f"round {made.round} with {len(members)} replicas ({workers} workers) starts {whence}"
+    message = f"round {made.round} with {amount(len(members), 'replica')} ({amount(workers, 'worker')}) starts {whence}"
     told = (Event("Normal", "RoundCommitted", message),) if ctx.status.rounds else ()  # conditions tell of the first
     return Decision(
         Phase.RECOVERING if ctx.status.rounds else Phase.STARTING,
