@@ -63,6 +63,8 @@ class PodView:
     waiting: str = ""
     """Why it does not run yet: Unschedulable, ErrImagePull, ImagePullBackOff, CrashLoopBackOff and so on."""
     waiting_message: str = ""
+    awaited_scheduler: str = ""
+    """The name of the scheduler that has not looked at it yet; empty once one has."""
     avoids: tuple[str, ...] = ()
     """Nodes that it must not run on, by a rule of ours."""
     exit_code: int | None = None

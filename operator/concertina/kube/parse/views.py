@@ -80,6 +80,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         ip=status.get("podIP") or "",
         waiting=waiting[:WORD],
         waiting_message=waiting_message[:SENTENCE],
+        awaited_scheduler=_awaited_scheduler(spec, status)[:NAME],
         avoids=tuple(filter(None, annotations.get(AVOIDS, "").split(","))),
         exit_code=code,
         exit_reason=reason[:WORD],
@@ -228,6 +229,14 @@ def _waiting(status: Raw) -> tuple[str, str]:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return condition.get("reason") or UNSCHEDULABLE, condition.get("message") or ""
     return "", ""
+
+
+def _awaited_scheduler(spec: Raw, status: Raw) -> str:
+    """The scheduler that the pod names, while the pod has neither a node nor a word of a scheduler."""
+    conditions = status.get("conditions") or ()
+    if spec.get("nodeName") or any(condition["type"] == "PodScheduled" for condition in conditions):
+        return ""
+    return spec.get("schedulerName") or "default-scheduler"
 
 
 def _exit(status: Raw) -> tuple[int | None, str, str]:

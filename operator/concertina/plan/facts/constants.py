@@ -51,6 +51,8 @@ STEADY = 60.0
 """A look at a job to which nothing happens."""
 COUNT_TIME = 60.0
 """Between two counts of the time and the cost of a running job whose status has no other news: its script is silent."""
+UNSCHEDULED = 5.0
+"""For a pod that no scheduler has looked at, before people are told which one is awaited."""
 SLOW_START = 30.0
 """For a pod that has a node and says nothing, before people are told where to look."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concertina.amounts import amount, are
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods, stalled
@@ -31,13 +32,18 @@ def first_round(ctx: JobContext) -> Decision | None:
             error = next((storage.message for storage in looks if storage.state == StorageHealth.ERROR), "")
             return commits.storage_unknown(restore.Unknown(error))
     reason = Reason.FIRST_ROUND if not ctx.status.rounds else Reason.RESUMED
-    return claims.claim(ctx, Cause(reason, f"{size} replicas are ready", planned=True))
+    message = f"{amount(size, 'replica')} {are(size)} ready"
+    return claims.claim(ctx, Cause(reason, message, planned=True))
 
 
 def _look_again(ctx: JobContext) -> float:
-    """Time alone makes news of those only that run and are not heard; of others it words the sentence anew."""
-    unheard = any(pod.phase is PodPhase.RUNNING and not ctx.agent(pod.name).alive for pod in ctx.replicas.live.values())
-    return constants.CREATE_RETRY if unheard else constants.SLOW_START
+    """Time alone makes news only of pods that run and are not heard; for others it changes the wording of the sentence,
+    soon where no scheduler has looked at a pod."""
+    live = ctx.replicas.live.values()
+    if any(pod.phase is PodPhase.RUNNING and not ctx.agent(pod.name).alive for pod in live):
+        return constants.CREATE_RETRY
+    new = [constants.UNSCHEDULED - ctx.age(pod) for pod in live if pod.awaited_scheduler]
+    return min([constants.SLOW_START, *filter(lambda left: left > 0, new)])
 
 
 def _first_start_left(ctx: JobContext) -> float:

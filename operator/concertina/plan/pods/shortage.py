@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concertina.amounts import are
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.observed import PodPhase, PodView
@@ -18,8 +19,8 @@ def shortage(ctx: JobContext) -> str:
     if ctx.observed.refused:
         reasons.insert(0, ctx.observed.refused.message)
     text = f"{ready} of {sizes.most(ctx.spec)} replicas are ready"
-    if ready < sizes.least(ctx.spec):
-        text += f", {sizes.least(ctx.spec)} are needed"
+    if ready < (least := sizes.least(ctx.spec)):
+        text += f", {least} {are(least)} needed"
     return text + (f"; {'; '.join(reasons[:3])}" if reasons else "")
 
 
@@ -29,6 +30,8 @@ def waiting(ctx: JobContext, pod: PodView) -> str:
         return view.report.startup_error
     if pod.waiting:
         return f"{pod.waiting} ({pod.waiting_message[:300]})" if pod.waiting_message else pod.waiting
+    if pod.awaited_scheduler and ctx.age(pod) >= constants.UNSCHEDULED:
+        return f"no scheduler has looked at it so far: is {pod.awaited_scheduler} running?"
     if pod.phase is PodPhase.RUNNING:
         return "its agent is warming up" if view.connected else "its agent does not answer yet"
     if pod.node and ctx.age(pod) >= constants.SLOW_START:

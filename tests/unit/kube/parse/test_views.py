@@ -311,6 +311,15 @@ def test_a_pod_that_no_node_would_take() -> None:
     assert not pod_view(pod({"conditions": [{**condition, "reason": "SchedulerError"}]})).view.excluded
 
 
+def test_a_pod_names_its_scheduler_until_that_has_looked_at_it() -> None:
+    unseen = {**pod({"phase": "Pending"}), "spec": {"schedulerName": "volcano"}}
+    assert pod_view(unseen).view.awaited_scheduler == "volcano"
+    assert pod_view({**unseen, "spec": {}}).view.awaited_scheduler == "default-scheduler"
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    assert pod_view({**unseen, "status": {"conditions": [gated]}}).view.awaited_scheduler == ""
+    assert pod_view(pod({"phase": "Pending"})).view.awaited_scheduler == "", "it has a node"
+
+
 @pytest.mark.parametrize("levels", [190, 250, 900, 5000])
 def test_a_spec_that_is_nested_deeply_is_read_or_said_to_be(levels: int) -> None:
     nested: dict[str, Any] = {}
