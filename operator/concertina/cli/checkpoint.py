@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from concertina.cli.checkpoint_rows import size, when
+from concertina.terminal.characters import harmless
 from concertina.terminal.console import plain
 
 app = typer.Typer(no_args_is_help=True, help="See, check, export, copy and prune checkpoints in durable storage.")
@@ -42,7 +43,7 @@ def sentences() -> Iterator[None]:
     try:
         yield
     except (BadInput, StorageError, Irreproducible) as error:
-        typer.echo(error, err=True)
+        typer.echo(harmless(str(error)), err=True)
         raise typer.Exit(1) from error
 
 
@@ -78,7 +79,7 @@ def list_(uri: Run) -> None:
             table.add_row(*map(str, row), manifest.job, ", ".join(marks), manifest.place.folder)
     console.print(table if manifests else f"{uri} has no finished checkpoint.")
     for line in (*problems, *([problem] if problem else [])):
-        typer.echo(line, err=True)
+        typer.echo(harmless(line), err=True)
 
 
 @app.command()
@@ -111,7 +112,7 @@ def verify(uri: Uri) -> None:
         with opened(resolve(uri)) as checkpoint, _bar("verifying", checkpoint.manifest.size) as advance:
             problems = catalogue.verify(checkpoint, advance)
     for problem in problems:
-        typer.echo(problem, err=True)
+        typer.echo(harmless(problem), err=True)
     if problems:
         raise typer.Exit(1)
     parts, bytes_ = len(checkpoint.manifest.parts), size(checkpoint.manifest.size)

@@ -13,6 +13,7 @@ import yaml
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, NotFound
 from concertina.kube.resources import JOBS, PODS, Raw
+from concertina.terminal.characters import harmless
 from concertina.terminal.connection import Complaint, Target
 
 HOPELESS_EXITS = (2, 78)
@@ -145,7 +146,7 @@ async def _told(client: Client, namespace: str, name: str, ending: Raw) -> int:
             said |= dict.fromkeys(await _last_lines(client, namespace, pod["metadata"]["name"]))
     for line in said:
         if not complete or "still at work" not in line:
-            print(line)
+            print(harmless(line))
     if not complete:
         raise Complaint(f"Job {namespace}/{name} failed: {ending.get('message') or json.dumps(ending)}")
     return 0

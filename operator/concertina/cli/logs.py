@@ -15,6 +15,7 @@ from concertina.kube.errors import ApiError, Gone, Unreachable
 from concertina.kube.manifests.names import INDEX, JOB
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
+from concertina.terminal.characters import harmless
 from concertina.terminal.connection import Complaint, Target
 from concertina.terminal.follow import states
 from concertina.terminal.log_entries import Entry, LogReader, Wanted, split
@@ -191,7 +192,7 @@ async def merged(logs: list[AsyncIterator[Entry]]) -> AsyncIterator[Entry]:
 
 def say(sentence: str) -> None:
     """Beside what is printed."""
-    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.write(f"{harmless(sentence)}\n")
 
 
 def _has_log(pod: Raw) -> bool:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from concertina.terminal.characters import harmless
+
 if TYPE_CHECKING:
     from concertina.kube.client import Client
 
@@ -49,7 +51,7 @@ def call(command: Coroutine[Any, Any, int | None]) -> None:
     try:
         code = asyncio.run(_ungrouped(command, (ApiError, NoAccess, Complaint, BrokenPipeError)))
     except (ApiError, NoAccess, Complaint) as error:
-        typer.secho(f"{error}", err=True, fg=typer.colors.RED)
+        typer.secho(harmless(f"{error}"), err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
