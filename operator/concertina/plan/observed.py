@@ -32,6 +32,8 @@ class JobView:
     """The annotation by which a person asks for a checkpoint now."""
     template_hash: str = ""
     """Of what its spec says of pods; empty where not all of that is known."""
+    finalizers: tuple[str, ...] = ()
+    """What keeps it after its deletion, until each is removed."""
 
 
 class PodPhase(enum.StrEnum):

@@ -22,6 +22,7 @@ from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.lifecycle import (
     admission,
     checkpoint_requests,
+    deletion,
     end,
     first_round,
     master_key,
@@ -86,6 +87,7 @@ REMARKS: tuple[Remark, ...] = (
     lambda ctx, decision, pods: refusals.annotate(ctx, decision) if pods.missing else decision,
     lambda ctx, decision, pods: storage_alerts.annotate(ctx, decision),
     lambda ctx, decision, pods: lead_says.annotate(ctx, decision),
+    lambda ctx, decision, pods: deletion.annotate(ctx, decision),
 )
 """The first reason why a person must act stands."""
 
@@ -104,13 +106,16 @@ EVENTS: tuple[Announcement, ...] = (
 def plan(observed: Observed, now: float) -> Plan:
     """`now` in Unix seconds."""
     job = observed.job
-    if job.deleting:
+    if job.deleting and (job.spec is None or not deletion.held_by(job)):
         return Plan(job.status)
     if job.spec is None:
         return _unreadable(observed, now)
-    ctx = JobContext(observed, job.spec, now)
+    spec = job.spec.model_copy(update={"suspend": True}) if job.deleting else job.spec
+    ctx = JobContext(observed, spec, now)
     decision = next(decision for policy in POLICIES[ctx.spec.launcher] if (decision := policy(ctx)))
     pods = plan_pods(ctx, decision)
+    if job.deleting:
+        pods = deletion.without_new_pods(pods)
     for remark in REMARKS:
         decision = remark(ctx, decision, pods)
     status, held_back, only_numbers = status_after(ctx, decision, pods)

@@ -144,6 +144,7 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
         ignored=ignored,
         checkpoint_request=checkpoint_asked(obj),
         template_hash=made_of,
+        finalizers=tuple(metadata.get("finalizers") or ()),
     )
 
 

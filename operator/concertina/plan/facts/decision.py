@@ -21,6 +21,7 @@ class Phase(enum.Enum):
     RECOVERING = "Recovering"
     SUSPENDING = "Suspending"
     SUSPENDED = "Suspended"
+    DELETING = "Deleting"
     STALLED = "Stalled"
     COMPLETE = "Complete"
     FAILED = "Failed"

@@ -21,7 +21,8 @@ def ended(ctx: JobContext) -> Decision | None:
         condition = ctx.status.condition(type)
         if condition and condition.status == "True":
             left = ctx.time_to_live
-            actions = (DeleteJob(),) if left is not None and left <= 0 else ()
+            due = left is not None and left <= 0 and not ctx.observed.job.deleting
+            actions = (DeleteJob(),) if due else ()
             recheck = left if left is not None and left > 0 else None
             return Decision(
                 phase, condition.reason, condition.message, actions=actions, recheck=recheck, pods=Pods.ENDED

@@ -1,5 +1,5 @@
 """spec.suspend: the round is drained and saved, then its pods are deleted. So are the pods of a job whose template was
-changed and that was resumed before it had come to its rest."""
+changed and that was resumed before it had come to its rest, and those of a deleted job that a finalizer holds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.facts.names import first_of
 from concertina.plan.facts.reasons import Reason
+from concertina.plan.lifecycle import deletion
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims, drains
 from concertina_protocol import Report, RestoreSource, State, StorageHealth
@@ -28,6 +29,8 @@ def suspend(ctx: JobContext) -> Decision | None:
         report = ctx.round.report
         if report is not None and report.state == State.DRAINED and _stopped_unsaved(ctx, report):
             return None  # the next round saves it
+        if deletion.held_by(ctx.observed.job):
+            return _draining(ctx, Phase.DELETING, "Deleting", deletion.why(ctx.observed.job))
         return _draining(ctx, Phase.SUSPENDING, "Suspending", "spec.suspend is set")
     can_go_on = sizes.fitting(len(ctx.replicas.candidates), ctx.spec) > 0
     return None if can_go_on and not _overdue(ctx) else _suspended(ctx)
@@ -121,12 +124,15 @@ def _overdue(ctx: JobContext) -> bool:
 
 
 def _suspended(ctx: JobContext) -> Decision:
-    left = len(ctx.observed.pods)
+    left, job = len(ctx.observed.pods), ctx.observed.job
     phase = Phase.SUSPENDING if left else Phase.SUSPENDED
     message = "spec.suspend is set: no pods, the state is kept"
     if left:
         message = f"{amount(left, 'pod')} {are(left)} being deleted"
+    if deletion.held_by(job):
+        phase = Phase.DELETING
+        message = f"{deletion.why(job)}: {message if left else 'it has no pods any more'}"
     if away := sorted({pod.node for pod in ctx.observed.pods if not ctx.node(pod).ready}):
         message += f"; {first_of(away, 5)} can't confirm that: what runs there may go on for as long"
-    reason = "Suspending" if left else "Suspended"
-    return Decision(phase, reason, message, world=claims.disbanded(ctx, "Suspended"), pods=Pods.NONE)
+    disbanded = claims.disbanded(ctx, "Deleting" if phase is Phase.DELETING else "Suspended")
+    return Decision(phase, phase.value, message, world=disbanded, pods=Pods.NONE)

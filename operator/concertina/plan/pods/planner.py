@@ -26,10 +26,10 @@ def _none(ctx: JobContext) -> PodPlan:
 
 
 def _ended(ctx: JobContext, failed: bool) -> PodPlan:
-    """As spec.cleanPodPolicy says. What runs in a failed job is ended rather than deleted: its log says why (decision
-    "A failed job's pods are ended in place")."""
+    """As spec.cleanPodPolicy says; once the job is deleted nothing runs on in any case. What runs in a failed job is
+    ended rather than deleted: its log says why (decision "A failed job's pods are ended in place")."""
     policy = ctx.spec.clean_pod_policy
-    if policy is CleanPodPolicy.NONE:
+    if policy is CleanPodPolicy.NONE and not ctx.observed.job.deleting:
         return _kept(ctx)
     actions: list[Action] = []
     waits: list[float] = []

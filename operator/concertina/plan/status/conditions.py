@@ -34,11 +34,12 @@ TABLE = {
     Phase.RECOVERING: Row(reconciling=True),
     Phase.SUSPENDING: Row(reconciling=True, running=True),
     Phase.SUSPENDED: Row(ready=True, suspended=True),
+    Phase.DELETING: Row(reconciling=True, running=True),
     Phase.STALLED: Row(stalled=True),
     Phase.COMPLETE: Row(ready=True, complete=True),
     Phase.FAILED: Row(failed=True, stalled=True),
 }
-STOPPING = (Phase.DRAINING, Phase.SUSPENDING)
+STOPPING = (Phase.DRAINING, Phase.SUSPENDING, Phase.DELETING)
 """Phases in which the workers of a round are to stop."""
 OURS = frozenset(ConditionType)
 MOST = 32
@@ -116,7 +117,15 @@ def _without_messages(those: tuple[Condition, ...]) -> list[object]:
 
 ANNOUNCED = frozenset(
     phase.value
-    for phase in (Phase.COMPLETE, Phase.FAILED, Phase.STALLED, Phase.SUSPENDED, Phase.TRAINING, Phase.SUSPENDING)
+    for phase in (
+        Phase.COMPLETE,
+        Phase.DELETING,
+        Phase.FAILED,
+        Phase.STALLED,
+        Phase.SUSPENDED,
+        Phase.SUSPENDING,
+        Phase.TRAINING,
+    )
 )
 """Phases that someone waits for."""
 STARTS = frozenset((Phase.STARTING.value, Phase.RECOVERING.value))

@@ -185,11 +185,11 @@ def test_torchrun_in_a_file_under_the_agent_is_told_and_stops_nothing(jobs: Jobs
     degraded = jobs.condition(job, "Degraded")
     assert degraded["reason"] == "WorldMismatch"
     assert "WORLD_SIZE=1 were started by torchrun in a round of 2 workers" in degraded["message"]
-    assert "set launcher: torchrun" in stalled["message"]
+    assert "set launcher: torchrun" in degraded["message"]
     assert jobs.condition(job, "Running")["status"] == "True"
     (tmp_path / "stop").touch()
     job = jobs.wait_true("a", "Complete")
     assert "each replica trains alone" in jobs.condition(job, "Complete")["message"]
     assert job["status"]["rounds"] == 1
     (event,) = jobs.events("a", "WorldMismatch")
-    assert (event["type"], event["message"]) == ("Warning", stalled["message"])
+    assert (event["type"], event["message"]) == ("Warning", degraded["message"])
