@@ -255,7 +255,9 @@ class Invariants:
             return False
         world, cluster, now = self.world, self.world.cluster, self.world.clock.now
         operator = world.operators[-1]
-        if not operator.alive or world.clock.stands(operator) or cluster.spec.suspend or not world.storage.up:
+        if not operator.alive or world.clock.stands(operator) or cluster.spec.suspend or cluster.held_by:
+            return False
+        if not world.storage.up:
             return False
         if now < max(cluster.down_until, cluster.slow_until) or not world.network.reaches(operator.name, "api"):
             return False

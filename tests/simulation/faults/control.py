@@ -99,6 +99,11 @@ def resume(world: World) -> None:
         world.cluster.edit(suspend=False)
 
 
+def delete_held_job(world: World, random: Random) -> None:
+    world.tell("the job is deleted, and a finalizer holds it")
+    world.cluster.delete_job("example.com/archive")
+
+
 def kill_operator(world: World, random: Random) -> None:
     operator = world.operators[-1]
     if operator.alive:

@@ -70,7 +70,7 @@ _CONDITIONS: tuple[Fault, ...] = (
 )
 _ANOMALIES: tuple[Fault, ...] = (anomalies.bad_samples, anomalies.glitch, anomalies.flip_bits)
 _MORE: tuple[Fault, ...] = (machines.set_clock, control.slow_api, control.refused_pods, lies.lying_agent)
-_ALONE: tuple[Fault, ...] = (anomalies.bad_run,)
+_ALONE: tuple[Fault, ...] = (anomalies.bad_run, control.delete_held_job)
 """What ends a job, as it should."""
 BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in (*_FAULTS, *_CONDITIONS, *_ANOMALIES, *_MORE, *_ALONE)}
 FAULTS: tuple[str, ...] = (*(fault.__name__ for fault in _FAULTS), "kill_worker", "kill_agent")

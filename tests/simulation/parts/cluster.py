@@ -42,6 +42,8 @@ class JobVersion(NamedTuple):
     status: JobStatus
     spec: JobSpec
     generation: int
+    held_by: tuple[str, ...] = ()
+    """The finalizers of a job that was deleted."""
 
 
 @dataclasses.dataclass
@@ -82,6 +84,7 @@ class Cluster:
     def __init__(self, world: World, nodes: int, spec: JobSpec) -> None:
         self.world, self.clock = world, world.clock
         self.spec, self.status, self.generation = spec, JobStatus(), 1
+        self.held_by: tuple[str, ...] = ()
         self._writes = 0
         self.pods: dict[str, PodView] = {}
         room = {"pods": Decimal(1)} if world.rivalry else {}
@@ -135,7 +138,7 @@ class Cluster:
 
     @property
     def job(self) -> JobVersion:
-        return JobVersion(self._writes, self.status, self.spec, self.generation)
+        return JobVersion(self._writes, self.status, self.spec, self.generation, self.held_by)
 
     def slow_down(self, least: float, most: float, seconds: float) -> None:
         self.slow_until, self._slow = self.clock.now + seconds, (least, most)
@@ -185,6 +188,11 @@ class Cluster:
     def edit(self, **fields: object) -> None:
         """A user's change to the spec."""
         self.spec, self.generation = self.spec.model_copy(update=fields), self.generation + 1
+        self._changed("job")
+
+    def delete_job(self, finalizer: str) -> None:
+        """A user deletes the job, which a finalizer holds."""
+        self.held_by = (finalizer,)
         self._changed("job")
 
     def create(self, who: str, action: CreatePod) -> PodView:

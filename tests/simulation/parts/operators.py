@@ -55,7 +55,7 @@ class OperatorProcess:
         self.world, self.clock, self.name = world, world.clock, name
         self.alive, self.busy, self.again = True, False, False
         cluster = world.cluster
-        self.version, self.status, self.spec, self.generation = cluster.job
+        self.version, self.status, self.spec, self.generation, self.held_by = cluster.job
         self.pods: dict[str, PodView] = dict(cluster.pods)
         self.nodes: dict[str, NodeView] = dict(cluster.nodes)
         self.contacts: dict[str, Contact] = {}
@@ -134,7 +134,7 @@ class OperatorProcess:
     def _take(self, job: JobVersion) -> None:
         """What is newer than what it has: a write's answer may come before what was watched."""
         if job.number >= self.version:
-            self.version, self.status, self.spec, self.generation = job
+            self.version, self.status, self.spec, self.generation, self.held_by = job
 
     def _forget(self, name: str) -> None:
         contact = self.contacts.pop(name, None)
@@ -209,7 +209,18 @@ class OperatorProcess:
         world = self.world
         number = world.rivalry.worlds.index(world) if world.rivalry else 0
         namespace, created = f"team-{number % 2}", START + number
-        return JobView(world.name, namespace, world.uid, self.generation, created, False, self.spec, "", self.status)
+        return JobView(
+            world.name,
+            namespace,
+            world.uid,
+            self.generation,
+            created,
+            deleting=bool(self.held_by),
+            spec=self.spec,
+            spec_error="",
+            status=self.status,
+            finalizers=self.held_by,
+        )
 
     def _write(self, observed: Observed, made: Plan) -> None:
         if not self.alive:
