@@ -21,6 +21,11 @@ class DamagedInput(BadInput):
 
     reason = FailureReason.DAMAGED
 
+    def __init__(self, message: str, checkpoint: str = "") -> None:
+        """`checkpoint`: the URI of the checkpoint's own folder; empty where data are damaged."""
+        super().__init__(message)
+        self.checkpoint = checkpoint
+
 
 class RestoreFailed(Exception):
     """The state could not be read; another source, or another try, may help."""

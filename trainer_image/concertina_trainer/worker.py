@@ -19,6 +19,7 @@ from concertina_protocol import FailureReason, Restore, RestoreSource, Rollback,
 from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.messages.ranges import united
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
+from concertina_state.checkpoints.catalogue import instead_of
 from concertina_state.errors import BadInput, DataChanged, RestoreFailed
 from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.interval import Interval
@@ -68,7 +69,7 @@ def main() -> NoReturn:
         channel.send(run(channel))
         code = 0
     except BadInput as error:
-        code = _fault(channel, error.reason, error, BAD_INPUT_EXIT)
+        code = _fault(channel, error.reason, BadInput(f"{error}{instead_of(error)}"), BAD_INPUT_EXIT)
     except RestoreFailed as error:
         code = _fault(channel, FailureReason.RESTORE_FAILED, error, 1)
     except RollBack as error:

@@ -17,7 +17,7 @@ from concertina_state.checkpoints.latest import LATEST, Latest, read_all_of_late
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey, Manifest, to_json
 from concertina_state.checkpoints.reader import StoredCheckpoint, StoredShard, opened, resolve
 from concertina_state.checkpoints.retention import Keeping, doomed, found, remove, since
-from concertina_state.errors import BadInput
+from concertina_state.errors import BadInput, DamagedInput
 from concertina_state.objects.prefix import Changed, ObjectPrefix, StorageError
 
 Advance = Callable[[int], None]
@@ -57,6 +57,28 @@ def undone(folder: ObjectPrefix, manifests: Sequence[Manifest]) -> set[Checkpoin
             places = [manifest.place for manifest in manifests]
             return {place for place in places if latest.voids(place.uid, place.round, place.step)}
     return set()
+
+
+def instead_of(damaged: BadInput) -> str:
+    """Name the newest other checkpoint of the run and how to use it, in a sentence with a space before it; empty where
+    none can be named. Its bytes are not read: only what goes on from it checks them."""
+    uri = damaged.checkpoint if isinstance(damaged, DamagedInput) else ""
+    if not uri:
+        return ""
+    try:
+        folder = ObjectPrefix(run_of(uri))
+        whole, _ = finished(folder)
+        void = undone(folder, whole)
+    except StorageError:
+        return ""
+    others = [each for each in whole if each.place not in void and f"{folder.uri}/{each.place.folder}" != uri]
+    if not others:
+        return f" {folder.uri} has no other finished checkpoint."
+    newest = others[-1]
+    return (
+        f" The newest other one is of step {newest.id.step}. To go on from it, create the job again with "
+        f"checkpoint.resumeFrom: {folder.uri}/{newest.place.folder} and another, empty folder in checkpoint.uri."
+    )
 
 
 def verify(checkpoint: StoredCheckpoint, advance: Advance) -> list[str]:

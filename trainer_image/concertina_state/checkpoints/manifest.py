@@ -163,7 +163,7 @@ def parse(text: bytes, uri: str) -> Manifest:
     try:
         manifest = parse_json(Manifest, text)
     except ValueError as error:
-        raise DamagedInput(f"{uri}/{NAME} is damaged ({error}): use an older checkpoint.") from error
+        raise DamagedInput(f"{uri}/{NAME} is damaged ({error}): use an older checkpoint.", uri) from error
     if manifest.version > VERSION:
         raise BadInput(
             f"{uri} was written by a newer concertina (manifest version {manifest.version!s:.20}, this one reads "

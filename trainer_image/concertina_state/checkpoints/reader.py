@@ -85,7 +85,9 @@ class StoredShard:
         except ValueError as error:
             if text is None:
                 self._check_not_deleted()
-            raise DamagedInput(f"{self._folder.uri}/{key} is missing or damaged: use an older checkpoint.") from error
+            raise DamagedInput(
+                f"{self._folder.uri}/{key} is missing or damaged: use an older checkpoint.", self._folder.uri
+            ) from error
         if sidecar.part != self.file or len(sidecar.blocks) != -(-self.file.size // BLOCK):
             raise BadInput(f"{self._folder.uri}/{key} does not fit the manifest: use an older checkpoint.")
         return sidecar.blocks
@@ -107,7 +109,8 @@ class StoredShard:
         problem = "are not there" if missing else "do not have the checksum of the manifest"
         raise DamagedInput(
             f"{self.uri} is damaged: its bytes {begin} to {begin + sum(map(len, views))} {problem}, read "
-            f"{len(GRACE) + 1} times. Use an older checkpoint: `concertina checkpoint list` shows which there are."
+            f"{len(GRACE) + 1} times. Use an older checkpoint: `concertina checkpoint list` shows which there are.",
+            self._folder.uri,
         )
 
     def _check_not_deleted(self) -> None:
