@@ -66,8 +66,8 @@ FLEET = Board(
                     width=6,
                 ),
                 Panel(
-                    "Jobs that can't go on",
-                    "A person must act, or the job has failed: by the reason of its condition Stalled.",
+                    "Jobs that need a person",
+                    "A person must act, or the job has failed: by the reason of its condition Stalled or Degraded.",
                     (Query(f"{_sum(_job('stalled', 'reason'), 'reason')} or vector(0)", "{{reason}}"),),
                     kind=Kind.STAT,
                     width=6,

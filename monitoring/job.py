@@ -63,7 +63,7 @@ NOW = Section(
         ),
         Panel(
             "Why it stands still",
-            "The reason of the condition Stalled; `concertina status` has its sentence.",
+            "The reason of the condition Stalled or Degraded; `concertina status` has its sentence.",
             (Query(f"{_job('stalled', 'reason')} or vector(0)", "{{reason}}"),),
             width=12,
         ),
