@@ -157,7 +157,7 @@ class Agent:
     async def watch(self) -> None:
         async with connection(self._identity, self._address, p.Watch(UID, changes=True, pace=1.5)) as reader:
             while True:
-                await receive(reader, self._address)
+                await receive(reader, self._identity, self._address)
 
     async def scrape(self) -> None:
         while True:

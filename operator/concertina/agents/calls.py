@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 import concertina_protocol as protocol
+from concertina.agents.allowance import Allowance
 from concertina.agents.bounds import bounded
 from concertina.turns import Turns
 from concertina_protocol.addresses import family, split
@@ -33,6 +34,9 @@ NO_DESCRIPTOR_SECONDS = 0.2
 HANDSHAKES = 64
 """Under way at once, of all jobs. A handshake costs a millisecond or two: a new operator that began thousands of them
 together would finish none of them in time."""
+SLOT_SECONDS = 0.25
+"""For which a handshake counts among them. One that takes longer waits for the other end, which costs nothing, and goes
+on without a slot until DIAL_SECONDS."""
 
 Waits = Callable[[bool], None]
 """Called with True when a dialled connection waits for its turn to shake hands, and with False once it has it: no time
@@ -127,8 +131,13 @@ class Identity:
 
     uid: str
     context: ssl.SSLContext
+    namespace: str = ""
     handshakes: Turns = field(default_factory=lambda: Turns(HANDSHAKES))
     """Of all jobs together; turns of its own where nobody shares them."""
+    allowance: Allowance = field(default_factory=Allowance)
+    """For the lines of all jobs of the namespace together."""
+    may_act: Callable[[], bool] = lambda: True
+    """False while another operator may be the one that acts."""
     kept: KeptConnections = field(default_factory=KeptConnections)
     streams: dict[str, StreamCalls] = field(default_factory=dict)
     """Those that are open and carry calls, by address."""
@@ -140,11 +149,13 @@ class Identity:
 
 @contextlib.asynccontextmanager
 async def connection(
-    identity: Identity, address: str, message: protocol.Message, waits: Waits = lambda _: None
+    identity: Identity, address: str, message: protocol.Watch | protocol.Relay, waits: Waits = lambda _: None
 ) -> AsyncIterator[Connection]:
-    """On which `message` has been sent. Raises OSError, TimeoutError."""
+    """On which `message` has been sent. Raises OSError, TimeoutError, and CallError where a Relay may not be sent."""
     opened = await _opened(identity, address, waits)
     try:
+        if isinstance(message, protocol.Relay):
+            _check_may_act(identity)
         await opened.send(message)
         yield opened
     finally:
@@ -169,16 +180,28 @@ async def _opened(identity: Identity, address: str, waits: Waits) -> Connection:
     made = await _socket(host)
     async with asyncio.timeout(DIAL_SECONDS):  # wait_for loses a cancellation that meets an error, before Python 3.12
         dialled = await dial(made, host, port)
-    async with contextlib.AsyncExitStack() as turn:
+    loop, securing = asyncio.get_running_loop(), None
+    try:
         waits(True)
-        try:
-            await turn.enter_async_context(identity.handshakes.turn(identity.uid))
-        except BaseException:
+        async with identity.handshakes.turn(identity.namespace, identity.uid):
+            waits(False)
+            patience_ends = loop.time() + DIAL_SECONDS
+            securing = asyncio.create_task(_secured(dialled, identity))
+            await asyncio.wait([securing], timeout=SLOT_SECONDS)
+        async with asyncio.timeout_at(patience_ends):
+            return await securing
+    except BaseException:
+        if securing is None:
             dialled.close()
-            raise
-        waits(False)
-        async with asyncio.timeout(DIAL_SECONDS):
-            return await _secured(dialled, identity)
+        else:
+            securing.add_done_callback(_close_unwanted)
+            securing.cancel()
+        raise
+
+
+def _close_unwanted(securing: asyncio.Task[Connection]) -> None:
+    if not securing.cancelled() and securing.exception() is None:
+        securing.result().close()
 
 
 async def _socket(host: str) -> socket.socket:
@@ -213,9 +236,11 @@ async def _secured(dialled: socket.socket, identity: Identity) -> Connection:
     return Connection(*streams)
 
 
-async def receive(connection: Connection, address: str) -> protocol.Message:
+async def receive(connection: Connection, identity: Identity, address: str) -> protocol.Message:
     """The next message; raises ClosedError where the stream ends, CallError where it is none of this protocol."""
-    return parsed(await receive_line(connection, address), address)
+    line = await receive_line(connection, address)
+    async with identity.allowance.line():
+        return parsed(line, address)
 
 
 async def receive_line(connection: Connection, address: str) -> bytes:
@@ -242,6 +267,7 @@ async def call(identity: Identity, address: str, request: Request, waits: Waits 
     try:
         answer: protocol.Message | None = None
         if stream := identity.streams.get(address):
+            _check_may_act(identity)
             async with asyncio.timeout(CALL_SECONDS):
                 answer = await stream.ask(request)
         elif kept := identity.kept.take(address):
@@ -262,12 +288,19 @@ async def call(identity: Identity, address: str, request: Request, waits: Waits 
     return _answer(answer, type(request).__name__, address)
 
 
+def _check_may_act(identity: Identity) -> None:
+    """Raises CallError. Asked last, as the call may have waited for its turn."""
+    if not identity.may_act():
+        raise CallError("by now another operator may be the one that acts")
+
+
 async def _asked(identity: Identity, address: str, opened: Connection, request: Request) -> protocol.Message | None:
     """The answer on that connection, which is kept; None where it broke: a kept one may be older than the agent."""
     try:
+        _check_may_act(identity)
         async with asyncio.timeout(CALL_SECONDS):
             await opened.send(request)
-            answer = await receive(opened, address)
+            answer = await receive(opened, identity, address)
     except (ConnectionError, ClosedError):
         opened.close()
         return None
@@ -294,12 +327,13 @@ async def relay(
     try:
         async with connection(identity, address, passed_on, waits) as opened, asyncio.timeout(silence) as quiet:
             while waiting:
-                told = await receive(opened, address)
+                told = await receive(opened, identity, address)
                 if not isinstance(told, protocol.Relayed):
                     raise CallError(f"{address} answered a Relay with a {type(told).__name__}")
                 if told.replica not in waiting or told.error:
                     continue
-                answer = bounded(protocol.decode(told.line.encode()))
+                async with identity.allowance.line():
+                    answer = parsed(told.line.encode(), address)
                 yield told.replica, _answer(answer, "Relay", waiting.pop(told.replica))
                 quiet.reschedule(asyncio.get_running_loop().time() + silence)
     except Exception as error:  # whatever it is, the others must be asked: a call that ended unseen is sent once

@@ -19,6 +19,7 @@ from typing import Any
 
 import concertina_protocol as protocol
 from concertina import metrics
+from concertina.agents.allowance import Allowance
 from concertina.agents.authority import Authority
 from concertina.agents.calls import HANDSHAKES, RELAY_SECONDS, CallError, Identity, call, relay
 from concertina.agents.hearing import Hearing
@@ -112,15 +113,23 @@ class _Job:
 
 class AgentConnections:
     def __init__(
-        self, changed: Changed, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+        self,
+        changed: Changed,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`clock`: for how long an agent was silent must not depend on who sets the time of day."""
+        """`clock`: for how long an agent was silent must not depend on who sets the time of day. `may_act`: False while
+        another operator may be the one that acts; then no agent is called."""
         self._changed = changed
         self._clock = clock
         self._wall = wall
+        self._may_act = may_act
         self._jobs: dict[str, _Job] = {}
         self.hearing = Hearing()
         self._handshakes = Turns(HANDSHAKES)
+        self._allowances: dict[str, Allowance] = {}
+        """By namespace."""
         self._deriving = ThreadPoolExecutor(1, "keys")  # more of them would take the interpreter from the event loop
         self._stalls = StallDetector(clock())
 
@@ -138,12 +147,23 @@ class AgentConnections:
         unix = self._wall() - self._clock()
         return {name: connection.told(unix) for name, connection in job.connections.items()} if job else {}
 
-    async def open(self, uid: str, created: float, master_key: bytes) -> None:
+    async def open(self, uid: str, created: float, master_key: bytes, namespace: str = "") -> None:
         """Make the job known; its keys are derived once, beside the event loop: a thousand jobs take seconds."""
         if uid not in self._jobs:
             made = asyncio.get_running_loop().run_in_executor(self._deriving, _client_context, master_key, uid, created)
             context = await made
-            self._jobs[uid] = _Job(Identity(uid, context, self._handshakes))
+            allowance = self._allowance(namespace)
+            self._jobs[uid] = _Job(Identity(uid, context, namespace, self._handshakes, allowance, self._may_act))
+
+    def _allowance(self, namespace: str) -> Allowance:
+        """One for all jobs of the namespace, and the same for a job that is made again: what is owed stays owed."""
+        if namespace not in self._allowances:
+            used = {job.identity.namespace for job in self._jobs.values()}
+            for name, allowance in list(self._allowances.items()):
+                if name not in used and allowance.untouched:
+                    del self._allowances[name]
+            self._allowances[namespace] = Allowance()
+        return self._allowances[namespace]
 
     def watch(self, uid: str, wanted: Mapping[str, str], waits: bool = False) -> None:
         """Open the streams of `wanted` (replica to address) and close all others of the job, those that carry a call

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -27,10 +28,6 @@ from concertina.plan.observed import ConnectionRefusal
 log = logging.getLogger(__name__)
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
 """Until a stream is opened again."""
-GAP_SECONDS = 0.01
-"""From a line of a stream to the one after the next: an answer comes together with the report of what it has changed,
-and an agent leaves twice that between reports. TCP holds back one that floods: it keeps the operator from no other
-job."""
 AT_LAST_SECONDS = 0.25
 """For what has arrived to be read, before an agent is called silent: this event loop may have been late."""
 OnReport = Callable[[protocol.Report], None]
@@ -119,31 +116,28 @@ async def _stream(
             calls_on(opened, identity, address) as calls,
             _Silence() as quiet,
         ):
-            loop, at = asyncio.get_running_loop(), 0.0
             while True:
                 before, line = line, await receive_line(opened, address)
-                at = max(at + GAP_SECONDS, loop.time() - GAP_SECONDS)
-                if (early := at - loop.time()) > 0:
-                    await asyncio.sleep(early)
-                quiet.broken_at = loop.time()
-                if line == before and not calls.wait:  # nothing is new, as nearly always: a thousand say so each second
-                    continue
-                message = parsed(line, address)
-                if calls.answered(message):
-                    continue
-                if isinstance(message, protocol.Refused):
-                    return Lost(f"{address} refused to be watched: {message.reason}", StreamEnd.REFUSED)
-                if isinstance(message, protocol.ReportChange):
-                    if last is None:
-                        why = f"{address} told of a change before there was a report"
-                        return Lost(why, StreamEnd.NOT_UNDERSTOOD)
-                    message = protocol.changed(last, message)
-                if isinstance(message, protocol.Report):
-                    last = message
-                    if message.takes_calls:
-                        identity.streams[address] = calls
-                    quiet.may_last(silence(watch, message))
-                    on_report(message)
+                with quiet.broken():
+                    async with identity.allowance.line():
+                        if line == before and not calls.wait:  # nothing is new, as nearly always
+                            continue
+                        message = parsed(line, address)
+                        if calls.answered(message):
+                            continue
+                        if isinstance(message, protocol.Refused):
+                            return Lost(f"{address} refused to be watched: {message.reason}", StreamEnd.REFUSED)
+                        if isinstance(message, protocol.ReportChange):
+                            if last is None:
+                                why = f"{address} told of a change before there was a report"
+                                return Lost(why, StreamEnd.NOT_UNDERSTOOD)
+                            message = protocol.changed(last, message)
+                        if isinstance(message, protocol.Report):
+                            last = message
+                            if message.takes_calls:
+                                identity.streams[address] = calls
+                            quiet.may_last(silence(watch, message))
+                            on_report(message)
     except TimeoutError:
         return Lost(f"{address} was silent for {silence(watch, last):g} s", StreamEnd.SILENT)
     except ConnectionRefusedError:
@@ -182,7 +176,8 @@ class _Silence:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout = asyncio.timeout(None)
-        self.broken_at = self._loop.time()
+        self._broken_at = self._loop.time()
+        self._handles_line = False
         self._longest = protocol.SILENCE_SECONDS
         self._doubted_at: float | None = None
 
@@ -197,6 +192,16 @@ class _Silence:
         self._timer.cancel()
         await self._timeout.__aexit__(kind, error, trace)
 
+    @contextlib.contextmanager
+    def broken(self) -> Iterator[None]:
+        """By a line, for as long as it takes: what it waits for in this operator is no silence of the agent's."""
+        self._handles_line = True
+        try:
+            yield
+        finally:
+            self._handles_line = False
+            self._broken_at = self._loop.time()
+
     def may_last(self, seconds: float) -> None:
         if seconds < self._longest:
             self._timer.cancel()
@@ -204,11 +209,13 @@ class _Silence:
         self._longest = seconds
 
     def _look(self) -> None:
-        left = self.broken_at + self._longest - self._loop.time()
+        if self._handles_line:
+            self._broken_at = self._loop.time()
+        left = self._broken_at + self._longest - self._loop.time()
         if left > 0:
             self._timer = self._loop.call_later(left, self._look)
-        elif self._doubted_at != self.broken_at:
-            self._doubted_at = self.broken_at
+        elif self._doubted_at != self._broken_at:
+            self._doubted_at = self._broken_at
             self._timer = self._loop.call_later(AT_LAST_SECONDS, self._look)
         else:
             self._timeout.reschedule(self._loop.time())

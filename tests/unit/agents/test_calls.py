@@ -136,6 +136,33 @@ def test_a_call_that_failed_says_why_and_can_be_sent_again(monkeypatch: pytest.M
     asyncio.run(scenario())
 
 
+def test_no_agent_is_called_once_another_operator_may_act(tmp_path: Path) -> None:
+    """A call may have waited for its turn while the Lease was lost."""
+    received: list[protocol.Message] = []
+
+    async def answer(message: protocol.Message, _: asyncio.StreamWriter) -> None:
+        received.append(message)
+
+    async def scenario() -> None:
+        connections = AgentConnections(Heard(), may_act=lambda: False)
+        await connections.open(UID, CREATED, MASTER)
+        async with agent(answer, tmp_path) as address:
+            names = [f"r{number}" for number in range(module.RELAYED_ABOVE + 1)]
+            for replicas in (names[:1], names):
+                connections.send(UID, [Send(name, address, PREPARE) for name in replicas])
+                await until_async(
+                    lambda: all((call := view.prepare) and call.error for view in connections.views(UID).values()),
+                    "the ends of the calls",
+                    lambda: connections.views(UID),
+                )
+        calls = [view.prepare for view in connections.views(UID).values()]
+        assert {call.error for call in calls if call} == {"by now another operator may be the one that acts"}
+        assert not received
+        connections.close()
+
+    asyncio.run(scenario())
+
+
 def test_an_answer_to_an_older_claim_does_not_replace_a_newer_call(tmp_path: Path) -> None:
     gate = asyncio.Event()
 

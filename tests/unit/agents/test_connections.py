@@ -17,6 +17,7 @@ from builders.counted import counted
 from builders.until import until_async
 from concertina.agents import calls as calls_module
 from concertina.agents import connections as module
+from concertina.agents.authority import Authority
 from concertina.agents.connections import AgentConnections
 from concertina.agents.streams import StreamEnd
 from concertina.plan.actions import Send
@@ -255,9 +256,10 @@ async def a_handshake_without_end(connections: AgentConnections) -> AsyncIterato
 
 @pytest.fixture
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Handshakes, of which none is given up."""
+    """Handshakes, of which none is given up, nor gives its turn back before it has ended."""
     monkeypatch.setattr(module, "HANDSHAKES", 1)
     monkeypatch.setattr(calls_module, "DIAL_SECONDS", LIMIT)
+    monkeypatch.setattr(calls_module, "SLOT_SECONDS", LIMIT)
 
 
 @pytest.mark.usefixtures("one_at_a_time")
@@ -287,6 +289,47 @@ def test_a_handshake_waits_its_turn_and_that_speaks_against_nobody(tmp_path: Pat
             assert sent is not None
             assert sent.sent_at == pytest.approx(made_for.sent_at + 1.0)
             connections.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_who_is_silent_in_a_handshake_keeps_nobody_from_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mute agents of a hundred jobs of another namespace wait for the one slot; each gives it back while it is silent,
+    and an agent of this namespace is the next but one."""
+    monkeypatch.setattr(calls_module, "SLOT_SECONDS", 0.02)
+    mute_jobs = [f"mute-{number}" for number in range(100)]
+
+    async def scenario() -> None:
+        connections = AgentConnections(lambda uid, at_once: None)
+
+        def begun() -> int:
+            views = (connections.views(uid)["s0"] for uid in mute_jobs)
+            return sum(view.wanted_at is not None for view in views)
+
+        held: list[asyncio.StreamWriter] = []
+
+        async def says_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            held.append(writer)
+
+        context = Authority(MASTER, UID, CREATED).client_context()
+        monkeypatch.setattr(module, "_client_context", lambda *of: context)
+        await connections.open(UID, CREATED, MASTER, "honest")
+        silent = await asyncio.start_server(says_nothing, "127.0.0.1", 0)
+        host, port = silent.sockets[0].getsockname()
+        async with agent(forever, tmp_path) as address:
+            for uid in mute_jobs:
+                await connections.open(uid, CREATED, MASTER, "mute")
+                connections.watch(uid, {"s0": f"{host}:{port}"})
+            await until_async(lambda: begun() >= 1, "a handshake", begun)
+            before = begun()
+            connections.watch(UID, {"r0": address})
+            await until_async(lambda: connections.views(UID)["r0"].connected, "a stream", connections)
+            assert begun() < before + len(mute_jobs) // 2
+            connections.close()
+        silent.close()
+        for writer in held:
+            abort(writer)
 
     asyncio.run(scenario())
 

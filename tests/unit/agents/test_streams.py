@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,18 @@ import pytest
 import concertina_protocol as protocol
 from builders.answering import CREATED, LIMIT, MASTER, UID, Heard, agent, report
 from builders.until import until_async
+from concertina.agents.allowance import SHARE, Allowance
 from concertina.agents.authority import Authority
 from concertina.agents.calls import Identity
 from concertina.agents.connections import AgentConnections
-from concertina.agents.streams import GAP_SECONDS, Lost, OnLost, OnReport, StreamEnd, follow, silence
+from concertina.agents.streams import AT_LAST_SECONDS, Lost, OnLost, OnReport, StreamEnd, follow, silence
 
 
-def following(address: str, on_report: OnReport, on_lost: OnLost) -> asyncio.Task[None]:
-    identity = Identity(UID, Authority(MASTER, UID, CREATED).client_context())
+def following(
+    address: str, on_report: OnReport, on_lost: OnLost, allowance: Allowance | None = None
+) -> asyncio.Task[None]:
+    context = Authority(MASTER, UID, CREATED).client_context()
+    identity = Identity(UID, context, allowance=allowance or Allowance())
     watch = protocol.Watch(UID, changes=True)
     return asyncio.create_task(follow(identity, address, lambda: watch, lambda _: None, on_report, on_lost))
 
@@ -87,22 +92,55 @@ def test_whatever_an_agent_sends_its_stream_is_lost_by_name_and_opened_again(lin
     asyncio.run(scenario())
 
 
-def test_an_agent_that_says_lines_without_a_pause_is_heard_at_a_pace(tmp_path: Path) -> None:
-    """What it keeps the operator from is its own reports."""
+async def flood(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+    lines = b"".join(protocol.encode(report(step)) for step in range(500))
+    while True:
+        writer.write(lines)
+        await writer.drain()
 
-    async def flood(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
-        lines = b"".join(protocol.encode(report(step)) for step in range(500))
-        while True:
-            writer.write(lines)
-            await writer.drain()
+
+def test_an_agent_that_floods_is_heard_as_far_as_its_namespace_has_time_left(tmp_path: Path) -> None:
+    """Here each line costs as much as four seconds bring."""
 
     async def scenario() -> None:
-        loop, heard = asyncio.get_running_loop(), list[protocol.Report]()
+        costs, now = itertools.count(step=4 * SHARE), 1000.0
+        gate, heard = asyncio.Event(), list[protocol.Report]()
+
+        async def sleep(seconds: float) -> None:
+            nonlocal now
+            if now + seconds > 1020.0:
+                await gate.wait()
+            now += seconds
+
+        allowance = Allowance(clock=lambda: now, processor_seconds=lambda: next(costs), sleep=sleep)
         async with agent(flood, tmp_path) as address:
-            begun = loop.time()
-            task = following(address, heard.append, lambda lost: None)
-            await until_async(lambda: len(heard) >= 20, "some reports", lambda: len(heard))
-            assert len(heard) <= 1 + (loop.time() - begun) / GAP_SECONDS
+            task = following(address, heard.append, lambda lost: None, allowance)
+            await until_async(lambda: len(heard) >= 7, "what is allowed", lambda: len(heard))
+            await asyncio.sleep(0.05)
+            assert len(heard) == 8, "for the ten seconds before and for twenty, the last line in advance"
+            task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_what_a_line_waits_for_in_this_operator_is_no_silence_of_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "SILENCE_SECONDS", 0.1)
+
+    async def scenario() -> None:
+        gate, waits, lost = asyncio.Event(), asyncio.Event(), list[Lost]()
+
+        async def sleep(_: float) -> None:
+            waits.set()
+            await gate.wait()
+
+        allowance = Allowance(clock=lambda: 0.0, processor_seconds=itertools.count(step=1000.0).__next__, sleep=sleep)
+        async with agent(flood, tmp_path) as address:
+            task = following(address, lambda report: None, lost.append, allowance)
+            await waits.wait()
+            await asyncio.sleep(0.2 + 2 * AT_LAST_SECONDS)
+            assert not lost
             task.cancel()
 
     asyncio.run(scenario())

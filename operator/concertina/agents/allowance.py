@@ -1,0 +1,62 @@
+"""How much of the event loop the lines of one namespace's agents may take (decision "A namespace's lines have a share
+of the event loop")."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+SHARE = 0.1
+"""Of the event loop, for the agents of one namespace: 0.1 s of processor time in each second. A thousand jobs that
+train need half of it."""
+SAVED_SECONDS = 10.0
+"""Unused time counts for so long: the agents of many jobs that start together speak all at once."""
+LINE_SECONDS = 0.00003
+"""Charged for each line beside what is measured: for receiving it."""
+HOLD_SECONDS = 0.002
+"""Processor time after which a namespace's lines give way to everything else that is ready."""
+
+
+class Allowance:
+    """Charges each line what it cost, and lets the next one wait until that is paid for. Lines take turns in the order
+    in which they arrived: the agents of a namespace wait behind each other, and nobody else waits behind them."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        processor_seconds: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._processor_seconds = processor_seconds
+        self._order = asyncio.Lock()
+        self._paid_at = self._clock() - SAVED_SECONDS
+        """When all that was spent so far is paid for."""
+        self._held_seconds = 0.0
+        """Spent since these lines last gave way."""
+
+    @property
+    def untouched(self) -> bool:
+        """Whether it is the same as a new one."""
+        return self._paid_at <= self._clock() - SAVED_SECONDS
+
+    @contextlib.asynccontextmanager
+    async def line(self) -> AsyncIterator[None]:
+        """For one line, which is read and acted on within, without waiting for anything."""
+        async with self._order:
+            while (early_seconds := self._paid_at - self._clock()) > 0:
+                self._held_seconds = 0.0
+                await self._sleep(early_seconds)
+            if self._held_seconds >= HOLD_SECONDS:
+                self._held_seconds = 0.0
+                await self._sleep(0)
+        begun = self._processor_seconds()
+        try:
+            yield
+        finally:
+            spent_seconds = LINE_SECONDS + self._processor_seconds() - begun
+            self._held_seconds += spent_seconds
+            self._paid_at = max(self._paid_at, self._clock() - SAVED_SECONDS) + spent_seconds / SHARE

@@ -1,0 +1,102 @@
+"""Lines of agents are paid for by their namespace, on a clock that moves only while somebody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from concertina.agents.allowance import HOLD_SECONDS, LINE_SECONDS, SAVED_SECONDS, SHARE, Allowance
+
+BEGIN, END = 1000.0, 1100.0
+EXPENSIVE, CHEAP = 0.3, 0.0002
+"""Seconds of processor time for a line."""
+
+
+@dataclass
+class Clock:
+    now: float = BEGIN
+    processor: float = 0.0
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def allowance(self) -> Allowance:
+        return Allowance(lambda: self.now, lambda: self.processor, self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+        if self.now + seconds > END:
+            self.over.set()
+            await asyncio.Event().wait()
+        self.now += seconds
+
+
+async def says_lines(clock: Clock, allowance: Allowance, cost: float, costs: list[float]) -> None:
+    """As fast as they are taken."""
+    while True:
+        async with allowance.line():
+            clock.processor += cost
+            costs.append(cost + LINE_SECONDS)
+
+
+@pytest.mark.parametrize("agents", [1, 20])
+def test_the_agents_of_a_namespace_have_one_share_of_the_time_however_many_they_are(agents: int) -> None:
+    async def scenario() -> None:
+        clock, costs = Clock(), list[float]()
+        allowance = clock.allowance()
+        tasks = [asyncio.create_task(says_lines(clock, allowance, EXPENSIVE, costs)) for _ in range(agents)]
+        await clock.over.wait()
+        allowed = SHARE * (END - BEGIN + SAVED_SECONDS)
+        assert allowed - EXPENSIVE <= sum(costs) <= allowed + 2 * EXPENSIVE
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_lines_of_another_namespace_wait_for_nothing() -> None:
+    async def scenario() -> None:
+        clock, hostile, costs = Clock(), list[float](), list[float]()
+        spent = clock.allowance()
+        tasks = [asyncio.create_task(says_lines(clock, spent, EXPENSIVE, hostile)) for _ in range(4)]
+        await clock.over.wait()
+        honest, before = clock.allowance(), clock.now
+        for _ in range(100):
+            async with honest.line():
+                clock.processor += CHEAP
+                costs.append(CHEAP)
+        assert clock.now == before
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_lines_give_way_before_they_have_held_the_event_loop_for_long() -> None:
+    """A thousand of them may lie in a buffer, and take no turn of the event loop to be read."""
+
+    async def scenario() -> None:
+        clock, costs, turns = Clock(), list[float](), 0
+        task = asyncio.create_task(says_lines(clock, clock.allowance(), CHEAP, costs))
+        for turns in range(1, 50):
+            await asyncio.sleep(0)
+            assert len(costs) <= turns * (1 + HOLD_SECONDS / CHEAP)
+        task.cancel()
+        assert len(costs) > turns
+
+    asyncio.run(scenario())
+
+
+def test_what_is_not_used_is_saved_for_a_while() -> None:
+    clock = Clock()
+    allowance = clock.allowance()
+    assert allowance.untouched
+
+    async def line() -> None:
+        async with allowance.line():
+            pass
+
+    asyncio.run(line())
+    assert not allowance.untouched, "a line that costs nothing was received"
+    clock.now += 2 * LINE_SECONDS / SHARE
+    assert allowance.untouched
