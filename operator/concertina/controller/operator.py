@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
 from concertina import backoff, metrics
@@ -135,7 +135,7 @@ class Operator:
         self._client = client
         self._lease = lease
         self._keys = keys
-        self._connections = AgentConnections(self._agent_changed)
+        self._connections = AgentConnections(self._agent_changed, may_act=lambda: lease.held)
         self._cache = ClusterCache(
             self._job_changed, self._connections.views, tuple(keys.by_id), self._connections.hearing
         )
@@ -160,7 +160,7 @@ class Operator:
             may_act=lambda: lease.held,
             changed_within=lambda uid, seconds: self._queue.add_within(uid, seconds),
         )
-        self._queue = KeyedQueue(self._reconciler.run)
+        self._queue = KeyedQueue(self._reconciler.run, self._lane)
         self._checks: dict[str, asyncio.Task[None]] = {}
         """By uid."""
 
@@ -250,6 +250,11 @@ class Operator:
         return JobCollector(jobs)
 
     # --- what the parts tell --------------------------------------------------------------------------------------
+
+    def _lane(self, uid: str) -> Hashable:
+        """In which a job waits for its pass."""
+        job = self._cache.job(uid)
+        return job.lane if job else None
 
     def _job_changed(self, uid: str) -> None:
         self._queue.add_after(uid, self._cache.gap(uid))

@@ -6,12 +6,16 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 
 from concertina import backoff, metrics
+from concertina.turns import Turns
 
 log = logging.getLogger(__name__)
+WORKERS = 32
+"""Passes under way at once. One decides at a time; the others wait, for the write of a status above all, of which
+half as many are under way."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
 """Until a key whose work raised is tried again."""
 
@@ -39,10 +43,18 @@ class _Entry:
 
 class KeyedQueue:
     """Calls `work(key)` for every key that was added. It returns the seconds after which the key is due again even if
-    nobody adds it, or None. A key whose work raises is tried again with back-off and delays no other key."""
+    nobody adds it, or None. A key whose work raises is tried again with back-off and delays no other key. Where more
+    keys wait than there are workers, they take turns by `lane(key)`: one with a thousand keys delays no other lane."""
 
-    def __init__(self, work: Callable[[str], Awaitable[float | None]]) -> None:
+    def __init__(
+        self,
+        work: Callable[[str], Awaitable[float | None]],
+        lane: Callable[[str], Hashable] = lambda key: key,
+        workers: int = WORKERS,
+    ) -> None:
         self._work = work
+        self._lane = lane
+        self._workers = Turns(workers)
         self._entries: dict[str, _Entry] = {}
         self._closed = False
         self._open = False
@@ -129,7 +141,9 @@ class KeyedQueue:
         recheck: float | None = None
         try:
             while entry.wanted_at is not None and not self._closed:
-                recheck = await self._once(key, entry, entry.wanted_at)
+                async with self._workers.turn(self._lane(key)):
+                    if entry.wanted_at is not None:  # else it was forgotten meanwhile
+                        recheck = await self._once(key, entry, entry.wanted_at)
         finally:
             entry.task = None
         if recheck is not None and not entry.forgotten:

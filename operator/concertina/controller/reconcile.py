@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
@@ -59,9 +60,13 @@ class Reconciler:
     changed_within: Callable[[str, float], None]
     """Has the job's next pass made within so many seconds."""
     passes: int = 0
+    _deciding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One pass decides at a time, and the event loop serves everything else before the next one does."""
 
     def __post_init__(self) -> None:
-        self._writes = Writes(self.objects.write, self._not_written, lambda uid: self.changed_within(uid, 0.0))
+        self._writes = Writes(
+            self.objects.write, self._not_written, lambda uid: self.changed_within(uid, 0.0), self.may_act
+        )
 
     def close(self) -> None:
         self._writes.close()
@@ -77,7 +82,7 @@ class Reconciler:
         self.passes += 1
         key = self.keys.of(job.view.status.master_key)
         if key is not None:
-            await self.connections.open(uid, job.view.created, key)
+            await self.connections.open(uid, job.view.created, key, job.view.namespace)
         try:
             if (decision := await self._written(job)) is not None:
                 self._say(job, decision.plan)
@@ -103,21 +108,26 @@ class Reconciler:
         """What was decided, with its status written; None where the job is gone. Raises PreconditionFailed where the
         status could not be written; then nothing else is done, so whoever loses has done no harm (decision "One status
         write a pass")."""
-        decision = self._decide(job)
+        decision = await self._decide(job)
         if decision is None or decision.change is None:
             return decision
         async with self.status.turn(job) as waited:
             if waited:  # decision "A pass that has waited decides again"
-                if not self.may_act():
-                    raise PreconditionFailed("by now another operator may be the one that acts")
-                decision = self._decide(job)
+                decision = await self._decide(job)
             if decision is not None and decision.change is not None:
                 await self.status.write(job, decision.change)
                 if counted := decision.plan.status.goodput.at:
                     job.counted = counted, decision.at
         return decision
 
-    def _decide(self, job: CachedJob) -> _Decision | None:
+    async def _decide(self, job: CachedJob) -> _Decision | None:
+        async with self._deciding:
+            await asyncio.sleep(0)
+            return self._decide_now(job)
+
+    def _decide_now(self, job: CachedJob) -> _Decision | None:
+        if not self.may_act():  # this pass has waited
+            raise PreconditionFailed("by now another operator may be the one that acts")
         at, begun = time.monotonic(), time.thread_time()  # who was stopped meanwhile has not worked
         observed = self.cache.observe(job.view.uid)
         if observed is None:

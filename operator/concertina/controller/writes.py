@@ -51,17 +51,20 @@ class _Window:
 
 class Writes:
     """`write` does one action and says whether it was taken; it may raise, which `failed` hears. `changed` is called
-    after a create where the next one has waited for it."""
+    after a create where the next one has waited for it. `may_act`: False while another operator may be the one that
+    acts; then nothing is written, and a later pass plans it again."""
 
     def __init__(
         self,
         write: Callable[[CachedJob, Action], Awaitable[bool]],
         failed: Callable[[CachedJob, Action, Exception], Awaitable[None]],
         changed: Callable[[str], None],
+        may_act: Callable[[], bool],
     ) -> None:
         self._write = write
         self._failed = failed
         self._changed = changed
+        self._may_act = may_act
         self._turns = Turns(SLOTS, A_TURN)
         self._windows: dict[str, _Window] = {}
 
@@ -100,7 +103,9 @@ class Writes:
         taken: bool | None = None
         try:
             async with self._turns.turn(job.lane, job.view.uid):
-                if key in window.wanted:
+                if not self._may_act():
+                    self._changed(job.view.uid)
+                elif key in window.wanted:
                     action = window.wanted[key]
                     taken = await self._write(job, action)
         except Exception as raised:

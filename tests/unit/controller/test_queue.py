@@ -178,6 +178,50 @@ def test_events_do_not_shorten_the_back_off_of_work_that_raises(monkeypatch: pyt
     asyncio.run(scenario())
 
 
+def test_no_more_keys_are_worked_on_at_once_than_there_are_workers_and_lanes_take_turns() -> None:
+    begun, gate = list[str](), asyncio.Event()
+
+    async def work(key: str) -> None:
+        begun.append(key)
+        await gate.wait()
+        await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        queue = KeyedQueue(work, lane=lambda key: key[0], workers=4)
+        queue.start()
+        for number in range(1000):
+            queue.add(f"a{number}")
+        queue.add("b")
+        await asyncio.sleep(0.01)
+        assert begun == ["a0", "a1", "a2", "a3"]
+        gate.set()
+        await until_async(lambda: len(begun) == 1001, "all of them", lambda: len(begun))
+        assert "b" in begun[:6]
+
+    asyncio.run(scenario())
+
+
+def test_a_key_that_is_forgotten_while_it_waits_for_a_worker_is_not_worked_on() -> None:
+    begun, gate = list[str](), asyncio.Event()
+
+    async def work(key: str) -> None:
+        begun.append(key)
+        await gate.wait()
+
+    async def scenario() -> None:
+        queue = KeyedQueue(work, workers=1)
+        queue.start()
+        for key in ("a", "b", "c"):
+            queue.add(key)
+        await asyncio.sleep(0)
+        queue.forget("b")
+        gate.set()
+        await until_async(lambda: "c" in begun, "the last one", lambda: begun)
+        assert begun == ["a", "c"]
+
+    asyncio.run(scenario())
+
+
 def test_a_forgotten_key_is_not_run_again() -> None:
     runs = 0
 

@@ -28,7 +28,8 @@ class Server:
         self.asked: list[tuple[str, Action]] = []
         self.failures: list[str] = []
         self.changed: list[str] = []
-        self.writes = Writes(self.write, self.failed, self.changed.append)
+        self.holds_lease = True
+        self.writes = Writes(self.write, self.failed, self.changed.append, lambda: self.holds_lease)
 
     async def write(self, job: CachedJob, action: Action) -> bool:
         self.asked.append((job.view.uid, action))
@@ -207,5 +208,20 @@ def test_one_that_fails_is_told_and_stops_no_other() -> None:
         await settled()
         assert server.count("a") == 3
         assert sorted(server.failures) == ["a: x", "a: y"]
+
+    run(scenario)
+
+
+def test_what_waited_for_its_turn_is_not_written_once_another_operator_may_act() -> None:
+    async def scenario() -> None:
+        server = Server()
+        server.writes.start(job("a"), [*CREATES[:SLOTS], DeletePod("a member of the successor's round", "uid", "")])
+        await settled()
+        assert server.count("a") == SLOTS
+        server.holds_lease = False
+        server.answers.set()
+        await settled()
+        assert server.count("a") == SLOTS
+        assert server.changed == ["a"], "a pass plans it again, should the Lease be held after all"
 
     run(scenario)
