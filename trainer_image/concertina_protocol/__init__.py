@@ -31,6 +31,7 @@ Rules, each enforced by the agent's core and asserted by the simulation:
 from __future__ import annotations
 
 import typing
+from collections.abc import Callable
 from typing import Any, Union
 
 from concertina_protocol.codec.lines import JsonLines
@@ -202,6 +203,7 @@ def encode(message: Message) -> bytes:
     return _LINES.encode(message)
 
 
-def decode(line: bytes) -> Message:
-    """The message in one line; raises ProtocolError with a sentence."""
-    return typing.cast(Message, _LINES.decode(line))
+def decode(line: bytes, cut: Callable[[Any], Any] = lambda body: body) -> Message:
+    """The message in one line; raises ProtocolError with a sentence. `cut`: what is left of a body, before its values
+    are converted."""
+    return typing.cast(Message, _LINES.decode(line, cut))

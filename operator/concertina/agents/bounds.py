@@ -22,6 +22,11 @@ LATEST = 253_402_300_799.0
 """The end of year 9999, the last that RFC 3339 can write; no other number of seconds or tokens comes near."""
 MOST = 16_384
 """Entries: ranks of the largest world, twice."""
+MOST_MEMBERS = 2048
+"""Twice the replicas of the largest job, with its spares."""
+MOST_VALUES = 1 << 18
+"""Of a line: twice what the lead of the largest world says when all its ranks fail with ranges to leave out. Their
+number is what makes a line expensive; text is cheap."""
 LINES = 64
 TEXT = 1024
 NAME, WORD = 253, 63
@@ -32,10 +37,41 @@ LENGTHS = {
     "line": MAX_LINE,  # of another message, which is bounded itself
 }
 """Characters of other texts, by field."""
+NESTED = ("report", "progress")
+"""Fields that are messages with long lists of their own."""
 SIGNED = ("exit_code", "loss")
 """Fields whose numbers may be below zero."""
-COUNTS = {"last_lines": LINES, "stack": LINES, "timeline": LINES}
+COUNTS = {
+    "last_lines": LINES,
+    "stack": LINES,
+    "timeline": LINES,
+    "failures": MOST_MEMBERS,
+    "members": MOST_MEMBERS,
+    "stragglers": MOST_MEMBERS,
+}
 """Entries of other lists, by field."""
+
+
+def values_at_most(line: bytes) -> int:
+    """How many values the JSON in that line can have, without decoding it."""
+    return 1 + line.count(b",") + line.count(b"[") + line.count(b"{")
+
+
+def cut(body: Any) -> Any:
+    """A message's fields as JSON, with no more entries than `bounded` leaves of them: the others are not converted."""
+    if isinstance(body, dict):
+        return {name: cut(field) if name in NESTED else _first(field, _most(name)) for name, field in body.items()}
+    return body
+
+
+def _first(field: Any, most: int) -> Any:
+    if isinstance(field, (list, dict)) and len(field) > most:
+        return field[:most] if isinstance(field, list) else dict(itertools.islice(field.items(), most))
+    return field
+
+
+def _most(name: str) -> int:
+    return COUNTS.get(name, MOST)
 
 
 Bound = Callable[[Any], Any]
@@ -84,9 +120,9 @@ def _bound(hint: Any, field: str, least: int = 0) -> Bound | None:
         bound = _bound(next(each for each in args if each is not type(None)), field, least)
         return bound and _or_none(bound)
     if origin is tuple:
-        return _entries([_bound(each, field) for each in args if each is not Ellipsis], COUNTS.get(field, MOST))
+        return _entries([_bound(each, field) for each in args if each is not Ellipsis], _most(field))
     if origin is not None:
-        return _by_name(_bound(args[1], field), COUNTS.get(field, MOST))
+        return _by_name(_bound(args[1], field), _most(field))
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return lambda value: _fields(hint)(value)  # a type may have fields of its own kind
     if issubclass(hint, str):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import concertina_protocol as protocol
 from concertina.agents.allowance import Allowance
-from concertina.agents.bounds import bounded
+from concertina.agents.bounds import MOST_VALUES, bounded, cut, values_at_most
 from concertina.turns import Turns
 from concertina_protocol.addresses import family, split
 from concertina_protocol.codec.typed_json import ProtocolError
@@ -256,8 +256,10 @@ async def receive_line(connection: Connection, address: str) -> bytes:
 
 def parsed(line: bytes, address: str) -> protocol.Message:
     """Within bounds. Raises CallError."""
+    if values_at_most(line) > MOST_VALUES:
+        raise CallError(f"{address} sent a line of more than {MOST_VALUES} values")
     try:
-        return bounded(protocol.decode(line))
+        return bounded(protocol.decode(line, cut))
     except ProtocolError as error:
         raise CallError(f"{address} sent what is not understood: {error}") from error
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 from concertina_protocol.codec.typed_json import ProtocolError, from_json, to_json
@@ -38,8 +38,9 @@ class JsonLines:
             raise ProtocolError(f"a {kind} of {len(line)} bytes is over the limit of {self.most}")
         return line + b"\n"
 
-    def decode(self, line: bytes) -> Any:
-        """The message in one line; raises ProtocolError with a sentence."""
+    def decode(self, line: bytes, cut: Callable[[Any], Any] = lambda body: body) -> Any:
+        """The message in one line; raises ProtocolError with a sentence. `cut`: what is left of a body, before its
+        values are converted."""
         try:
             frame = json.loads(line)
             version, kind, body = frame.get("v"), self.kinds[frame["kind"]], frame["body"]
@@ -49,4 +50,4 @@ class JsonLines:
             raise ProtocolError(
                 f"protocol version {version!s:.20}, this side speaks {self.version}, and one more or less"
             )
-        return from_json(kind, body)
+        return from_json(kind, cut(body))
