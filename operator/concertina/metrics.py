@@ -174,6 +174,11 @@ TRACE_SPANS = Counter(
 JOBS = Gauge(
     "concertina_trainingjobs", "TrainingJobs by the word in their column Status.", ["phase"], registry=REGISTRY
 )
+JOBS_OF_ANOTHER_OPERATOR = Gauge(
+    "concertina_jobs_of_another_operator",
+    "TrainingJobs whose master key this operator lacks and whose status another one writes: it leaves them alone.",
+    registry=REGISTRY,
+)
 _ROUND_SECONDS = Histogram(
     "concertina_round_duration_seconds",
     "Seconds until a round is under way, by phase: prepare (claim to commit), start (commit to first progress).",

@@ -244,6 +244,7 @@ class Operator:
         metrics.LEADER.labels(LEASE).set(self._lease.held)
         self._queue.set_gauges()
         self._connections.set_gauges()
+        metrics.JOBS_OF_ANOTHER_OPERATOR.set(len(self._reconciler.of_another))
         jobs = [job.view for job in self._cache.jobs()]
         phases = Counter(phase_of(job.status) for job in jobs)
         metrics.set_all(metrics.JOBS, {phase.value: phases[phase.value] for phase in Phase})

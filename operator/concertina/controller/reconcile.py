@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
@@ -20,7 +20,7 @@ from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized, Unreachable
 from concertina.kube.resources import TRAINING_JOBS
 from concertina.kube.watch.events import Events
-from concertina.plan.actions import Action, Plan, Send
+from concertina.plan.actions import Action, Event, Plan, Send
 from concertina.plan.observed import Observed, Refusal
 from concertina_protocol.log import log_event
 
@@ -31,6 +31,14 @@ AGAIN_SECONDS = 0.02
 """Until a pass whose precondition was lost is made again, at first."""
 LONGEST_SECONDS = 30.0
 FORBIDDEN_SECONDS = 3.0
+SERVED_BY_ANOTHER = Event(
+    "Warning",
+    "ServedByAnotherOperator",
+    "another operator writes the status of this job, and this one does not have the job's master key, so two "
+    "installations serve the same namespace. This one leaves such jobs alone and says so once; the metric "
+    "concertina_jobs_of_another_operator counts them. Give each release namespaces of its own (watchNamespaces), or "
+    "uninstall one of them",
+)
 Planner = Callable[[Observed, float], Plan]
 
 
@@ -60,6 +68,8 @@ class Reconciler:
     changed_within: Callable[[str, float], None]
     """Has the job's next pass made within so many seconds."""
     passes: int = 0
+    of_another: set[str] = field(default_factory=set)
+    """Uids of jobs whose key this operator lacks, and that another one writes to."""
     _deciding: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One pass decides at a time, and the event loop serves everything else before the next one does."""
 
@@ -67,6 +77,7 @@ class Reconciler:
         self._writes = Writes(
             self.objects.write, self._not_written, lambda uid: self.changed_within(uid, 0.0), self.may_act
         )
+        self._said_of_another = False
 
     def close(self) -> None:
         self._writes.close()
@@ -81,6 +92,8 @@ class Reconciler:
             return NOT_NOW_SECONDS
         self.passes += 1
         key = self.keys.of(job.view.status.master_key)
+        if left := self._left_to_another(job, key):
+            return left
         if key is not None:
             await self.connections.open(uid, job.view.created, key, job.view.namespace)
         try:
@@ -103,6 +116,21 @@ class Reconciler:
         self.cache.planned(uid, decision.observed)
         self._writes.start(job, (action for action in decision.plan.actions if not isinstance(action, Send)))
         return decision.plan.recheck_after
+
+    def _left_to_another(self, job: CachedJob, key: bytes | None) -> float:
+        """Seconds for which another operator's job is left alone; 0.0 where this one serves it, or nobody does."""
+        uid, left = job.view.uid, 0.0
+        if key is None:
+            left = job.taken_back.yield_seconds_left(job.status, time.monotonic())
+        if not left:
+            self.of_another.discard(uid)
+        elif uid not in self.of_another:
+            log_event("served by another operator", **job.named(), key=job.view.status.master_key)
+            if not self._said_of_another:
+                self._said_of_another = True
+                self.events.post(job.view, SERVED_BY_ANOTHER)
+            self.of_another.add(uid)
+        return left
 
     async def _written(self, job: CachedJob) -> _Decision | None:
         """What was decided, with its status written; None where the job is gone. Raises PreconditionFailed where the
@@ -134,7 +162,11 @@ class Reconciler:
             return None
         plan = self.plan(observed, time.time())
         job.decided_in = time.thread_time() - begun
-        return _Decision(observed, plan, StatusChange.of(job, plan), at)
+        change = StatusChange.of(job, plan)
+        if change is not None and change.restores and (left := job.taken_back.restore_seconds_left(at)):
+            change = None
+            plan = replace(plan, events=(), recheck_after=min(left, plan.recheck_after or left))
+        return _Decision(observed, plan, change, at)
 
     def _say(self, job: CachedJob, plan: Plan) -> None:
         """To agents and in events, in the order that plan/actions.py gives; each is sent beside the passes."""
@@ -207,3 +239,4 @@ class Reconciler:
     def _drop(self, uid: str) -> None:
         self.connections.forget(uid)
         self._writes.forget(uid)
+        self.of_another.discard(uid)

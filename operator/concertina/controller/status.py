@@ -37,6 +37,8 @@ class StatusChange:
     before: Raw
     wanted: Raw
     only_numbers: bool
+    restores: bool
+    """Whether it only says again what another client has taken back since."""
 
     @classmethod
     def of(cls, job: CachedJob, plan: Plan) -> StatusChange | None:
@@ -48,7 +50,8 @@ class StatusChange:
         wanted, before = status.manifest(), view.status.manifest()
         if wanted == before and job.status:
             return None
-        return cls(view, claim_tests(job.status), before, wanted, plan.only_numbers)
+        restores = plan.only_conditions and job.taken_back.restores(job.status, wanted)
+        return cls(view, claim_tests(job.status), before, wanted, plan.only_numbers, restores)
 
 
 class StatusWriter:
@@ -78,6 +81,7 @@ class StatusWriter:
             self._cache.on_job(await self._client.get(TRAINING_JOBS, view.namespace, view.name))
             raise PreconditionFailed("the claim is not the one that was observed") from error
         self._cache.on_job(stored, only_numbers=change.only_numbers)
+        job.taken_back.written(wanted, stored.get("status") or {}, change.restores, time.monotonic())
         _log_changes(job, before, wanted)
         self._warn_of_dropped(view, dropped(wanted, stored.get("status") or {}))
 

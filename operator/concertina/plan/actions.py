@@ -155,3 +155,5 @@ class Plan:
     """Of the round that is under way, or given up, from now on."""
     only_numbers: bool = False
     """Whether its status is another one by numbers and sentences alone: a pass over it would decide the same."""
+    only_conditions: bool = False
+    """Whether nothing but conditions and numbers of its status is other than it was: no action waits for that write."""

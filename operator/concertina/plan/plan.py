@@ -118,7 +118,7 @@ def plan(observed: Observed, now: float) -> Plan:
         pods = deletion.without_new_pods(pods)
     for remark in REMARKS:
         decision = remark(ctx, decision, pods)
-    status, held_back, only_numbers = status_after(ctx, decision, pods)
+    status, held_back, only_numbers, only_conditions = status_after(ctx, decision, pods)
     saved = checkpoint_requests.ask(ctx, decision, status.checkpoint_request)
     events = (event for announcement in EVENTS for event in announcement(ctx, status))
     left = (ctx.time_left, growth.seconds_left(ctx), admission.seconds_left(ctx))
@@ -131,6 +131,7 @@ def plan(observed: Observed, now: float) -> Plan:
         recheck_after=min(filter(None, waits), default=None),
         trace=round_trace(ctx, status),
         only_numbers=only_numbers,
+        only_conditions=only_conditions,
     )
 
 

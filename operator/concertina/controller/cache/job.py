@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from concertina.api.spec import Launcher
 from concertina.api.status import ENDED
+from concertina.controller.cache.taken_back import TakenBack
 from concertina.kube.resources import Raw
 from concertina.plan.observed import JobView, PodPhase, PodView, Refused
 from concertina_protocol.traces import trace_id
@@ -38,6 +39,7 @@ class CachedJob:
     """Seconds of processor time that the last pass took to decide: of a job of a thousand replicas 0.03."""
     counted: tuple[str, float] | None = None
     """The last `status.goodput.at` that this operator has written, and when that was on the monotonic clock."""
+    taken_back: TakenBack = field(default_factory=TakenBack)
     planned: tuple[PodView, ...] = ()
     """Pods as the last complete pass saw them."""
 

@@ -168,6 +168,8 @@ class StatusAfter(NamedTuple):
     """After how many seconds there may be."""
     only_numbers: bool = False
     """Whether nothing is other than it was that anything is decided by."""
+    only_conditions: bool = False
+    """The same but for conditions."""
 
 
 def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> StatusAfter:
@@ -175,8 +177,9 @@ def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> StatusAf
     values = {name: row(this) for name, row in AT_ONCE.items()}
     internal = {name: row(this) for name, row in INTERNAL.items()}
     said = conditions.only_reworded(old.conditions, this.conditions)
-    at_once = {name: value for name, value in values.items() if not (said and name == "conditions")}
-    changed = _differ(old, at_once) or _differ(old.internal, internal)
+    but_conditions = {name: value for name, value in values.items() if name != "conditions"}
+    decided = _differ(old, but_conditions) or _differ(old.internal, internal)
+    changed = decided or (not said and _differ(old, {"conditions": this.conditions}))
     counts = {name: row(this) for name, row in COUNTS.items()}
     if not changed and (left := progress.seconds_left(ctx)):
         return StatusAfter(old, left if _differ(old, {**values, **counts}) else None)
@@ -189,7 +192,7 @@ def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> StatusAf
     internal |= {name: row(this) for name, row in INTERNAL_CLOCK.items()}
     remembered = old.internal.model_copy(update=internal)
     status = old.model_copy(update={**values, **numbers, **clock, "internal": remembered})
-    return StatusAfter(status, only_numbers=not changed)
+    return StatusAfter(status, only_numbers=not changed, only_conditions=not decided)
 
 
 def _differ(old: JobStatus | Internal, values: Mapping[str, object]) -> bool:
