@@ -1,51 +1,91 @@
-"""Whether this operator hears agents at all: the breaker over all jobs (decision "Silence alone is no death")."""
+"""Whether this operator hears agents at all: full disruption, over all jobs (decision "Silence alone is no death")."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from dataclasses import dataclass, field
 
 from concertina.plan.observed import AgentView
 from concertina_protocol.log import log_event
 
-Agent = tuple[str, str]
-"""A job's uid and the name of a replica."""
 FEWEST_JOBS = 3
-"""That agents fell silent in: with fewer, a node that dies with two jobs on it would look like the operator's fault."""
+"""That fell silent: with fewer, a node that dies with two leads on it would look like the operator's fault."""
+
+
+@dataclass
+class _Job:
+    namespace: str = ""
+    """Empty until the job has trained: then it has a vote."""
+    heard: set[str] = field(default_factory=set)
+    """Of the agents that are to be watched; of all others nothing is expected."""
+    lost: set[str] = field(default_factory=set)
+    """They were heard, and are not any more."""
+
+    @property
+    def votes_silent(self) -> bool | None:
+        """None without a vote."""
+        if not self.namespace or not (self.heard or self.lost):
+            return None
+        return not self.heard
 
 
 class Hearing:
-    """Of the agents that were heard and are still to be watched: which are, and which are not any more."""
+    """Of the jobs that have trained and were heard: which have fallen silent. A namespace counts as silent where at
+    least half of its jobs are, so that the jobs of one tenant say nothing about those of all others."""
 
     def __init__(self) -> None:
-        self._heard: set[Agent] = set()
-        self._lost: set[Agent] = set()
+        self._jobs: dict[str, _Job] = {}
+        """By uid."""
+        self._votes: Counter[tuple[str, bool]] = Counter()
+        """Jobs by namespace and whether they are silent."""
         self.own_side_suspected = False
-        """At least as many are lost as are heard, of several jobs."""
-
-    @property
-    def silent(self) -> int:
-        """Agents that were heard, and are still to be."""
-        return len(self._lost)
+        """At least half of the jobs are silent, and most namespaces."""
 
     def update(self, uid: str, replica: str, view: AgentView) -> None:
         """What is known of that agent now; one that is not watched counts as neither."""
-        agent, watched = (uid, replica), view.wanted_at is not None
+        job = self._jobs.setdefault(uid, _Job())
+        before, watched = job.votes_silent, view.wanted_at is not None
         lost = watched and not view.alive and view.lost_at is not None
-        for agents, belongs in ((self._heard, watched and view.alive), (self._lost, lost)):
-            (agents.add if belongs else agents.discard)(agent)
-        suspected = len(self._lost) >= len(self._heard) and _of_several_jobs(self._lost)
+        for agents, belongs in ((job.heard, watched and view.alive), (job.lost, lost)):
+            (agents.add if belongs else agents.discard)(replica)
+        self._count(job, before)
+        if not (job.namespace or job.heard or job.lost):
+            del self._jobs[uid]
+
+    def has_trained(self, uid: str, namespace: str) -> None:
+        job = self._jobs.setdefault(uid, _Job())
+        if not job.namespace:
+            job.namespace = namespace
+            self._count(job, None)
+
+    def forget(self, uid: str) -> None:
+        if job := self._jobs.pop(uid, None):
+            before = job.votes_silent
+            job.heard, job.lost = set(), set()
+            self._count(job, before)
+
+    def _count(self, job: _Job, before: bool | None) -> None:
+        after = job.votes_silent
+        if after is before:
+            return
+        for vote, change in ((before, -1), (after, 1)):
+            if vote is not None:
+                self._votes[job.namespace, vote] += change
+        self._votes = +self._votes
+        suspected = self._most_are_silent()
         if suspected != self.own_side_suspected:
             self.own_side_suspected = suspected
-            jobs = len({uid for uid, _ in self._lost})
-            counts = {"lost": len(self._lost), "heard": len(self._heard), "jobs": jobs}
-            log_event("own side suspected" if suspected else "own side trusted", **counts)
+            counts = {str(silent): sum(self._jobs_of(silent).values()) for silent in (True, False)}
+            event = "own side suspected" if suspected else "own side trusted"
+            log_event(event, silent_jobs=counts["True"], heard_jobs=counts["False"])
 
+    def _most_are_silent(self) -> bool:
+        silent, heard = self._jobs_of(True), self._jobs_of(False)
+        jobs, others = sum(silent.values()), sum(heard.values())
+        if jobs < FEWEST_JOBS or jobs < others:
+            return False
+        namespaces = silent.keys() | heard.keys()
+        return 2 * sum(silent[name] >= heard[name] for name in namespaces) > len(namespaces)
 
-def _of_several_jobs(agents: Iterable[Agent]) -> bool:
-    """Looks at no more of them than it takes: agents are lost by the thousand."""
-    jobs: set[str] = set()
-    for uid, _ in agents:
-        jobs.add(uid)
-        if len(jobs) >= FEWEST_JOBS:
-            return True
-    return False
+    def _jobs_of(self, silent: bool) -> Counter[str]:
+        return Counter({name: count for (name, vote), count in self._votes.items() if vote is silent})

@@ -13,6 +13,7 @@ from concertina.agents.connections import AgentConnections
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.master_keys import MasterKeys
+from concertina.controller.silence_limit import SilenceLimit
 from concertina.controller.status import PreconditionFailed, StatusChange, StatusWriter
 from concertina.controller.tracing import Export
 from concertina.controller.writes import ObjectWriter, Writes
@@ -67,6 +68,7 @@ class Reconciler:
     """False while another operator may be the one that acts."""
     changed_within: Callable[[str, float], None]
     """Has the job's next pass made within so many seconds."""
+    silence: SilenceLimit = field(default_factory=SilenceLimit)
     passes: int = 0
     of_another: set[str] = field(default_factory=set)
     """Uids of jobs whose key this operator lacks, and that another one writes to."""
@@ -114,6 +116,7 @@ class Reconciler:
             return None
         job.preconditions_failed = 0
         self.cache.planned(uid, decision.observed)
+        self._give_up_silent(job, decision.plan)
         self._writes.start(job, (action for action in decision.plan.actions if not isinstance(action, Send)))
         return decision.plan.recheck_after
 
@@ -181,6 +184,18 @@ class Reconciler:
             self.events.post(job.view, event)
         if plan.trace is not None and self.trace is not None:
             self.trace(uid, plan.trace)
+
+    def _give_up_silent(self, job: CachedJob, plan: Plan) -> None:
+        """Take the silence of one more pod for death, as soon as the limit allows it. The next pass replaces that."""
+        job.given_up &= frozenset(plan.silent)
+        waiting = [uid for uid in plan.silent if uid not in job.given_up]
+        if not waiting:
+            return
+        seconds = self.silence.ask(job.view.namespace)
+        if not seconds:
+            job.given_up |= {waiting[0]}
+            log_event("given up for silence", **job.named(), pod=waiting[0], others_waiting=len(waiting) - 1)
+        self.changed_within(job.view.uid, seconds)
 
     async def _not_written(self, job: CachedJob, action: Action, error: Exception) -> None:
         """A write beside the passes failed: the next pass says what is to be done about it."""

@@ -155,5 +155,8 @@ class Plan:
     """Of the round that is under way, or given up, from now on."""
     only_numbers: bool = False
     """Whether its status is another one by numbers and sentences alone: a pass over it would decide the same."""
+    silent: tuple[str, ...] = ()
+    """Uids of pods that nothing but their silence speaks against, the longest silent first. The shell limits how many
+    of them are given up (`Observed.given_up`)."""
     only_conditions: bool = False
     """Whether nothing but conditions and numbers of its status is other than it was: no action waits for that write."""

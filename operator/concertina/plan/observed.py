@@ -338,9 +338,9 @@ class Observed:
     master_keys: tuple[str, ...] = ()
     """Ids of the operator's master keys, that for new jobs first."""
     own_side_suspected: bool = False
-    """Most agents of several jobs have fallen silent: it may be this operator that does not hear them."""
-    silent_agents: int = 0
-    """Of all jobs: those that were heard, and are still to be."""
+    """Most jobs that have trained have fallen silent together: it may be this operator that does not hear them."""
+    given_up: frozenset[str] = frozenset()
+    """Uids of pods whose silence may be taken for death (`Plan.silent`)."""
     progress_every: float = 2.0
     """Seconds between status writes that bring nothing but progress: stretched by the shell as jobs get many."""
     words_every: float = 2.0

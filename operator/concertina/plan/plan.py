@@ -130,6 +130,7 @@ def plan(observed: Observed, now: float) -> Plan:
         events=(*decision.events, *pods.events, *events),
         recheck_after=min(filter(None, waits), default=None),
         trace=round_trace(ctx, status),
+        silent=ctx.replicas.silent if decision.pods is Pods.WANTED else (),
         only_numbers=only_numbers,
         only_conditions=only_conditions,
     )

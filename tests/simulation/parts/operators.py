@@ -9,6 +9,7 @@ import concertina_protocol as p
 from concertina.agents.connections import asked
 from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, later
 from concertina.agents.streams import is_idle, silence
+from concertina.controller.silence_limit import SilenceLimit
 from concertina.kube.errors import Forbidden, Invalid, WebhookFailed
 from concertina.kube.parse.refusals import refusal
 from concertina.plan.actions import Action, CreatePod, DeletePod, Plan, Send
@@ -68,6 +69,9 @@ class OperatorProcess:
         """Pods by uid, whose container was seen to have been started again; when."""
         self.numbers = -1
         """The version of the job that its last write of mere numbers has made."""
+        self.silence_limit = SilenceLimit(lambda: self.clock.now)
+        self.given_up: frozenset[str] = frozenset()
+        """Uids of pods whose silence may be taken for death."""
         self.secret_made = False
         self.refused: Refused | None = None
         self.heard_at = self.clock.now
@@ -195,6 +199,7 @@ class OperatorProcess:
             seen_for={pod.uid: self.clock.now - pod.created for pod in self.pods.values()},
             started_again_for={uid: self.clock.now - at for uid, at in self.started_again.items()},
             secret_made=self.secret_made,
+            given_up=self.given_up,
             refused=self.refused,
             competitors=competitors,
             hindrance=rivalry.hindrance(self) if competitors and rivalry else None,
@@ -277,7 +282,18 @@ class OperatorProcess:
                 self.writes.append(action)
                 at += self.clock.between(0.002, 0.008)
                 self.clock.after(at + self.world.cluster.slowness(), self._change, action)
-        self._done(made.recheck_after)
+        self._done(self._give_up_silent(made))
+
+    def _give_up_silent(self, made: Plan) -> float | None:
+        """As the shell does; the seconds until the next pass."""
+        self.given_up &= frozenset(made.silent)
+        waiting = [uid for uid in made.silent if uid not in self.given_up]
+        if not waiting:
+            return made.recheck_after
+        seconds = self.silence_limit.ask(self.job_view.namespace)
+        if not seconds:
+            self.given_up |= {waiting[0]}
+        return min(seconds, made.recheck_after or seconds)
 
     def _change(self, action: Action) -> None:
         if not self.alive or self.world.crashes_operator(self):

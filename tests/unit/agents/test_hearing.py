@@ -1,4 +1,4 @@
-"""The breaker over all jobs: it is this operator that is suspected where most agents are lost at once."""
+"""Full disruption: it is this operator that is suspected where most jobs fall silent together, of most namespaces."""
 
 from __future__ import annotations
 
@@ -9,52 +9,79 @@ from concertina.plan.observed import AgentView, ConnectionRefusal
 
 HEARD = AgentView(connected=True, wanted_at=1.0)
 LOST = AgentView(wanted_at=1.0, lost_at=2.0)
+GONE = replace(LOST, wanted_at=None)
 
 
-def hearing(heard: int, lost: int, each: int = 1) -> Hearing:
-    """So many jobs of which all leads are heard, and so many of which `each` agents are lost."""
-    found = Hearing()
-    for job in range(heard):
-        found.update(f"heard-{job}", "a-0-0", HEARD)
-    for job in range(lost):
-        for index in range(each):
-            found.update(f"lost-{job}", f"a-{index}-0", HEARD)
-            found.update(f"lost-{job}", f"a-{index}-0", LOST)
-    return found
+def add(hearing: Hearing, namespace: str, jobs: int, view: AgentView, agents: int = 1, trained: bool = True) -> None:
+    """So many jobs of which so many agents were heard, and are as in `view` now."""
+    for job in range(jobs):
+        uid = f"{namespace}-{view is LOST}-{job}"
+        if trained:
+            hearing.has_trained(uid, namespace)
+        for index in range(agents):
+            hearing.update(uid, f"a-{index}-0", HEARD)
+            hearing.update(uid, f"a-{index}-0", view)
 
 
-def test_it_is_the_own_side_when_as_many_are_lost_as_are_heard_and_of_several_jobs() -> None:
-    assert hearing(3, 3).own_side_suspected
-    assert hearing(0, 3).own_side_suspected
-    assert not hearing(4, 3).own_side_suspected
-    assert not hearing(0, 2, each=50).own_side_suspected
-    assert not hearing(1000, 100).own_side_suspected
+def suspected(*namespaces: tuple[int, int]) -> bool:
+    """Of namespaces with so many jobs that are heard, and so many silent ones."""
+    hearing = Hearing()
+    for number, (heard, silent) in enumerate(namespaces):
+        add(hearing, f"team-{number}", heard, HEARD)
+        add(hearing, f"team-{number}", silent, LOST)
+    return hearing.own_side_suspected
 
 
-def test_it_heals_as_agents_are_heard_again_or_not_watched_any_more() -> None:
-    again = hearing(2, 3)
-    assert again.silent == 3
-    again.update("lost-0", "a-0-0", HEARD)
-    assert again.silent == 2
-    assert not again.own_side_suspected
-    gone = hearing(0, 3)
-    gone.update("lost-0", "a-0-0", replace(LOST, wanted_at=None))
-    assert not gone.own_side_suspected
+def test_it_is_the_own_side_where_at_least_half_of_the_jobs_are_silent_three_or_more() -> None:
+    assert suspected((3, 3))
+    assert suspected((0, 3))
+    assert not suspected((4, 3))
+    assert not suspected((0, 2)), "a node that dies may have two leads on it"
+
+
+def test_jobs_of_a_minority_of_namespaces_are_never_enough() -> None:
+    assert not suspected((60, 0), (0, 100))
+    assert not suspected((1, 0), (1, 0), (1, 0), (0, 50), (0, 50), (0, 50))
+    assert suspected((1, 0), (1, 0), (0, 50), (0, 50), (0, 50))
+    assert suspected((0, 1), (0, 1), (0, 1))
+
+
+def test_three_jobs_of_one_tenant_that_never_trained_do_not_switch_it_on() -> None:
+    hearing = Hearing()
+    add(hearing, "team", 60, HEARD)
+    add(hearing, "mute", 3, LOST, agents=20, trained=False)
+    assert not hearing.own_side_suspected
+    for job in range(3):
+        hearing.has_trained(f"mute-True-{job}", "mute")
+    assert not hearing.own_side_suspected, "nor do they once they have trained"
+
+
+def test_a_job_is_heard_as_long_as_one_of_its_agents_is() -> None:
+    hearing = Hearing()
+    add(hearing, "team", 3, LOST, agents=5)
+    assert hearing.own_side_suspected
+    hearing.update("team-True-0", "a-4-0", HEARD)
+    assert not hearing.own_side_suspected
+
+
+def test_it_heals_as_jobs_are_not_watched_any_more_or_gone() -> None:
+    for gone in (True, False):
+        hearing = Hearing()
+        add(hearing, "team", 3, LOST)
+        if gone:
+            hearing.forget("team-True-0")
+        hearing.update("team-True-0", "a-0-0", GONE)
+        assert not hearing.own_side_suspected
+        assert ("team-True-0" in hearing._jobs) is not gone, "nothing is remembered of a job that is gone"
 
 
 def test_who_was_never_heard_or_knows_another_key_is_not_lost() -> None:
-    found = Hearing()
+    hearing = Hearing()
     for job in range(10):
-        found.update(f"new-{job}", "a-0-0", AgentView(wanted_at=1.0))
-        found.update(f"key-{job}", "a-0-0", replace(LOST, refusal=ConnectionRefusal.OTHER_KEY))
-    assert not found.own_side_suspected
-
-
-def test_the_same_said_twice_counts_once() -> None:
-    found = Hearing()
-    for _ in range(2):
-        for job in range(3):
-            found.update(f"lost-{job}", "a-0-0", LOST)
-            found.update(f"heard-{job}", "a-0-0", HEARD)
-    found.update("heard-3", "a-0-0", HEARD)
-    assert not found.own_side_suspected
+        for uid, view in [
+            (f"new-{job}", AgentView(wanted_at=1.0)),
+            (f"key-{job}", replace(LOST, refusal=ConnectionRefusal.OTHER_KEY)),
+        ]:
+            hearing.has_trained(uid, "team")
+            hearing.update(uid, "a-0-0", view)
+    assert not hearing.own_side_suspected

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from concertina.agents.hearing import Hearing
 from concertina.controller.cache import cluster
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.status import claim_tests
 from concertina.kube.errors import NamespaceEnds, from_status
 from concertina.kube.parse.refusals import refusal
 from concertina.kube.parse.views import OwnedPod
-from concertina.plan.observed import Hindrance, NodeView, PodPhase, PodView, Refusal, Refused
+from concertina.plan.observed import AgentView, Hindrance, NodeView, PodPhase, PodView, Refusal, Refused
 
 
 class Known:
@@ -510,3 +511,23 @@ def test_a_node_that_comes_or_goes_changes_who_is_too_large() -> None:
     assert competitors(known, "b") == ["a"]
     known.cache.on_node(node, replace(node, allocatable={"pods": Decimal(2)}, cordoned=True))
     assert competitors(known, "b") == []
+
+
+def test_jobs_that_have_trained_vote_on_whether_the_operator_hears() -> None:
+    known, hearing = Known(), Hearing()
+    known.cache = ClusterCache(known.changed.append, lambda uid: {}, hearing=hearing)
+    for number in range(3):
+        known.cache.on_job(job(str(number), 1, world={"round": 1 if number else 0}))
+        for view in (AgentView(connected=True, wanted_at=1.0), AgentView(wanted_at=1.0, lost_at=2.0)):
+            hearing.update(str(number), "a-0-0", view)
+
+    def suspected() -> bool:
+        observed = known.cache.observe("1")
+        assert observed is not None
+        return observed.own_side_suspected
+
+    assert not suspected(), "one of them has never trained"
+    known.cache.on_job(job("0", 2, world={"round": 1}))
+    assert suspected()
+    known.cache.forget_job("2")
+    assert not suspected()

@@ -114,6 +114,8 @@ class ClusterCache:
             if view.generation != job.view.generation:
                 job.refused = None  # what it asks for now has not been tried
             job.view, job.version, job.status = view, version, status
+        if view.status.world.round:
+            self._hearing.has_trained(uid, view.namespace)
         self._uris.update(uid)
         if only_numbers and before is not None:
             before = dataclasses.replace(before, status=view.status)
@@ -124,6 +126,7 @@ class ClusterCache:
         self._forgotten[uid] = None
         if len(self._forgotten) > REMEMBERED:
             self._forgotten.popitem(last=False)
+        self._hearing.forget(uid)
         job = self._jobs.pop(uid, None)
         if job is not None:
             self._uris.update(uid)
@@ -248,7 +251,7 @@ class ClusterCache:
             uri_holder=self._uris.holder(uid),
             master_keys=self._master_keys,
             own_side_suspected=self._hearing.own_side_suspected,
-            silent_agents=self._hearing.silent,
+            given_up=job.given_up,
             progress_every=self.progress_every,
             words_every=max(PROGRESS_SECONDS, len(self._jobs) / WORDS_PER_SECOND),
         )

@@ -39,6 +39,8 @@ class CachedJob:
     """Seconds of processor time that the last pass took to decide: of a job of a thousand replicas 0.03."""
     counted: tuple[str, float] | None = None
     """The last `status.goodput.at` that this operator has written, and when that was on the monotonic clock."""
+    given_up: frozenset[str] = frozenset()
+    """Uids of its pods whose silence may be taken for death, for as long as they are silent."""
     taken_back: TakenBack = field(default_factory=TakenBack)
     planned: tuple[PodView, ...] = ()
     """Pods as the last complete pass saw them."""

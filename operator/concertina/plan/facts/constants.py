@@ -62,15 +62,13 @@ what makes more is worth a word, whatever the model."""
 
 
 CROWD = 64
-"""Replicas with which the waits above were measured."""
+"""Replicas with which the waits for answers above were measured."""
 
 
 def crowd(replicas: int) -> float:
-    """Seconds beyond those above for what more replicas than CROWD do at once, a handshake each to begin with."""
+    """Seconds beyond those above for the answers of more replicas than CROWD, a handshake each to begin with."""
     return max(0, replicas - CROWD) * 0.02
 
 
-SILENT_CROWD = 12.0
-"""At most, for those who are silent in other jobs: no tenant's agents keep another's from being replaced for longer."""
 RELAYED = 4.0
 """For those to be asked from here whom a silent agent was to ask, of a crowd."""

@@ -55,6 +55,8 @@ class Verdict:
     """None where it is alive."""
     age: float | None = None
     """Seconds since it fell silent; None where silence is not the evidence."""
+    waits: bool = False
+    """Whether it is to be given up for its silence, and not yet (`Observed.given_up`)."""
 
     @property
     def dead(self) -> bool:
@@ -64,10 +66,6 @@ class Verdict:
 ALIVE = Verdict(Life.ALIVE)
 TRAINS = (protocol.State.RUNNING, protocol.State.DRAINING)
 """As a member says of its own part in a round: it would have failed if it had lost its lead."""
-
-
-MANY = 1 / 16
-"""Of a crowd, so many at once."""
 
 
 def _dead(evidence: Evidence, sentence: str, age: float | None = None) -> Verdict:
@@ -84,15 +82,6 @@ class Health:
     def no_agent_reachable(self) -> bool:
         """Then it may be the operator who is cut off, and all may be well."""
         return not any(view.connected for view in self.observed.agents.values())
-
-    @cached
-    def many_silent(self) -> bool:
-        """Whether so many of a crowd are not heard that it is rather the network, or the operator, that is too slow: to
-        replace hundreds at once would be more to do for both. If they are lost, their nodes will tell."""
-        pods = self.observed.pods
-        here = [self.observed.agent(pod.name) for pod in pods if pod.phase is PodPhase.RUNNING and not pod.deleting]
-        silent = sum(view.silent_since is not None and not view.alive for view in here)
-        return len(pods) > constants.CROWD and silent > len(here) * MANY
 
     def by_objects(self, pod: PodView) -> Verdict:
         """As its pod and its node say: what no agent could prove wrong."""
@@ -125,16 +114,14 @@ class Health:
         first = constants.FIRST_CONTACT if pod.name in self.round.members else constants.AGENT_GIVE_UP
         lost = constants.UNREACHABLE if self.observed.job.status.world.round else constants.UNREACHABLE_BEFORE
         patience = first if is_first else lost
-        patience += constants.crowd(len(self.observed.pods))
         if age is None or age < patience:
             return ALIVE
         if view.refusal is ConnectionRefusal.NOT_LISTENING:
             return _dead(Evidence.HOST, f"has had no agent that listens for {age:.0f} s", age)
-        if self.no_agent_reachable or self.observed.own_side_suspected or self.many_silent:
+        if self.no_agent_reachable or self.observed.own_side_suspected:
             return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age)
-        # Where hundreds of other jobs' are silent too, the network has much to do, or this operator.
-        if age < patience + min(constants.crowd(self.observed.silent_agents), constants.SILENT_CROWD):
-            return ALIVE
+        if pod.uid not in self.observed.given_up:
+            return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age, waits=True)
         return _dead(Evidence.SILENCE, f"could not be reached for {age:.0f} s, while others could", age)
 
     @cached

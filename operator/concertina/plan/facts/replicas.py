@@ -10,7 +10,7 @@ from concertina.api.restarts import Restart
 from concertina.api.spec import JobSpec
 from concertina.plan.facts import notices, quorum, sizes
 from concertina.plan.facts.cached import cached
-from concertina.plan.facts.health import Health
+from concertina.plan.facts.health import Evidence, Health
 from concertina.plan.facts.round import Round
 from concertina.plan.observed import Call, Observed, PodPhase, PodView
 from concertina_protocol import Prepared
@@ -47,6 +47,9 @@ class Replicas:
         return {pod.name: why for pod in self.observed.pods if (why := self._why_dead(pod))}
 
     def _why_dead(self, pod: PodView) -> str:
+        return self._why_dead_though_heard(pod) or self.health.by_contact(pod).sentence
+
+    def _why_dead_though_heard(self, pod: PodView) -> str:
         verdict = self.health.by_objects(pod)
         if verdict.dead:
             return verdict.sentence
@@ -56,7 +59,18 @@ class Replicas:
             return "was made of another template than the job has now"
         if pod.unschedulable and not self.avoided.issuperset(pod.avoids):
             return "found no place, and may use a node again that it had to avoid"
-        return self.health.by_contact(pod).sentence
+        return ""
+
+    @cached
+    def silent(self) -> tuple[str, ...]:
+        """Uids of pods that are given up for their silence alone, or wait for that, the longest silent first."""
+        ages = {}
+        for pod in self.observed.pods:
+            verdict = self.health.by_contact(pod)
+            if verdict.evidence is Evidence.SILENCE and (verdict.dead or verdict.waits):
+                ages[pod.uid] = verdict.age or 0.0
+        alone = [pod.uid for pod in self.observed.pods if pod.uid in ages and not self._why_dead_though_heard(pod)]
+        return tuple(sorted(alone, key=lambda uid: -ages[uid]))
 
     @cached
     def outdated(self) -> frozenset[str]:

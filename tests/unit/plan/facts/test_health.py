@@ -12,10 +12,12 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import JobStatus, rfc3339
 from concertina.api.world import World
+from concertina.plan.actions import DeletePod
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.health import Evidence, Life, Verdict
 from concertina.plan.observed import ConnectionRefusal, NodeView, Observed
+from concertina.plan.plan import plan
 
 NOW = T0 + 1000
 CUT_OFF = {"connected": False, "lost_at": NOW - constants.RECONNECT}
@@ -113,7 +115,7 @@ def outside(agent: dict[str, Any], node: dict[str, Any], others: bool, **besides
     view = replace(jobs.agent(late.name), **agent)
     nodes = {**before.nodes, "node-3": NodeView("node-3", **{"ready": True, **node})}
     found = replace(before, pods=(*before.pods, late), agents={**before.agents, late.name: view}, nodes=nodes)
-    found = replace(found, **besides)
+    found = replace(found, **{"given_up": frozenset({late.uid}), **besides})
     assert found.job.spec
     return JobContext(found, found.job.spec, NOW).health.by_contact(late)
 
@@ -167,40 +169,13 @@ def test_a_lead_that_drained_its_world_was_alive_until_then_however_long_the_ope
         made = {"round": 2, "claim_id": "b", "committed": False, "at": rfc3339(NOW - seconds), "reason": reason}
         claimed = world.model_copy(update={"claim": world.claim.model_copy(update=made)})
         status = found.job.status.model_copy(update={"world": claimed})
-        later = replace(found, job=replace(found.job, status=status))
+        later = replace(found, job=replace(found.job, status=status), given_up=frozenset({pod.uid}))
         assert JobContext(later, found.job.spec, NOW).health.by_contact(pod).life is life, (reason, seconds)
 
 
 def test_a_member_whose_lead_says_nothing_bad_of_it_lives_however_silent_it_is() -> None:
     ctx = context(1, {}, LONG_AGO, {"ready": False}, True)
     assert ctx.health.by_contact(ctx.replicas.pods["demo-1-0"]).life is Life.ALIVE
-
-
-@pytest.mark.parametrize(("silent", "life"), [(4, Life.DEAD), (5, Life.SILENT)])
-def test_where_many_of_a_crowd_are_silent_none_is_replaced_for_that(
-    silent: int, life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "CROWD", 63)
-    before = jobs.observed(jobs.job(jobs.spec()), tuple(jobs.pod(index) for index in range(64)))
-    agents = {pod.name: jobs.agent(pod.name, **(LONG_AGO if pod.index < silent else {})) for pod in before.pods}
-    found = replace(before, agents=agents)
-    assert found.job.spec
-    assert JobContext(found, found.job.spec, NOW).health.by_contact(before.pods[0]).life is life
-    monkeypatch.setattr(constants, "CROWD", 64)
-    assert JobContext(found, found.job.spec, NOW).health.by_contact(before.pods[0]).life is Life.DEAD
-
-
-def test_a_crowd_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (constants.crowd(64), constants.crowd(1064)) == (0.0, 20.0)
-    before = jobs.observed(jobs.job(jobs.spec()), tuple(jobs.pod(index) for index in range(64)))
-    agents = {pod.name: jobs.agent(pod.name) for pod in before.pods}
-    agents["demo-0-0"] = replace(agents["demo-0-0"], connected=False, lost_at=NOW - constants.UNREACHABLE_BEFORE)
-    found = replace(before, agents=agents)
-    assert found.job.spec
-    assert JobContext(found, found.job.spec, NOW).health.by_contact(before.pods[0]).dead
-    monkeypatch.setattr(constants, "CROWD", 14)
-    assert not JobContext(found, found.job.spec, NOW).health.by_contact(before.pods[0]).dead
-    assert JobContext(found, found.job.spec, NOW + 1.0).health.by_contact(before.pods[0]).dead
 
 
 def test_who_waits_for_the_first_round_is_waited_for_longer() -> None:
@@ -212,6 +187,7 @@ def test_who_waits_for_the_first_round_is_waited_for_longer() -> None:
 
     def verdict(status: JobStatus, at: float) -> Life:
         found = replace(jobs.observed(jobs.job(jobs.spec(), status), pods), agents=agents)
+        found = replace(found, given_up=frozenset({pods[0].uid}))
         assert found.job.spec
         return JobContext(found, found.job.spec, at).health.by_contact(pods[0]).life
 
@@ -220,16 +196,30 @@ def test_who_waits_for_the_first_round_is_waited_for_longer() -> None:
     assert verdict(JobStatus(), lost_at + constants.UNREACHABLE_BEFORE) is Life.DEAD
 
 
-def test_one_of_hundreds_that_are_silent_has_more_time_unless_its_host_says_that_it_is_gone() -> None:
-    silent = {"connected": False, "lost_at": NOW - constants.UNREACHABLE - 1.0}
-    assert outside(silent, {}, True, silent_agents=64).dead
-    assert not outside(silent, {}, True, silent_agents=300).dead
-    assert outside({**silent, "lost_at": NOW - 10.0}, {}, True, silent_agents=300).dead
-    assert outside({**silent, "lost_at": NOW - 16.0}, {}, True, silent_agents=100_000).dead, (
-        "other jobs' may be a tenant's"
-    )
-    assert outside({**silent, "refusal": ConnectionRefusal.NOT_LISTENING}, {}, True, silent_agents=300).dead
-    assert outside(silent, {"ready": False}, True, silent_agents=300).dead
+def test_silence_alone_is_death_only_once_the_shell_has_given_the_pod_up() -> None:
+    silent = {"connected": False, "lost_at": NOW - constants.UNREACHABLE}
+    waits = outside(silent, {}, True, given_up=frozenset({"another's"}))
+    assert (waits.life, waits.evidence, waits.waits) == (Life.SILENT, Evidence.SILENCE, True)
+    assert outside(silent, {}, True).dead
+    disrupted = outside(silent, {}, True, own_side_suspected=True)
+    assert (disrupted.life, disrupted.waits) == (Life.SILENT, False), "it does not even ask"
+    assert outside({**silent, "refusal": ConnectionRefusal.NOT_LISTENING}, {}, True, given_up=frozenset()).dead
+    assert outside(silent, {"ready": False}, True, given_up=frozenset()).dead
+
+
+def test_pods_that_are_silent_are_named_for_the_limit_the_longest_first() -> None:
+    before = jobs.observed(jobs.job(jobs.spec(replicas=5)), tuple(jobs.pod(index) for index in range(5)))
+    lost_at = {"demo-1-0": NOW - 60.0, "demo-2-0": NOW - 90.0, "demo-3-0": NOW - 70.0, "demo-4-0": NOW - 1.0}
+    agents = {pod.name: jobs.agent(pod.name) for pod in before.pods}
+    agents |= {name: replace(agents[name], connected=False, lost_at=at) for name, at in lost_at.items()}
+    pods = (*before.pods[:3], replace(before.pods[3], deleting=True), before.pods[4])
+    found = replace(before, pods=pods, agents=agents)
+    made = plan(found, NOW)
+    assert made.silent == ("pod-2-0", "pod-1-0")
+    assert not [action for action in made.actions if isinstance(action, DeletePod)]
+    made = plan(replace(found, given_up=frozenset({"pod-2-0"})), NOW)
+    assert made.silent == ("pod-2-0", "pod-1-0"), "as long as it is silent"
+    assert [action.name for action in made.actions if isinstance(action, DeletePod)] == ["demo-2-0"]
 
 
 def test_what_kept_silent_before_its_container_was_started_again_says_nothing_of_it() -> None:

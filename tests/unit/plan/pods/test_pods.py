@@ -145,7 +145,8 @@ def test_a_replica_outside_of_the_round_that_can_not_be_reached_is_replaced(
     pods = (jobs.pod(0), jobs.pod(1, phase=phase), jobs.pod(2))
     lost = jobs.agent("demo-1-0", connected=False, lost_at=T0 + 1)
     agents = {"demo-1-0": lost, "demo-0-0": jobs.agent("demo-0-0", connected=others)}
-    made = plan(jobs.observed(jobs.job(jobs.spec()), pods, agents), T0 + 1 + since)
+    given_up = frozenset({"pod-1-0"})
+    made = plan(jobs.observed(jobs.job(jobs.spec()), pods, agents, given_up=given_up), T0 + 1 + since)
     assert creates(made) == created
 
 
