@@ -186,7 +186,9 @@ class Replicas:
 
     def can_answer(self, name: str) -> bool:
         pod = self.pods[name]
-        return bool(pod.ip) and pod.phase is PodPhase.RUNNING and self.health.may_answer(name)
+        if not pod.ip or pod.phase is not PodPhase.RUNNING or self.health.by_contact(pod).waits:
+            return False
+        return self.health.may_answer(name)
 
     def member_still(self, name: str) -> bool:
         return name in self.round.members and self.round.members[name].is_pod(self.pods[name].uid)
