@@ -177,6 +177,11 @@ OPERATOR = Board(
                     "1: the silence of agents is taken for the operator's own fault.",
                     (Query(_max("concertina_own_side_suspected"), "suspected"),),
                 ),
+                Panel(
+                    "Jobs of another operator",
+                    "This operator lacks their master key and leaves them alone: two installations serve them.",
+                    (Query(_max("concertina_jobs_of_another_operator"), "jobs"),),
+                ),
             ),
         ),
         Section(
