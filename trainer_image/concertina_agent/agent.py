@@ -83,7 +83,7 @@ class Agent:
             e.BindStore: (workers.bind_store,),
             e.PingPeers: (network.ping_peers,),
             e.Reply: (network.reply,),
-            e.StartRound: (copies.begin, workers.start_round, network.join_lead),
+            e.StartRound: (copies.begin, uploads.begin, workers.start_round, network.join_lead),
             e.CopyFrom: (copies.copy_from,),
             e.DropSnapshots: (files.drop_snapshots,),
             e.SendToWorker: (workers.send,),

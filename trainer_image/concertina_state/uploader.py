@@ -5,6 +5,7 @@
 <uri>/<uid>/round-<r>/step-<s>/manifest.json                  written when every shard is there
 <uri>/<uid>/round-<r>/step-<s>/readers/*                      leases of who reads it (see `retention`)
 <uri>/LATEST                                                  names one manifest; moved last (see `latest`)
+<uri>/OWNER                                                   the job that writes here (see `owner`)
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ from concertina_protocol.worker_channel import (
     UploaderHello,
     WorkerEnd,
 )
-from concertina_state.checkpoints import retention, rollback
+from concertina_state.checkpoints import owner, retention, rollback
 from concertina_state.checkpoints.ancestry import lineage_of, parent_of
 from concertina_state.checkpoints.latest import (
     Fenced,
+    Latest,
     check_fence,
     check_round,
     move_latest,
@@ -62,7 +64,7 @@ from concertina_state.checkpoints.manifest import (
     spec_of_this_job,
     to_json,
 )
-from concertina_state.format.shardfile import header_length, parse_header
+from concertina_state.format.shardfile import Continued, header_length, parse_header
 from concertina_state.objects.prefix import HELD, IMPATIENCE, ObjectPrefix, StorageError
 
 
@@ -87,12 +89,19 @@ class Destination:
     keep: int = 5
     """As in the schema, where nothing is said."""
     keep_every_steps: int | None = None
+    take_over: str = ""
+    """Uid of the owner whose folder this job takes over."""
 
     @staticmethod
     def of(text: str) -> Destination:
         """From spec.checkpoint as JSON."""
         fields = json.loads(text)
-        return Destination(fields["uri"], fields.get("keep") or Destination.keep, fields.get("keepEverySteps"))
+        return Destination(
+            uri=fields["uri"],
+            keep=fields.get("keep") or Destination.keep,
+            keep_every_steps=fields.get("keepEverySteps"),
+            take_over=fields.get("takeOver") or "",
+        )
 
 
 def main(run: Run = UNKNOWN) -> NoReturn:
@@ -114,13 +123,29 @@ def answer(request: object, destination: Destination, uid: str, run: Run = UNKNO
         return _ship(request, destination, uid)
     if isinstance(request, Publish):
         return _publish(request, destination, uid, run)
-    assert isinstance(request, (Probe, Undo)), request
+    if isinstance(request, Probe):
+        return _probe(request, destination, uid)
+    assert isinstance(request, Undo), request
     try:
-        folder = ObjectPrefix(destination.uri, IMPATIENCE, create=True)
-        latest = rollback.undo(folder, uid, request.undone) if isinstance(request, Undo) else read_latest(folder)
+        latest = rollback.undo(ObjectPrefix(destination.uri, IMPATIENCE, create=True), uid, request.undone)
     except StorageError as error:
         return StorageState(Storage(StorageHealth.ERROR, None, str(error)))
     return StorageState(Storage(StorageHealth.READY, latest))
+
+
+def _probe(request: Probe, destination: Destination, uid: str) -> StorageState:
+    job, owned = owner.this_job(uid), request.owned
+    try:
+        folder = ObjectPrefix(destination.uri, IMPATIENCE, create=True)
+        latest = read_latest(folder)
+        if not owned and request.living is not None:
+            owner.claim(folder, job, request.living, destination.take_over, latest)
+            owned = True
+        elif not owned:
+            owned = owner.look(folder, job, destination.take_over)
+    except StorageError as error:
+        return StorageState(Storage(StorageHealth.ERROR, None, str(error)), owned)
+    return StorageState(Storage(StorageHealth.READY, latest), owned)
 
 
 def _ship(request: Ship, destination: Destination, uid: str) -> Shipped:
@@ -186,7 +211,7 @@ def publish(
     check_round(durable, found)  # first: a later round may have collected the shards
     sidecars = _shipped(folder, place, id)
     metadata = sidecars[0].facts
-    check_fence(durable, metadata.continued, found)
+    replaced = _replaced(folder, durable, metadata.continued, found)
     undone = found.undid(uid) if found else ()
     parent = parent_of(folder, uid, id, metadata.origin, metadata.continued, found)
     manifest = to_json(
@@ -213,7 +238,7 @@ def publish(
     folder.put(f"{place}/{NAME}", manifest)
     folder.settle([f"{place}/{NAME}"])
     try:
-        durable = move_latest(folder, durable, f"{place}/{NAME}", zlib.crc32(manifest), metadata.continued)
+        durable = move_latest(folder, durable, f"{place}/{NAME}", zlib.crc32(manifest), replaced)
     except Fenced:
         with contextlib.suppress(StorageError):  # it will never be named: a leftover without a manifest
             folder.delete([f"{place}/{NAME}"])
@@ -225,6 +250,21 @@ def publish(
     except StorageError as error:  # who may not delete keeps all of them; the next one asks again
         return Published(id, durable, str(error))
     return Published(id, durable)
+
+
+def _replaced(
+    folder: ObjectPrefix, durable: Durable, continued: Continued | None, found: Latest | None
+) -> Continued | None:
+    """The checkpoint of another job that `LATEST` may name: the one that this run goes on from, or whatever the owner
+    before this job has published since: a pod of it that was cut off, say. Raises Fenced, or StorageError."""
+    try:
+        check_fence(durable, continued, found)
+    except Fenced:
+        theirs = found.durable if found else None
+        if theirs is None or theirs.uid != owner.took_over_from(folder, durable.uid):
+            raise
+        return Continued(theirs.uid, theirs.round, theirs.step)
+    return continued
 
 
 def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[StoredSidecar]:

@@ -548,11 +548,18 @@ def _newer(start: Start, held: SnapshotId) -> Durable | None:
 def _newest_in(checkpoint: Mapping[str, Any], reading: contextlib.ExitStack) -> Durable | None:
     """In the job's own folder, or what it is to be begun with, which stays while `reading` is open. Raises
     StorageError, or BadInput."""
+    from concertina_state.checkpoints import owner
     from concertina_state.checkpoints.latest import read_latest
     from concertina_state.checkpoints.reader import opened, resolve
     from concertina_state.objects.prefix import ObjectPrefix
 
-    found = read_latest(ObjectPrefix(checkpoint["uri"], create=True))
+    own_folder = ObjectPrefix(checkpoint["uri"], create=True)
+    found, uid = read_latest(own_folder), os.environ.get("CONCERTINA_UID", "")
+    if found and found.uid != uid:
+        try:
+            owner.look(own_folder, owner.this_job(uid), checkpoint.get("takeOver") or "")
+        except owner.NotOwner as error:
+            raise BadInput(str(error)) from error
     another = checkpoint.get("resumeFrom")
     folder = found.uri if found else resolve(another) if another else ""
     if not folder:

@@ -80,6 +80,32 @@ def test_a_part_counts_though_the_next_one_is_wanted_before_its_answer_is_heard(
     asyncio.run(run())
 
 
+def test_the_folder_is_owned_before_anything_of_a_round_is_written(tmp_path: Path) -> None:
+    """Once: who owns it is not asked again in later rounds."""
+
+    async def run() -> None:
+        uploads = UploadDriver(SnapshotFiles(tmp_path), lambda event: None)
+        async with serving(uploads) as theirs:
+            assert await theirs.receive() == w.Probe(owned=False, living=None)
+            theirs.send(READY)
+            uploads.begin(round_that_starts(1, ("old",)))
+            uploads.ship(part(tmp_path, 1))
+            assert await theirs.receive() == w.Probe(owned=False, living=("old",))
+            theirs.send(w.StorageState(READY.storage, owned=True))
+            assert isinstance(await theirs.receive(), w.Ship)
+            theirs.send(w.Shipped(p.SnapshotId(1, 5, "layout", 1), 0))
+            uploads.begin(round_that_starts(2, ()))
+            uploads.ship(part(tmp_path, 2))
+            assert isinstance(await theirs.receive(), w.Ship)
+
+    asyncio.run(run())
+
+
+def round_that_starts(round: int, living: tuple[str, ...]) -> e.StartRound:
+    assign = p.Assign("u", round, "claim", (), "", p.Restore(p.RestoreSource.FRESH), living=living)
+    return e.StartRound(assign, 0)
+
+
 class Storage:
     """Whoever the driver asks to do something: looks go well, and what each kind of work comes to is told."""
 

@@ -48,6 +48,10 @@ class UploadDriver:
         self._failures, self._probe_at = 0, 0.0
         """Looks in a row that went wrong, and when to look again (monotonic)."""
         self._well = self._asked_to_probe = False
+        self._living: Optional[tuple[str, ...]] = None
+        """As the last Assign says; None before the first one."""
+        self._owned = False
+        """This job owns the folder: that is found once."""
         self._failing = False
         """Since a piece of work has failed, none has gone well."""
         self._part_is_next = False
@@ -55,6 +59,12 @@ class UploadDriver:
         self.shipping = Shipping()
 
     # --- what is wanted ---------------------------------------------------------------------------------------------
+
+    def begin(self, effect: e.StartRound) -> None:
+        """Own the folder before anything of the round is written there."""
+        self._living = effect.assign.living
+        if not self._owned:
+            self.probe(e.ProbeStorage())
 
     def ship(self, effect: e.Ship) -> None:
         if effect.is_slot:
@@ -124,7 +134,8 @@ class UploadDriver:
 
     async def _probe(self, end: AgentEnd) -> None:
         self._asked_to_probe = False
-        storage = (await _ask(end, w.Probe(), w.StorageState)).storage
+        answer = await _ask(end, w.Probe(self._owned, self._living), w.StorageState)
+        self._owned, storage = answer.owned, answer.storage
         self._emit(e.StorageSeen(storage))
         self._well = storage.state == p.StorageHealth.READY and not self._asked_to_probe
         if storage.state != p.StorageHealth.READY:

@@ -79,6 +79,9 @@ class Assign:
     outside: tuple[Member, ...] = ()
     """Who is no member, and holds shards of `restore` that no member does: without ranks. (Version 1 did not say it at
     first: then no member could have them.)"""
+    living: tuple[str, ...] = ()
+    """Uids of the other live jobs of this namespace that may use the same folder of checkpoints. An owner of the folder
+    that was a job of this namespace and is none of these is gone: this job may take over."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ UploaderHello  ->                           the first line
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Optional, Type, Union
+from typing import Any, Dict, Optional, Tuple, Type, Union
 
 from concertina_protocol import Durable, SnapshotId, Storage, Undone
 
@@ -20,12 +20,20 @@ class UploaderHello:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Look at durable storage: can it be reached, and what does LATEST name? Answer: StorageState."""
+    """Look at durable storage: can it be reached, what does LATEST name, and which job owns the folder? Answer:
+    StorageState."""
+
+    owned: bool = False
+    """An earlier look has found that this job owns the folder: that is not asked again."""
+    living: Optional[Tuple[str, ...]] = None
+    """As in Assign: make this job the owner, where it may be. None: only look."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StorageState:
     storage: Storage
+    owned: bool = False
+    """This job owns the folder."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,6 +58,10 @@ CLOUD = (
         "AWS_CA_BUNDLE or SSL_CERT_FILE.",
     ),
     RefusalRule(
+        ("501 Not Implemented", "<Code>NotImplemented<"),
+        "{where} does not know conditional writes ({doing}, {uri}): use a store that does.",
+    ),
+    RefusalRule(
         NO_CREDENTIALS,
         "No credentials for {uri} were found ({doing}): set {kind.keys} (for a job: in the Secret that "
         "checkpoint.secretName names), or give the pod's service account an identity of the cloud.",

@@ -117,6 +117,11 @@ class ObjectPrefix:
         else:
             raise StoreRefused(f"{uri} can't be used: its scheme must be {SCHEMES}.")
 
+    @property
+    def store_name(self) -> str:
+        """For messages: the endpoint of a store in the cloud, or the folder."""
+        return self._kind.endpoint() if self._kind else self.uri
+
     def get(self, key: str) -> bytes | None:
         """None where there is no such object."""
         found = self.get_version(key)
