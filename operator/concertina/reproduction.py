@@ -170,7 +170,7 @@ def _checkpoint(
     own = wanted.checkpoint_uri or f"{before['uri'].rstrip('/')}-reproduce-{step}"
     if own.rstrip("/") == str(before.get("uri", "")).rstrip("/"):
         raise Irreproducible(f"{own} is the folder of the job itself: name another by --checkpoint-uri.")
-    kept = {name: value for name, value in before.items() if name not in ("uri", "resumeFrom", "initFrom")}
+    kept = {name: value for name, value in before.items() if name not in ("uri", "takeOver", "resumeFrom", "initFrom")}
     begun = {"resumeFrom": beginning.uri} if beginning.uri else {"initFrom": lineage.begun_from}
     return {"uri": own, **{name: uri for name, uri in begun.items() if uri}, **kept}
 

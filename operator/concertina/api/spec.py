@@ -188,6 +188,12 @@ class Checkpoint(CheckpointConfig):
         "AWS_ENDPOINT_URL, or GOOGLE_SERVICE_ACCOUNT_KEY, or AZURE_STORAGE_ACCOUNT_NAME and "
         "AZURE_STORAGE_ACCOUNT_KEY. They become environment variables of the container 'trainer'.",
     )
+    take_over: str = Field(
+        default="",
+        max_length=64,
+        description="Uid of the job that owns the folder at uri, whose place this job takes. Needed where that job is "
+        "of another namespace, or lives. Without it a job takes the place of one of its namespace that is gone.",
+    )
 
 
 class Reaction(enum.StrEnum):

@@ -308,6 +308,15 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class UriHolder:
+    """A live job that has a folder of checkpoints."""
+
+    name: str
+    """namespace/name"""
+    uid: str
+
+
+@dataclass(frozen=True)
 class Observed:
     job: JobView
     pods: tuple[PodView, ...]
@@ -333,8 +342,10 @@ class Observed:
     """Where it waits for room: what keeps it from starting however much there is."""
     competitors: tuple[Competitor, ...] = ()
     """Other jobs that wait for room, where this one waits too: those that room of it could help."""
-    uri_holder: str = ""
-    """namespace/name of an older live job with the same checkpoint.uri."""
+    uri_holder: UriHolder | None = None
+    """The other job of this namespace that has this job's folder of checkpoints."""
+    uri_sharing: tuple[str, ...] = ()
+    """Uids of the other live jobs of this namespace that may write to that folder."""
     master_keys: tuple[str, ...] = ()
     """Ids of the operator's master keys, that for new jobs first."""
     own_side_suspected: bool = False

@@ -221,17 +221,40 @@ def test_a_node_concerns_the_jobs_that_have_pods_on_it() -> None:
     assert known.heard() == ["a"]
 
 
+RUN = "s3://bucket/run"
+BEGUN = {"world": {"round": 1, "claim": {"round": 1, "claimId": "c", "committed": True}}}
+
+
 def holder(known: Known, uid: str) -> str:
+    """Name of the job that has the folder of this one."""
     observed = known.cache.observe(uid)
     assert observed is not None
-    return observed.uri_holder
+    return observed.uri_holder.name if observed.uri_holder else ""
 
 
-def test_of_live_jobs_with_one_checkpoint_uri_the_oldest_holds_it() -> None:
+def sharing(known: Known, uid: str) -> tuple[str, ...]:
+    observed = known.cache.observe(uid)
+    assert observed is not None
+    return observed.uri_sharing
+
+
+def with_volume(of: dict[str, Any], path: str, **source: Any) -> dict[str, Any]:
+    """With a volume at this path."""
+    pod_spec = of["spec"]["template"]["spec"]
+    pod_spec["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": path}]
+    pod_spec["volumes"] = [{"name": "v", **source}]
+    return of
+
+
+def claim_of(name: str) -> dict[str, Any]:
+    return {"persistentVolumeClaim": {"claimName": name}}
+
+
+def test_of_live_jobs_with_one_checkpoint_uri_the_oldest_that_has_begun_holds_it() -> None:
     known = Known()
-    known.cache.on_job(job("young", 1, uri="s3://bucket/run/", created=9))
-    known.cache.on_job(job("old", 2, uri="s3://bucket/run", created=3))
-    known.cache.on_job(job("other", 3, uri="s3://bucket/other", created=1))
+    known.cache.on_job(job("young", 1, uri="s3://bucket//run/", created=9, **BEGUN))
+    known.cache.on_job(job("old", 2, uri=RUN, created=3, **BEGUN))
+    known.cache.on_job(job("other", 3, uri="s3://bucket/other", created=1, **BEGUN))
     assert holder(known, "young") == "n/job-old"
     assert holder(known, "old") == ""
     assert holder(known, "other") == ""
@@ -239,15 +262,71 @@ def test_of_live_jobs_with_one_checkpoint_uri_the_oldest_holds_it() -> None:
     complete = {
         "type": "Complete", "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z",
     }  # fmt: skip
-    known.cache.on_job(job("old", 4, uri="s3://bucket/run", created=3, conditions=[complete]))
+    known.cache.on_job(job("old", 4, uri=RUN, created=3, conditions=[complete], **BEGUN))
     assert known.heard() == ["old", "young"]
     assert holder(known, "young") == ""
+    assert sharing(known, "young") == ()
+
+
+def test_a_job_that_has_not_begun_keeps_nobody_from_its_checkpoint_uri() -> None:
+    known = Known()
+    known.cache.on_job(job("old", 1, uri=RUN, created=3))
+    known.cache.on_job(job("young", 2, uri=RUN, created=9))
+    assert (holder(known, "old"), holder(known, "young")) == ("", "")
+    known.heard()
+    known.cache.on_job(job("young", 3, uri=RUN, created=9, **BEGUN))
+    assert known.heard() == ["old", "young"]
+    assert (holder(known, "old"), holder(known, "young")) == ("n/job-young", "")
+
+
+def test_jobs_of_two_namespaces_are_not_compared() -> None:
+    known = Known()
+    known.cache.on_job(job("old", 1, uri=RUN, created=3, namespace="team", **BEGUN))
+    known.cache.on_job(job("young", 2, uri=RUN, created=9, **BEGUN))
+    assert holder(known, "young") == ""
+    assert sharing(known, "young") == ()
+
+
+def test_one_uri_with_another_secret_or_volume_may_be_another_folder() -> None:
+    """The store tells, by the uids of all live jobs that may use it."""
+    known, path = Known(), "file:///checkpoints/run"
+    with_secret = job("secret", 1, uri=RUN, created=3, **BEGUN)
+    with_secret["spec"]["checkpoint"]["secretName"] = "minio"
+    known.cache.on_job(with_secret)
+    known.cache.on_job(job("young", 2, uri=RUN, created=9))
+    known.cache.on_job(with_volume(job("a", 3, uri=path, created=3, **BEGUN), "/checkpoints", **claim_of("a")))
+    known.cache.on_job(with_volume(job("b", 4, uri=path, created=4, **BEGUN), "/checkpoints/", **claim_of("b")))
+    known.cache.on_job(with_volume(job("c", 5, uri=path, created=5), "/checkpoints", **claim_of("a")))
+    assert [holder(known, uid) for uid in ("young", "b", "c")] == ["", "", "n/job-a"]
+    assert sharing(known, "young") == ("secret",)
+    assert sharing(known, "b") == ("a", "c")
+
+
+@pytest.mark.parametrize("strange", [5, [5], {"a": []}, [{"mountPath": []}], [{"mountPath": "/c", "name": {}}]])
+def test_a_template_of_a_strange_shape_has_a_folder_all_the_same(strange: Any) -> None:
+    known, bad = Known(), job("bad", 1, uri="file:///c/run")
+    pod_spec = bad["spec"]["template"]["spec"]
+    pod_spec["containers"][0]["volumeMounts"] = pod_spec["volumes"] = strange
+    known.cache.on_job(bad)
+    assert holder(known, "bad") == ""
+
+
+def test_a_job_takes_the_place_of_the_one_that_it_names() -> None:
+    known = Known()
+    taking = job("young", 2, uri=RUN, created=9)
+    taking["spec"]["checkpoint"]["takeOver"] = "old"
+    known.cache.on_job(job("old", 1, uri=RUN, created=3, **BEGUN))
+    known.cache.on_job(taking)
+    assert (holder(known, "old"), holder(known, "young")) == ("", "")
+    taking["metadata"]["resourceVersion"], taking["status"] = "3", BEGUN
+    known.cache.on_job(taking)
+    assert (holder(known, "old"), holder(known, "young")) == ("n/job-young", "")
 
 
 def test_a_job_that_is_forgotten_gives_its_uri_free() -> None:
     known = Known()
-    known.cache.on_job(job("old", 2, uri="s3://bucket/run", created=3))
-    known.cache.on_job(job("young", 1, uri="s3://bucket/run", created=9))
+    known.cache.on_job(job("old", 2, uri=RUN, created=3, **BEGUN))
+    known.cache.on_job(job("young", 1, uri=RUN, created=9))
     known.heard()
     known.cache.forget_job("old")
     assert known.heard() == ["young"]

@@ -249,6 +249,7 @@ class ClusterCache:
             competitors=competitors,
             hindrance=self._capacity.hindrance(uid),
             uri_holder=self._uris.holder(uid),
+            uri_sharing=self._uris.sharing(uid),
             master_keys=self._master_keys,
             own_side_suspected=self._hearing.own_side_suspected,
             given_up=job.given_up,

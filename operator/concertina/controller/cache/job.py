@@ -7,7 +7,6 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from concertina.api.spec import Launcher
-from concertina.api.status import ENDED
 from concertina.controller.cache.taken_back import TakenBack
 from concertina.kube.resources import Raw
 from concertina.plan.observed import JobView, PodPhase, PodView, Refused
@@ -58,16 +57,6 @@ class CachedJob:
     def lane(self) -> tuple[str, bool]:
         """In which it waits for writes: with those of its namespace that have a round as well, or none."""
         return self.view.namespace, self.view.status.world.round > 0
-
-    @property
-    def uri(self) -> str | None:
-        """Where a live job checkpoints to; None where it does not, or has ended."""
-        spec = self.view.spec
-        if spec is None or spec.checkpoint is None:
-            return None
-        if any(c.type in ENDED and c.status == "True" for c in self.view.status.conditions):
-            return None
-        return spec.checkpoint.uri.rstrip("/")
 
     def counted_for(self, now: float) -> float | None:
         """See Observed. `now`: on the monotonic clock."""

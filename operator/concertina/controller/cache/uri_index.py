@@ -1,42 +1,145 @@
-"""Live jobs by the checkpoint.uri that they write to: the oldest has it, the others wait."""
+"""Live jobs by the folder of checkpoints that they write to.
+
+Only jobs of one namespace are compared: across namespaces the store decides, by the owner object in the folder
+(decision "The store decides who owns a folder"). Among jobs with one folder, the oldest that has begun has it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from concertina.api.spec import JobSpec
+from concertina.api.status import ENDED
 from concertina.controller.cache.job import CachedJob
+from concertina.plan.observed import UriHolder
+
+FILES = "file://"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Jobs for which all of this is equal write to the same place, as far as their specs tell."""
+
+    namespace: str
+    uri: str
+    secret: str
+    volume: str
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Jobs of other groups can't write to the same place: one volume may be mounted at several paths."""
+        return self.namespace, FILES if self.uri.startswith(FILES) else self.uri
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one live job wants of a folder."""
+
+    folder: Folder
+    has_begun: bool
+    """A round of it was claimed."""
+    take_over: str
+    """Uid of the job from which it takes the folder over; empty: of none."""
 
 
 class UriIndex:
-    """`changed(uid)` is called for each other job that may have the URI now, or no longer."""
+    """`changed(uid)` is called for each other job that may have the folder now, or no longer."""
 
     def __init__(self, jobs: Mapping[str, CachedJob], changed: Callable[[str], None]) -> None:
         self._jobs = jobs
         self._changed = changed
-        self._uri_of: dict[str, str] = {}
-        self._users: dict[str, set[str]] = {}
+        self._folders: dict[str, tuple[JobSpec, Folder]] = {}
+        """By uid, with the spec that says so: other events bring the same one."""
+        self._uses: dict[str, Use] = {}
+        self._groups: dict[tuple[str, str], set[str]] = {}
 
     def update(self, uid: str) -> None:
-        """The job's URI may have changed, or the job may be gone."""
-        job, before = self._jobs.get(uid), self._uri_of.pop(uid, None)
-        now = job.uri if job else None
+        """The job's folder may have changed, or the job may have begun, ended or gone."""
+        before, now = self._uses.pop(uid, None), self._use(uid)
         if now is not None:
-            self._uri_of[uid] = now
+            self._uses[uid] = now
         if now == before:
             return
         if before is not None:
-            self._users[before].discard(uid)
+            self._groups[before.folder.group].discard(uid)
         if now is not None:
-            self._users.setdefault(now, set()).add(uid)
-        for uri in (before, now):
-            if uri is not None:
-                for other in self._users[uri] - {uid}:
+            self._groups.setdefault(now.folder.group, set()).add(uid)
+        for folder in {use.folder for use in (before, now) if use is not None}:
+            for other in self._others(uid, folder):
+                if self._uses[other].folder == folder:
                     self._changed(other)
-                if not self._users[uri]:
-                    del self._users[uri]
+            if not self._groups[folder.group]:
+                del self._groups[folder.group]
 
-    def holder(self, uid: str) -> str:
-        """namespace/name of an older job with the same URI; empty where there is none."""
-        users = self._users.get(self._uri_of.get(uid, ""), set())
-        oldest = min(users, key=lambda user: (self._jobs[user].view.created, user), default=uid)
-        return "" if oldest == uid else self._jobs[oldest].name
+    def _use(self, uid: str) -> Use | None:
+        job = self._jobs.get(uid)
+        if job is None:
+            self._folders.pop(uid, None)
+            return None
+        spec, status = job.view.spec, job.view.status
+        if spec is None or spec.checkpoint is None:
+            return None
+        if any(condition.type in ENDED and condition.status == "True" for condition in status.conditions):
+            return None
+        if uid not in self._folders or self._folders[uid][0] is not spec:
+            self._folders[uid] = spec, folder_of(job.view.namespace, spec)
+        begun = status.world.round > 0 or status.world.claim is not None
+        return Use(self._folders[uid][1], begun, spec.checkpoint.take_over)
+
+    def holder(self, uid: str) -> UriHolder | None:
+        """The other job of this namespace that has this job's folder."""
+        use = self._uses.get(uid)
+        if use is None:
+            return None
+        same = [other for other in (uid, *self._others(uid, use.folder)) if self._uses[other].folder == use.folder]
+        taken_over = {self._uses[user].take_over for user in same if user == uid or self._uses[user].has_begun}
+        begun = [user for user in same if self._uses[user].has_begun and user not in taken_over]
+        oldest = min(begun, key=lambda user: (self._jobs[user].view.created, user), default=uid)
+        return None if oldest == uid else UriHolder(self._jobs[oldest].name, oldest)
+
+    def sharing(self, uid: str) -> tuple[str, ...]:
+        """Uids of the other live jobs of this namespace that may write to the same place, whatever secret or volume
+        their specs name: those are names, and two may lead to one store."""
+        use = self._uses.get(uid)
+        return tuple(sorted(self._others(uid, use.folder))) if use else ()
+
+    def _others(self, uid: str, folder: Folder) -> Iterable[str]:
+        return self._groups.get(folder.group, set()) - {uid}
+
+
+def folder_of(namespace: str, spec: JobSpec) -> Folder:
+    """Of a job with checkpoints."""
+    assert spec.checkpoint is not None
+    uri = normal(spec.checkpoint.uri)
+    volume = _volume(uri.removeprefix(FILES), spec) if uri.startswith(FILES) else ""
+    return Folder(namespace, uri, spec.checkpoint.secret_name or "", volume)
+
+
+def normal(uri: str) -> str:
+    """As the store's client reads it: without slashes that change nothing."""
+    scheme, separator, path = uri.partition("://")
+    return scheme + separator + re.sub(r"/+", "/", path).rstrip("/")
+
+
+def _volume(path: str, spec: JobSpec) -> str:
+    """What the container `trainer` mounts at this path, as its template says; empty: nothing."""
+    pod, trainer = spec.template.spec.manifest(), spec.template.trainer.manifest()
+    mount_by_path = {str(mount.get("mountPath")).rstrip("/"): mount for mount in _objects(trainer, "volumeMounts")}
+    above = [folder for folder in mount_by_path if path == folder or path.startswith(f"{folder}/")]
+    if not above:
+        return ""
+    at = max(above, key=len)
+    mount = mount_by_path[at]
+    sources = [volume for volume in _objects(pod, "volumes") if volume.get("name") == mount.get("name")]
+    source = [{key: value for key, value in volume.items() if key != "name"} for volume in sources]
+    return json.dumps([source, at, mount.get("subPath"), mount.get("subPathExpr")], sort_keys=True)
+
+
+def _objects(of: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """A list of objects of a template, in which anybody may have written anything."""
+    found = of.get(name)
+    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []

@@ -9,13 +9,13 @@ from concertina.plan.facts.decision import Decision, Pods, stalled
 
 def uri_in_use(ctx: JobContext) -> Decision | None:
     holder = ctx.observed.uri_holder
-    if not holder or ctx.spec.suspend:
+    if holder is None or ctx.spec.suspend:
         return None
     uri = ctx.spec.checkpoint.uri if ctx.spec.checkpoint else ""
-    whose, do = "an older job of another namespace", "give this job another one"
-    if holder.startswith(f"{ctx.observed.job.namespace}/"):
-        whose, do = f"the older job {holder}", f"{do}, or delete that job"
-    message = f"checkpoint.uri {uri} belongs to {whose}: {do}"
+    message = (
+        f"checkpoint.uri {uri} belongs to the job {holder.name}, which has begun: give this job another one, delete "
+        f"that job, or set checkpoint.takeOver: {holder.uid}"
+    )
     return stalled("CheckpointURIInUse", message, Pods.NONE)
 
 

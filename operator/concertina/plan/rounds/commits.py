@@ -139,7 +139,7 @@ def storage_unknown(why: restore.Unknown) -> Decision:
     if not why.error:
         message = "waits for a first look into durable storage, to know where to go on from"
         return Decision(Phase.STARTING, "AskingStorage", message, recheck=constants.RETRY, watch_all=True)
-    message = f"durable storage can't be read, so nothing is started: {why.error}"
+    message = f"durable storage can't be used, so nothing is started: {why.error}"
     return Decision(
         Phase.STALLED,
         "StorageUnavailable",
@@ -203,6 +203,7 @@ def _assigns(
         ctx.observed.job.uid, world.round, claim_id, tuple(ranks), store, source, _limits(ctx.spec), _history(ctx),
         tuple(images[:MOST_IMAGES]),
         tuple(_peer(ctx, name, reply.instance, 0, 0) for name, reply in outside.items()),
+        ctx.observed.uri_sharing,
     )  # fmt: skip
     # Who still has to give something is not told that it may go.
     told = dict.fromkeys([*(member.replica for member in ranks), *(name for name in leaving if name not in outside)])

@@ -14,7 +14,7 @@ from concertina.api.status import JobStatus, rfc3339
 from concertina.api.world import Base
 from concertina.plan.actions import CreatePod, DeleteJob, DeletePod, EndPod, Plan
 from concertina.plan.facts import constants
-from concertina.plan.observed import Observed, PodPhase
+from concertina.plan.observed import Observed, PodPhase, UriHolder
 from concertina.plan.plan import plan
 from concertina_protocol import Durable, Storage
 
@@ -98,17 +98,12 @@ def test_a_job_whose_last_step_is_in_storage_is_complete_at_once(step: int, comp
 
 
 def test_two_jobs_on_one_checkpoint_uri() -> None:
-    made = plan(ready_agents(uri_holder="default/older"), T0 + 1)
+    made = plan(ready_agents(uri_holder=UriHolder("default/older", "uid-of-older")), T0 + 1)
     assert condition(made, "Stalled")[:2] == ("True", "CheckpointURIInUse")
-    assert "default/older" in condition(made, "Stalled")[2]
-    assert all(isinstance(action, DeletePod) for action in made.actions)
-
-
-def test_the_holder_of_a_checkpoint_uri_in_another_namespace_is_not_named() -> None:
-    made = plan(ready_agents(uri_holder="team/older"), T0 + 1)
     message = condition(made, "Stalled")[2]
-    assert "belongs to an older job of another namespace: give this job another one" in message
-    assert "team" not in message
+    assert "belongs to the job default/older, which has begun" in message
+    assert "set checkpoint.takeOver: uid-of-older" in message
+    assert all(isinstance(action, DeletePod) for action in made.actions)
 
 
 def test_a_size_that_no_block_fits() -> None:

@@ -47,7 +47,7 @@ def test_from_ready_agents_to_training_takes_a_claim_a_commit_and_nothing_else()
         name: jobs.called(agents[name], message, T0 + 1, done_at=T0 + 1, reply=jobs.prepared(name, message))
         for name, message in prepares.items()
     }
-    seen = jobs.then(seen, made, agents=agents)
+    seen = jobs.then(seen, made, agents=agents, uri_sharing=("another",))
     made = plan(seen, T0 + 1.1)
     world = made.status.world
     assert (world.round, world.lead, world.workers, world.claim.committed) == (1, "demo-0-0", 3, True)
@@ -55,6 +55,7 @@ def test_from_ready_agents_to_training_takes_a_claim_a_commit_and_nothing_else()
     assert sorted(assigns) == ["demo-0-0", "demo-1-0", "demo-2-0"]
     assert {message.restore.source for message in assigns.values()} == {"Fresh"}
     assert {message.images for message in assigns.values()} == {("a", "b")}
+    assert {message.living for message in assigns.values()} == {("another",)}
     assert [member.first_rank for member in assigns["demo-0-0"].members] == [0, 1, 2]
 
     seen = jobs.running(jobs.spec())
