@@ -24,6 +24,7 @@ from concertina.controller.queue import KeyedQueue
 from concertina.controller.reconcile import Reconciler
 from concertina.controller.settings import LEASE, Settings, SettingsError, from_environment
 from concertina.controller.status import StatusWriter
+from concertina.controller.token_reviews import TokenReviews
 from concertina.controller.writes import ObjectWriter
 from concertina.kube.access import Access, NoAccess, load
 from concertina.kube.client import Client
@@ -79,7 +80,8 @@ async def serve(settings: Settings) -> int:
         Client(access, give_up_after=GIVE_UP_SECONDS) as client,
         Client(access, give_up_after=0.0) as pods,
         Client(access, give_up_after=GIVE_UP_SECONDS) as lease_client,  # it waits behind no other request
-        serving.endpoints(settings, looks),
+        Client(access, give_up_after=GIVE_UP_SECONDS) as reviewer,  # no other request waits behind strangers' tokens
+        serving.endpoints(settings, looks, TokenReviews(reviewer)),
     ):
         lease = Lease(lease_client, settings.namespace, settings.lease, settings.identity)
         if not await _unless(stop, lease.acquire()):

@@ -17,7 +17,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from concertina.controller.settings import Settings
+from concertina.controller.settings import MetricsAccess, Settings
+from concertina.controller.token_reviews import TokenReviews, Verdict
+from concertina.kube.errors import ApiError
 from concertina.metrics import REGISTRY
 
 REST = 3.0
@@ -27,13 +29,17 @@ Look = Callable[[], Collector | None]
 
 
 @contextlib.asynccontextmanager
-async def endpoints(settings: Settings, looks: Iterable[Look]) -> AsyncIterator[None]:
-    """Each on its own address, with the Lease or without it; `looks` is gone through at each scrape."""
+async def endpoints(
+    settings: Settings, looks: Iterable[Look], reviews: TokenReviews | None = None
+) -> AsyncIterator[None]:
+    """Each on its own address, with the Lease or without it; `looks` is gone through at each scrape. `reviews`: for
+    `MetricsAccess.REVIEW`. The probes ask for no token: the kubelet has none to show."""
+    guard = _Guard(settings.metrics_access, settings.metrics_token, reviews)
     disable_created_metrics()  # else each counter has a second series
     async with contextlib.AsyncExitStack() as open_ones:
         for path, address, answer in (
             ("/healthz", settings.health, _healthy),
-            ("/metrics", settings.metrics, _Metrics(settings.metrics_token, looks).answer),
+            ("/metrics", settings.metrics, _Metrics(guard, looks).answer),
         ):
             if address is not None:
                 app = web.Application()
@@ -48,6 +54,54 @@ async def endpoints(settings: Settings, looks: Iterable[Look]) -> AsyncIterator[
 async def _healthy(_: web.Request) -> web.Response:
     """200 for as long as the event loop turns."""
     return web.Response(text="ok")
+
+
+class _Guard:
+    """Who may read metrics."""
+
+    def __init__(self, access: MetricsAccess, token: str, reviews: TokenReviews | None) -> None:
+        self._access = access
+        self._expected = f"Bearer {token}".encode() if token else b""
+        self._reviews = reviews
+
+    async def refusal(self, request: web.Request) -> web.Response | None:
+        """The answer to a request that may not read metrics; None for one that may."""
+        given = request.headers.get("Authorization", "")
+        match self._access:
+            case MetricsAccess.OPEN:
+                return None
+            case MetricsAccess.TOKEN:
+                return self._by_token(given)
+            case MetricsAccess.REVIEW:
+                return await self._by_review(given)
+
+    def _by_token(self, given: str) -> web.Response | None:
+        if not self._expected:
+            return _refused(401, "nobody may read the metrics of this operator: set metrics.tokenSecret of its chart")
+        if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._expected):
+            return None
+        return _refused(401, "the metrics of this operator ask for its token: Authorization: Bearer TOKEN")
+
+    async def _by_review(self, given: str) -> web.Response | None:
+        scheme, _, token = given.partition(" ")
+        if scheme.lower() != "bearer" or not token.strip() or self._reviews is None:
+            return _refused(
+                401, "the metrics of this operator ask for a token of the cluster: Authorization: Bearer TOKEN"
+            )
+        try:
+            verdict = await self._reviews.verdict(token.strip())
+        except ApiError as error:
+            return _refused(503, f"whether this token may read metrics can't be told: {error.message}")
+        if verdict is Verdict.ALLOWED:
+            return None
+        if verdict is Verdict.FORBIDDEN:
+            return _refused(403, "this account may not get the URL /metrics: bind it to the role NAME-metrics-reader")
+        return _refused(401, "the API server does not know this token")
+
+
+def _refused(status: int, sentence: str) -> web.Response:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    return web.Response(status=status, headers=headers, text=f"{sentence}\n")
 
 
 class _Seen(Collector):
@@ -67,24 +121,19 @@ class _Text:
 
 
 class _Metrics:
-    """Of a thousand jobs a text takes 0.3 s of a processor and 20 MiB, and anybody may ask: one is made at a time, all
-    who have waited for it get the same, and then there is a rest."""
+    """Of a thousand jobs a text takes 0.3 s of a processor and 20 MiB: one is made at a time, all who have waited for
+    it get the same, and then there is a rest."""
 
-    def __init__(self, token: str, looks: Iterable[Look]) -> None:
+    def __init__(self, guard: _Guard, looks: Iterable[Look]) -> None:
         self._turn = asyncio.Lock()
         self._made = _Text("", -math.inf, b"")
         self._rests_until = -math.inf
-        self._expected = f"Bearer {token}".encode() if token else b""
+        self._guard = guard
         self._looks = looks
 
     async def answer(self, request: web.Request) -> web.Response:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if self._expected and not hmac.compare_digest(given, self._expected):
-            return web.Response(
-                status=401,
-                headers={"WWW-Authenticate": "Bearer"},
-                text="the metrics of this operator ask for its token: Authorization: Bearer TOKEN\n",
-            )
+        if (refused := await self._guard.refusal(request)) is not None:
+            return refused
         text = await self._text(request.headers.get("Accept", ""))
         return web.Response(body=text.body, headers={"Content-Type": text.content_type})
 

@@ -36,6 +36,17 @@ OTLP = "OTEL_EXPORTER_OTLP"
 _HEADERS = re.compile(r"([\w.-]+ *=[ !#-+\--:<-\[\]-~]*(, *|$))+", re.ASCII)
 
 
+class MetricsAccess(enum.Enum):
+    """Who may read the operator's metrics."""
+
+    OPEN = "Open"
+    """Everybody who reaches the port."""
+    TOKEN = "Token"
+    """Whoever shows the token of the settings; nobody where there is none."""
+    REVIEW = "Review"
+    """Whoever shows a token of the cluster and may `get` the URL /metrics, by the API server's word."""
+
+
 class SettingsError(Exception):
     """A setting is missing or wrong; the sentence says which."""
 
@@ -52,15 +63,20 @@ class Settings:
     """Where that Secret is missing; else it is a person's to make."""
     pods: PodSettings
     watch_namespaces: tuple[str, ...]
-    """Empty: all."""
+    """Empty: all, or those that `namespace_selector` selects."""
     health: tuple[str, int] | None
     """Host and port of the probes; None: no probes."""
     lease: str = LEASE
     """Its name: who has the same one takes turns."""
     metrics: tuple[str, int] | None = None
     """Host and port of /metrics; None: none are served."""
+    metrics_access: MetricsAccess = MetricsAccess.OPEN
     metrics_token: str = ""
-    """Whoever asks for metrics has to show it; empty: nobody has to show anything."""
+    """For `MetricsAccess.TOKEN`."""
+    namespace_selector: str = ""
+    """A label selector of the namespaces that are served; empty: labels do not matter."""
+    watch_nodes: bool = True
+    """False: the operator may not look at nodes, and decides without them."""
     tracing: bool = False
     """Rounds are told to a collector."""
     log_level: LogLevel = LogLevel.INFO
@@ -70,6 +86,8 @@ class Settings:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+    token = environment.get("CONCERTINA_METRICS_TOKEN", "").strip()
+    access = MetricsAccess.TOKEN if token else MetricsAccess.OPEN
     names = environment.get("CONCERTINA_WATCH_NAMESPACES", "").replace(",", " ").split()
     return Settings(
         namespace=_required(environment, "CONCERTINA_NAMESPACE", "the namespace that the operator runs in"),
@@ -84,7 +102,10 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         health=_address(environment, "CONCERTINA_HEALTH"),
         lease=environment.get("CONCERTINA_LEASE") or LEASE,
         metrics=_address(environment, "CONCERTINA_METRICS"),
-        metrics_token=environment.get("CONCERTINA_METRICS_TOKEN", "").strip(),
+        metrics_access=_one_of(MetricsAccess, environment, "CONCERTINA_METRICS_ACCESS", access),
+        metrics_token=token,
+        namespace_selector=environment.get("CONCERTINA_NAMESPACE_SELECTOR", "").strip(),
+        watch_nodes=environment.get("CONCERTINA_WATCH_NODES") != "false",
         tracing=_tracing(environment),
         log_level=_one_of(LogLevel, environment, "CONCERTINA_LOG_LEVEL", LogLevel.INFO),
         log_format=_one_of(LogFormat, environment, "CONCERTINA_LOG_FORMAT", LogFormat.JSON),

@@ -26,10 +26,13 @@ PODS = Resource("api/v1", "pods")
 SECRETS = Resource("api/v1", "secrets")
 EVENTS = Resource("api/v1", "events")
 NODES = Resource("api/v1", "nodes", namespaced=False)
+NAMESPACES = Resource("api/v1", "namespaces", namespaced=False)
 JOBS = Resource("apis/batch/v1", "jobs")
 LEASES = Resource("apis/coordination.k8s.io/v1", "leases")
 NETWORK_POLICIES = Resource("apis/networking.k8s.io/v1", "networkpolicies")
 WEBHOOKS = Resource("apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations", namespaced=False)
+TOKEN_REVIEWS = Resource("apis/authentication.k8s.io/v1", "tokenreviews", namespaced=False)
+ACCESS_REVIEWS = Resource("apis/authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
 TRAINING_JOBS = Resource("apis/concertina.dev/v1alpha1", "trainingjobs")
 
 

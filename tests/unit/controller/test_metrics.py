@@ -184,6 +184,18 @@ def test_a_token_is_asked_for(given: dict[str, str]) -> None:
     served(ask, [], CONCERTINA_METRICS=f"127.0.0.1:{port}", CONCERTINA_METRICS_TOKEN="s3cret\n")
 
 
+def test_without_a_token_to_compare_with_nobody_is_answered() -> None:
+    (port,) = processes.free_ports("127.0.0.1", 1)
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        for given in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer x"}):
+            async with session.get(f"http://127.0.0.1:{port}/metrics", headers=given) as answer:
+                assert answer.status == 401
+                assert "metrics.tokenSecret" in await answer.text()
+
+    served(ask, [], CONCERTINA_METRICS=f"127.0.0.1:{port}", CONCERTINA_METRICS_ACCESS="Token")
+
+
 def test_an_address_that_is_none_is_named() -> None:
     with pytest.raises(SettingsError, match=r"CONCERTINA_METRICS is 'x'; it must be HOST:PORT"):
         settings(CONCERTINA_METRICS="x")
