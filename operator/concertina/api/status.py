@@ -273,6 +273,10 @@ class JobStatus(Observed):
         description="Why the tracker of spec.tracking takes nothing, as the lead has it; it is kept on the node "
         "meanwhile. Absent: it does, or nothing is known yet.",
     )
+    nodes_not_watched: Annotated[str, Field(max_length=1024)] | None = Field(
+        default=None,
+        description="What the job has to do without, as its operator may not look at nodes. Absent: it may.",
+    )
     rounds: Count = Field(default=0, description="Rounds that were committed.")
     steps_replayed: Count = Field(default=0, description="Steps that were trained again after failures.")
     goodput: Goodput = Field(default=Goodput(), description="Where the time since the job's creation went.")

@@ -35,6 +35,7 @@ from concertina.kube.resources import NODES, PODS, Raw
 from concertina.kube.watch import trainingjobs
 from concertina.kube.watch.events import Events
 from concertina.kube.watch.lease import Lease, LeaseLost
+from concertina.kube.watch.namespaces import SelectedNamespaces
 from concertina.kube.watch.reflector import Reflector
 from concertina.plan.facts.decision import Phase
 from concertina.plan.observed import NodeView
@@ -138,8 +139,18 @@ class Operator:
         self._lease = lease
         self._keys = keys
         self._connections = AgentConnections(self._agent_changed, may_act=lambda: lease.held)
+        self._selected: SelectedNamespaces | None = None
+        if settings.namespace_selector:
+            self._selected = SelectedNamespaces(
+                client, settings.namespace_selector, self._begin_to_serve, self._cease_to_serve
+            )
         self._cache = ClusterCache(
-            self._job_changed, self._connections.views, tuple(keys.by_id), self._connections.hearing
+            self._job_changed,
+            self._connections.views,
+            tuple(keys.by_id),
+            self._connections.hearing,
+            nodes_watched=settings.watch_nodes,
+            serves=lambda namespace: self._selected is None or namespace in self._selected,
         )
         self._events = Events(client, settings.identity)
         namespaces: tuple[str | None, ...] = settings.watch_namespaces or (None,)
@@ -148,7 +159,9 @@ class Operator:
             for namespace in namespaces
         }
         as_node = functools.partial(node_view, notice_taints=settings.notice_taints)
-        self._nodes: Reflector[NodeView] = Reflector(client, NODES, as_node, self._cache.on_node)
+        self._nodes: Reflector[NodeView] | None = None
+        if settings.watch_nodes:
+            self._nodes = Reflector(client, NODES, as_node, self._cache.on_node)
         self._reconciler = Reconciler(
             cache=self._cache,
             connections=self._connections,
@@ -165,6 +178,8 @@ class Operator:
         self._queue = KeyedQueue(self._reconciler.run, self._lane)
         self._checks: dict[str, asyncio.Task[None]] = {}
         """By uid."""
+        self._listings: set[asyncio.Task[None]] = set()
+        """Of jobs in namespaces that have just been selected."""
 
     async def run(self, stop: asyncio.Event) -> int:
         """The exit code: 0 after `stop`, 1 where kopf has ended, which can't be begun again in the same process."""
@@ -192,8 +207,8 @@ class Operator:
             await self._queue.close()  # before the others: no pass may see half of them
             self._reconciler.close()
             self._connections.close()
-            for check in self._checks.values():
-                check.cancel()
+            for task in (*self._checks.values(), *self._listings):
+                task.cancel()
             stop_kopf.set()
             if kopf:
                 await asyncio.wait(kopf, timeout=KOPF_SECONDS)
@@ -204,12 +219,15 @@ class Operator:
     def _parts(self) -> dict[str, Part]:
         """What runs from the start to the end, by name."""
         parts: dict[str, Part] = {
-            "nodes": self._nodes.run,
             **{f"pods/{namespace or '*'}": pods.run for namespace, pods in self._pods.items()},
             "events": self._events.run,
             "stalls": self._connections.notice_stalls,
             "lease": self._lease.keep,
         }
+        if self._nodes is not None:
+            parts["nodes"] = self._nodes.run
+        if self._selected is not None:
+            parts["namespaces"] = self._selected.reflector.run
         if self._settings.makes_master_key:
             parts["master key"] = functools.partial(master_keys.keep, self._client, self._settings, self._keys)
         return parts
@@ -217,16 +235,19 @@ class Operator:
     async def _sync(self) -> None:
         """Returns when all is known that was there before this operator: no pass is made on less. A named namespace
         that may not be listed is not waited for; its jobs are heard of by `trainingjobs.run`."""
+        if self._selected is not None:
+            await self._selected.reflector.synced.wait()
         jobs = await trainingjobs.list_jobs(self._client, self._settings.watch_namespaces)
         pods = (each.synced if namespace is None else each.answered for namespace, each in self._pods.items())
-        await asyncio.gather(self._nodes.synced.wait(), *(known.wait() for known in pods))
+        nodes = () if self._nodes is None else (self._nodes.synced,)
+        await asyncio.gather(*(known.wait() for known in (*nodes, *pods)))
         without = [namespace for namespace, each in self._pods.items() if not each.synced.is_set()]
         for namespace in without:
             log_event("namespace not served until its pods may be listed", namespace=namespace)
         for obj in jobs:
             if obj["metadata"]["namespace"] not in without:
                 self._cache.on_job(obj)
-        log_event("started", identity=self._settings.identity, jobs=len(jobs))
+        log_event("started", identity=self._settings.identity, jobs=sum(1 for _ in self._cache.jobs()))
 
     async def _watch_over(self, parts: list[asyncio.Task[None]], stop: asyncio.Event) -> int:
         """Returns when `stop` is set or a part has ended."""
@@ -275,6 +296,22 @@ class Operator:
     def _on_deleted(self, uid: str) -> None:
         self._reconciler.forget(uid)
         self._queue.forget(uid)
+
+    def _begin_to_serve(self, namespace: str) -> None:
+        """Its jobs are listed: the watch told of them while they were none of this operator's."""
+        listing = asyncio.create_task(self._list_jobs_of(namespace))
+        self._listings.add(listing)
+        listing.add_done_callback(self._listings.discard)
+
+    def _cease_to_serve(self, namespace: str) -> None:
+        for job in [job.view for job in self._cache.jobs() if job.view.namespace == namespace]:
+            self._reconciler.release(job.uid)
+            self._queue.forget(job.uid)
+
+    async def _list_jobs_of(self, namespace: str) -> None:
+        for obj in await trainingjobs.list_jobs(self._client, (namespace,)):
+            self._cache.on_job(obj)
+        log_event("namespace served", namespace=namespace)
 
     def _on_listed(self, namespace: str | None, uids: set[str]) -> None:
         """Jobs that are not on a new list of their namespace, or of all, are looked up: they are newer, or their

@@ -251,6 +251,13 @@ class Reconciler:
         self.cache.forget_job(uid)
         self._drop(uid)
 
+    def release(self, uid: str) -> None:
+        """Leave a job alone whose namespace this operator serves no more. Its pods go on."""
+        if job := self.cache.job(uid):
+            log_event("released", **job.named(), uid=uid)
+        self.cache.release_job(uid)
+        self._drop(uid)
+
     def _drop(self, uid: str) -> None:
         self.connections.forget(uid)
         self._writes.forget(uid)

@@ -338,6 +338,8 @@ class Observed:
     """None once a pod was created, or where the spec has changed since."""
     taken: frozenset[str] = frozenset()
     """Names of pods as this job would name its own that are another's: of the job that had its name before, mostly."""
+    nodes_watched: bool = True
+    """False: `nodes` is empty for good, as this operator may not look at them."""
     hindrance: Hindrance | None = None
     """Where it waits for room: what keeps it from starting however much there is."""
     competitors: tuple[Competitor, ...] = ()

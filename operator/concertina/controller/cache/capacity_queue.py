@@ -20,8 +20,9 @@ class CapacityQueue:
     and only for jobs of which something is new: a burst of events of a thousand pods would do it a thousand times."""
 
     def __init__(
-        self, jobs: Mapping[str, CachedJob], nodes: Mapping[str, NodeView], changed: Callable[[str], None]
+        self, jobs: Mapping[str, CachedJob], nodes: Mapping[str, NodeView] | None, changed: Callable[[str], None]
     ) -> None:
+        """`nodes`: None where they are not watched."""
         self._jobs = jobs
         self._nodes = nodes
         self._changed = changed

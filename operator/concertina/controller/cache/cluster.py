@@ -46,11 +46,16 @@ class ClusterCache:
         agents: Callable[[str], Mapping[str, AgentView]],
         master_keys: tuple[str, ...] = (),
         hearing: Hearing | None = None,
+        nodes_watched: bool = True,
+        serves: Callable[[str], bool] = lambda namespace: True,
     ) -> None:
+        """`serves`: whether jobs of a namespace are this operator's to look after."""
         self._changed = changed
         self._agents = agents
         self._master_keys = master_keys
         self._hearing = hearing or Hearing()
+        self._nodes_watched = nodes_watched
+        self._serves = serves
         self._jobs: dict[str, CachedJob] = {}
         self._forgotten: OrderedDict[str, None] = OrderedDict()
         """The uids of the last jobs that are gone."""
@@ -64,7 +69,7 @@ class ClusterCache:
         """And when that its container was started again."""
         self._nodes: dict[str, NodeView] = {}
         self._uris = UriIndex(self._jobs, changed)
-        self._capacity = CapacityQueue(self._jobs, self._nodes, changed)
+        self._capacity = CapacityQueue(self._jobs, self._nodes if nodes_watched else None, changed)
 
     def job(self, uid: str) -> CachedJob | None:
         return self._jobs.get(uid)
@@ -93,7 +98,7 @@ class ClusterCache:
         so is one that is gone: it would stay for good, since nobody tells of its deletion twice.
         `only_numbers`: its status is one that this operator has just written, and no news (`Plan.only_numbers`)."""
         uid, version = obj["metadata"]["uid"], version_of(obj)
-        if uid in self._forgotten:
+        if uid in self._forgotten or not self._serves(obj["metadata"]["namespace"]):
             return
         job = self._jobs.get(uid)
         if job is not None and version <= job.version:
@@ -123,9 +128,14 @@ class ClusterCache:
             self._job_changed(uid)
 
     def forget_job(self, uid: str) -> None:
+        """It is gone."""
         self._forgotten[uid] = None
         if len(self._forgotten) > REMEMBERED:
             self._forgotten.popitem(last=False)
+        self.release_job(uid)
+
+    def release_job(self, uid: str) -> None:
+        """It is no more this operator's, and may be again."""
         self._hearing.forget(uid)
         job = self._jobs.pop(uid, None)
         if job is not None:
@@ -247,6 +257,7 @@ class ClusterCache:
             refused=job.refused,
             taken=frozenset(job.taken).union(name for name, owner in names.items() if owner != uid),
             competitors=competitors,
+            nodes_watched=self._nodes_watched,
             hindrance=self._capacity.hindrance(uid),
             uri_holder=self._uris.holder(uid),
             uri_sharing=self._uris.sharing(uid),

@@ -10,13 +10,14 @@ from concertina.plan.observed import Hindrance, NodeView, PodPhase, PodView
 
 
 def hindrance(
-    least: int, pods: Collection[PodView], nodes: Mapping[str, NodeView], fits_quota: int | None
+    least: int, pods: Collection[PodView], nodes: Mapping[str, NodeView] | None, fits_quota: int | None
 ) -> Hindrance | None:
-    """Of a job that waits for room and needs `least` pods; `fits_quota`: how many the quota that refused one allows."""
+    """Of a job that waits for room and needs `least` pods; `fits_quota`: how many the quota that refused one allows.
+    `nodes`: None where the operator does not watch them."""
     alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]
     if _excluded(alive):
         return Hindrance.EXCLUDED
-    if not _could_hold(least, alive, nodes):
+    if nodes is not None and not _could_hold(least, alive, nodes):
         return Hindrance.TOO_LARGE
     if fits_quota is None:
         return None

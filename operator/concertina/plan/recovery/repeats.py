@@ -100,7 +100,8 @@ def is_bug(ctx: JobContext, failed: Restart) -> bool:
         return False
     if len({entry.node for entry in found if entry.node}) != 1:
         return True
-    others = any(node.ready and node.name != failed.node for node in ctx.observed.nodes.values())
+    nodes = ctx.observed.nodes.values()
+    others = not ctx.observed.nodes_watched or any(node.ready and node.name != failed.node for node in nodes)
     return failed.reason not in LIKE_HARDWARE and not others
 
 

@@ -72,6 +72,14 @@ class Pass:
         return progress.last_checkpoint(self.ctx)
 
 
+NODES_NOT_WATCHED = (
+    "The operator does not watch nodes (nodes.enabled: false in its chart). Replicas do not leave a node early for its "
+    "taints or a cordon. A node that is not ready or out of service is no evidence: a lost one is noticed when its "
+    "agents fall silent, and its pods stay until Kubernetes removes them. Whether a job fits into the cluster is not "
+    "checked. Bad nodes are avoided by preference only. Zones, topology labels and spot nodes are unknown."
+)
+
+
 def replicas(ctx: JobContext) -> int:
     """An HPA computes with them. What is only not confirmed to be gone, as its node does not answer, is none."""
     here = (pod for pod in ctx.observed.pods if pod.index is not None and not pod.ended)
@@ -100,6 +108,7 @@ CONDITIONS: Mapping[str, Row] = {
 }
 PODS: Mapping[str, Row] = {
     "selector": lambda p: f"concertina.dev/job-uid={p.ctx.observed.job.uid}",
+    "nodes_not_watched": lambda p: None if p.ctx.observed.nodes_watched else NODES_NOT_WATCHED,
     "spares": lambda p: Spares(
         ready=len(p.ctx.replicas.ready.intersection(p.ctx.replicas.spares)), replicas=p.ctx.replicas.spares
     ),

@@ -56,6 +56,10 @@ def test_how_many_pods_the_nodes_could_hold(nodes: list[NodeView], holds: int) -
     assert hindrance(holds + 1, [pod()], named, None) is Hindrance.TOO_LARGE
 
 
+def test_nodes_that_are_not_watched_exclude_nothing() -> None:
+    assert hindrance(1, [pod()], None, None) is None
+
+
 def test_no_nodes_hold_nothing() -> None:
     assert hindrance(1, [pod()], {}, None) is Hindrance.TOO_LARGE
 

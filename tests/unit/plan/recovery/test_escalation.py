@@ -392,6 +392,17 @@ def test_what_looks_like_a_bug(before: tuple[Restart, ...], failure: dict[str, A
     assert (failed is not None and failed.reason == "SameFailure") == bug
 
 
+@pytest.mark.parametrize("watched", [True, False])
+def test_one_node_is_to_blame_where_nodes_are_not_watched(watched: bool) -> None:
+    """Of those it may be the only one there is, which would make it a bug; where none is known, others may be there."""
+    before = (entry(B, error=SAME), entry(B, error=SAME))
+    seen = replace(look_at(before).observed, nodes_watched=watched)
+    alone = {name: node for name, node in seen.nodes.items() if watched and name == entry(B).node}
+    made = failing(replace(seen, nodes=alone), T0 + 11, message="Rank 1 exited with code 1: E")
+    failed = made.status.condition("Failed")
+    assert (failed is not None and failed.reason == "SameFailure") == watched
+
+
 @pytest.mark.parametrize(
     ("code", "message", "everywhere", "bug"),
     [

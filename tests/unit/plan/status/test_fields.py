@@ -27,3 +27,13 @@ def test_a_status_in_which_nothing_has_changed_is_the_same_object() -> None:
     assert plan(seen, T0 + 10).status is seen.job.status
     hurried = replace(seen, progress_every=0.0)
     assert plan(hurried, T0 + 10).status is seen.job.status, "neither where the numbers may be written but are the same"
+
+
+def test_a_status_says_what_is_lost_where_nodes_are_not_watched() -> None:
+    seen = jobs.running(jobs.spec())
+    assert plan(seen, T0 + 20).status.nodes_not_watched is None
+    without = replace(seen, nodes={}, nodes_watched=False)
+    said = plan(without, T0 + 20).status.nodes_not_watched or ""
+    assert [word for word in ("taints", "cordon", "not ready", "fits", "preference", "Zones") if word not in said] == []
+    made = plan(jobs.then(without, plan(without, T0 + 20), nodes_watched=True), T0 + 30)
+    assert made.status.nodes_not_watched is None
