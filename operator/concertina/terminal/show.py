@@ -18,11 +18,19 @@ from concertina.api.world import World
 from concertina.durations import duration
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import Raw
-from concertina.terminal import advice, curves
+from concertina.terminal import advice, curves, unserved
 from concertina_protocol import MemberState, Report, State
 from concertina_protocol.messages.ranges import words
 
-COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Training": "green", "Suspended": "dim"}
+UNSERVED = "Unserved"
+COLOURS = {
+    UNSERVED: "red",
+    "Failed": "red",
+    "Stalled": "red",
+    "Complete": "green",
+    "Training": "green",
+    "Suspended": "dim",
+}
 _TIME_COLOURS = {"productive": "green", "communication": "green", "unknown": "dim", "suspended": "dim"}
 ENDED = ("Complete", "Failed")
 EVENT_COLUMNS = ("Event", "", "Reason", "Ago", "Message")
@@ -60,9 +68,10 @@ def table(jobs: Iterable[Raw], with_namespace: bool) -> Table:
     for job in jobs:
         status = status_of(job)
         progress = status.progress
+        shown = UNSERVED if unserved.sentence(job, status, time.time()) else word(status)
         cells = [
             job["metadata"]["name"],
-            Text(word(status), style=COLOURS.get(word(status), "yellow")),
+            Text(shown, style=COLOURS.get(shown, "yellow")),
             status.world.size,
             str(progress.step) if progress else "",
             f"{progress.percent:.0f}%" if progress and progress.percent is not None else "",
@@ -83,7 +92,8 @@ def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
     rows.add_column(style="bold")
     for name, value in _rows(status, job):
         rows.add_row(name, value)
-    title = Text.assemble((f"{meta['namespace']}/{meta['name']}  ", "bold"), _state(status))
+    no_operator = unserved.sentence(job, status, time.time())
+    title = Text.assemble((f"{meta['namespace']}/{meta['name']}  ", "bold"), _state(status, no_operator))
     parts: list[RenderableType] = [title, rows]
     if status.conditions:
         parts.append(_conditions(status))
@@ -94,7 +104,8 @@ def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
         who = f"{failure.replica}; kubectl logs {failure.replica} has more" if failure.replica else "the worker"
         parts.append(Text(f"The last lines of {who}:"))
         parts += [Text(f"  {line}") for line in failure.last_lines]
-    parts.append(Text.assemble(("Next  ", "bold"), advice.next_step(meta["name"], status)))
+    if not no_operator:  # what an operator could still do is no advice there
+        parts.append(Text.assemble(("Next  ", "bold"), advice.next_step(meta["name"], status)))
     return Group(*parts)
 
 
@@ -134,10 +145,12 @@ def _doing(member: MemberState) -> str:
     return f"{member.state}, has {member.notice:g} s left" if member.notice is not None else f"{member.state}"
 
 
-def _state(status: JobStatus) -> Text:
+def _state(status: JobStatus, no_operator: str) -> Text:
+    if no_operator:
+        return Text.assemble((UNSERVED, "red"), f"  {no_operator}.")
     ready = status.condition(ConditionType.READY)
     style = COLOURS.get(word(status), "yellow")
-    message = ready.message if ready else "the operator has not seen it yet; is it running?"
+    message = ready.message if ready else "the operator has not seen it yet"
     return Text.assemble((word(status), style), f"  {message}")
 
 
