@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import urllib.request
@@ -27,6 +28,7 @@ from concertina.controller.settings import from_environment
 from concertina.kube.manifests.agent import PodSettings
 from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
+from concertina.local.errors import LocalClusterError
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "concertina"
@@ -174,14 +176,19 @@ def test_operators_leave_a_lost_node(release: Release) -> None:
         release.cluster.start_node(lost)
 
 
-def test_each_operator_says_whether_it_acts(release: Release) -> None:
+def test_each_operator_says_whether_it_acts_to_who_may_read_metrics(release: Release) -> None:
+    cluster, reader = release.cluster, f"{release.operator}-metrics-reader"
+    bind = ("create", "clusterrolebinding", reader, f"--clusterrole={reader}")
+    token = release.kubectl("create", "token", "default").strip()
+
     def acting() -> dict[str, float]:
         """By pod, for those that answer."""
         found = {}
         for pod in json.loads(release.kubectl("get", "pods", "-o", "json"))["items"]:
             with suppress(OSError, KeyError):
                 url = f"http://{pod['status']['podIP']}:{pod['metadata']['annotations']['prometheus.io/port']}/metrics"
-                with urllib.request.urlopen(url, timeout=10) as answer:
+                request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+                with urllib.request.urlopen(request, timeout=10) as answer:
                     families = {each.name: each for each in text_string_to_metric_families(answer.read().decode())}
                 found[pod["metadata"]["name"]] = families["leader_election_master_status"].samples[0].value
         return found
@@ -190,7 +197,69 @@ def test_each_operator_says_whether_it_acts(release: Release) -> None:
         seen, holder = acting(), release.holder()
         return len(seen) == 2 and [name for name, acts in seen.items() if acts] == [holder]
 
-    until(one_of_two, "two operators, of which the one with the lease says so", acting)
+    assert acting() == {}, "an account of the cluster alone is not enough"
+    cluster.kubectl(*bind, f"--serviceaccount={release.name}:default")
+    try:
+        until(one_of_two, "two operators, of which the one with the lease says so", acting)
+    finally:
+        cluster.kubectl("delete", "clusterrolebinding", reader)
+
+
+def can(cluster: LocalCluster, verb: str, resource: str, *options: str) -> bool:
+    """Whether that user may; `kubectl auth can-i` fails where not."""
+    with suppress(LocalClusterError):
+        return cluster.kubectl("auth", "can-i", verb, resource, *options).strip() == "yes"
+    return False
+
+
+def test_a_user_with_the_role_edit_runs_jobs_and_one_with_view_reads_them(release: Release) -> None:
+    """By the roles that every cluster has, without one of the user's own."""
+    cluster = release.cluster
+    for role in ("edit", "view"):
+        cluster.kubectl("-n", release.jobs, "create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}")
+    as_editor, as_viewer = (("-n", release.jobs, f"--as={user}") for user in ("edit", "view"))
+
+    # Kubernetes aggregates roles a moment after they were made.
+    until(lambda: can(cluster, "create", "trainingjobs", *as_editor), "the role to be aggregated")
+    assert not can(cluster, "patch", "trainingjobs", "--subresource=status", *as_editor)
+    suspended = JOB.replace("spec:\n", "spec:\n  suspend: true\n").replace("name: simple", "name: of-a-user")
+    cluster.kubectl(*as_editor, "apply", "-f", "-", stdin=suspended)
+    cluster.kubectl(*as_editor, "scale", "tj", "of-a-user", "--replicas=3")
+    until(lambda: can(cluster, "get", "trainingjobs", *as_viewer), "the role to be aggregated")
+    seen = json.loads(cluster.kubectl(*as_viewer, "get", "tj", "of-a-user", "-o", "json"))
+    assert seen["spec"]["replicas"] == 3
+    assert not can(cluster, "patch", "trainingjobs", *as_viewer)
+    assert not can(cluster, "update", "trainingjobs", "--subresource=scale", *as_viewer)
+    cluster.kubectl(*as_editor, "delete", "tj", "of-a-user")
+
+
+def test_whoever_administers_a_namespace_installs_the_namespaced_mode(release: Release) -> None:
+    """With the role admin and what docs/install.md adds to it; the job runs, and says what it does without."""
+    cluster, team = release.cluster, f"{release.name}-team"
+    cluster.create_namespace(team)
+    page = (ROOT / "docs" / "install.md").read_text()
+    (installer,) = (text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "kind: ClusterRole" in text)
+    cluster.kubectl("apply", "-f", "-", stdin=installer)
+    for role in ("admin", yaml.safe_load(installer)["metadata"]["name"]):
+        cluster.kubectl("-n", team, "create", "rolebinding", role, f"--clusterrole={role}", "--user=ada")
+    until(lambda: can(cluster, "patch", "trainingjobs", "-n", team, "--as=ada"), "the role to be aggregated")
+    assert not can(cluster, "list", "nodes", "--as=ada")
+    values = ("nodes.enabled=false", "rbac.aggregate=false", f"watchNamespaces={{{team}}}")
+    options = ("--namespace", team, "--kube-as-user=ada", *(f"--set={value}" for value in values))
+    done = release.run("install", "mine", str(CHART), "--skip-crds", *options)
+    assert done.returncode == 0, done.stderr
+    cluster.kubectl("-n", team, "apply", "-f", "-", stdin=JOB)
+
+    def said() -> str:
+        return str(job(release, team, "simple").get("status", {}).get("nodesNotWatched", ""))
+
+    until(said, "a status that says what the job does without")
+    until(lambda: cluster.kubectl("-n", team, "get", "pods", "-l", "concertina.dev/job=simple", "-o", "name"), "a pod")
+    logs = cluster.kubectl("-n", team, "logs", "-l", "app.kubernetes.io/name=concertina-operator", "--tail=-1")
+    assert "forbidden" not in logs
+    assert release.run("uninstall", "mine", "--namespace", team).returncode == 0
+    cluster.kubectl("delete", "clusterrole", yaml.safe_load(installer)["metadata"]["name"])
+    cluster.kubectl("delete", "namespace", team, "--wait=false")
 
 
 ALLOWED = [
@@ -344,7 +413,15 @@ def test_metrics_are_found_in_one_way(release: Release, discovery: str, kinds: l
     ("settings", "found"),
     [
         (["metrics.discovery=Annotations"], False),
-        (["metrics.discovery=PodMonitor", "metrics.pods.tokenSecret=mine", "metrics.labels.release=stack"], True),
+        (
+            [
+                "metrics.discovery=PodMonitor",
+                "metrics.pods.tokenSecret=mine",
+                "metrics.labels.release=stack",
+                "watchNamespaces={a}",
+            ],
+            True,
+        ),
         (["metrics.discovery=ServiceMonitor", "watchNamespaces={a,b}"], True),
         (["metrics.discovery=ServiceMonitor", "metrics.pods.port=0"], False),
         (["metrics.discovery=None"], False),
@@ -381,7 +458,7 @@ def test_training_pods_are_found_in_one_way(release: Release, settings: list[str
     (drop,) = endpoint["metricRelabelings"]
     assert drop == {"action": "labeldrop", "regex": "exported_namespace"}
     scoped = "watchNamespaces={a,b}" in settings
-    assert monitor["spec"]["namespaceSelector"] == ({"matchNames": ["a", "b"]} if scoped else {"any": True})
+    assert monitor["spec"].get("namespaceSelector") == ({"matchNames": ["a", "b"]} if scoped else None)
     secret = endpoint.get("authorization", {}).get("credentials", {}).get("name", "")
     assert secret == told.token_secret == ("" if scoped else "mine")
     assert monitor["metadata"]["labels"].get("release") == (None if scoped else "stack")

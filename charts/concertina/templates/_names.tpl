@@ -49,3 +49,58 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [events]
   verbs: [create, patch]
 {{- end -}}
+
+{{- /* Without nodes and with named namespaces the operator needs nothing that belongs to the whole cluster. */ -}}
+{{- define "concertina.clusterMode" -}}
+{{- if or .Values.nodes.enabled (not .Values.watchNamespaces) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* How whoever asks for the operator's metrics is authenticated: a word of CONCERTINA_METRICS_ACCESS. */ -}}
+{{- define "concertina.metricsAccess" -}}
+{{- if .Values.metrics.open -}}
+Open
+{{- else if or .Values.metrics.tokenSecret (not (include "concertina.clusterMode" .)) -}}
+Token
+{{- else -}}
+Review
+{{- end -}}
+{{- end -}}
+
+{{- define "concertina.metricsReader" -}}
+{{ include "concertina.name" . }}-metrics-reader
+{{- end -}}
+
+{{- /* The Secret with the token that monitors show; empty where none is asked for. */ -}}
+{{- define "concertina.metricsSecret" -}}
+{{- $access := include "concertina.metricsAccess" . -}}
+{{- if eq $access "Token" -}}
+{{ .Values.metrics.tokenSecret }}
+{{- else if eq $access "Review" -}}
+{{ include "concertina.metricsReader" . }}
+{{- end -}}
+{{- end -}}
+
+{{- /* What the operator may do in the whole cluster; empty in the namespaced mode. */ -}}
+{{- define "concertina.clusterRules" -}}
+{{- if .Values.nodes.enabled -}}
+- apiGroups: [""]
+  resources: [nodes] # jobs may run on any: which of them died, and which are about to
+  verbs: [get, list, watch]
+{{ end -}}
+{{- if .Values.namespaceSelector -}}
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [get, list, watch]
+{{ end -}}
+{{- if eq (include "concertina.metricsAccess" .) "Review" -}}
+- apiGroups: [authentication.k8s.io]
+  resources: [tokenreviews]
+  verbs: [create]
+- apiGroups: [authorization.k8s.io]
+  resources: [subjectaccessreviews]
+  verbs: [create]
+{{ end -}}
+{{- if not .Values.watchNamespaces -}}
+{{ include "concertina.jobRules" . }}
+{{- end -}}
+{{- end -}}
