@@ -125,8 +125,11 @@ def _no_key_of_ours(spec: JobSpec) -> bool:
     return not any(key.startswith(PREFIX) for key in (*(metadata.labels or ()), *(metadata.annotations or ())))
 
 
-def _while_suspended(field: str, *, optional: bool) -> Rule:
+def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) -> Rule:
     """A field that is part of every pod: replicas of one round must agree on it.
+
+    `with_suspend`: also in the write that suspends the job (decision "The write that suspends may change the
+    template").
 
     Of fields that the schema keeps without knowing them, CEL sees a changed value and another number of them, but not
     one that took another's place; that is answered as if the job had been suspended for it (decision "A pod says what
@@ -134,11 +137,14 @@ def _while_suspended(field: str, *, optional: bool) -> Rule:
     same = f"self.{field} == oldSelf.{field}"
     if optional:
         same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})"
+    suspended, when = ("oldSelf.suspend", "first, change it")
+    if with_suspend:
+        suspended, when = ("oldSelf.suspend || self.suspend", "and change it, in one write or in two")
     return Rule(
         at=".spec",
         field=f".{field}",
-        cel=f"oldSelf.suspend || {same}",
-        message=f"{field} changes only while the job is suspended: set spec.suspend to true first, change it, "
+        cel=f"{suspended} || {same}",
+        message=f"{field} changes only while the job is suspended: set spec.suspend to true {when}, "
         "then set spec.suspend to false",
     )
 
@@ -375,7 +381,7 @@ RULES: tuple[Rule, ...] = (
         message="TensorBoard writes files: uri must be file:///folder, on a volume that all replicas mount",
         holds=lambda spec: spec.tracked is None or _is_folder(spec.tracked),
     ),
-    _while_suspended("template", optional=False),
+    _while_suspended("template", optional=False, with_suspend=True),
     _while_suspended("trainer", optional=True),
     _while_suspended("checkpoint", optional=True),
     _while_suspended("tracking", optional=True),

@@ -73,14 +73,17 @@ class Replicas:
         return tuple(sorted(alone, key=lambda uid: -ages[uid]))
 
     @cached
-    def outdated(self) -> frozenset[str]:
-        """Pods made of another template than the job has now that it is not suspended. Who is a member stays until its
-        round has been drained (`suspend.replace_outdated`)."""
+    def of_another_template(self) -> frozenset[str]:
+        """Pods that were made of another template than the job has now."""
         now = self.observed.job.template_hash
-        if not now or self.spec.suspend:
-            return frozenset()
-        pods = (pod for pod in self.observed.pods if not pod.deleting)
+        pods = (pod for pod in self.observed.pods if now and not pod.deleting)
         return frozenset(pod.name for pod in pods if pod.template_hash not in ("", now))
+
+    @property
+    def outdated(self) -> frozenset[str]:
+        """Pods to replace for their template. A suspended job has none: it drains on what it has. A member stays until
+        its round has been drained (`suspend.replace_outdated`)."""
+        return frozenset() if self.spec.suspend else self.of_another_template
 
     @cached
     def live(self) -> Mapping[str, PodView]:
@@ -161,7 +164,7 @@ class Replicas:
     def candidates(self) -> tuple[str, ...]:
         """Who may be in the next round, in order of replica index: members, unless known to be lost, and those ready;
         but nobody joins members of another template."""
-        may_join = self.round.members.keys().isdisjoint(self.outdated)
+        may_join = self.round.members.keys().isdisjoint(self.of_another_template)
         return tuple(
             name
             for index, name in sorted(self.pod_by_index.items())

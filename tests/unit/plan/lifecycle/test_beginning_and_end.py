@@ -329,8 +329,9 @@ def test_what_is_suspended_drains_as_it_was_whatever_its_template_is_now() -> No
     assert condition(made, "Ready")[1] == "Suspending"
 
 
-def test_new_pods_do_not_join_members_of_the_old_template_in_a_round_that_saves_them() -> None:
-    seen = remade(training(), **OLD)
+@pytest.mark.parametrize("suspend", [False, True], ids=["resumed", "still suspended"])
+def test_new_pods_do_not_join_members_of_the_old_template_in_a_round_that_saves_them(suspend: bool) -> None:
+    seen = remade(training(), jobs.spec(checkpoint={"uri": "s3://bucket/run"}, suspend=suspend), **OLD)
     fresh = jobs.pod(2, 1, template_hash="new")
     gone = replace(seen, pods=(*seen.pods[:2], fresh), agents={**seen.agents, fresh.name: jobs.agent(fresh.name)})
     made = plan(gone, T0 + 20)
