@@ -63,6 +63,7 @@ def test_a_lead_whose_node_has_vanished_is_gone_as_any_other(code: int, detail: 
                 ),
             )
             await until_async(lambda: bool(events), "joined", lambda: events)
+            server.close()  # it refuses from now on
             connector.made[0].reader.set_exception(OSError(code, os.strerror(code)))
             await asyncio.wait({following})
             await tasks.close()
@@ -70,6 +71,44 @@ def test_a_lead_whose_node_has_vanished_is_gone_as_any_other(code: int, detail: 
     asyncio.run(scenario())
     assert [str(error) for error in unforeseen] == []
     assert events == [e.LeadJoined(1, "claim-1"), e.LeadGone(1, "claim-1", detail)]
+
+
+@pytest.mark.parametrize("again", ["accepted", "refused", "silent"])
+def test_a_stream_that_breaks_is_opened_again_unless_nobody_is_there(again: str) -> None:
+    """A lead that answers nothing is lost after RECONNECT_SECONDS, and one whose port is closed at once."""
+    events: list[e.Event] = []
+    joins = 0
+
+    async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal joins
+        await reader.readline()
+        joins += 1
+        if joins == 1 or again == "accepted":
+            writer.write(p.encode(p.Accepted(1, "claim-1")))
+        await reader.read()
+        writer.close()
+
+    async def scenario() -> None:
+        async with await asyncio.start_server(lead, "127.0.0.1", 0) as server:
+            connector, tasks = Plain(server.sockets[0].getsockname()[1]), Nursery()
+            following = follow_lead(
+                connector, assignment("a", "b"), join("b"), lambda: STATE, Notifier(), events.append, tasks
+            )
+            task = tasks.start("follow lead", following)
+            await until_async(lambda: bool(events), "joined", lambda: events)
+            if again == "refused":
+                server.close()
+            connector.made[0].close()
+            if again == "accepted":
+                await until_async(lambda: len(events) == 2, "joined again", lambda: events)
+            else:
+                await asyncio.wait({task})
+            await tasks.close()
+
+    asyncio.run(scenario())
+    joined, gone = e.LeadJoined(1, "claim-1"), e.LeadGone(1, "claim-1")
+    assert events == ([joined, joined] if again == "accepted" else [joined, gone])
+    assert joins == {"accepted": 2, "refused": 1, "silent": 2}[again]
 
 
 def test_who_leaves_the_round_while_the_lead_is_not_there_yet_closes_its_connection() -> None:

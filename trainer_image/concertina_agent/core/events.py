@@ -99,7 +99,7 @@ class MemberMessage:
 
 @dataclasses.dataclass(frozen=True)
 class MemberGone:
-    """That stream broke."""
+    """That stream broke and the member's agent could not be reached, or the member said what it may not."""
 
     round: int
     claim: str
@@ -109,7 +109,7 @@ class MemberGone:
 
 @dataclasses.dataclass(frozen=True)
 class LeadJoined:
-    """Our own Join was accepted."""
+    """Our own Join was accepted: the first one, or another one after the stream broke."""
 
     round: int
     claim: str
@@ -126,7 +126,7 @@ class LeadMessage:
 
 @dataclasses.dataclass(frozen=True)
 class LeadGone:
-    """The stream to the lead broke, or it refused our Join for good."""
+    """The stream to the lead broke and could not be opened again, or the lead refused our Join for good."""
 
     round: int
     claim: str

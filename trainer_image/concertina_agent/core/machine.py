@@ -16,9 +16,9 @@ does is the function that HANDLERS names (for a request: REQUESTS). Effects are 
   same round and claim with other candidates, before the Assign: only they are reached out to anew.
 - Assign -> StartRound once, if this (round, claim) is prepared and the instance id is ours. The same again: Accepted.
 - Workers are killed by a Prepare alone (and by the end of a command's grace). A round that failed waits for it.
-- The lead collects MemberState lines; silence (Tick), a broken stream or no Join is MemberLost. Members treat the lead
-  alike (LeadLost). The cause is a failure that no lost peer provokes, what follows is `secondary`; where all look
-  provoked the lead says nothing for SETTLE_SECONDS, as the cause is usually on its way.
+- The lead collects MemberState lines; silence (Tick), a stream that stays broken or no Join is MemberLost. Members
+  treat the lead alike (LeadLost). The cause is a failure that no lost peer provokes, what follows is `secondary`; where
+  all look provoked the lead says nothing for SETTLE_SECONDS, as the cause is usually on its way.
 - drained: all own workers ended after a drain and the peer has copied their last snapshot (or the grace is over). The
   lead's own report says drained only when every member is, and with `durable` only when LATEST names that step, or
   a member is gone with a part that it had not shipped.

@@ -66,7 +66,7 @@ class NetworkDriver:
         """`agent` is read, for what this agent says of itself. Raises OSError or ssl.SSLError with what is missing."""
         self._settings, self._agent, self._connector, self._emit, self._tasks = settings, agent, connector, emit, tasks
         self._kept = KeptConnections(connector)
-        self._members = MemberStreams(agent.beat, emit, tasks)
+        self._members = MemberStreams(agent.beat, self._kept, emit, tasks)
         self.index, self.pull = shards.answer_index, shards.answer_pull
         self._learning = learning
         self._server = AgentServer(settings.uid, tls.server_context(settings.identity), self, tasks)
@@ -103,9 +103,10 @@ class NetworkDriver:
             self._link.cancel()
 
     def join_lead(self, effect: e.StartRound) -> None:
-        if effect.lead:
-            return
         assign = effect.assign
+        if effect.lead:
+            self._members.lead(assign)
+            return
         join = p.Join(assign.uid, assign.round, assign.claim, self._agent.replica, self._agent.instance)
         state = self._agent.member_state
         following = follow_lead(self._connector, assign, join, state, self._changes, self._emit, self._tasks)

@@ -1,8 +1,14 @@
-"""A member's stream to its lead, and the lead's streams to its members."""
+"""A member's stream to its lead, and the lead's streams to its members.
+
+A connection that breaks is a doubt, not a death (decision "A reset connection is a doubt"): the member joins its lead
+again, and the lead asks the member's agent whether it is there. A process that has died refuses both at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Optional
@@ -11,19 +17,27 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.round.lead import AT_ONCE, JOIN_GAP_SECONDS
 from concertina_agent.net.state_stream import MEMBER, often, stream
-from concertina_agent.net.wire import Connector
+from concertina_agent.net.wire import Connector, KeptConnections
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection
 from concertina_protocol.log import log_event
+from concertina_protocol.waiting import within
 
 RETRY_SECONDS = 0.05
 """Between attempts to join a lead that has not been assigned yet."""
+RECONNECT_SECONDS = 0.5
+"""From the break of a stream to the other end's loss, unless it answers on another connection."""
 LINES_A_SECOND = 2000
 """Of mere numbers, that all members of a round together say to their lead at most, unless beats alone are more."""
 
+FROM_LEAD = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
 Emit = Callable[[e.Event], None]
+
+
+class MovedOn(Exception):
+    """The lead refuses a member for good: it is in a later round."""
 
 
 async def follow_lead(
@@ -35,40 +49,60 @@ async def follow_lead(
     emit: Emit,
     tasks: Nursery,
 ) -> None:
-    """Join, again and again until the lead says yes or will never; then talk until the stream breaks."""
+    """Join, again and again until the lead says yes or will never; then talk until the lead is lost."""
     key, wire, detail = (join.round, join.claim), None, ""
-    members = len(assign.members)
+    members, address = len(assign.members), assign.members[0].address
+    pace = min(p.BEAT_SECONDS, members / LINES_A_SECOND)
     try:
         await asyncio.sleep(random.uniform(0, JOIN_GAP_SECONDS * members) if members > AT_ONCE else 0)
         while wire is None:
-            try:
-                wire = await _try_to_join(connector, join, assign.members[0].address)
-            except PermissionError as refusal:
-                return emit(e.LeadGone(*key, str(refusal)))
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                wire = await _try_to_join(connector, join, address)
             if wire is None:
                 await asyncio.sleep(RETRY_SECONDS)
-        emit(e.LeadJoined(*key))
-        kinds = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
-        pace = min(p.BEAT_SECONDS, members / LINES_A_SECOND)
-        with tasks.alongside("stream to lead", stream(wire, state, changes, MEMBER, pace, often)):
-            try:
-                await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), kinds)
-            except ProtocolError as error:
-                log_event("protocol_error", error=str(error))
-            except OSError as error:  # of a lead whose node has vanished, once the kernel gives it up
-                detail = f"can't be reached: {error.strerror or error}"
-        return emit(e.LeadGone(*key, detail))
+        while wire is not None:
+            emit(e.LeadJoined(*key))
+            detail = ""
+            with tasks.alongside("stream to lead", stream(wire, state, changes, MEMBER, pace, often)):
+                try:
+                    await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), FROM_LEAD)
+                except OSError as error:  # of a lead whose node has vanished, once the kernel gives it up
+                    detail = f"can't be reached: {error.strerror or error}"
+            wire.close()
+            wire = await _join_again(connector, join, address)
+    except ProtocolError as error:
+        log_event("protocol_error", error=str(error))
+    except MovedOn as refusal:
+        detail = str(refusal)
     finally:
         if wire is not None:
             wire.close()
+    emit(e.LeadGone(*key, detail))
+
+
+async def _join_again(connector: Connector, join: p.Join, address: str) -> Optional[Connection]:
+    """After the stream broke; None where the lead is lost. Raises MovedOn."""
+
+    async def joined() -> Optional[Connection]:
+        while True:
+            try:
+                if wire := await _try_to_join(connector, join, address):
+                    return wire
+            except ConnectionRefusedError:
+                return None  # no process listens there
+            except (OSError, asyncio.TimeoutError):
+                pass
+            await asyncio.sleep(RETRY_SECONDS)
+
+    try:
+        return await within(RECONNECT_SECONDS, joined())
+    except asyncio.TimeoutError:
+        return None
 
 
 async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Optional[Connection]:
-    """None: try again. Raises PermissionError where the lead has moved on."""
-    try:
-        wire = await connector.connect(address)
-    except (OSError, asyncio.TimeoutError):
-        return None
+    """None: try again. Raises MovedOn, and as `Connector.connect` does."""
+    wire = await connector.connect(address)
     joined = False
     try:
         answer = await _answer(wire, join)
@@ -77,7 +111,7 @@ async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Opti
         if not joined:
             wire.close()
     if isinstance(answer, p.Refused):
-        raise PermissionError(f"has moved on to round {answer.round}")
+        raise MovedOn(f"has moved on to round {answer.round}")
     return wire if joined else None
 
 
@@ -107,10 +141,18 @@ async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tupl
 class MemberStreams:
     """The lead's ends."""
 
-    def __init__(self, state: Callable[[], p.MemberState], emit: Emit, tasks: Nursery) -> None:
-        self._state, self._emit, self._tasks = state, emit, tasks
+    def __init__(
+        self, state: Callable[[], p.MemberState], connections: KeptConnections, emit: Emit, tasks: Nursery
+    ) -> None:
+        """`connections`: to the members' agents."""
+        self._state, self._connections, self._emit, self._tasks = state, connections, emit, tasks
         self._never = Notifier()
         self._wires: dict[str, Connection] = {}
+        self._addresses: dict[str, str] = {}
+
+    def lead(self, assign: p.Assign) -> None:
+        """The members of this round are going to join."""
+        self._addresses = {member.replica: member.address for member in assign.members}
 
     def add(self, join: p.Join, wire: Connection) -> None:
         """Take the place of an older stream of the same member."""
@@ -119,8 +161,8 @@ class MemberStreams:
         self._wires[join.replica] = wire
 
     async def serve(self, join: p.Join, wire: Connection) -> None:
-        """Until the stream breaks. Beats are on time alone: a state a change to each of N members would be N² lines.
-        Raises ProtocolError."""
+        """Until the stream breaks, and what follows from that is told. Beats are on time alone: a state a change to
+        each of N members would be N² lines. Raises ProtocolError."""
 
         def on_message(state: p.MemberState) -> None:
             """All agents of a job have the same certificate: a line speaks for the member that joined, and no other
@@ -131,18 +173,46 @@ class MemberStreams:
                 )
             self._emit(e.MemberMessage(state))
 
-        detail = ""
+        gone = e.MemberGone(join.round, join.claim, join.replica)
         try:
             beats = stream(wire, self._state, self._never, MEMBER, p.BEAT_SECONDS, often)
-            with self._tasks.alongside("stream to member", beats):
+            with self._tasks.alongside("stream to member", beats), contextlib.suppress(OSError):
                 await _listen(wire, on_message, (p.MemberState,))
         except ProtocolError as error:
-            detail = f"said what it may not: {error}"
+            if self._forget(join, wire):
+                self._emit(dataclasses.replace(gone, detail=f"said what it may not: {error}"))
             raise
-        finally:
-            if self._wires.get(join.replica) is wire:
-                del self._wires[join.replica]
-                self._emit(e.MemberGone(join.round, join.claim, join.replica, detail))
+        if self._forget(join, wire) and await self._is_lost(join) and join.replica not in self._wires:
+            self._emit(gone)
+
+    def _forget(self, join: p.Join, wire: Connection) -> bool:
+        """False where another stream of the member is open, or the round is over."""
+        wire.close()
+        if self._wires.get(join.replica) is not wire:
+            return False
+        del self._wires[join.replica]
+        return True
+
+    async def _is_lost(self, join: p.Join) -> bool:
+        """Whether the agent of a member whose stream broke is gone. One that answers joins again, or is silent for too
+        long as any other."""
+        address, ping = self._addresses[join.replica], p.encode(p.Ping(join.uid))
+
+        async def refuses() -> bool:
+            while True:
+                try:
+                    await self._connections.ask(address, ping, RECONNECT_SECONDS)
+                except ConnectionRefusedError:
+                    return True  # no process listens there
+                except (OSError, asyncio.TimeoutError, ProtocolError):
+                    await asyncio.sleep(RETRY_SECONDS)
+                else:
+                    return False
+
+        try:
+            return await within(RECONNECT_SECONDS, refuses())
+        except asyncio.TimeoutError:
+            return True
 
     def send(self, message: p.Message, only: str = "") -> None:
         for replica, wire in self._wires.items():

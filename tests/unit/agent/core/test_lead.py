@@ -3,7 +3,7 @@
 import pytest
 
 import concertina_protocol as p
-from builders.agent import Driver, join, kinds
+from builders.agent import UID, Driver, join, kinds, snapshot
 from concertina_agent.core import events as e
 from concertina_protocol import worker_channel as w
 
@@ -74,6 +74,55 @@ def test_join_is_for_members_of_the_round_alone():
     assert "no member" in driver.answer(join("b", instance="b-0")).reason
     assert "no member" in driver.answer(join("c")).reason
     assert "does not lead" in driver.answer(join("b", round=2)).reason
+
+
+def told_at_join(effects: list[e.Effect]) -> list[p.Message]:
+    return [effect.message for effect in effects if isinstance(effect, e.Broadcast) and effect.only == "b"]
+
+
+@pytest.mark.parametrize("missed", ["nothing", "drain", "stop", "publication"])
+def test_a_member_that_joins_again_is_a_member_as_before_and_hears_what_it_missed(missed):
+    driver = Driver(storage=p.Storage("Ready"), bundled=missed != "stop")
+    driver.begun("a", "b")
+    assert told_at_join(driver.ask(join("b"))) == []
+    driver.member_says("b", "running", step=3)
+    expected: list[p.Message] = []
+    if missed in ("drain", "stop"):
+        expected = [p.Drain(UID, 1, "claim-1", "grow", False, 30.0)]
+        driver.ask(expected[0])
+    if missed == "stop":
+        driver.core.round.stopping.stop_at(7)
+        expected.append(p.StopAt(7))
+    if missed == "publication":
+        durable = p.Durable(UID, 1, 6, "uri")
+        driver.tell(e.PublishDone(snapshot(1, 6, 2), durable))
+        expected = [p.DurableMoved(durable)]
+
+    assert told_at_join(driver.ask(join("b"))) == expected
+    assert not driver.report.failures
+    assert driver.core.round.lead.members["b"].step == 3
+    assert driver.wait(2.9) == []
+    assert [failure.replica for failure in (driver.wait(0.2), driver.report.failures)[1]] == ["b"], (
+        "as any that is silent"
+    )
+
+
+def test_a_member_that_is_lost_does_not_join_again():
+    driver = Driver()
+    driver.begun("a", "b")
+    driver.ask(join("b"))
+    driver.tell(e.MemberGone(1, "claim-1", "b"))
+    assert "b is lost to round 1" in driver.answer(join("b")).reason
+
+
+def test_a_member_that_joins_its_lead_again_goes_on():
+    driver = Driver("b")
+    driver.begun("a", "b")
+    driver.tell(e.LeadJoined(1, "claim-1"))
+    driver.wait(2.0)
+    driver.tell(e.LeadJoined(1, "claim-1"))
+    driver.wait(2.9)
+    assert not driver.report.failures
 
 
 def test_silence_is_a_loss_for_the_lead():

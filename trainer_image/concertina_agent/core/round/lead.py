@@ -67,6 +67,8 @@ class Lead:
         state = self.members.get(message.replica)
         if state is None or state.instance != message.instance:
             return f"{message.replica} ({message.instance}) is no member of round {message.round}"
+        if state.failure is not None and state.failure.reason == FailureReason.MEMBER_LOST:
+            return f"{message.replica} is lost to round {message.round}"
         self._joined.add(message.replica)
         self._give_up_at[message.replica] = now + SILENCE_SECONDS
         return None

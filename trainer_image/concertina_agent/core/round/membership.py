@@ -91,6 +91,8 @@ class Membership:
     """Own shard -> its two newest snapshots of this round, the newest first."""
     ends_at: Optional[int] = None
     """Of a script that is through on all members: the newest step that all ranks have whole, as the lead says."""
+    published: Optional[p.Durable] = None
+    """On the lead: what this round has made LATEST name."""
     copied: dict[int, int] = dataclasses.field(default_factory=dict)
     """Own shard -> newest step that the peer holds."""
     hearts: Heartbeats = dataclasses.field(default_factory=Heartbeats)

@@ -33,6 +33,8 @@ def on_join(agent: AgentState, request: int, message: p.Join, t: e.Moment) -> li
         effects.append(e.Broadcast(r.drain.order, only=message.replica))
         if r.stopping.call is not None:
             effects.append(e.Broadcast(p.StopAt(r.stopping.call), only=message.replica))
+    if r.published is not None:  # a member that joins again may have missed it
+        effects.append(e.Broadcast(p.DurableMoved(r.published), only=message.replica))
     return effects
 
 

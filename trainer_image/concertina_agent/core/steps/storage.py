@@ -78,10 +78,12 @@ def on_part_shipped(agent: AgentState, event: e.PartShipped, t: e.Moment) -> lis
 
 
 def on_publish_done(agent: AgentState, event: e.PublishDone, t: e.Moment) -> list[e.Effect]:
-    if agent.current(event.id.round) is None:
+    r = agent.current(event.id.round)
+    if r is None:
         # It was under way when its round ended: nobody has heard that LATEST has moved.
         return [e.ProbeStorage()] if event.durable is not None else []
     if event.durable is not None:
+        r.published = event.durable
         return [e.Broadcast(p.DurableMoved(event.durable)), *durable_moved(agent, event.durable, t)]
     if agent.uploads.voids(event.id.round, event.id.step):
         return []  # the fence has done what it is there for: storage is well
