@@ -182,12 +182,12 @@ class MemberStreams:
             if self._forget(join, wire):
                 self._emit(dataclasses.replace(gone, detail=f"said what it may not: {error}"))
             raise
+        wire.close()
         if self._forget(join, wire) and await self._is_lost(join) and join.replica not in self._wires:
             self._emit(gone)
 
     def _forget(self, join: p.Join, wire: Connection) -> bool:
         """False where another stream of the member is open, or the round is over."""
-        wire.close()
         if self._wires.get(join.replica) is not wire:
             return False
         del self._wires[join.replica]
