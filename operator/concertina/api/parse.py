@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, to_json
 
 from concertina.api.rules import broken
 from concertina.api.shapes import Shapes
@@ -24,6 +24,12 @@ RETIRED: dict[tuple[int | str, ...], object] = {
 }
 """Fields that are constants now, with the defaults that older CRDs fill in: as little worth a word as their absence
 (decision "Which knobs became constants")."""
+
+
+MOST_SPEC_BYTES = 256 << 10
+"""As compact JSON. Decoded, a spec takes up to 30 times as much memory, and no real one has a tenth of it."""
+MOST_OPTIONS_BYTES = 8 << 10
+"""Of trainer.model.options, likewise: they stay decoded."""
 
 
 class SpecError(ValueError):
@@ -60,6 +66,11 @@ def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(manifest.get("spec"), Mapping):
         raise SpecError(("spec is missing: the manifest says nothing to run",))
     spec = dict(manifest["spec"])
+    _refuse_large("spec", spec, MOST_SPEC_BYTES)
+    options: Any = spec
+    for field in ("trainer", "model", "options"):
+        options = options.get(field) if isinstance(options, Mapping) else None
+    _refuse_large("spec.trainer.model.options", options, MOST_OPTIONS_BYTES)
     if not isinstance(spec.get("failurePolicy"), Mapping):
         return spec
     policy = spec["failurePolicy"] = dict(spec["failurePolicy"])
@@ -73,6 +84,17 @@ def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
         if not straggler:
             del policy["straggler"]
     return spec
+
+
+def _refuse_large(path: str, value: object, most_bytes: int) -> None:
+    """Raises SpecError."""
+    try:
+        size = len(to_json(value))
+    except ValueError:  # half a surrogate pair, which JSON can escape
+        size = len(json.dumps(value, separators=(",", ":")))
+    if size > most_bytes:
+        advice = "put large values into a ConfigMap or an image, and mount it"
+        raise SpecError((f"{path} has {-(-size // 1024)} KiB as JSON, more than {most_bytes >> 10} KiB: {advice}",))
 
 
 def _without_unknown(spec: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -167,3 +167,14 @@ def test_what_a_person_has_named_as_pydantic_names_alternatives_is_told_by_its_n
     assert "spec.workersPerReplica must be auto or a whole number from 1 to 1024" in str(refused.value)
     with pytest.raises(SpecError, match=r"spec\.template\.metadata\.labels\.int must be a string"):
         parse_spec(changed("template.metadata.labels", {"int": 5}))
+
+
+def test_a_spec_that_is_too_large_is_refused_in_a_sentence() -> None:
+    large = copy.deepcopy(JOB)
+    large["spec"]["template"]["spec"]["junk"] = ["x" * 1023] * 256
+    with pytest.raises(SpecError, match=r"spec has 25[0-9] KiB as JSON, more than 256 KiB: put large values into"):
+        parse_spec(large)
+    options = copy.deepcopy(JOB)
+    options["spec"]["trainer"] = {"model": {"entrypoint": "m:f", "options": {"a": "x" * 9000}}}
+    with pytest.raises(SpecError, match=r"spec\.trainer\.model\.options has 9 KiB as JSON, more than 8 KiB"):
+        parse_spec(options)

@@ -1,0 +1,50 @@
+"""What the operator keeps of TrainingJobs, however large: measured in bytes that stay allocated."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tracemalloc
+from typing import Any
+
+from builders.manifests import job
+from concertina.controller.cache.cluster import ClusterCache
+from concertina.kube.resources import Raw
+from concertina.kube.watch.trainingjobs import strip
+
+JOBS = 2
+MOST_BYTES = 200_000
+"""Of each job: 300 of them stay within 60 MiB."""
+
+
+def with_junk(entries: int, **metadata: Any) -> Raw:
+    """Empty lists are what takes most memory of its size."""
+    container = {"name": "trainer", "image": "i", "command": ["x"]}
+    obj = job({"suspend": True, "template": {"spec": {"containers": [container], "junk": [[]] * entries}}})
+    return {**obj, "metadata": {**obj["metadata"], **metadata}}
+
+
+def test_nothing_is_kept_of_a_spec_that_is_too_large() -> None:
+    cache = ClusterCache(lambda uid: None, lambda uid: {})
+    text = json.dumps(with_junk(430_000, labels={f"l{number}": "" for number in range(1000)}))
+    kept_by_kopf: list[Raw] = []
+
+    def take(number: int) -> None:
+        obj = json.loads(text)
+        obj["metadata"] |= {"uid": f"uid-{number}", "name": f"job-{number}", "resourceVersion": "1"}
+        cache.on_job(obj)
+        strip(obj)
+        kept_by_kopf.append(obj)
+
+    take(0)  # what is made once
+    tracemalloc.start()
+    try:
+        for number in range(1, JOBS + 1):
+            take(number)
+        gc.collect()
+        each = tracemalloc.get_traced_memory()[0] / JOBS
+    finally:
+        tracemalloc.stop()
+    assert each < MOST_BYTES
+    assert len(list(cache.jobs())) == JOBS + 1
+    assert all("KiB as JSON, more than 256 KiB" in cached.view.spec_error for cached in cache.jobs())
