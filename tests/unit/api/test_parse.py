@@ -178,3 +178,15 @@ def test_a_spec_that_is_too_large_is_refused_in_a_sentence() -> None:
     options["spec"]["trainer"] = {"model": {"entrypoint": "m:f", "options": {"a": "x" * 9000}}}
     with pytest.raises(SpecError, match=r"spec\.trainer\.model\.options has 9 KiB as JSON, more than 8 KiB"):
         parse_spec(options)
+
+
+def test_a_packed_template_says_what_the_template_said() -> None:
+    spec = parse_spec(JOB)
+    packed = spec.packed()
+    assert packed.template.manifest() == spec.template.manifest()
+    assert packed.template.trainer == spec.template.trainer
+    assert packed.workers == spec.workers
+    assert packed == parse_spec(JOB).packed()
+    other = copy.deepcopy(JOB)
+    other["spec"]["template"]["spec"]["hostNetwork"] = True
+    assert packed != parse_spec(other).packed()

@@ -153,7 +153,7 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...], str]:
     nothing: one job's manifest must not keep the operator from the others."""
     try:
         spec, ignored = parse_stored(obj)
-        return spec, "", ignored, "" if ignored else template_hash(spec)
+        return spec.packed(), "", ignored, "" if ignored else template_hash(spec)
     except SpecError as error:
         return None, str(error), (), ""
     except RecursionError:
