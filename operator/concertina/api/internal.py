@@ -35,14 +35,15 @@ class Growth(Observed):
 
 
 class Gang(Observed):
-    """How it lets others go first that wait for room too, because it could not start."""
+    """Its turns among the jobs that wait for room, and what it released because it could not start."""
 
-    releases: Count = Field(default=0, description="How often in a row.")
+    releases: Count = Field(default=0, description="How often in a row it released its pods or its turn.")
     since: Timestamp | None = Field(default=None, description="Since when it holds no pods. Absent: it may hold some.")
-    until: Timestamp | None = Field(
-        default=None, description="Until when the others go first. Absent: while somebody is ahead."
+    turn: Timestamp | None = Field(default=None, description="Since when it is its turn.")
+    passed: Timestamp | None = Field(default=None, description="When its last turn ended in vain.")
+    passed_fitting: bool = Field(
+        default=False, description="The room held by all waiting jobs seemed to be enough for it then."
     )
-    turn: Timestamp | None = Field(default=None, description="Since when it is first among those that wait.")
     priority: int = Field(default=0, description="Priority of its pods.")
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="For whom and why, in a sentence.")
 

@@ -151,6 +151,7 @@ class Operator:
             self._connections.hearing,
             nodes_watched=settings.watch_nodes,
             serves=lambda namespace: self._selected is None or namespace in self._selected,
+            later=asyncio.get_running_loop().call_later,
         )
         self._events = Events(client, settings.identity)
         namespaces: tuple[str | None, ...] = settings.watch_namespaces or (None,)

@@ -123,27 +123,6 @@ class PodView:
         return self.ended and not self.lingers
 
 
-@dataclass(frozen=True)
-class Competitor:
-    """Another job that waits for room to start in."""
-
-    namespace: str
-    name: str
-    uid: str
-    priority: int
-    """Of its pods."""
-    trained: bool
-    """It has trained before, and waits for a replacement."""
-    created: float
-    deferred: bool
-    """It lets the others go first for a while."""
-
-    @property
-    def queue_position(self) -> tuple[int, bool, float, str]:
-        """In the line: the lowest goes first."""
-        return (-self.priority, not self.trained, self.created, self.uid)
-
-
 class Hindrance(enum.Enum):
     """What keeps a job that waits for room from starting though others made room, in words."""
 
@@ -152,6 +131,20 @@ class Hindrance(enum.Enum):
     BEYOND_QUOTA = "a quota of its namespace is too small for as many of its pods as it needs"
     QUOTA = "a quota of its namespace is used up"
     """Jobs of its own namespace could make room in that."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job stands among those that wait for room. The default: it waits alone, or not at all."""
+
+    ahead: tuple[str, str] | None = None
+    """Namespace and name of the job whose turn it is, where that is another one."""
+    turn: bool = False
+    """It is its turn. There are none while no waiting job holds a part of what it needs, or has released one."""
+    hindrance: Hindrance | None = None
+    """Why it can't start with the room that it holds and other waiting jobs could use."""
+    fits: bool = False
+    """The room that the waiting jobs hold together seems to be enough for it; said of the job whose turn it is."""
 
 
 @dataclass(frozen=True)
@@ -340,10 +333,8 @@ class Observed:
     """Names of pods as this job would name its own that are another's: of the job that had its name before, mostly."""
     nodes_watched: bool = True
     """False: `nodes` is empty for good, as this operator may not look at them."""
-    hindrance: Hindrance | None = None
-    """Where it waits for room: what keeps it from starting however much there is."""
-    competitors: tuple[Competitor, ...] = ()
-    """Other jobs that wait for room, where this one waits too: those that room of it could help."""
+    place: Place | None = Place()
+    """Among the jobs that wait for room. None: the job itself has changed since that was worked out."""
     uri_holder: UriHolder | None = None
     """The other job of this namespace that has this job's folder of checkpoints."""
     uri_sharing: tuple[str, ...] = ()

@@ -87,7 +87,7 @@ class Cluster:
         self.held_by: tuple[str, ...] = ()
         self._writes = 0
         self.pods: dict[str, PodView] = {}
-        room = {"pods": Decimal(1)} if world.rivalry else {}
+        room = {"pods": Decimal(1), "cpu": Decimal(1)} if world.rivalry else {}
         self.nodes = {
             f"node-{i}": NodeView(f"node-{i}", ready=True, zone=f"zone-{i % 2}", allocatable=room) for i in range(nodes)
         }
@@ -211,7 +211,11 @@ class Cluster:
         self._uids += 1
         pod = PodView(name, f"uid-{self._uids}", action.index, action.attempt, self.clock.now, PodPhase.PENDING, False)
         pod = changed(
-            pod, avoids=action.never_nodes, grace=GRACE, priority=self.priority, requests={"pods": Decimal(1)}
+            pod,
+            avoids=action.never_nodes,
+            grace=GRACE,
+            priority=self.priority,
+            requests={"pods": Decimal(1), "cpu": Decimal(1)},
         )
         self.hosted[name] = SimPod(name, pod.uid)
         self.made.add((name, pod.uid))

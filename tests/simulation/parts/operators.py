@@ -20,6 +20,7 @@ from concertina.plan.observed import (
     JobView,
     NodeView,
     Observed,
+    Place,
     PodView,
     Refused,
 )
@@ -189,7 +190,7 @@ class OperatorProcess:
         self._take_out_stall()
         self.world.claims += 1
         rivalry = self.world.rivalry
-        competitors = rivalry.seen_by(self) if rivalry else ()
+        place = rivalry.place(self) if rivalry else Place()
         return Observed(
             job=self.job_view,
             pods=tuple(sorted(self.pods.values(), key=lambda pod: pod.order)),
@@ -201,8 +202,7 @@ class OperatorProcess:
             secret_made=self.secret_made,
             given_up=self.given_up,
             refused=self.refused,
-            competitors=competitors,
-            hindrance=rivalry.hindrance(self) if competitors and rivalry else None,
+            place=place,
         )
 
     def _view(self, contact: Contact) -> AgentView:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from random import Random
 
 from concertina.api.status import JobStatus
-from concertina.kube.parse.room import fits_quota
-from concertina.plan.facts import sizes
-from concertina.plan.lifecycle import room
-from concertina.plan.lifecycle.admission import Waiting, by_quota, waiting
-from concertina.plan.observed import Competitor, Hindrance
+from concertina.controller.cache.capacity_queue import CapacityQueue
+from concertina.controller.cache.job import CachedJob
+from concertina.plan.lifecycle.admission import TURN_TIMEOUT, by_quota
+from concertina.plan.lifecycle.line import waiting
+from concertina.plan.observed import Hindrance, NodeView, Place
 from simulation.parts.clock import START, Clock, Violation
 from simulation.parts.network import Network
 from simulation.parts.operators import OperatorProcess
@@ -34,11 +33,16 @@ class Rivalry:
         random = self.clock.random
         self.nodes = random.randint(2, 5)
         self.worlds: list[World] = []
-        self._ahead: dict[int, float] = {}
-        """Number of a job -> when another was last seen to wait that comes first."""
-        self._beside: dict[int, float] = {}
-        """The same of any other that waits in line."""
-        self._waiting: dict[int, tuple[Competitor, Hindrance | None] | None] = {}
+        self._jobs: dict[str, CachedJob] = {}
+        """By uid, as the last look of its operator found each."""
+        self._nodes: dict[str, NodeView] = {}
+        self._queue = CapacityQueue(self._jobs, self._nodes, self._trigger, self.clock.after)
+        self._waits: dict[int, int] = {}
+        """Number of each job that waited at the last look -> the priority of its pods."""
+        self._beside: dict[int, dict[int, float]] = {}
+        """Number of a job -> of each other one that can start: when it was last seen to wait."""
+        self._turns: dict[int, float] = {}
+        """Number of a job -> when its turn under way began."""
         for _ in range(random.choice((2, 2, 3))):
             strikes = sorted(random.uniform(0.0, SPAN) for _ in range(random.randint(0, 3))) if faults else ()
             schedule = tuple(Strike(at, random.choice(FAULTS), random.getrandbits(32)) for at in strikes)
@@ -71,55 +75,54 @@ class Rivalry:
 
     # --- the line
 
-    def seen_by(self, operator: OperatorProcess) -> tuple[Competitor, ...]:
-        """As the shell finds them, in `concertina.controller.cache`: who waits is told as soon as the line changes."""
-        mine = self.worlds.index(operator.world)
-        line = {number: self._wait(world.operators[-1]) for number, world in enumerate(self.worlds) if world.operators}
-        line[mine] = self._wait(operator)
-        for number, place in line.items():
-            competitor = (place.competitor, place.hindrance) if place else None
-            if self._waiting.get(number) != competitor:
-                self._waiting[number] = competitor
-                for other, waits in line.items():
-                    if other != number and waits and (waits.held or waits.away):
-                        self.worlds[other].operators[-1].trigger()
-        namespace = operator.job_view.namespace
-        return tuple(
-            place.competitor
-            for number, place in line.items()
-            if place and number != mine and line[mine] and place.needs_room_in(namespace)
-        )
+    def place(self, operator: OperatorProcess) -> Place | None:
+        """As the shell finds it, in `concertina.controller.cache`."""
+        world, view, refused = operator.world, operator.job_view, operator.refused
+        number = self.worlds.index(world)
+        self._jobs[world.uid] = CachedJob(view, 0, {}, dict(operator.pods), refused=refused)
+        if self._nodes != operator.nodes:
+            self._nodes.clear()
+            self._nodes.update(operator.nodes)
+            self._queue.room_changed()
+        self._queue.job_changed(world.uid)
+        waits = waiting(view, operator.pods.values(), by_quota(refused))
+        if waits:
+            self._waits[number] = waits.priority
+        else:
+            self._waits.pop(number, None)
+        return self._queue.place(world.uid)
 
-    def hindrance(self, operator: OperatorProcess) -> Hindrance | None:
-        least, refused = sizes.least(operator.job_view.spec), operator.refused
-        quota = fits_quota(refused.message) if refused else None
-        return room.hindrance(least, operator.pods.values(), operator.nodes, quota)
-
-    def _wait(self, operator: OperatorProcess) -> Waiting | None:
-        found = waiting(operator.job_view, operator.pods.values(), by_quota(operator.refused))
-        return dataclasses.replace(found, hindrance=self.hindrance(operator)) if found else None
+    def _trigger(self, uid: str) -> None:
+        for world in self.worlds:
+            if world.uid == uid and world.operators:
+                world.operators[-1].trigger()
 
     def status_written(self, world: World, old: JobStatus, new: JobStatus) -> None:
-        """Nobody gives way to nobody: who goes first keeps what it has, for its turn at least; and nobody waits for
-        what can never start."""
+        """A job keeps what it has while no other one waits, and for its whole turn. It makes way for none of a lower
+        priority before it has had a turn. None waits for a job that can never start."""
         number, now = self.worlds.index(world), self.clock.now
-        for other, waits in self._waiting.items():
-            if other == number or not waits or waits[0].deferred or other >= self.able:
-                continue
-            self._beside[number] = now
-            if self._first(waits[0], other, number, old):
-                self._ahead[number] = now
-        if not new.internal.gang.since or old.internal.gang.since or number >= self.able:
+        beside = self._beside.setdefault(number, {})
+        beside.update(
+            {other: now for other in self._waits if other not in (number, *range(self.able, len(self.worlds)))}
+        )
+        before, after, began = old.internal.gang, new.internal.gang, self._turns.get(number, now)
+        if not after.turn:
+            self._turns.pop(number, None)
+        elif after.turn != before.turn:
+            self._turns[number] = now
+        passes = after.passed != before.passed and after.passed is not None
+        if number >= self.able or not (passes or (after.since and not before.since)):
             return
-        if self._beside.get(number, 0.0) < now - LAG:
-            raise Violation(f"{world.name} gives way, and nobody else can start: {new.internal.gang.message}")
-        if not new.internal.gang.until and self._ahead.get(number, 0.0) < now - LAG:
-            raise Violation(f"{world.name} gives way, and nobody is ahead of it: {new.internal.gang.message}")
-
-    def _first(self, competitor: Competitor, other: int, number: int, status: JobStatus) -> bool:
-        """Priority, then who has trained, then age."""
-        mine = (-self.worlds[number].cluster.priority, not status.world.members, number)
-        return (-competitor.priority, not competitor.trained, other) < mine
+        others = [other for other, at in beside.items() if at > now - LAG]
+        if not others:
+            raise Violation(f"{world.name} gives way, and nobody else can start: {after.message}")
+        if passes:
+            if now - began < TURN_TIMEOUT - LAG and "would not help" not in after.message:
+                raise Violation(f"{world.name} gives way after {now - began:.1f} s of its turn: {after.message}")
+        elif not before.passed and not any(
+            self.worlds[other].cluster.priority >= world.cluster.priority for other in others
+        ):
+            raise Violation(f"{world.name} gives way to one of a lower priority: {after.message}")
 
     # --- a run
 

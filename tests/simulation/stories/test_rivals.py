@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from concertina.plan.lifecycle import admission, room
-from concertina.plan.observed import Competitor
+from concertina.controller.cache import capacity_queue
+from concertina.plan.lifecycle import admission, line, room
 from simulation.parts.clock import Violation
 from simulation.runs.rivals import Rivalry
 
@@ -55,14 +55,16 @@ def test_jobs_that_need_the_same_nodes_all_complete(seeds: range) -> None:
             *(admission, "_may_release", lambda ctx, mine: False, 1),
             marks=pytest.mark.long(law=f"{HERE}::test_a_planted_fault_is_noticed"),
         ),
-        (Competitor, "queue_position", property(lambda one: (one.priority, one.trained, -one.created, "")), 1),
+        (line, "_order", lambda jobs, fitting, before: {uid: job.priority for uid, job in jobs.items()}, 1),
+        (admission, "TURN_TIMEOUT", 20.0, 1),
         (room, "_excluded", lambda alive: False, 5),
         (room, "_could_hold", lambda least, alive, nodes: True, 1),
-        (room, "hindrance", lambda least, pods, nodes, quota, real=room.hindrance: real(least, pods, nodes, None), 13),
+        (capacity_queue, "fits_quota", lambda message: None, 13),
     ],
     ids=[
         "room that nobody releases is a deadlock",
-        "the first in line gives way",
+        "the job of the lower priority goes first",
+        "a turn is cut short",
         "others wait for what no node is made for",
         "others wait for what is too large",
         "others wait for what a quota forbids",

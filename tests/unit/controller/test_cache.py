@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -17,7 +18,8 @@ from concertina.controller.status import claim_tests
 from concertina.kube.errors import NamespaceEnds, from_status
 from concertina.kube.parse.refusals import refusal
 from concertina.kube.parse.views import OwnedPod
-from concertina.plan.observed import AgentView, Hindrance, NodeView, PodPhase, PodView, Refusal, Refused
+from concertina.plan.lifecycle import line
+from concertina.plan.observed import AgentView, Hindrance, NodeView, Place, PodPhase, PodView, Refusal, Refused
 
 
 class Known:
@@ -423,38 +425,73 @@ def unplaced(name: str, job_uid: str) -> OwnedPod:
     return replace(found, view=replace(found.view, waiting="Unschedulable"))
 
 
-def test_jobs_that_wait_for_room_know_of_each_other() -> None:
+def place(known: Known, uid: str) -> Place | None:
+    observed = known.cache.observe(uid)
+    assert observed is not None
+    return observed.place
+
+
+def test_jobs_that_wait_for_room_have_turns() -> None:
     known = Known()
     for uid, created in (("a", 1), ("b", 2), ("c", 3)):
         known.cache.on_job(job(uid, 1, created=created))
     for uid in ("a", "b"):
         known.cache.on_pod(None, unplaced(f"{uid}-0", uid))
     known.cache.on_pod(None, pod("c-0", "c", node="n"))
-
-    def competitors(uid: str) -> list[str]:
-        observed = known.cache.observe(uid)
-        assert observed is not None
-        return [competitor.uid for competitor in observed.competitors]
-
-    assert (competitors("a"), competitors("b"), competitors("c")) == (["b"], ["a"], [])
-    # a finds room: b, which holds nothing, need not be told, and sees it when it looks.
-    known.cache.on_pod(unplaced("a-0", "a"), pod("a-0", "a", node="n"))
-    known.heard()
-    assert (competitors("a"), competitors("b")) == ([], [])
-    assert known.heard() == []
-
-
-def test_who_released_its_room_is_told_when_the_line_moves() -> None:
-    known = Known()
-    known.cache.on_job(job("a", 1))
-    known.cache.on_pod(None, unplaced("a-0", "a"))
-    known.cache.on_job(job("b", 1, internal={"gang": {"releases": 1, "since": "2026-01-01T00:00:00Z"}}))
-    for uid in ("a", "b"):
-        known.cache.observe(uid)
+    assert (place(known, "a"), place(known, "b")) == (Place(), Place(ahead=("n", "job-a"))), "nothing is held"
+    known.cache.on_job(job("b", 2, created=2, internal={"gang": {"releases": 1, "since": "2026-01-01T00:00:00Z"}}))
+    assert (place(known, "a"), place(known, "b")) == (Place(turn=True), Place(ahead=("n", "job-a")))
+    assert place(known, "c") == Place()
     known.heard()
     known.cache.on_pod(unplaced("a-0", "a"), pod("a-0", "a", node="n"))
-    known.cache.observe("a")
-    assert known.heard() == ["a", "b"]
+    assert known.heard() == ["a", "b"], "b has released its room, and tries again"
+    assert (place(known, "a"), place(known, "b")) == (Place(), Place())
+
+
+def test_a_burst_of_changes_is_worked_out_once_and_wakes_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand jobs wait, of which one holds a part and the others have released theirs."""
+    later: list[Callable[[], None]] = []
+    changed: list[str] = []
+    cache = ClusterCache(changed.append, lambda uid: {}, later=lambda seconds, act: later.append(act))
+
+    def work_out() -> list[str]:
+        """Jobs that are woken. It may take some slices."""
+        changed.clear()
+        while later:
+            later.pop(0)()
+        return sorted(changed)
+
+    away = {"gang": {"releases": 1, "since": "2026-01-01T00:00:00Z"}}
+    for number in range(1000):
+        cache.on_job(job(f"{number:03}", 1, internal=away if number else {}))
+    held, waits = pod("000-0", "000", node="n"), unplaced("000-1", "000")
+    two = job("000", 2)
+    two["spec"]["replicas"] = 2
+    cache.on_job(two)
+    for each in (held, waits):
+        cache.on_pod(None, each)
+    assert len(later) == 1
+    assert cache.observe("000").place is None, "not worked out yet"  # type: ignore[union-attr]
+    assert len(work_out()) == 1000
+    assert cache.observe("000").place == Place(turn=True)  # type: ignore[union-attr]
+    assert cache.observe("999").place == Place(ahead=("n", "job-000"))  # type: ignore[union-attr]
+    times: list[int] = []
+
+    def worked_out(jobs: Mapping[str, line.Waiting], before: line.Line, real: Any = line.worked_out) -> line.Line:
+        times.append(len(jobs))
+        return real(jobs, before)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(line, "worked_out", worked_out)
+    for version in range(3, 40):
+        cache.on_job(job("500", version, internal={"gang": {**away["gang"], "priority": version}}))
+        cache.observe("500")
+    assert times == [], "a pass works nothing out"
+    assert work_out() == ["000", "500"], "the turn has passed from one to the other"
+    cache.on_job(job("new", 1, internal=away))
+    assert work_out() == ["new"]
+    cache.on_node(None, NodeView("x", ready=True))
+    assert work_out() == []
+    assert times == [1000, 1001]
 
 
 def test_a_job_whose_namespace_is_being_deleted_stands_in_nobodys_way() -> None:
@@ -463,17 +500,14 @@ def test_a_job_whose_namespace_is_being_deleted_stands_in_nobodys_way() -> None:
         known.cache.on_job(job(uid, 10))
         waits = pod(f"{uid}-0-0", uid)
         known.cache.on_pod(None, replace(waits, view=replace(waits.view, waiting="Unschedulable")))
-    seen = known.cache.observe("b")
-    assert seen is not None
-    assert [competitor.uid for competitor in seen.competitors] == ["a"]
+    assert place(known, "b") == Place(ahead=("n", "job-a"))
     status = {"message": "no", "details": {"causes": [{"reason": "NamespaceTerminating", "message": "it ends"}]}}
     refused = from_status(403, json.dumps(status).encode())
     known.cache.create_refused(
         "a", refusal(refused), refused.message, namespace_ends=isinstance(refused, NamespaceEnds)
     )
-    seen, gone = known.cache.observe("b"), known.cache.observe("a")
-    assert seen is not None
-    assert seen.competitors == ()
+    assert place(known, "b") == Place()
+    gone = known.cache.observe("a")
     assert gone is not None
     assert gone.job.deleting
 
@@ -488,11 +522,11 @@ def test_a_job_that_cannot_be_judged_fails_no_look_at_another() -> None:
     odd = replace(odd, view=replace(odd.view, requests={"pods": "many"}))  # type: ignore[dict-item] # whatever it is
     known.cache.on_pod(None, odd)
     known.heard()
-    assert competitors(known, "a") == []
+    assert place(known, "a") == Place()
     assert known.heard() == []
     sound = replace(odd, view=replace(odd.view, requests={"pods": Decimal(1)}))
     known.cache.on_pod(odd, sound)
-    assert competitors(known, "a") == ["odd"]
+    assert place(known, "odd") == Place(ahead=("n", "job-a"))
 
 
 def test_names_of_pods_that_are_anothers_are_known() -> None:
@@ -547,34 +581,32 @@ def refuse(known: Known, uid: str, limited: int) -> None:
     known.cache.create_refused(uid, Refusal.QUOTA, f'pods "{uid}-0-0" is forbidden: {quota}')
 
 
-def competitors(known: Known, uid: str) -> list[str]:
-    observed = known.cache.observe(uid)
-    assert observed is not None
-    return sorted(competitor.uid for competitor in observed.competitors)
-
-
-def test_nobody_waits_for_a_job_that_room_would_not_help() -> None:
+def test_no_job_waits_for_one_that_room_would_not_help() -> None:
     known = Known()
-    for uid, namespace in (("a", "n"), ("near", "n"), ("far", "m")):
-        known.cache.on_job(job(uid, 1, namespace=namespace))
+    for uid, namespace, created in (("a", "n", 1), ("near", "n", 2), ("far", "m", 3)):
+        known.cache.on_job(job(uid, 1, namespace=namespace, created=created))
         known.cache.on_pod(None, replace(unplaced(f"{uid}-0", uid), namespace=namespace))
-    assert (competitors(known, "near"), competitors(known, "far")) == (["a", "far"], ["a", "near"])
+
+    def ahead() -> tuple[object, ...]:
+        return tuple(found.ahead if (found := place(known, uid)) else None for uid in ("a", "near", "far"))
+
+    assert ahead() == (None, ("n", "job-a"), ("n", "job-a"))
     refuse(known, "a", limited=1)
-    assert (competitors(known, "near"), competitors(known, "far")) == (["a", "far"], ["near"])
-    assert competitors(known, "a") == ["far", "near"]
-    assert known.cache.observe("a").hindrance is Hindrance.QUOTA  # type: ignore[union-attr]
+    assert ahead() == (None, ("n", "job-a"), ("n", "job-near"))
+    assert place(known, "a").hindrance is Hindrance.QUOTA  # type: ignore[union-attr]
     refuse(known, "a", limited=0)
-    assert (competitors(known, "near"), competitors(known, "far")) == (["far"], ["near"])
+    assert ahead() == (None, None, ("n", "job-near"))
     known.cache.created("a")
+    assert ahead() == (None, ("n", "job-a"), ("n", "job-a"))
     excluded = unplaced("a-0", "a")
     excluded = replace(excluded, view=replace(excluded.view, excluded=True))
     known.cache.on_pod(unplaced("a-0", "a"), excluded)
-    assert (competitors(known, "near"), competitors(known, "far")) == (["far"], ["near"])
+    assert ahead() == (None, None, ("n", "job-near"))
     known.cache.on_pod(excluded, unplaced("a-0", "a"))
-    assert (competitors(known, "near"), competitors(known, "far")) == (["a", "far"], ["a", "near"])
+    assert ahead() == (None, ("n", "job-a"), ("n", "job-a"))
 
 
-def test_a_node_that_comes_or_goes_changes_who_is_too_large() -> None:
+def test_a_node_that_comes_or_goes_changes_which_job_is_too_large() -> None:
     known = Known()
     node = NodeView("x", ready=True, allocatable={"pods": Decimal(1)})
     for uid in ("a", "b"):
@@ -583,13 +615,12 @@ def test_a_node_that_comes_or_goes_changes_who_is_too_large() -> None:
         requests = {"pods": Decimal(2 if uid == "a" else 1)}
         known.cache.on_pod(None, replace(waits, view=replace(waits.view, requests=requests)))
     known.cache.on_node(None, node)
-    assert competitors(known, "b") == []
-    known.heard()
-    known.cache.on_node(node, replace(node, allocatable={"pods": Decimal(2)}))
-    assert known.heard() == ["a", "b"]
-    assert competitors(known, "b") == ["a"]
-    known.cache.on_node(node, replace(node, allocatable={"pods": Decimal(2)}, cordoned=True))
-    assert competitors(known, "b") == []
+    assert place(known, "b") == Place()
+    larger = replace(node, allocatable={"pods": Decimal(2)})
+    known.cache.on_node(node, larger)
+    assert place(known, "b") == Place(ahead=("n", "job-a"))
+    known.cache.on_node(larger, replace(larger, cordoned=True))
+    assert place(known, "b") == Place()
 
 
 def test_jobs_that_have_trained_vote_on_whether_the_operator_hears() -> None:

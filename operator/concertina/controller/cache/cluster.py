@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from concertina.agents.hearing import Hearing
 from concertina.api import pod_names
-from concertina.controller.cache.capacity_queue import CapacityQueue
+from concertina.controller.cache.capacity_queue import CapacityQueue, Later, at_once
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.cache.uri_index import UriIndex
 from concertina.kube.parse.views import OwnedPod, job_view
@@ -48,6 +48,7 @@ class ClusterCache:
         hearing: Hearing | None = None,
         nodes_watched: bool = True,
         serves: Callable[[str], bool] = lambda namespace: True,
+        later: Later = at_once,
     ) -> None:
         """`serves`: whether jobs of a namespace are this operator's to look after."""
         self._changed = changed
@@ -69,7 +70,7 @@ class ClusterCache:
         """And when that its container was started again."""
         self._nodes: dict[str, NodeView] = {}
         self._uris = UriIndex(self._jobs, changed)
-        self._capacity = CapacityQueue(self._jobs, self._nodes if nodes_watched else None, changed)
+        self._capacity = CapacityQueue(self._jobs, self._nodes if nodes_watched else None, changed, later)
 
     def job(self, uid: str) -> CachedJob | None:
         return self._jobs.get(uid)
@@ -140,7 +141,7 @@ class ClusterCache:
         job = self._jobs.pop(uid, None)
         if job is not None:
             self._uris.update(uid)
-            self._capacity.update(uid)
+            self._capacity.job_changed(uid)
             if job.pods:
                 self._orphans[uid, job.view.namespace] = job.pods
 
@@ -173,7 +174,7 @@ class ClusterCache:
             for uid, job in self._jobs.items():
                 if by_quota(job.refused) and job.view.namespace == old.namespace:
                     job.refused = None
-                    self._changed(uid)
+                    self._job_changed(uid)
 
     def _index_name(self, old: OwnedPod | None, new: OwnedPod | None) -> None:
         pod = new or old
@@ -227,8 +228,10 @@ class ClusterCache:
             self._changed(uid)
 
     def created(self, uid: str) -> None:
-        if job := self._jobs.get(uid):
+        job = self._jobs.get(uid)
+        if job and job.refused:
             job.refused = None
+            self._capacity.job_changed(uid)
 
     def _job_changed(self, uid: str) -> None:
         self._capacity.job_changed(uid)
@@ -241,7 +244,6 @@ class ClusterCache:
         job = self._jobs.get(uid)
         if job is None:
             return None
-        competitors = self._capacity.competitors(uid)
         names = self._pod_names.get((job.view.namespace, job.view.name), {})
         now = time.monotonic()
         return Observed(
@@ -256,9 +258,8 @@ class ClusterCache:
             secret_made=job.secret_made_at is not None,
             refused=job.refused,
             taken=frozenset(job.taken).union(name for name, owner in names.items() if owner != uid),
-            competitors=competitors,
             nodes_watched=self._nodes_watched,
-            hindrance=self._capacity.hindrance(uid),
+            place=self._capacity.place(uid),
             uri_holder=self._uris.holder(uid),
             uri_sharing=self._uris.sharing(uid),
             master_keys=self._master_keys,

@@ -85,7 +85,7 @@ def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs
     job = jobs.wait("younger", lambda job: job["status"].get("internal", {}).get("gang", {}).get("since"))
     message = jobs.condition(job, "Ready")["message"]
     assert "only 3 of the 4 replicas needed found room" in message
-    assert f"releases them for {jobs.namespace}/older, which goes first" in message
+    assert f"releases them for {jobs.namespace}/older, whose turn it is" in message
     jobs.wait_true("older", "Complete")
     pods.delete("holder", gracePeriodSeconds=0)
     jobs.wait_true("younger", "Complete")
