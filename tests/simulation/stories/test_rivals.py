@@ -57,8 +57,8 @@ def test_jobs_that_need_the_same_nodes_all_complete(seeds: range) -> None:
         ),
         (line, "_order", lambda jobs, fitting, before: {uid: job.priority for uid, job in jobs.items()}, 1),
         (admission, "TURN_TIMEOUT", 20.0, 1),
-        (room, "_excluded", lambda alive: False, 5),
-        (room, "_could_hold", lambda least, alive, nodes: True, 1),
+        (room, "_excluded", lambda alive: False, 25),
+        (room, "_could_hold", lambda least, alive, nodes: True, 29),
         (capacity_queue, "fits_quota", lambda message: None, 13),
     ],
     ids=[

@@ -440,7 +440,7 @@ def test_jobs_that_wait_for_room_have_turns() -> None:
     known.cache.on_pod(None, pod("c-0", "c", node="n"))
     assert (place(known, "a"), place(known, "b")) == (Place(), Place(ahead=("n", "job-a"))), "nothing is held"
     known.cache.on_job(job("b", 2, created=2, internal={"gang": {"releases": 1, "since": "2026-01-01T00:00:00Z"}}))
-    assert (place(known, "a"), place(known, "b")) == (Place(turn=True), Place(ahead=("n", "job-a")))
+    assert (place(known, "a"), place(known, "b")) == (Place(turn=True, fits=True), Place(ahead=("n", "job-a")))
     assert place(known, "c") == Place()
     known.heard()
     known.cache.on_pod(unplaced("a-0", "a"), pod("a-0", "a", node="n"))
@@ -462,10 +462,10 @@ def test_a_burst_of_changes_is_worked_out_once_and_wakes_few(monkeypatch: pytest
         return sorted(changed)
 
     away = {"gang": {"releases": 1, "since": "2026-01-01T00:00:00Z"}}
-    for number in range(1000):
-        cache.on_job(job(f"{number:03}", 1, internal=away if number else {}))
+    for number in range(1, 1000):
+        cache.on_job(job(f"{number:03}", 1, internal=away))
     held, waits = pod("000-0", "000", node="n"), unplaced("000-1", "000")
-    two = job("000", 2)
+    two = job("000", 1)
     two["spec"]["replicas"] = 2
     cache.on_job(two)
     for each in (held, waits):
@@ -473,7 +473,7 @@ def test_a_burst_of_changes_is_worked_out_once_and_wakes_few(monkeypatch: pytest
     assert len(later) == 1
     assert cache.observe("000").place is None, "not worked out yet"  # type: ignore[union-attr]
     assert len(work_out()) == 1000
-    assert cache.observe("000").place == Place(turn=True)  # type: ignore[union-attr]
+    assert cache.observe("000").place == Place(turn=True, fits=True)  # type: ignore[union-attr]
     assert cache.observe("999").place == Place(ahead=("n", "job-000"))  # type: ignore[union-attr]
     times: list[int] = []
 

@@ -88,18 +88,16 @@ class Line:
 
     jobs: Mapping[str, Waiting]
     room: Mapping[str, Decimal]
-    """What they hold together, or held when the line was last worked out: it is free once they release it."""
-    first: str | None
-    """The job whose turn it is, of those that room helps."""
+    """What they hold together: it is free once they release it."""
     places: Mapping[str, Place]
     """By uid. A job that is not in it waits alone, or not at all."""
 
 
-EMPTY = Line({}, NO_ROOM, None, {})
+EMPTY = Line({}, NO_ROOM, {})
 
 
 def worked_out(jobs: Mapping[str, Waiting], before: Line) -> Line:
-    """One walk over all of them."""
+    """One walk over all of them. Room that was held before counts too: it is just being released."""
     room_now = _room_held(jobs.values())
     room = {name: max(room_now.get(name, NONE), before.room.get(name, NONE)) for name in room_now.keys() | before.room}
     fitting = {uid for uid, job in jobs.items() if _fits(job, room)}
@@ -131,7 +129,7 @@ def worked_out(jobs: Mapping[str, Waiting], before: Line) -> Line:
         if job.hindrance is Hindrance.QUOTA and len(free) > free_in[job.namespace]:
             place = replace(place, hindrance=job.hindrance)
         places[uid] = place
-    return Line(dict(jobs), room_now, first, places)
+    return Line(dict(jobs), room_now, places)
 
 
 def _room_held(jobs: Iterable[Waiting]) -> dict[str, Decimal]:
@@ -159,8 +157,10 @@ def _order(jobs: Mapping[str, Waiting], fitting: Collection[str], before: Line) 
         last_turns[job.namespace] = max(job.passed, last_turns.get(job.namespace, 0.0))
     order: dict[str, Rank] = {}
     for uid, job in jobs.items():
-        old = before.jobs.get(uid)
-        turn = job.turn or (uid == before.first and old is not None and old.passed == job.passed)
+        place = before.places.get(uid)
+        # The status of a job whose turn has just come does not say so yet.
+        has_begun = place is not None and place.turn and before.jobs[uid].passed == job.passed
+        turn = job.turn or has_begun
         fits = uid in fitting
         has_passed = bool(job.passed) and not turn and (job.passed_fitting or not fits)
         order[uid] = (
