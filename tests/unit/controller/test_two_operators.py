@@ -32,7 +32,7 @@ def test_an_operator_without_the_key_of_a_job_leaves_it_to_the_one_that_has_it_a
     async def scenario() -> None:
         await _passes(ours, theirs)
         assert server.job["status"]["masterKey"] == key_id(OURS)
-        assert server.condition("Stalled") == ("False", "Progressing")
+        assert server.condition("Stalled") == ("False", "NotStalled")
         assert (server.writes["ours"], server.writes["theirs"]) == (2, 1)
         assert theirs.said.told.count("ServedByAnotherOperator") == 1
         assert theirs.reconciler.of_another == {UID}

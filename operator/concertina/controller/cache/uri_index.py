@@ -127,7 +127,7 @@ def normal(uri: str) -> str:
 
 def _volume(path: str, spec: JobSpec) -> str:
     """What the container `trainer` mounts at this path, as its template says; empty: nothing."""
-    pod, trainer = spec.template.spec.manifest(), spec.template.trainer.manifest()
+    pod, trainer = spec.template.manifest()["spec"], spec.template.trainer.manifest()
     mount_by_path = {str(mount.get("mountPath")).rstrip("/"): mount for mount in _objects(trainer, "volumeMounts")}
     above = [folder for folder in mount_by_path if path == folder or path.startswith(f"{folder}/")]
     if not above:
