@@ -30,7 +30,7 @@ SAME = {
     "kill-lead": f"{JOBS}::test_a_replica_that_dies_is_left_out_at_once_and_replaced[the lead]",
     "stop-node": f"{RECOVERY}/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back",
     "apiserver-restart": f"{RECOVERY}/test_faults.py::test_an_api_server_that_is_restarted",
-    "hang": f"{RECOVERY}/test_hangs.py::test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced",
+    "hang": "tests/simulation/stories/test_verdicts.py::test_a_hang_is_found_and_its_replica_replaced_or_only_reported",
     "straggle": f"{VERDICTS}::test_a_straggler_is_found_and_replaced_where_that_is_wanted",
     "operator-stop": f"{HEARD}::test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent",
     "refused-pods": "tests/cluster/operator/pods/test_refusals.py::test_a_job_trains_on_while_a_replacement_is_refused",

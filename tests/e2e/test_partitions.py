@@ -138,6 +138,7 @@ def goes_on_unheard(cluster: Cluster, before: Object, lead_is_cut: bool) -> None
     assert (degraded["reason"] == "AgentsUnreachable") == lead_is_cut, degraded
 
 
+@pytest.mark.long(law="tests/e2e/test_partitions.py::test_an_operator_that_reaches_no_agent_on_other_nodes")
 def test_a_lead_that_the_operator_alone_does_not_reach(cluster: Cluster) -> None:
     before = cluster.training(3)
     lead = before["world"]["members"][0]

@@ -9,7 +9,7 @@ import json
 import math
 import operator
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     ConfigDict,
@@ -140,16 +140,20 @@ class PackedTemplate(PodTemplate):
     @classmethod
     def of(cls, template: PodTemplate) -> PackedTemplate:
         packed = cls.model_construct()
+        packed.__dict__.clear()  # of defaults, so that __getattr__ gives each field
         packed._json = json.dumps(template.manifest(), separators=(",", ":")).encode()
         return packed
+
+    if not TYPE_CHECKING:  # with it, mypy would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name in PodTemplate.model_fields:
+                return getattr(_decoded(self._json), name)
+            return super().__getattr__(name)
 
     def manifest(self) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(self._json)
         return manifest
-
-    @property
-    def trainer(self) -> Container:
-        return _decoded(self._json).trainer
 
     @model_serializer
     def _dumped(self, info: SerializationInfo) -> dict[str, Any]:

@@ -14,8 +14,7 @@ import concertina_protocol as p
 from builders.programs import FAULTS, PROGRAMS, SEARCH_PATH
 from builders.train.replicas import Job, running, trained
 
-OPERATOR = "tests/cluster/operator/recovery/test_hangs.py"
-HANG = f"{OPERATOR}::test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced"
+TOLD = "tests/train/agent/test_hangs.py::test_a_script_that_hangs_is_told_by_its_stack[py-spy]"
 STRAGGLER = "tests/simulation/stories/test_verdicts.py::test_a_straggler_is_found_and_replaced_where_that_is_wanted"
 
 
@@ -36,7 +35,7 @@ async def begin(job: Job, limits: p.Limits, count: int = 2) -> None:
     await job.until(job[0], trained(10))
 
 
-@pytest.mark.long(law=HANG)
+@pytest.mark.long(law=TOLD)
 def test_a_worker_that_hangs_in_its_data_loader_is_the_suspect_and_its_stack_is_in_the_log(folder, trainer, data):
     fault = folder / "fault"
 
@@ -61,7 +60,7 @@ def test_a_worker_that_hangs_in_its_data_loader_is_the_suspect_and_its_stack_is_
     asyncio.run(body())
 
 
-@pytest.mark.long(law="tests/train/agent/test_hangs.py::test_a_script_that_hangs_is_told_by_its_stack")
+@pytest.mark.long(law=TOLD)
 def test_a_rank_that_hangs_in_its_forward_pass_is_told_by_its_stack(folder, trainer, data):
     """All ranks compute: those that wait for another's weights do so in a collective."""
     fault = folder / "fault"

@@ -21,6 +21,7 @@ SNIPPETS = [text for page in PAGES.values() for text in re.findall(r"```python\n
 WHOLE = [text for text in SNIPPETS if text.startswith("import ")]
 STATE = ["hf_accelerate_state.py", "hf_trainer_state.py", "lightning_state.py", "loader_state.py"]
 TOKENS = "s3://bucket/tokens"
+FIRST = "tests/train/scripts/test_docs.py::test_a_script_runs_and_goes_on_where_it_ended"
 LAW = "tests/train/scripts/test_frameworks.py::test_it_goes_on_from_memory_in_any_world[accelerate]"
 LIMIT = 400
 pytestmark = pytest.mark.timeout(LIMIT)
@@ -36,7 +37,13 @@ def run(folder: Path, script: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("text", WHOLE, ids=range(len(WHOLE)))
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=str(i), marks=pytest.mark.long(law=f"{FIRST}[0]") if i else ())
+        for i, text in enumerate(WHOLE)
+    ],
+)
 def test_a_script_runs_and_goes_on_where_it_ended(text, tmp_path):
     path = tmp_path / "script.py"
     if TOKENS in text:

@@ -122,7 +122,7 @@ async def end_with_three(job: Job, arguments: list[str]) -> None:
 FSDP = "tests/train/scripts/test_unmodified.py::test_an_unmodified_script_survives_and_is_resized_warm[fsdp.py]"
 DDP = (
     "tests/cluster/operator/training/test_scripts.py"
-    "::test_a_script_that_keeps_its_state_goes_on_from_memory_and_from_storage"
+    "::test_a_script_that_uses_trainingjob_has_progress_and_loses_no_step_to_a_change"
 )
 OTHERS = ["ddp.py", "hf_accelerate.py", "hf_trainer.py", "lightning_fit.py", "megatron_style.py"]
 TENSOR = ["--tensor-model-parallel-size", "2"]

@@ -246,7 +246,18 @@ def other_pythons() -> list[str]:
     return [str(each[-1]) for each in found if each]
 
 
-@pytest.mark.parametrize("number", ["1", "100"])  # OpenBLAS takes no more than there are processors
+@pytest.mark.parametrize(
+    "number",
+    [
+        "1",
+        pytest.param(
+            "100",  # OpenBLAS takes no more than there are processors
+            marks=pytest.mark.long(
+                law="tests/train/scripts/test_warm_start.py::test_libraries_have_as_many_threads_as_the_worker_says[1]"
+            ),
+        ),
+    ],
+)
 def test_libraries_have_as_many_threads_as_the_worker_says(number, place):
     written(place, THREADS)
     out, _, _ = alike(started(place, "python", "script.py", OMP_NUM_THREADS=number))

@@ -119,11 +119,11 @@ REAL_LAW = "test_real_ranks_take_what_is_planned"
 @pytest.mark.parametrize(
     ("layout", "size"),
     [
-        ("1F1B", 4), ("experts x tensor x pipeline", 4),
+        ("1F1B", 4),
         *(
             pytest.param(layout, size, marks=pytest.mark.long(law=f"{FILE}::{REAL_LAW}[1F1B-4]"))
             for layouts, size in ((FOUR, 4), (EIGHT, 8))
-            for layout in layouts if layout not in ("1F1B", "experts x tensor x pipeline")
+            for layout in layouts if layout != "1F1B"
         ),
     ],
 )  # fmt: skip
@@ -329,12 +329,9 @@ def test_what_is_routed_grows_with_the_load(parent, tmp_path, layout):
 
 @pytest.mark.parametrize(
     "layout",
-    [
-        "fsdp",
-        *long_but(
-            "GPipe", ("GPipe", "tensor", "interleaved", "experts x tensor"), "test_depth_and_microbatches_are_a_line"
-        ),
-    ],
+    long_but(
+        "fsdp", ("fsdp", "GPipe", "tensor", "interleaved", "experts x tensor"), "test_depth_and_microbatches_are_a_line"
+    ),
 )  # fmt: skip
 def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
     parallelism = ParallelismConfig.model_validate((LAYOUTS | ROUTED)[layout])
@@ -408,10 +405,7 @@ def test_one_device_with_its_state_on_the_host():
 
 @pytest.mark.parametrize(
     "layout",
-    [
-        *long_but("hybrid with a pipeline", LAYOUTS, "test_512_ranks_are_planned_in_one_process"),
-        *long_but("experts", ROUTED, "test_512_ranks_are_planned_in_one_process"),
-    ],
+    long_but("hybrid with a pipeline", (*LAYOUTS, *ROUTED), "test_512_ranks_are_planned_in_one_process"),
 )
 def test_512_ranks_are_planned_in_one_process(layout):
     """And send what the formulas say."""
@@ -451,10 +445,10 @@ FULLEST_LAW = "test_the_fullest_ranks_are_among_those_tried"
 @pytest.mark.parametrize(
     ("schedule", "layers"),
     [
-        ("1F1B", 7),
+        ("1F1B", 9),
         *(
-            pytest.param(schedule, layers, marks=pytest.mark.long(law=f"{FILE}::{FULLEST_LAW}[1F1B-7]"))
-            for schedule, layers in [("1F1B", 8), ("1F1B", 9), ("GPipe", 9), ("Interleaved1F1B", 9), (ZERO_BUBBLE, 9)]
+            pytest.param(schedule, layers, marks=pytest.mark.long(law=f"{FILE}::{FULLEST_LAW}[1F1B-9]"))
+            for schedule, layers in [("1F1B", 7), ("1F1B", 8), ("GPipe", 9), ("Interleaved1F1B", 9), (ZERO_BUBBLE, 9)]
         ),
     ],
 )  # fmt: skip

@@ -185,6 +185,8 @@ def test_a_packed_template_says_what_the_template_said() -> None:
     packed = spec.packed()
     assert packed.template.manifest() == spec.template.manifest()
     assert packed.template.trainer == spec.template.trainer
+    assert packed.template.metadata == spec.template.metadata
+    assert packed.template.spec == spec.template.spec
     assert packed.workers == spec.workers
     assert packed == parse_spec(JOB).packed()
     other = copy.deepcopy(JOB)

@@ -13,6 +13,9 @@ from builders.cluster.operator import Jobs, bundled
 pytestmark = pytest.mark.usefixtures("operator")
 
 
+@pytest.mark.long(
+    law="tests/simulation/stories/test_verdicts.py::test_a_hang_is_found_and_its_replica_replaced_or_only_reported"
+)
 def test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced(jobs: Jobs, data: Path, tmp_path: Path) -> None:
     """First onHang is Report; the same hang after it was changed to Replace leads to a new pod."""
     fault = tmp_path / "fault"

@@ -58,8 +58,10 @@ OWN_MODEL = Case(
     {"shard": 2}, "replicate 2 x shard 2", "shard 2", workers=1, every=10,
     model={"entrypoint": "audio_model:spec", "options": {"dim": 32, "blocks": 2}, "sequenceLength": 32},
 )  # fmt: skip
-GATE = "tensor"
-LAW = "tests/cluster/operator/training/test_layouts.py::test_blocks_are_killed_shrunk_and_grown_on_the_same_curve"
+LAW = (
+    "tests/train/trainer/test_layouts.py::"
+    "test_each_layout_goes_on_from_the_one_before[fsdp > fsdp x tensor > context x tensor > hsdp]"
+)
 
 
 def create(jobs: Jobs, case: Case, data: Path, **trainer: Any) -> Object:
@@ -86,20 +88,15 @@ SLOW = pytest.mark.timeout(900)
 
 
 @SLOW
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=name, marks=() if name == GATE else pytest.mark.long(law=f"{LAW}[{GATE}]"))
-        for name, case in CASES.items()
-    ],
-)
+@pytest.mark.long(law=LAW)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_blocks_are_killed_shrunk_and_grown_on_the_same_curve(jobs: Jobs, tmp_path: Path, case: Case) -> None:
     build_data(str(tmp_path / "data"), {}, "--validation", "0.3")
     check_one_curve(jobs, tmp_path / "data", case)
 
 
 @SLOW
-@pytest.mark.long(law=f"{LAW}[{GATE}]")
+@pytest.mark.long(law=LAW)
 def test_so_is_a_model_of_one_s_own_and_its_copies(jobs: Jobs, tmp_path: Path) -> None:
     """The example's, on its features."""
     runpy.run_path(str(AUDIO / "make_features.py"))["main"](tmp_path / "features", 60)

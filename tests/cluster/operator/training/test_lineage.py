@@ -20,6 +20,9 @@ STEPS = 100
 """So many that one of the checkpoints on the way is in storage before the last one takes its place."""
 
 
+@pytest.mark.long(
+    law="tests/train/checkpoints/test_lineage.py::test_a_checkpoint_is_trained_again_from_its_parent_to_the_same_bits"
+)
 def test_a_checkpoint_is_trained_again_by_the_job_that_concertina_reproduce_writes(
     jobs: Jobs, data: Path, tmp_path: Path
 ) -> None:

@@ -58,7 +58,7 @@ def workers(script: Path, argument: str) -> dict[int, int]:
 
 
 @pytest.mark.long(
-    law="tests/cluster/operator/training/test_scripts.py::test_a_script_that_keeps_its_state_goes_on_from_memory_and_from_storage"
+    law="tests/cluster/operator/training/test_scripts.py::test_a_script_that_uses_trainingjob_has_progress_and_loses_no_step_to_a_change"
 )
 def test_a_plain_ddp_script_goes_on_from_its_own_checkpoints(jobs: Jobs, tmp_path: Path) -> None:
     script = ROOT / "examples" / "scripts" / "ddp.py"
@@ -134,6 +134,9 @@ def trains_on(jobs: Jobs, job: Object) -> None:
     jobs.wait("a", lambda job: job["status"]["progress"]["step"] > step)
 
 
+@pytest.mark.long(
+    law="tests/train/scripts/test_state.py::test_what_no_memory_holds_comes_back_from_storage_and_the_end_is_in_it[s3]"
+)
 def test_a_script_that_keeps_its_state_goes_on_from_memory_and_from_storage(jobs: Jobs, tmp_path: Path) -> None:
     script = PROGRAMS / "stateful.py"
     pod = template(tmp_path, script, "ddp")
