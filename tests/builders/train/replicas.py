@@ -125,14 +125,15 @@ class Job:
     # --- the operator's part ----------------------------------------------------------------------------------------
 
     def watch(self, replica: Replica) -> None:
-        self._watches[replica.name] = asyncio.ensure_future(self._follow(replica))
+        watch = self._watches[replica.name] = asyncio.ensure_future(self._follow(replica))
+        watch.add_done_callback(lambda _: replica.changed.set())
 
     async def _follow(self, replica: Replica) -> None:
         while True:
             with contextlib.suppress(OSError, CallError):
                 async with connection(self.identity, replica.address, p.Watch(UID, lead=self.lead)) as reader:
                     while True:
-                        message = await receive(reader, replica.address)
+                        message = await receive(reader, self.identity, replica.address)
                         assert isinstance(message, p.Report), message
                         replica.report = message
                         replica.changed.set()
@@ -145,6 +146,8 @@ class Job:
         try:
             async with asyncio.timeout(GIVE_UP):
                 while replica.report is None or not holds(replica.report):
+                    if self._watches[replica.name].done():
+                        self._watches[replica.name].result()  # raises what ended the watch
                     replica.changed.clear()
                     await replica.changed.wait()
         except TimeoutError:
