@@ -54,18 +54,16 @@ def test_a_worker_that_exits_0_early_does_not_end_the_job(jobs: Jobs) -> None:
 
 
 def test_two_jobs_on_one_checkpoint_uri(jobs: Jobs) -> None:
+    """The one that has begun has it."""
     checkpoint = {"uri": f"file:///tmp/{jobs.namespace}/run"}
-    pod = {"nodeSelector": {"no": "node"}}
-    jobs.create("first", trainer=TRAINER, checkpoint=checkpoint, pod=pod)
-    jobs.wait_reason("first", "Waiting")
-    time.sleep(1.1)  # creation times have whole seconds
-    jobs.create("second", trainer=TRAINER, checkpoint=checkpoint, pod=pod)
+    jobs.create("first", "import time; time.sleep(600)", checkpoint=checkpoint)
+    jobs.wait_training("first", 1)
+    jobs.create("second", SAY, checkpoint=checkpoint)
     second = jobs.wait_true("second", "Stalled")
     assert f"{jobs.namespace}/first" in jobs.condition(second, "Stalled")["message"]
     assert jobs.pods("second") == []
     jobs.delete("first")
-    second = jobs.wait("second", lambda job: jobs.condition(job, "Stalled")["status"] == "False")
-    jobs.wait("second", lambda _: jobs.pods("second"))
+    jobs.wait_true("second", "Complete")
 
 
 def test_an_image_that_cannot_be_had(jobs: Jobs) -> None:
