@@ -6,6 +6,8 @@ PATIENCE = 0.5
 """How long one candidate may stay silent after the others have answered."""
 PATIENCE_PLANNED = 2.0
 """The same where nothing has failed: a slow one is waited for rather than left out."""
+PATIENCE_STATE = 5.0
+"""The same where a member that is heard may hold newer state than the others; a call lasts no longer."""
 RECONNECT = 0.5
 """For a broken stream to be opened again before its agent is in doubt."""
 FIRST_CONTACT = SILENCE_SECONDS + 1.0

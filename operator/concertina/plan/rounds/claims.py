@@ -17,6 +17,7 @@ from concertina.plan.facts.names import first_of
 from concertina.plan.facts.reasons import PLANNED
 from concertina.plan.observed import Call
 from concertina.plan.pods.shortage import shortage
+from concertina.plan.rounds import late_holders
 from concertina.plan.rounds.commits import commit
 from concertina.plan.rounds.handoff import include_departing
 from concertina.plan.state import topology
@@ -208,6 +209,13 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
     found = include_departing(ctx, members, others, going)
     if found.wait is not None:
         return Collecting(found.wait)
+    if not made.from_storage:
+        answers = {**found.replies, **found.others}
+        late = late_holders.seconds_left(ctx, made, answers)
+        if late is not None:
+            return Collecting(late)
+        if made.round == ctx.world.round + 1 and late_holders.is_cut_off(ctx, answers, {**replies, **extra}):
+            return Void("what is newest is held by replicas that not all others have reached")
     return Ready(found.replies, found.others, going)
 
 

@@ -48,11 +48,11 @@ def candidates(
     """In memory, in storage, and the beginning; of equals the first is nearer. `replies` of the members to be;
     `storages` as the agents last saw durable storage."""
     found = []
-    held = complete(replies, status)
-    if held:
-        id = max(held, key=lambda id: (id.round, id.step, id.layout))
-        whole = Restore(source=RestoreSource.MEMORY, step=id.step, id=id, holders=held[id])
-        found.append(RestoreCandidate(whole, (True, id.round, id.step)))
+    whole = complete(replies, status)
+    if whole:
+        id = max(whole, key=lambda id: (id.round, id.step, id.layout))
+        in_memory = Restore(source=RestoreSource.MEMORY, step=id.step, id=id, holders=whole[id])
+        found.append(RestoreCandidate(in_memory, (True, id.round, id.step)))
     unread = None
     if uses_storage(spec):
         told = [storage for storage in storages if storage is not None]
@@ -90,17 +90,31 @@ def uses_storage(spec: JobSpec) -> bool:
 
 def complete(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
     """Ids of which these replicas hold every shard, and which are not void; with the holders of each shard."""
-    held: dict[SnapshotId, dict[str, list[str]]] = {}
+    return {id: shards for id, shards in held(replies, status).items() if len(shards) == id.shards}
+
+
+def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
+    """Ids of which these replicas hold a shard, and which are not void; with the holders of each shard."""
+    found: dict[SnapshotId, dict[str, list[str]]] = {}
     for name, reply in replies.items():
         for some in reply.snapshots:
-            shards = held.setdefault(some.id, {})
+            shards = found.setdefault(some.id, {})
             for shard in some.shards:
                 shards.setdefault(str(shard), []).append(name)
     return {
         id: {shard: tuple(dict.fromkeys(names)) for shard, names in shards.items()}
-        for id, shards in held.items()
-        if len(shards) == id.shards and not void(id.round, id.step, status)
+        for id, shards in found.items()
+        if not void(id.round, id.step, status)
     }
+
+
+def age(restore: Restore, uid: str) -> tuple[int, int]:
+    """(round, step) of the state, comparable with a snapshot's: the higher, the newer."""
+    if restore.id is not None:
+        return restore.id.round, restore.id.step
+    if restore.durable is None or restore.voids(restore.durable):
+        return -1, -1
+    return _age(restore.durable, uid)
 
 
 def void(round: int, step: int, status: JobStatus) -> bool:
