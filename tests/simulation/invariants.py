@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import concertina_protocol as p
 from concertina.api.restarts import Restart
 from concertina.api.status import JobStatus, unix_seconds
+from concertina.api.world import Claim
 from concertina.plan.actions import CreatePod, DeletePod
 from concertina.plan.facts import sizes
 from concertina.plan.observed import PodPhase, PodView
+from concertina.plan.state.restore import void
 from concertina_agent.core.states import OwnState
 from simulation.faults.lies import FAR, LIE
 from simulation.parts.clock import Violation
@@ -25,6 +27,8 @@ LOOP_SECONDS, LOOP_ROUNDS = 60.0, 4
 """More rounds than this within so many seconds that were made to grow, and did not, are a loop."""
 IDLE_SECONDS = 20.0
 """Without training, though enough replicas are there for it."""
+CALL_TIMEOUT = 3.0
+"""As `operators.CALL_TIMEOUT`."""
 BY_WORD = ("LeadLost", "LeadFailed", "RoundOvertaken")
 """Reasons to give a round up that are read from what is heard, or is not."""
 
@@ -79,6 +83,7 @@ class Invariants:
             if after.round > before.round:
                 self._no_loop(old, new)
                 self._together(new)
+                self._newest(old, new)
         if new.steps_replayed < 0 or new.rounds < old.rounds:
             raise Violation("counters go back")
         self._counted(old, new)
@@ -188,6 +193,35 @@ class Invariants:
         for a, b in itertools.combinations(sorted(hosts), 2):
             if network.apart_at(a, b, self.claimed_at[new.world.round]):
                 raise Violation(f"round {new.world.round} has members on {a} and {b}, which can't reach each other")
+
+    def _newest(self, old: JobStatus, new: JobStatus) -> None:
+        """No round begins from less than what those hold together who were asked and are heard, late or not."""
+        claim, base, world = new.world.claim, new.world.base, self.world
+        if claim is None or base is None or claim.from_storage or self.lies or world.network.unruly:
+            return
+        if world.clock.now - self.claimed_at[claim.round] > CALL_TIMEOUT:
+            return  # calls have ended without an answer
+        asked = {name: process for name, process in world.agents.items() if self._is_preparing(process, claim)}
+        reachable = [set(process.core.preparation.reachable or ()) for process in asked.values()]
+        if not all(names.issuperset(asked) for names in reachable):
+            return
+        held: dict[p.SnapshotId, set[int]] = {}
+        for process in asked.values():
+            for some in process.pod.held():
+                held.setdefault(some.id, set()).update(some.shards)
+        whole = (id for id, shards in held.items() if len(shards) == id.shards and not void(id.round, id.step, old))
+        newest = max((id.step for id in whole), default=0)
+        if newest > base.step:
+            raise Violation(f"round {new.world.round} begins from step {base.step}; {sorted(asked)} hold {newest}")
+
+    def _is_preparing(self, process: AgentProcess, claim: Claim) -> bool:
+        """Whether it was asked, and can be heard."""
+        world, pod = self.world, self.world.cluster.pods.get(process.replica)
+        if pod is None or pod.uid != process.pod.uid or pod.deleting or world.troubled(pod.node):
+            return False
+        asked = process.core.seen == (claim.round, claim.claim_id) and process.core.preparation is not None
+        heard = world.network.reaches(world.operators[-1].name, pod.node) and not world.clock.stands(process)
+        return asked and heard and process.alive
 
     def seen(self, process: AgentProcess, round: int, claim: str) -> None:
         if round < process.pod.seen[0]:

@@ -21,7 +21,7 @@ from concertina.plan.facts.health import Health, Life
 from concertina.plan.facts.round import Round
 from concertina.plan.pods import backoff, bad_nodes
 from concertina.plan.recovery import budget, causes
-from concertina.plan.rounds import claims, commits, growth
+from concertina.plan.rounds import claims, commits, growth, late_holders
 from concertina.plan.state import restore, rollback
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round import stragglers, watchdog
@@ -95,6 +95,11 @@ def crash_loops_are_not_slowed_down(patch: Patch) -> None:
 def rounds_are_made_of_whoever_answers(patch: Patch) -> None:
     """Whether they can reach each other or not."""
     patch.setattr(quorum, "_mutually_reachable", lambda seniority, replies: tuple(seniority))
+
+
+def late_members_are_left_out(patch: Patch) -> None:
+    """Whatever they hold."""
+    patch.setattr(late_holders, "seconds_left", lambda ctx, made, answers: None)
 
 
 def growing_is_tried_at_once_again(patch: Patch) -> None:
@@ -254,6 +259,7 @@ MUTATIONS = (
     Planted(a_silent_lead_is_dead_when_another_answers, 1, ("cut_operator",)),
     Planted(crash_loops_are_not_slowed_down, 18),
     Planted(rounds_are_made_of_whoever_answers, 1, ("cut_from_peers",)),
+    Planted(late_members_are_left_out, 0, ("starve", "kill_agent", "kill_worker", "kill_worker")),
     Planted(growing_is_tried_at_once_again, 3, ("cut_from_peers",)),
     Planted(reaching_one_way_is_enough, 1, ("closed_node", "kill_worker")),
     Planted(hangs_are_not_looked_for, 0, ("hang_worker",)),

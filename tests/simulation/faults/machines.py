@@ -102,6 +102,19 @@ def _fast_again(world: World, node: str) -> None:
     world.slow_nodes.pop(node, None)
 
 
+def starve(world: World, random: Random) -> None:
+    """Agents of some nodes still answer Pings at once, and Prepares late: workers take their time to end."""
+    nodes = [node for node in sorted(world.cluster.nodes) if random.random() < 0.6]
+    seconds = random.uniform(5, 40)
+    world.tell(f"workers on {', '.join(nodes)} end late for {seconds:.1f} s")
+    world.starved = {node: random.uniform(0.6, 2.5) for node in nodes}
+    world.clock.after(seconds, _fed, world)
+
+
+def _fed(world: World) -> None:
+    world.starved.clear()
+
+
 def cordon(world: World, random: Random) -> None:
     node, seconds = some(world, random), random.uniform(5, 30)
     world.tell(f"{node} is cordoned for {seconds:.1f} s")

@@ -70,14 +70,19 @@ _CONDITIONS: tuple[Fault, ...] = (
 )
 _ANOMALIES: tuple[Fault, ...] = (anomalies.bad_samples, anomalies.glitch, anomalies.flip_bits)
 _MORE: tuple[Fault, ...] = (machines.set_clock, control.slow_api, control.refused_pods, lies.lying_agent)
+_STARVE: tuple[Fault, ...] = (machines.starve,)
 _ALONE: tuple[Fault, ...] = (anomalies.bad_run, control.delete_held_job)
 """What ends a job, as it should."""
-BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in (*_FAULTS, *_CONDITIONS, *_ANOMALIES, *_MORE, *_ALONE)}
+BY_NAME: dict[str, Fault] = {
+    fault.__name__: fault for fault in (*_FAULTS, *_CONDITIONS, *_ANOMALIES, *_MORE, *_STARVE, *_ALONE)
+}
 FAULTS: tuple[str, ...] = (*(fault.__name__ for fault in _FAULTS), "kill_worker", "kill_agent")
 """The commonest stand twice."""
 ANOMALIES: tuple[str, ...] = tuple(fault.__name__ for fault in _ANOMALIES)
 """Of the training itself."""
 MORE: tuple[str, ...] = tuple(fault.__name__ for fault in _MORE)
 """Drawn apart from FAULTS, which come as often with them as without."""
+STARVE: tuple[str, ...] = tuple(fault.__name__ for fault in _STARVE)
+"""Drawn apart from all others, for the same reason."""
 CALM = ("kill_operator", "second_operator", "api_down", "stop_operator")
 CALM_MORE = ("set_clock", "slow_api")

@@ -132,7 +132,8 @@ class AgentProcess:
 
     def _kill(self, effect: e.KillWorkers) -> None:
         self._end_round()
-        self.clock.after(self.clock.between(0.002, 0.03), self._gone, effect.round)
+        late = self.world.starved.get(self.host, 0.0)
+        self.clock.after(self.clock.between(0.002, 0.03) + late, self._gone, effect.round)
 
     def _gone(self, round: int) -> None:
         self.handle(e.WorkersGone(round, self.pod.held()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from simulation.faults.table import ANOMALIES, CALM, CALM_MORE, CONDITIONS, FAULTS, MORE
+from simulation.faults.table import ANOMALIES, CALM, CALM_MORE, CONDITIONS, FAULTS, MORE, STARVE
 
 SPAN = 40.0
 """Seconds within which faults strike; then all is mended."""
@@ -13,7 +13,7 @@ ANOMALOUS = 0.25
 """How likely it is that training goes wrong by itself, within the seconds in which most jobs train."""
 TRAINING = (2.0, 25.0)
 OFTEN = 0.35
-"""How likely it is that some of MORE strike."""
+"""How likely it is that some of MORE strike, or of STARVE."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +48,13 @@ def draw(seed: int, calm: bool) -> Schedule:
     if not calm and chance.random() < ANOMALOUS:
         times = [chance.uniform(*TRAINING) for _ in range(chance.randint(1, 3))]
         struck += [strike(when, chance.choice(ANOMALIES)) for when in times]
-    struck += _more(seed, CALM_MORE if calm else MORE)
+    struck += _apart(f"more faults of {seed}", CALM_MORE if calm else MORE)
+    struck += () if calm else _apart(f"starved nodes of {seed}", STARVE)
     return (*(strike(0.0, name) for name in conditions), *sorted(struck, key=lambda strike: strike.at))
 
 
-def _more(seed: int, table: tuple[str, ...]) -> list[Strike]:
+def _apart(source: str, table: tuple[str, ...]) -> list[Strike]:
     """From a source of chance of their own: the other faults of a seed are the same with them and without."""
-    chance = random.Random(f"more faults of {seed}")
+    chance = random.Random(source)
     count = chance.randint(1, 2) if chance.random() < OFTEN else 0
     return [Strike(chance.uniform(*TRAINING), chance.choice(table), chance.getrandbits(32)) for _ in range(count)]

@@ -70,6 +70,8 @@ class World:
             self.steps, self.step_seconds = random.randint(60, 90), 0.2
         self.slow_nodes: dict[str, float] = {}
         """Node -> how many times as long a step takes there."""
+        self.starved: dict[str, float] = {}
+        """Node -> seconds by which the workers of its agents end late."""
         self.checkpoint_every = random.choice((3, 5, 10))
         self.claims = 0
         self.calm = calm
@@ -109,6 +111,7 @@ class World:
         self.storage.down_until = 0.0
         self.cluster.mend()
         self.slow_nodes.clear()
+        self.starved.clear()
         self.invariants.slow_until = dict.fromkeys(self.cluster.nodes, self.clock.now + 20.0)
         for collective in self.collectives.values():
             collective.stopped.clear()
