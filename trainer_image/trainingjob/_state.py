@@ -223,12 +223,7 @@ class State:
                 each.load(values[name])
         if self._world.rank >= saved.id.shards:
             _objects.RandomNumbers().draw_others(self._world.rank)
-            print(
-                f"trainingjob: rank {self._world.rank} is new, as the saved state is of {saved.id.shards} ranks: it "
-                f"takes what each rank has for itself (buffers, values, positions in data) from {source}, but for "
-                "random numbers",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+        self._log_other_size(saved.id.shards, source)
         if self._loaders is not None:
             self._loaders.restored()
         if self._save_points is not None:
@@ -241,6 +236,18 @@ class State:
             if place is RestoreSource.MEMORY and self._checkpoint and found.metadata.waited_for:
                 self._save_again(found.metadata, layout)
         return saved.id.step
+
+    def _log_other_size(self, saved_size: int, source: str) -> None:
+        """Log where each rank's own values come from, and which are left out, if the world has another size."""
+        rank, size = self._world.rank, self._world.size
+        own = "for itself (buffers, values, positions in data)"
+        if rank >= saved_size:
+            text = f"rank {rank} is new, and takes what each rank has {own} from {source}, but for random numbers"
+        elif rank == 0 and size < saved_size:
+            text = f"what each rank from {_name(size)} on had {own} is left out"
+        else:
+            return
+        print(f"trainingjob: the saved state is of {saved_size} ranks: {text}", file=sys.stderr, flush=True)
 
     def _save_again(self, saved: ShardMetadata, layout: str) -> None:
         """In this round: a script that was through with it commits nothing more, and a round's agents bring to storage
