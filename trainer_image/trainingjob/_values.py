@@ -63,6 +63,8 @@ def _array(value: Any, path: str) -> Any:
         return {"$torch": [str(flat.dtype), list(flat.shape), _base64(data)]}
     if package == "numpy" and hasattr(value, "tobytes") and value.dtype.kind in "biufc":
         return {"$numpy": [value.dtype.str, list(value.shape), _base64(value.tobytes())]}
+    if package == "torch" and type(value).__name__ == "dtype":  # in what torchao's tensors are made again from
+        return {"$dtype": str(value)}
     raise Unsaveable(
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which can't be saved: a state_dict may hold "
         "numbers, strings, bytes, lists, tuples, dicts, tensors and numpy arrays"
@@ -73,12 +75,18 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
+def _dtype(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name.partition(".")[2])
+
+
 def _torch(fields: Any) -> Any:
     import torch
 
     dtype, shape, data = fields
     raw = bytearray(base64.b64decode(data))
-    kind = getattr(torch, dtype.partition(".")[2])
+    kind = _dtype(dtype)
     if not raw:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(raw, dtype=kind).reshape(shape).clone()
@@ -101,6 +109,7 @@ READERS: Dict[str, Callable[[Any], Any]] = {
     "$set": lambda items: {_back(each) for each in items},
     "$frozenset": lambda items: frozenset(_back(each) for each in items),
     "$bytes": base64.b64decode,
+    "$dtype": _dtype,
     "$torch": _torch,
     "$numpy": _numpy,
 }

@@ -48,6 +48,11 @@ def test_tensors_keep_dtype_shape_and_bits(dtype, shape):
     assert (found.dtype, found.tolist()) == (dtype, (tensor.t() if tensor.dim() == 2 else tensor).tolist())
 
 
+def test_a_dtype_is_what_it_was():
+    values = {"dtypes": [torch.bfloat16, torch.float8_e4m3fn]}
+    assert _values.decode(_values.encode(values, "state")) == values
+
+
 def test_arrays_of_numpy():
     for array in (np.arange(6, dtype=np.uint32).reshape(2, 3), np.float64(2.5), np.array([True, False])):
         found = _values.decode(_values.encode(array, "state"))
