@@ -74,6 +74,12 @@ CHECKS = (
         "tests/gpu/test_scripts.py",
         limit_seconds=180,
     ),
+    _tests(
+        "scripts-devices",
+        "scripts with tensors on CPU and GPU, and with SyncBatchNorm, resume in other worlds",
+        "tests/gpu/test_loops.py",
+        limit_seconds=180,
+    ),
     _benchmark(
         "throughput",
         "tokens a second, MFU, memory and the cost of a snapshot, model of 0.3B",

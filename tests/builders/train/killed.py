@@ -66,6 +66,8 @@ class Start:
     """The commit, counted from 1, before which the world is told to end; 0: none."""
     stops_after: int = 0
     """All ranks are killed after so many commits; 0: never."""
+    path: str = ""
+    """A folder with packages for the script."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -75,6 +77,7 @@ class Start:
             "LOOP_STEPS": str(self.steps),
             "LOOP_ASKS_BEFORE": str(self.asks_before),
             "LOOP_STOPS_AFTER": str(self.stops_after),
+            "LOOP_PATH": self.path,
             "LOOP_STORE": str(self.folder / "store"),
             "HOME": str(self.folder),
             "GLOO_SOCKET_IFNAME": "lo",

@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,9 @@ class Run:
     # --- for the harness --------------------------------------------------------------------------------------------
 
     def restored(self, step: int) -> None:
-        self._write("restored", (step, self.held()))
+        # To be asked where it is begins a StatefulDataLoader's pass, before the script has said of which epoch.
+        began = {name for name, value in self.objects.items() if type(value).__name__ != "StatefulDataLoader"}
+        self._write("restored", (step, self.held(began)))
 
     def before_commit(self, step: int) -> None:
         """Writes down what is committed, where a run that is killed may be restored to it."""
@@ -100,12 +102,14 @@ class Run:
             Path(f"stops-{self.rank}").touch()
             signal.pause()
 
-    def held(self) -> dict[str, Any]:
-        """All that the objects of State hold, and the random numbers, by names that are the same in any world."""
+    def held(self, of: Container[str] | None = None) -> dict[str, Any]:
+        """All that the objects of State hold, or those of these names, and the random numbers, by names that are the
+        same in any world."""
         holds = {"random": dict(_flat(_random_states(), ""))}
         names = _parameter_names(self.objects)
         for name, value in self.objects.items():
-            holds[name] = dict(_held(value, names, self.objects))
+            if of is None or name in of:
+                holds[name] = dict(_held(value, names, self.objects))
         return {f"{name}.{key}": value for name, held in holds.items() for key, value in held.items()}
 
     def ends(self) -> None:
@@ -117,9 +121,12 @@ class Run:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors become numpy arrays: the test that reads them does not import torch."""
+    """Arrays become numpy's: the test that reads them imports neither torch nor JAX."""
     if (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor):
         return _array(value)
+    if (jax := sys.modules.get("jax")) and isinstance(value, jax.Array):
+        key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        return sys.modules["numpy"].asarray(jax.random.key_data(value) if key else value)
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -268,6 +275,7 @@ def _seed(run: Run) -> None:
 def main() -> None:
     """The script that `LOOP` names, in a process forked by the test."""
     os.chdir(os.environ["LOOP_FOLDER"])
+    sys.path += filter(None, [os.environ["LOOP_PATH"]])
     run = Run(*(int(os.environ[name]) for name in ("LOOP_STEPS", "LOOP_ASKS_BEFORE", "LOOP_STOPS_AFTER")))
     module, _, name = os.environ["LOOP"].partition(":")
     script: Callable[[Run], None] = getattr(importlib.import_module(module), name)

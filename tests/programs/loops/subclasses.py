@@ -122,6 +122,19 @@ def eight_bit_moments(run: Run) -> None:
     train(run, model, EightBit(model.parameters()))
 
 
+def torchao_moments(run: Run) -> None:
+    from torchao.optim import AdamW8bit
+    from torchao.optim.subclass_8bit import OptimState8bit
+
+    torch.compile = lambda function, **options: function  # its step takes a minute to compile
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+    model = parallel(run, model)
+    optimizer = AdamW8bit(model.parameters(), lr=0.01)
+    train(run, model, optimizer)
+    assert any(isinstance(state["exp_avg"], OptimState8bit) for state in optimizer.state.values())
+
+
 class Frozen(nn.Module):
     """A frozen weight in 8 bits below one that is trained, as with QLoRA."""
 

@@ -6,82 +6,30 @@ equal."""
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
-import signal
+import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from importlib.machinery import PathFinder
 from typing import Any
 
 import pytest
 
 from builders.train import killed
-from builders.train.killed import Agents, Ran, Start
+from builders.train.killed import Agents, Start
+from builders.train.killed_cases import (
+    Case,
+    Differs,
+    Equal,
+    Refused,
+    check,
+    check_refused,
+    killed_and_started_again,
+)
 from builders.train.node import Parent
 from concertina_protocol import BAD_INPUTS
 
 pytestmark = pytest.mark.timeout(200)
-NEAR = 1e-5
-"""Between worlds of several sizes: their sums are of other order."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Equal:
-    """The run equals an uninterrupted one."""
-
-    bound: float = 0.0
-    """The largest difference allowed, relative to the largest number."""
-    why: str = ""
-    """The reason for a bound above 0."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Differs:
-    """Some results differ, for a reason that State can not change; the others are equal."""
-
-    why: str
-    names: tuple[str, ...]
-    """Patterns of the names that differ."""
-    bound: float = NEAR
-
-
-@dataclasses.dataclass(frozen=True)
-class Refused:
-    """The script ends with an error that names what can not be kept."""
-
-    match: str
-
-
-Expected = Equal | Differs | Refused
-ERROR = r"^(?:[\w.]+\.)?(?:BadInput|NotSavable|Unsaveable): .*$"
-"""The last line of a script that was refused."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    script: str
-    same: Expected = Equal()
-    """The result in a world of the same size."""
-    other: Expected = Equal(NEAR)
-    """The result in a world of another size."""
-    first: int = 2
-    others: tuple[int, ...] = (3, 1)
-    """Sizes of other worlds; the gate has the first of them."""
-    steps: int = 12
-    kill: int = 5
-    """The number of commits after which all ranks are killed."""
-    kills: tuple[int, ...] = (1, 9)
-    """More such numbers, for the long suite."""
-    saved: Callable[[int], int] = lambda commits: commits
-    """The step that a run goes on with, after so many commits."""
-    not_compared: tuple[str, ...] = ()
-    """Patterns of names: of clocks, and of what an object says otherwise until its loop goes on."""
-    sibling: str = ""
-    """A script of the same kind, which the gate has: this one is for the long suite."""
-    parent: str = "loops.preload"
-
-    @property
-    def id(self) -> str:
-        return self.script.replace("_", "-")
 
 
 def every(micro_batches: int) -> Callable[[int], int]:
@@ -100,10 +48,16 @@ def framework(script: str, **more: Any) -> Case:
     return Case(script, not_compared=not_compared, **more)
 
 
+def loader(script: str, **more: Any) -> Case:
+    """A StatefulDataLoader knows its place once its loop has begun."""
+    return Case(script, package="torchdata", not_compared=("*loader.*",), other=POSITIONS, **more)
+
+
 ALL = ("step.*", "end.*")
 DROPOUT = Differs("each rank draws a dropout of its own", ALL)
 SHARE = Differs("a batch norm's batch is a rank's share of it", ALL)
 BUCKETS = Equal(1e-4, "DDP lays out its buckets anew after the first step, and sums of more than two are rounded")
+POSITIONS = Differs("a StatefulDataLoader continues in a world of the same size only", ("items", *ALL))
 ALONE: tuple[int, ...] = ()
 
 CASES = [
@@ -140,16 +94,16 @@ CASES = [
     Case("accumulation:closure", sibling="models:gan"),
     Case("buffers:batch_norm", first=4, others=(2, 5), same=BUCKETS, other=SHARE),
     Case("buffers:batch_norm_of_each_rank", sibling="buffers:batch_norm", others=(3, 1), other=SHARE),
-    Case("buffers:synchronized", sibling="buffers:counting"),
+    Case("buffers:synchronized", sibling="buffers:counting"),  # torch's SyncBatchNorm: tests/gpu/test_loops.py
     Case("buffers:queue", other=Differs("each rank has a queue of its own", ALL)),
     Case("buffers:counting"),
     Case("buffers:carried_as_part"),
     Case("buffers:carried_in_dict", same=Refused(r"memory\.hidden"), other=Refused(r"memory\.hidden")),
     Case("buffers:carried_by_object", others=ALONE),
-    Case("optimizers:lbfgs", first=1, others=ALONE),
+    Case("optimizers:lbfgs", first=1, others=(2,)),
     Case("optimizers:muon", other=Equal(0.1, "Muon multiplies in bfloat16")),
     Case("optimizers:every_optimizer"),
-    Case("optimizers:every_scheduler", first=1, others=ALONE),
+    Case("optimizers:every_scheduler", first=1, others=(2,)),
     Case("optimizers:unfrozen_by_progress"),
     Case("optimizers:unfrozen_at_once", sibling="optimizers:unfrozen_by_progress"),
     Case("optimizers:unfrozen_too_late", same=Refused("add_param_group"), other=Refused("add_param_group")),
@@ -190,6 +144,12 @@ CASES = [
     Case("objects:replay_buffer", first=1, others=ALONE, same=Refused(r"replay/0")),
     Case("objects:numbers_of_each_rank", other=Differs("each rank has values of its own", ("end.kept.*",))),
     Case("subclasses:eight_bit_moments"),
+    Case(
+        "subclasses:torchao_moments",
+        sibling="subclasses:eight_bit_moments",
+        package="torchao",
+        other=Equal(0.01, "moments are rounded to 8 bits"),
+    ),
     Case("subclasses:eight_bit_weights", first=1, others=ALONE),
     Case("subclasses:eight_bit_in_dict", first=1, others=ALONE, same=Refused(r"kept\.average.*Quantized")),
     Case("subclasses:opaque_weight", first=1, others=ALONE, same=Refused(r"model\.secret.*Opaque")),
@@ -237,7 +197,12 @@ CASES = [
     Case("data:shuffled_by_generator", sibling="data:shuffled", first=1, others=ALONE),
     Case("data:left_early"),
     Case("data:in_order", sibling="data:shuffled", first=1, others=ALONE),
+    loader("stateful_data:distributed", kills=(1, 8)),
+    loader("stateful_data:distributed_with_workers", sibling="stateful_data:distributed", kills=(1, 8)),
+    loader("stateful_data:streamed", sibling="stateful_data:distributed"),
+    Case("devices:mixed", sibling="models:sparse"),  # all on the CPU, and with a GPU in tests/gpu/test_loops.py
     Case("without_torch:train", parent="loops.preload_numpy"),
+    Case("with_jax:train", sibling="without_torch:train", parent="loops.preload_numpy", package="jax"),
     framework("frameworks:lightning_gan", first=1, others=ALONE, saved=lambda commits: 2 * commits),
     framework("frameworks:lightning_accumulation", first=1, others=ALONE),
     framework("frameworks:trainer", first=1, others=ALONE),
@@ -276,6 +241,20 @@ class Parents:
             parent.close()
 
 
+PLACES = [*os.environ.get("CONCERTINA_FRAMEWORKS", "").split(os.pathsep), *sys.path]
+"""Folders with packages that are too large to be in the lock: docs/scripts.md says with which."""
+
+
+def with_package(case: Case) -> Case:
+    """Find the package that a script imports and that is not in the lock, or skip the test."""
+    if not case.package:
+        return case
+    place = next((each for each in PLACES if PathFinder.find_spec(case.package, [each])), None)
+    if place is None:
+        pytest.skip(f"{case.package} is not installed, nor in a folder of CONCERTINA_FRAMEWORKS")
+    return dataclasses.replace(case, path=place)
+
+
 def law(script: str) -> pytest.MarkDecorator:
     """The gate's test of this script holds the same."""
     case = next(case for case in CASES if case.script == script)
@@ -287,28 +266,9 @@ def law(script: str) -> pytest.MarkDecorator:
     "case", [pytest.param(case, id=case.id, marks=[law(case.sibling)] if case.sibling else []) for case in CASES]
 )
 def test_killed_and_started_again(folder, parents, case):
-    killed_and_started_again(folder, parents, case, case.kill, (case.first, *case.others[:1]))
-
-
-def killed_and_started_again(folder: Path, parents: Parents, case: Case, kill: int, sizes: tuple[int, ...]) -> None:
-    whole = Start(case.script, folder / "whole", case.first, case.steps)
-    first = dataclasses.replace(whole, folder=folder / "first", stops_after=kill)
-    uninterrupted, before = killed.run(parents[case.parent], whole, first)
-    if isinstance(case.same, Refused) and before.failed:
-        check_refused(case.same, before)
-        return
-    assert not any(uninterrupted.codes), uninterrupted.output
-    assert set(before.codes) == {-signal.SIGKILL}, before.output
-    again = [dataclasses.replace(whole, folder=folder / f"then-{size}", size=size) for size in sizes]
-    for start in again:
-        killed.left_behind(first.folder, start.folder)
-    for after in killed.run(parents[case.parent], *again):
-        expected = case.same if after.size == case.first else case.other
-        if isinstance(expected, Refused):
-            check_refused(expected, after)
-        else:
-            assert not any(after.codes), after.output
-            check(case, expected, uninterrupted, before, after, case.saved(kill))
+    killed_and_started_again(
+        folder, parents[case.parent], with_package(case), case.kill, (case.first, *case.others[:1])
+    )
 
 
 MATRIX = [
@@ -321,7 +281,7 @@ MATRIX = [
 
 @pytest.mark.parametrize(("case", "kill"), MATRIX)
 def test_killed_at_other_places_and_started_in_all_worlds(folder, parents, case, kill):
-    killed_and_started_again(folder, parents, case, kill, (case.first, *case.others))
+    killed_and_started_again(folder, parents[case.parent], with_package(case), kill, (case.first, *case.others))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -405,32 +365,3 @@ def test_a_second_writer_of_a_folder_is_refused(folder, parents):
     (after,) = killed.run(parent, dataclasses.replace(second, folder=second.folder))
     assert after.restored_step == 3
     assert after.codes == [0]
-
-
-def check(case: Case, expected: Equal | Differs, whole: Ran, before: Ran, after: Ran, restored: int) -> None:
-    assert after.restored_step == restored
-    check_log(after, before.size)
-    unlike = [name for name in killed.as_saved(before, after) if not killed.matches(name, case.not_compared)]
-    assert not unlike, "restored it is not what was saved"
-    worst = killed.differences(whole, before, after)
-    if isinstance(expected, Differs):
-        assert killed.outside(worst, expected.bound), f"nothing differs: {expected.why}"
-        ignored = (*case.not_compared, *expected.names)
-    else:
-        ignored = case.not_compared
-    assert not killed.outside(worst, expected.bound, ignored)
-
-
-def check_log(ran: Ran, saved_size: int) -> None:
-    """Check that the log names the rank from which each new rank takes its own values, and the first one left out."""
-    sources = dict(re.findall(r"rank (\d+) is new, and takes what .* from rank-(\d+), but for random", ran.output))
-    assert sources == {str(rank): str(rank % saved_size) for rank in range(saved_size, ran.size)}
-    left_out = re.findall(r"what each rank from rank-(\d+) on had for itself .* is left out", ran.output)
-    assert left_out == ([str(ran.size)] if ran.size < saved_size else [])
-
-
-def check_refused(expected: Refused, ran: Ran) -> None:
-    """Check that the script ended with an error of State, and not a raw one."""
-    assert ran.failed, "nothing was refused"
-    errors = re.findall(ERROR, ran.output, re.MULTILINE)
-    assert any(re.search(expected.match, error) for error in errors), ran.output
