@@ -71,7 +71,7 @@ class Case:
     """A script of the same kind, which the gate has: this one is for the long suite."""
     parent: str = "loops.preload"
     package: str = ""
-    """A package that the script imports, and that is not in the lock."""
+    """A package that the script imports: without it the test is skipped."""
     path: str = ""
     """The folder of that package."""
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy.random
+
 BATCH = 12
 """Items of a step, of all ranks together."""
 MOST_LOST = 5
@@ -126,7 +128,7 @@ def _plain(value: Any) -> Any:
         return _array(value)
     if (jax := sys.modules.get("jax")) and isinstance(value, jax.Array):
         key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-        return sys.modules["numpy"].asarray(jax.random.key_data(value) if key else value)
+        return numpy.asarray(jax.random.key_data(value) if key else value)
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -230,10 +232,10 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _random_states() -> dict[str, Any]:
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    torch = sys.modules.get("torch")
     return {
         "python": random.getstate()[1],
-        "numpy": numpy.random.get_state()[1] if numpy else None,
+        "numpy": numpy.random.get_state()[1],
         "torch": torch.get_rng_state() if torch else None,
     }
 
@@ -267,9 +269,9 @@ def _seed(run: Run) -> None:
     """Differently in a run that is started again: what it draws comes from what was saved, and not from here."""
     seed = 1000 * run.restarted + run.rank
     random.seed(seed)
-    for name in ("numpy.random", "torch"):
-        if library := sys.modules.get(name):
-            getattr(library, "seed" if name == "numpy.random" else "manual_seed")(seed)
+    numpy.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
 
 
 def main() -> None:

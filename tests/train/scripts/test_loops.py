@@ -242,11 +242,11 @@ class Parents:
 
 
 PLACES = [*os.environ.get("CONCERTINA_FRAMEWORKS", "").split(os.pathsep), *sys.path]
-"""Folders with packages that are too large to be in the lock: docs/scripts.md says with which."""
+"""Folders with packages, some of which are too large to be in the lock: docs/scripts.md says with which."""
 
 
 def with_package(case: Case) -> Case:
-    """Find the package that a script imports and that is not in the lock, or skip the test."""
+    """Find the package that a script imports, or skip the test."""
     if not case.package:
         return case
     place = next((each for each in PLACES if PathFinder.find_spec(case.package, [each])), None)
