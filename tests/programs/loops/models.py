@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -250,6 +251,8 @@ def few_rows(run: Run) -> None:
 
 
 def fsdp1(run: Run) -> None:
+    if run.size == 1:  # it needs a group, as torchrun's one rank has
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = FullyShardedDataParallel(perceptron(), device_id=torch.device("cpu"), use_orig_params=True)
     plain(run, model, torch.optim.AdamW(model.parameters(), lr=0.02))
 
