@@ -48,12 +48,17 @@ def epochs(run: Run, loader: DataLoader[tuple[torch.Tensor, int]], stops_at: int
                 break
 
 
+def shared(run: Run, seed: int = 0) -> DistributedSampler[tuple[torch.Tensor, int]]:
+    """By name, as a world of one has no process group here."""
+    return DistributedSampler(Items(), num_replicas=run.size, rank=run.rank, seed=seed)
+
+
 def distributed(run: Run) -> None:
-    epochs(run, DataLoader(Items(), BATCH // run.size, sampler=DistributedSampler(Items())))
+    epochs(run, DataLoader(Items(), BATCH // run.size, sampler=shared(run)))
 
 
 def distributed_with_workers(run: Run) -> None:
-    loader = DataLoader(Items(), BATCH // run.size, sampler=DistributedSampler(Items(), seed=3), num_workers=2)
+    loader = DataLoader(Items(), BATCH // run.size, sampler=shared(run, seed=3), num_workers=2)
     epochs(run, loader)
 
 
@@ -69,7 +74,7 @@ def shuffled_by_generator(run: Run) -> None:
 
 def left_early(run: Run) -> None:
     """Each pass is left after three of its four batches."""
-    epochs(run, DataLoader(Items(), BATCH // run.size, sampler=DistributedSampler(Items())), stops_at=3)
+    epochs(run, DataLoader(Items(), BATCH // run.size, sampler=shared(run)), stops_at=3)
 
 
 def in_order(run: Run) -> None:

@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainingjob
 from loops.common import parallel, perceptron
-from loops.data import Items
+from loops.data import Items, shared
 from loops.run import BATCH, Run
 
 
@@ -46,8 +46,7 @@ def loader(run: Run, items: Any, **options: Any) -> StatefulDataLoader[Any]:
 
 
 def distributed(run: Run, workers: int = 0) -> None:
-    sampler = DistributedSampler(Items())
-    epochs(run, loader(run, Items(), sampler=sampler, num_workers=workers))
+    epochs(run, loader(run, Items(), sampler=shared(run), num_workers=workers))
 
 
 def distributed_with_workers(run: Run) -> None:

@@ -50,6 +50,7 @@ def framework(script: str, **more: Any) -> Case:
 
 def loader(script: str, **more: Any) -> Case:
     """A StatefulDataLoader knows its place once its loop has begun."""
+    # Not killed at the end of a pass: in another world torchdata's loader raises StopIteration then.
     return Case(script, package="torchdata", not_compared=("*loader.*",), other=POSITIONS, **more)
 
 
@@ -197,8 +198,8 @@ CASES = [
     Case("data:shuffled_by_generator", sibling="data:shuffled", first=1, others=ALONE),
     Case("data:left_early"),
     Case("data:in_order", sibling="data:shuffled", first=1, others=ALONE),
-    loader("stateful_data:distributed", kills=(1, 8)),
-    loader("stateful_data:distributed_with_workers", sibling="stateful_data:distributed", kills=(1, 8)),
+    loader("stateful_data:distributed"),
+    loader("stateful_data:distributed_with_workers", sibling="stateful_data:distributed"),
     loader("stateful_data:streamed", sibling="stateful_data:distributed"),
     Case("devices:mixed", sibling="models:sparse"),  # all on the CPU, and with a GPU in tests/gpu/test_loops.py
     Case("without_torch:train", parent="loops.preload_numpy"),
