@@ -26,9 +26,9 @@ from concertina.controller.settings import LEASE, Settings, SettingsError, from_
 from concertina.controller.status import StatusWriter
 from concertina.controller.token_reviews import TokenReviews
 from concertina.controller.writes import ObjectWriter
-from concertina.kube.access import Access, NoAccess, load
+from concertina.kube.access import NoAccess, load
 from concertina.kube.client import Client
-from concertina.kube.errors import ApiError
+from concertina.kube.errors import ApiError, Forbidden
 from concertina.kube.manifests.names import SELECTOR
 from concertina.kube.parse.views import OwnedPod, node_view, pod_view
 from concertina.kube.resources import NODES, PODS, Raw
@@ -90,7 +90,7 @@ async def serve(settings: Settings) -> int:
         try:
             # Not before: the keys may have changed while another operator acted.
             keys = await master_keys.read(client, settings)
-            operator = Operator(settings, access, client, pods, lease, keys, trace)
+            operator = Operator(settings, client, pods, lease, keys, trace)
             looks.append(operator.look)
             return await operator.run(stop)
         finally:
@@ -125,7 +125,6 @@ class Operator:
     def __init__(
         self,
         settings: Settings,
-        access: Access,
         client: Client,
         pods: Client,
         lease: Lease,
@@ -134,7 +133,6 @@ class Operator:
     ) -> None:
         """`pods`: the client of writes that are made beside the passes."""
         self._settings = settings
-        self._access = access
         self._client = client
         self._lease = lease
         self._keys = keys
@@ -177,6 +175,8 @@ class Operator:
             changed_within=lambda uid, seconds: self._queue.add_within(uid, seconds),
         )
         self._queue = KeyedQueue(self._reconciler.run, self._lane)
+        self._job_versions: dict[str | None, str] = {}
+        """Of the lists of jobs made at the start, by namespace: their watches go on from there."""
         self._checks: dict[str, asyncio.Task[None]] = {}
         """By uid."""
         self._listings: set[asyncio.Task[None]] = set()
@@ -192,9 +192,10 @@ class Operator:
                 return 0
             self._queue.start()
             jobs = trainingjobs.run(
-                self._access,
+                self._client,
                 self._settings.identity,
                 self._settings.watch_namespaces,
+                self._job_versions,
                 ready=lambda namespace: self._pods[namespace].synced.wait(),
                 on_job=self._cache.on_job,
                 on_deleted=self._on_deleted,
@@ -238,17 +239,24 @@ class Operator:
         that may not be listed is not waited for; its jobs are heard of by `trainingjobs.run`."""
         if self._selected is not None:
             await self._selected.reflector.synced.wait()
-        jobs = await trainingjobs.list_jobs(self._client, self._settings.watch_namespaces)
         pods = (each.synced if namespace is None else each.answered for namespace, each in self._pods.items())
         nodes = () if self._nodes is None else (self._nodes.synced,)
         await asyncio.gather(*(known.wait() for known in (*nodes, *pods)))
-        without = [namespace for namespace, each in self._pods.items() if not each.synced.is_set()]
-        for namespace in without:
-            log_event("namespace not served until its pods may be listed", namespace=namespace)
-        for obj in jobs:
-            if obj["metadata"]["namespace"] not in without:
-                self._cache.on_job(obj)
+        for namespace, each in self._pods.items():
+            if each.synced.is_set():
+                await self._list_jobs_at_start(namespace)
+            else:
+                log_event("namespace not served until its pods may be listed", namespace=namespace)
         log_event("started", identity=self._settings.identity, jobs=sum(1 for _ in self._cache.jobs()))
+
+    async def _list_jobs_at_start(self, namespace: str | None) -> None:
+        try:
+            listed = await trainingjobs.list_jobs(self._client, namespace, self._cache.on_job)
+        except Forbidden:
+            if namespace is not None:
+                return
+            listed = await trainingjobs.list_jobs_once_allowed(self._client, None, self._cache.on_job)
+        self._job_versions[namespace] = listed.version
 
     async def _watch_over(self, parts: list[asyncio.Task[None]], stop: asyncio.Event) -> int:
         """Returns when `stop` is set or a part has ended."""
@@ -310,8 +318,7 @@ class Operator:
             self._queue.forget(job.uid)
 
     async def _list_jobs_of(self, namespace: str) -> None:
-        for obj in await trainingjobs.list_jobs(self._client, (namespace,)):
-            self._cache.on_job(obj)
+        await trainingjobs.list_jobs_once_allowed(self._client, namespace, self._cache.on_job)
         log_event("namespace served", namespace=namespace)
 
     def _on_listed(self, namespace: str | None, uids: set[str]) -> None:

@@ -40,10 +40,19 @@ DRY_RUN = {"dryRun": "All"}
 log = logging.getLogger(__name__)
 MOST_MESSAGE = 128 * 1024 * 1024
 """Bytes of one message of a websocket."""
+FIRST_LIMIT, MOST_LIMIT = 32, 500
+"""Objects of a page: of the first one, and of any."""
+PAGE_BYTES, MOST_PAGE_BYTES = 1 << 20, 2 << 20
+"""The size that pages come to have, and the one at which a page is given up. Decoded, a page takes up to 25 times as
+much memory."""
 READ_AHEAD = 1024 * 1024
 """Bytes of a stream that may wait to be read here: the API server ends a watch whose client is slow, and the pods of
 five jobs that start in a second are a megabyte."""
 T = TypeVar("T")
+
+
+class _PageTooLarge(Exception):
+    pass
 
 
 async def once_reachable(what: str, ask: Callable[[], Awaitable[T]]) -> T:
@@ -92,7 +101,12 @@ class Client:
         return await self._json("GET", resource, resource.path(namespace, name, subresource))
 
     async def list_all(
-        self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = "", chunk: int = 500
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        labels: str = "",
+        fields: str = "",
+        chunk: int = MOST_LIMIT,
     ) -> tuple[list[Raw], str]:
         """All objects, and the resourceVersion of the list."""
         items, version = list[Raw](), ""
@@ -102,16 +116,34 @@ class Client:
         return items, version
 
     async def pages(
-        self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = "", chunk: int = 500
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        labels: str = "",
+        fields: str = "",
+        chunk: int = MOST_LIMIT,
     ) -> AsyncIterator[tuple[list[Raw], str]]:
-        """All objects, some at a time, each time with the resourceVersion of the list."""
-        params = _selectors(labels, fields) | {"limit": str(chunk)}
+        """All objects, at most `chunk` at a time, each time with the resourceVersion of the list.
+
+        A page is bounded by its bytes, whatever the sizes of objects: the number of objects that is asked for follows
+        the size of the pages before (decision "Pages of a list are bounded by bytes"). A page is emptied before the
+        next one is asked for. Raises Gone where the list took longer than the API server keeps it."""
+        params = _selectors(labels, fields)
+        limit = min(FIRST_LIMIT, chunk)
         while True:
-            page = await self._json("GET", resource, resource.path(namespace), params=params)
-            yield page.get("items") or [], str(page["metadata"]["resourceVersion"])
-            if not page["metadata"].get("continue"):
+            params["limit"] = str(limit)
+            try:
+                page, size = await self._page(resource, resource.path(namespace), params, single=limit == 1)
+            except _PageTooLarge:
+                limit = max(1, limit // 8)
+                continue
+            items, metadata = page.pop("items", None) or [], page["metadata"]
+            yield items, str(metadata["resourceVersion"])
+            items.clear()
+            if not metadata.get("continue"):
                 return
-            params["continue"] = page["metadata"]["continue"]
+            params["continue"] = metadata["continue"]
+            limit = max(1, min(chunk, 2 * limit, limit * PAGE_BYTES // size))
 
     async def create(
         self, resource: Resource, namespace: str | None, body: Raw, strict: bool = False, dry_run: bool = False
@@ -287,11 +319,24 @@ class Client:
     ) -> Raw:
         """What is asked of `resource` at `path`, again and again, until there is an answer to go by."""
         with metrics.request_seconds(method, self._host, resource.plural).time():
-            return await self._answer(method, resource, path, params or {}, body, content)
+            return (await self._answer(method, resource, path, params or {}, body, content))[0]
+
+    async def _page(self, resource: Resource, path: str, params: Mapping[str, str], single: bool) -> tuple[Raw, int]:
+        """A page of a list, and its bytes. Raises _PageTooLarge, but for a page of a `single` object."""
+        with metrics.request_seconds("GET", self._host, resource.plural).time():
+            return await self._answer("GET", resource, path, params, most_bytes=None if single else MOST_PAGE_BYTES)
 
     async def _answer(
-        self, method: str, resource: Resource, path: str, params: Mapping[str, str], body: Any, content: str
-    ) -> Raw:
+        self,
+        method: str,
+        resource: Resource,
+        path: str,
+        params: Mapping[str, str],
+        body: Any = None,
+        content: str = "application/json",
+        most_bytes: int | None = None,
+    ) -> tuple[Raw, int]:
+        """The answer, and its bytes. Raises _PageTooLarge as soon as it has more than `most_bytes`."""
         data = None if body is None else deep_json.dumps(body)
         deadline = time.monotonic() + self.give_up_after
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
@@ -303,10 +348,9 @@ class Client:
                 async with self._slots:
                     response = await self._send(method, resource, path, params, data, timeout, content)
                     async with response:
-                        answer = await response.read()
+                        answer = await _read(response, most_bytes)
                 if response.status < 400:
-                    parsed: Raw = deep_json.loads(answer)
-                    return parsed
+                    return deep_json.loads(answer), len(answer)
                 error: ApiError = from_status(response.status, answer)
                 if isinstance(error, Unauthorized) and not renewed:
                     renewed = True
@@ -359,6 +403,20 @@ class Client:
         finally:
             metrics.requests(code, method, self._host, resource.plural).inc()
         return response
+
+
+async def _read(response: aiohttp.ClientResponse, most_bytes: int | None) -> bytes:
+    """Raises _PageTooLarge, and closes the connection then, so that the rest is not sent."""
+    if most_bytes is None:
+        return await response.read()
+    parts, size = list[bytes](), 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > most_bytes:
+            response.close()
+            raise _PageTooLarge
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _why(lost: Exception) -> str:

@@ -50,7 +50,7 @@ async def knowing(folder: Path, jobs: list[Raw], answers: list[type[web.HTTPErro
         reached = await access.load(str(await stack.enter_async_context(api_server(folder, answer))))
         client = await stack.enter_async_context(Client(reached, give_up_after=0.0))
         lease = Lease(client, "concertina", "l", "me")
-        known = operator.Operator(settings, reached, client, client, lease, keys, None)
+        known = operator.Operator(settings, client, client, lease, keys, None)
         for obj in jobs:
             known._cache.on_job(obj)
         yield known

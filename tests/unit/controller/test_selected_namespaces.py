@@ -68,7 +68,7 @@ async def following(folder: Path, labels: Labels) -> AsyncIterator[operator.Oper
     async with contextlib.AsyncExitStack() as stack:
         reached = await access.load(str(await stack.enter_async_context(api_server(folder, labels.answer))))
         client = await stack.enter_async_context(Client(reached, give_up_after=0.0))
-        made = operator.Operator(settings, reached, client, client, Lease(client, "concertina", "l", "me"), keys, None)
+        made = operator.Operator(settings, client, client, Lease(client, "concertina", "l", "me"), keys, None)
         part = asyncio.create_task(made._parts()["namespaces"]())
         try:
             assert made._selected is not None

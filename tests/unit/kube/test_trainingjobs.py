@@ -15,6 +15,7 @@ from aiohttp import web
 from builders.api_server import api_server, group, kind
 from builders.until import until_async
 from concertina.kube import access
+from concertina.kube.client import Client
 from concertina.kube.resources import Raw
 from concertina.kube.watch import trainingjobs
 
@@ -34,6 +35,7 @@ class ApiServer:
     discovered: bool = True
     scans: int = 0
     lists: int = 0
+    watches: int = 0
     _gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def forget(self) -> None:
@@ -68,6 +70,7 @@ class ApiServer:
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
+        self.watches += 1
         await self._gone.wait()
         status = {"kind": "Status", "code": 410, "message": "too old resource version"}
         await response.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
@@ -88,17 +91,22 @@ async def following(
     namespaces: tuple[str, ...] = (),
     as_proxy: bool = False,
     holds: dict[str | None, asyncio.Event] | None = None,
+    versions: dict[str | None, str] | None = None,
 ) -> AsyncIterator[Told]:
     """`as_proxy`: of an API server that can be reached by it alone. `holds`: what namespaces wait for."""
     passed = asyncio.Event()
     passed.set()
     told = Told()
-    async with api_server(folder, server.answer, as_proxy) as config:
+    async with (
+        api_server(folder, server.answer, as_proxy) as config,
+        Client(await access.load(str(config)), give_up_after=0.0) as client,
+    ):
         kopf = asyncio.create_task(
             trainingjobs.run(
-                await access.load(str(config)),
+                client,
                 "me",
                 namespaces,
+                dict(versions or {}),
                 ready=lambda namespace: (holds or {}).get(namespace, passed).wait(),
                 on_job=lambda obj: told.jobs.append(obj["metadata"]["uid"]),
                 on_deleted=told.deleted.append,
@@ -121,11 +129,24 @@ def test_a_list_that_names_no_job_is_told_as_well(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = ApiServer({"u1": job("u1")})
         async with following(tmp_path, server) as told:
-            await until_async(lambda: told.listed and told.jobs, "the first list", lambda: told)
+            await until_async(lambda: server.watches, "the watch after the first list", lambda: told)
             del server.jobs["u1"]
             server.forget()
             await until_async(lambda: len(told.listed) == 2, "the second list", lambda: told)
             assert told == Told(jobs=["u1"], listed=[(None, {"u1"}), (None, set())])
+
+    asyncio.run(scenario())
+
+
+def test_a_list_that_was_made_before_is_not_made_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = ApiServer({"u1": job("u1")})
+        async with following(tmp_path, server, versions={None: "9"}) as told:
+            await until_async(lambda: server.watches, "the watch", lambda: told)
+            assert (server.lists, told) == (0, Told())
+            server.forget()
+            await until_async(lambda: told.listed, "the list after it", lambda: told)
+            assert told == Told(jobs=["u1"], listed=[(None, {"u1"})])
 
     asyncio.run(scenario())
 

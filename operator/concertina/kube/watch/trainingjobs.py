@@ -8,24 +8,24 @@ import itertools
 import logging
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import kopf
 from kopf._cogs.clients import api as kopf_client
-from kopf._cogs.clients import scanning, watching
+from kopf._cogs.clients import fetching, scanning
 
 from concertina import backoff, metrics
 from concertina.api import GROUP, PLURAL, VERSION
 from concertina.kube import deep_json
 from concertina.kube.access import Access, NoAccess
 from concertina.kube.client import Client, once_reachable
-from concertina.kube.errors import Forbidden, NotFound
+from concertina.kube.errors import Forbidden, Gone, NotFound
 from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.kube.watch.reflector import WatchEnd
 
 log = logging.getLogger(__name__)
-_stream, _watch, _scan = kopf_client.stream, watching.continuous_watch, scanning.scan_resources
+_stream, _scan = kopf_client.stream, scanning.scan_resources
 UNKNOWN_SECONDS = 1.0
 """Until the API server is asked again whether it knows TrainingJobs."""
 WORKER_SECONDS = 3600.0
@@ -68,41 +68,61 @@ def check(access: Access) -> None:
         )
 
 
-async def list_jobs(client: Client, namespaces: Sequence[str]) -> list[Raw]:
-    """All TrainingJobs that this operator serves. Waits until the API server can be reached and knows them, and without
-    names until they may be listed; of those named, one that may not be listed is left out: it is of no concern to the
-    others."""
+@dataclass(frozen=True)
+class Listed:
+    """What a list named, and its resourceVersion."""
+
+    uids: set[str]
+    version: str
+
+
+async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
+    """Hand each TrainingJob of a namespace (None: of all) to `on_job`, one page after the other: decoded, the jobs of
+    a cluster can take more memory than the operator has. Waits until the API server can be reached and knows
+    TrainingJobs. Raises Forbidden."""
     warned = False
     while True:
         try:
-            if not namespaces:
-                return await _list(client, None)
-            jobs, refused = list[Raw](), dict[str, Forbidden]()
-            for namespace in namespaces:
-                try:
-                    jobs += await _list(client, namespace)
-                except Forbidden as error:
-                    refused[namespace] = error
-            for namespace, why in refused.items():
-                log.warning("namespace %s is not served until its TrainingJobs may be listed: %s", namespace, why)
-            return jobs
-        except (NotFound, Forbidden) as error:
+            listing = functools.partial(_list, client, namespace, on_job)
+            return await once_reachable("the list of TrainingJobs", listing)
+        except Gone:
+            log.info("the list of TrainingJobs took longer than the API server keeps it, and begins again")
+        except NotFound:
             if not warned:
-                unknown = "TrainingJobs are not known to the API server: install the chart's CRD"
-                log.warning("%s; waiting for it", unknown if isinstance(error, NotFound) else error)
+                log.warning("TrainingJobs are not known to the API server: install the chart's CRD; waiting for it")
             warned = True
             await asyncio.sleep(UNKNOWN_SECONDS)
 
 
-async def _list(client: Client, namespace: str | None) -> list[Raw]:
-    listing = functools.partial(client.list_all, TRAINING_JOBS, namespace)
-    return (await once_reachable("the list of TrainingJobs", listing))[0]
+async def list_jobs_once_allowed(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
+    """As list_jobs. Waits until the jobs may be listed."""
+    warned = False
+    while True:
+        try:
+            return await list_jobs(client, namespace, on_job)
+        except Forbidden as error:
+            if not warned:
+                what = "no job is" if namespace is None else f"namespace {namespace} is not"
+                log.warning("%s served until its TrainingJobs may be listed: %s", what, error)
+            warned = True
+            await asyncio.sleep(UNKNOWN_SECONDS)
+
+
+async def _list(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
+    uids, version = set[str](), ""
+    async for page, version_of_list in client.pages(TRAINING_JOBS, namespace):
+        version = version_of_list
+        for obj in page:
+            uids.add(obj["metadata"]["uid"])
+            on_job(obj)
+    return Listed(uids, version)
 
 
 async def run(
-    access: Access,
+    client: Client,
     identity: str,
     namespaces: Sequence[str],
+    versions: dict[str | None, str],
     ready: Callable[[str | None], Awaitable[object]],
     on_job: Callable[[Raw], None],
     on_deleted: Callable[[str], None],
@@ -111,19 +131,22 @@ async def run(
     started: Callable[[], None],
 ) -> None:
     """Until `stop` is set: `on_job` gets each TrainingJob that is new or has changed, `on_deleted` the uid of one that
-    is gone, and `on_listed` the uids of all jobs of a namespace (None: of all) each time that kopf has listed them, as
-    it tells of no deletion that it missed. A namespace is listed as soon as `ready` of it returns. `started` is called
+    is gone, and `on_listed` the uids of all jobs of a namespace (None: of all) each time that they have been listed, as
+    kopf tells of no deletion that it missed. `versions`: of lists that the caller has just made, by namespace, from
+    which the first watch goes on. Another namespace is listed as soon as `ready` of it returns. `started` is called
     once kopf has set itself up: it has taken over the handling of signals by then, which the caller may want back."""
-    _decode_what_is_nested_deeply()
+    # kopf has no setting for how it decodes: with the standard library's limits, one tenant's manifest ends the watch.
+    setattr(kopf_client, "json", types.SimpleNamespace(loads=deep_json.shallow_loads))  # noqa: B010
     _count_watches()
     setattr(scanning, "scan_resources", _scan_until_known)  # noqa: B010
-    setattr(watching, "continuous_watch", functools.partial(_listing, ready, on_listed))  # noqa: B010
+    listing = functools.partial(_listing, client, versions, ready, on_job, on_listed)
+    setattr(fetching, "fetch_objs", listing)  # noqa: B010
     others = asyncio.all_tasks()
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await _connection(access)
+        return await _connection(client.access)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def on_event(type: str | None, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
@@ -155,15 +178,6 @@ def strip(obj: Raw) -> None:
         del obj[field]
     for field in metadata.keys() - KEPT_OF_METADATA:
         del metadata[field]
-
-
-def _decode_what_is_nested_deeply() -> None:
-    """kopf has no setting for how it decodes: with the standard library's limits, one tenant's manifest ended the watch
-    of all. Its watches call json.loads, its lists ClientResponse.json."""
-    setattr(kopf_client, "json", types.SimpleNamespace(loads=deep_json.shallow_loads))  # noqa: B010
-    defaults = aiohttp.ClientResponse.json.__kwdefaults__
-    assert defaults is not None
-    defaults["loads"] = deep_json.shallow_loads
 
 
 def _count_watches() -> None:
@@ -201,22 +215,24 @@ async def _scan_until_known(**kwargs: Any) -> Collection[Any]:
 
 
 async def _listing(
+    client: Client,
+    versions: dict[str | None, str],
     ready: Callable[[str | None], Awaitable[object]],
+    on_job: Callable[[Raw], None],
     on_listed: Callable[[str | None, set[str]], None],
     *,
-    namespace: Any,
-    **kwargs: Any,
-) -> AsyncIterator[Any]:
-    """A list and the watch that follows it. Handlers hear of what is listed alone: not that nothing is, nor of the
-    list's end."""
-    await ready(namespace)
-    named: set[str] = set()
-    async for event in _watch(namespace=namespace, **kwargs):
-        if event is watching.Bookmark.LISTED:
-            on_listed(namespace, named)
-        elif event["type"] is None:
-            named.add(event["object"]["metadata"]["uid"])
-        yield event
+    namespace: str | None,
+    **_: Any,
+) -> AsyncIterator[tuple[Collection[Raw], str]]:
+    """In place of kopf's own list, which reads 500 objects at a time, whatever their size. kopf hears of no object of
+    it: it would begin a worker for each, and its handlers hear neither that nothing is listed nor of a list's end."""
+    version = versions.pop(namespace, "")
+    if not version:
+        await ready(namespace)
+        listed = await list_jobs_once_allowed(client, namespace, on_job)
+        on_listed(namespace, listed.uids)
+        version = listed.version
+    yield (), version
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any], stop: asyncio.Event) -> None:
@@ -233,7 +249,6 @@ def _settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.networking.error_backoffs = Backoffs()
     settings.networking.request_timeout = 15
-    settings.watching.chunk_size = 500
     settings.watching.server_timeout = 300
     settings.watching.reconnect_backoff = 0.05
     settings.queueing.exit_timeout = 0.5

@@ -15,6 +15,7 @@ from concertina.controller import master_keys
 from concertina.controller.settings import from_environment
 from concertina.kube import access
 from concertina.kube.client import Client
+from concertina.kube.resources import Raw
 from concertina.kube.watch.trainingjobs import list_jobs
 
 pytestmark = pytest.mark.usefixtures("operator")
@@ -211,7 +212,8 @@ async def what_an_operator_reads_first(jobs: Jobs, operator: Operator) -> set[st
     settings = from_environment(operator.environment)
     async with Client(await access.load(str(jobs.cluster.kubeconfig)), give_up_after=0.5) as client:
         await master_keys.read(client, settings)
-        found = await list_jobs(client, ())
+        found = list[Raw]()
+        await list_jobs(client, None, found.append)
     return {job["metadata"]["name"] for job in found if job["metadata"]["namespace"] == jobs.namespace}
 
 
