@@ -1,6 +1,8 @@
 """What keeps a state from being saved or restored, as a sentence for a person."""
 
-from concertina_protocol import FailureReason
+from __future__ import annotations
+
+from concertina_protocol import FailureReason, Rollback
 
 
 class BadInput(Exception):
@@ -25,6 +27,8 @@ class DamagedInput(BadInput):
         """`checkpoint`: the URI of the checkpoint's own folder; empty where data are damaged."""
         super().__init__(message)
         self.checkpoint = checkpoint
+        self.rollback: Rollback | None = None
+        """To an older checkpoint; None: the job ends."""
 
 
 class RestoreFailed(Exception):

@@ -20,7 +20,7 @@ from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.messages.ranges import united
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
 from concertina_state.checkpoints.catalogue import instead_of
-from concertina_state.errors import BadInput, DataChanged, RestoreFailed
+from concertina_state.errors import BadInput, DamagedInput, DataChanged, RestoreFailed
 from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.interval import Interval
 from concertina_state.lineage import TrainedRound, of_round
@@ -69,7 +69,10 @@ def main() -> NoReturn:
         channel.send(run(channel))
         code = 0
     except BadInput as error:
-        code = _fault(channel, error.reason, BadInput(f"{error}{instead_of(error)}"), BAD_INPUT_EXIT)
+        if isinstance(error, DamagedInput) and error.rollback:
+            code = _fault(channel, error.reason, error, 1, error.rollback)
+        else:
+            code = _fault(channel, error.reason, BadInput(f"{error}{instead_of(error)}"), BAD_INPUT_EXIT)
     except RestoreFailed as error:
         code = _fault(channel, FailureReason.RESTORE_FAILED, error, 1)
     except RollBack as error:
@@ -238,7 +241,7 @@ def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: W
         origin=of_round(restored.origin, trained, digest, built.reader.digests, start.images),
     )
     durable = start.durable or start.restore.durable
-    if durable and start.restore.voids(durable):
+    if durable and start.restore.bars(durable, start.uid):
         durable = None
     snapshots = Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}"), state.saved)
     every = checkpoint.every_steps if checkpoint else None

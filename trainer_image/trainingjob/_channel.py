@@ -192,7 +192,10 @@ class Channel:
 
     @property
     def durable(self) -> Optional[Durable]:
-        return self.start().durable
+        """What LATEST names, if the job may go on from it: the next checkpoint is due by it."""
+        start = self.start()
+        durable = start.durable
+        return None if durable and start.restore.bars(durable, start.uid) else durable
 
     @property
     def images(self) -> Tuple[str, ...]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trainingjob
-from concertina_protocol import Durable, RestoreSource, SnapshotId
+from concertina_protocol import Durable, Restore, RestoreSource, SnapshotId
 from concertina_protocol.worker_channel import Done, KeepsState, Outcome, Start
 from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
@@ -68,6 +68,9 @@ class Agreed:
     """Gradients of some rank wait for an optimizer step."""
     buffers_alike: bool
     """All ranks have the same buffers."""
+
+
+NOTHING_KNOWN = Restore(RestoreSource.FRESH)
 
 
 class State:
@@ -302,7 +305,7 @@ class State:
         until = time.monotonic() + STORAGE_SECONDS
         while True:
             try:
-                return _newest_in(self._checkpoint, self._reading)
+                return _newest_in(self._checkpoint, self._reading, start.restore)
             except StorageError as error:
                 if time.monotonic() > until:
                     raise
@@ -548,16 +551,20 @@ def _check_nothing_lost(
 def _newer(start: Start, held: SnapshotId) -> Durable | None:
     """What LATEST names, where that is of this job, and newer than what memory holds."""
     known = start.durable
-    newer = known is not None and known.uid == start.uid and (known.round, known.step) > (held.round, held.step)
-    return known if newer else None
+    if known is None or known.uid != start.uid or start.restore.bars(known, start.uid):
+        return None
+    return known if (known.round, known.step) > (held.round, held.step) else None
 
 
-def _newest_in(checkpoint: Mapping[str, Any], reading: contextlib.ExitStack) -> Durable | None:
-    """In the job's own folder, or what it is to be begun with, which stays while `reading` is open. Raises
-    StorageError, or BadInput."""
+def _newest_in(
+    checkpoint: Mapping[str, Any], reading: contextlib.ExitStack, restore: Restore = NOTHING_KNOWN
+) -> Durable | None:
+    """In the job's own folder, or what it is to be begun with, which stays while `reading` is open. `restore`: what was
+    undone, or is damaged. Raises StorageError, or BadInput."""
     from concertina_state.checkpoints import owner
     from concertina_state.checkpoints.latest import read_latest
     from concertina_state.checkpoints.reader import opened, resolve
+    from concertina_state.checkpoints.rollback import none_left, usable
     from concertina_state.objects.prefix import ObjectPrefix
 
     own_folder = ObjectPrefix(checkpoint["uri"], create=True)
@@ -567,6 +574,9 @@ def _newest_in(checkpoint: Mapping[str, Any], reading: contextlib.ExitStack) -> 
             owner.look(own_folder, owner.this_job(uid), checkpoint.get("takeOver") or "")
         except owner.NotOwner as error:
             raise BadInput(str(error)) from error
+    found = found and usable(found, uid, restore)
+    if found is None and restore.damaged:
+        raise none_left(restore.damaged)
     another = checkpoint.get("resumeFrom")
     folder = found.uri if found else resolve(another) if another else ""
     if not folder:

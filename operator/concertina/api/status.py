@@ -25,6 +25,8 @@ from concertina.api.model import Observed
 from concertina.api.restarts import LISTED_RESTARTS, AvoidedNode, LastFailure, Restarts, packed_restarts
 from concertina.api.world import LISTED_MEMBERS, World, packed_members
 
+MOST_DAMAGED = 16
+
 
 class RequestState(enum.StrEnum):
     PENDING = "Pending"
@@ -130,9 +132,20 @@ class Rollback(Observed):
 
     round: Count = Field(description="The round that was given up.")
     step: Count = Field(description="It went on from a state of this step or before.")
-    reason: Annotated[str, Field(max_length=128)] = Field(description="LossSpike, LossNotFinite or SilentCorruption.")
+    reason: Annotated[str, Field(max_length=128)] = Field(
+        description="LossSpike, LossNotFinite, SilentCorruption or Damaged."
+    )
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="Why, in a sentence.")
     at: Timestamp = Field(description="When.")
+
+
+class DamagedCheckpoint(Observed):
+    """A checkpoint whose bytes are not those that were written, and which is passed over."""
+
+    uri: Annotated[str, Field(max_length=2048)] = Field(description="Its folder.")
+    step: Count = Field(description="Its step.")
+    previous_step: Count = Field(description="Training went on from a checkpoint of this step or before.")
+    at: Timestamp = Field(description="When the damage was found.")
 
 
 class CheckpointEvery(Observed):
@@ -224,6 +237,12 @@ class JobStatus(Observed):
     )
     last_snapshot: SnapshotMark | None = Field(default=None, description="Newest snapshot that is complete on peers.")
     last_checkpoint: CheckpointMark | None = Field(default=None, description="Newest durable checkpoint.")
+    damaged_checkpoints: tuple[DamagedCheckpoint, ...] = Field(
+        default=(),
+        max_length=MOST_DAMAGED,
+        description="Checkpoints that were found damaged and are passed over, as checkpoint.onDamage says; the newest "
+        "are kept.",
+    )
     rollback: Rollback | None = Field(default=None, description="The last time that training was undone.")
     skipped: tuple[SampleRange, ...] = Field(
         default=(), max_length=32, description="Samples that were left out, as trainer.anomalies says."

@@ -19,7 +19,7 @@ from concertina.durations import duration
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import Raw
 from concertina.terminal import advice, curves, unserved
-from concertina_protocol import MemberState, Report, State
+from concertina_protocol import FailureReason, MemberState, Report, State
 from concertina_protocol.messages.ranges import words
 
 UNSERVED = "Unserved"
@@ -232,7 +232,10 @@ def _saved(status: JobStatus) -> Iterable[tuple[str, str]]:
     """How often, and what was undone or left out."""
     if every := status.checkpoint_interval:
         yield "", checkpoints_every(every, status.restarts.total)
-    if back := status.rollback:
+    for bad in status.damaged_checkpoints[-1:]:
+        on = f"training went on from step {bad.previous_step} or before"
+        yield "Damaged", f"{age(bad.at)} ago, {bad.uri} (step {bad.step}): {on}"
+    if (back := status.rollback) and back.reason != FailureReason.DAMAGED:
         where = f"from round {back.round} to step {back.step} or before"
         yield "Rolled back", f"{age(back.at)} ago, {where}: {back.message}"
     if status.skipped:

@@ -11,6 +11,7 @@ from concertina.api.restarts import LastFailure, Restarts
 from concertina.api.status import (
     CheckpointEvery,
     Condition,
+    DamagedCheckpoint,
     JobProgress,
     JobStatus,
     Rollback,
@@ -44,6 +45,11 @@ def test_what_was_undone_what_is_left_out_and_how_often_it_is_saved() -> None:
     by_steps = every.model_copy(update={"seconds": 0.0})
     assert "by steps alone; best would be every 1m30s" in said(JobStatus(checkpoint_interval=by_steps, restarts=failed))
     assert "best would be" not in said(JobStatus(checkpoint_interval=every)), "nothing has failed yet"
+    bad = DamagedCheckpoint(uri="s3://b/run/u1/round-1/step-60", step=60, previous_step=40, at=rfc3339(1_800_000_000))
+    damage = back.model_copy(update={"reason": "Damaged"})
+    text = said(JobStatus(damaged_checkpoints=(bad,), rollback=damage))
+    assert "s3://b/run/u1/round-1/step-60 (step 60): training went on from step 40 or before" in text
+    assert "Rolled back" not in text
     plain = said(JobStatus())
     assert not any(word in plain for word in ("Rolled back", "Left out", "best would be"))
 

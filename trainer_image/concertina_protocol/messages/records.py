@@ -113,6 +113,12 @@ class Rollback:
     step: int
     skipped: tuple[tuple[int, int], ...] = ()
     """Positions [begin, end) that are left out from now on: all that ever were."""
+    damaged: Optional[Durable] = None
+    """The checkpoint that can't be read whole, where that is why; `step` is of the one to read instead."""
+
+    def undoes(self, uid: str) -> bool:
+        """Whether states of this job become void. A damaged checkpoint of another job voids none of them."""
+        return self.damaged is None or self.damaged.uid == uid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +141,8 @@ class Restore:
     """By the last rollback of this job. With Storage: where `durable` was undone, the newest one that was not."""
     undone_before: tuple[Undone, ...] = ()
     """By earlier rollbacks, and not by the last one as well. (Version 1 did not say it at first.)"""
+    damaged: tuple[str, ...] = ()
+    """URIs of checkpoints that can't be read whole, of this job or of another one: none of them is read again."""
 
     @property
     def all_undone(self) -> tuple[Undone, ...]:
@@ -143,3 +151,7 @@ class Restore:
     def voids(self, durable: Durable) -> bool:
         """Whether a checkpoint of this job was undone."""
         return any(some.covers(durable.round, durable.step) for some in self.all_undone)
+
+    def bars(self, durable: Durable, uid: str) -> bool:
+        """Whether the job with this uid must not go on from a checkpoint: it was undone, or is damaged."""
+        return durable.uri in self.damaged or (durable.uid == uid and self.voids(durable))

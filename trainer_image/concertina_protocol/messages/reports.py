@@ -62,7 +62,7 @@ class Failure:
     """Its last words are those of a rank that lost a peer: they say nothing about the script."""
     at: Annotated[Optional[float], Absent(0.0)] = None
     rollback: Optional[Rollback] = None
-    """With LossSpike, LossNotFinite, SilentCorruption."""
+    """With LossSpike, LossNotFinite, SilentCorruption; with Damaged under `checkpoint.onDamage: UsePrevious`."""
 
 
 @dataclasses.dataclass(frozen=True)

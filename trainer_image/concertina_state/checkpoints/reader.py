@@ -89,7 +89,9 @@ class StoredShard:
                 f"{self._folder.uri}/{key} is missing or damaged: use an older checkpoint.", self._folder.uri
             ) from error
         if sidecar.part != self.file or len(sidecar.blocks) != -(-self.file.size // BLOCK):
-            raise BadInput(f"{self._folder.uri}/{key} does not fit the manifest: use an older checkpoint.")
+            raise DamagedInput(
+                f"{self._folder.uri}/{key} does not fit the manifest: use an older checkpoint.", self._folder.uri
+            )
         return sidecar.blocks
 
     def _read_checked(

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import reduce
 
-from concertina_protocol import Durable, Undone
+from concertina_protocol import Durable, Restore, Rollback, Undone
 from concertina_protocol.messages.undone import joined
+from concertina_state.checkpoints.catalogue import run_of
 from concertina_state.checkpoints.latest import Latest, change_latest, read_all_of_latest
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey, Manifest, parse
 from concertina_state.checkpoints.retention import found
-from concertina_state.errors import BadInput
+from concertina_state.errors import BadInput, DamagedInput
 from concertina_state.objects.prefix import ObjectPrefix
 
 
@@ -35,20 +36,62 @@ def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
     return now.durable if now else None
 
 
-def go_back(uri: str, uid: str, *undone: Undone) -> Durable | None:
+def go_back(uri: str, uid: str, *undone: Undone, damaged: Collection[str] = ()) -> Durable | None:
     """The newest checkpoint of this job that was not undone, now or before, or of the one that it went on from; None
-    where none is left. Raises StorageError."""
+    where none is left. `damaged`: URIs of checkpoints to pass over. Raises StorageError."""
     folder = ObjectPrefix(uri)
     latest = read_all_of_latest(folder)
-    good = newest(folder, uid, reduce(joined, undone, latest.undid(uid) if latest else ()))
+    good = newest(folder, uid, reduce(joined, undone, latest.undid(uid) if latest else ()), damaged)
     return good.durable if good else None
 
 
-def newest(folder: ObjectPrefix, uid: str, undone: tuple[Undone, ...]) -> Latest | None:
+def before_damaged(damaged: DamagedInput, uri: str, uid: str, restore: Restore) -> Rollback | None:
+    """Go back from a damaged checkpoint to the newest one before it, as `checkpoint.onDamage: UsePrevious` asks.
+
+    None for what is no checkpoint below `uri`, the job's own folder: data, or a checkpoint that the spec names. `uid`
+    and `restore` are those of the round that read it. Raises DamagedInput where no other checkpoint is left, or
+    StorageError."""
+    key = damaged.checkpoint.removeprefix(f"{uri.rstrip('/')}/")
+    if key == damaged.checkpoint or (where := CheckpointKey.of(f"{key}/{NAME}")) is None:
+        return None
+    place, passed_over = where[0], (*restore.damaged, damaged.checkpoint)
+    undone = restore.all_undone if place.uid == uid else ()
+    previous = go_back(uri, place.uid, *undone, damaged=passed_over)
+    if previous is None:
+        raise none_left(passed_over) from damaged
+    return Rollback(previous.step, restore.skipped, Durable(place.uid, place.round, place.step, damaged.checkpoint))
+
+
+def usable(durable: Durable, uid: str, restore: Restore) -> Durable | None:
+    """What `LATEST` names, or the newest checkpoint before it that was neither undone nor found damaged; None where all
+    were undone. Raises DamagedInput where damage has left none, or StorageError."""
+    if not restore.bars(durable, uid):
+        return durable
+    undone = restore.all_undone if durable.uid == uid else ()
+    found = go_back(run_of(durable.uri), durable.uid, *undone, damaged=restore.damaged)
+    if found is None and restore.damaged:
+        raise none_left(restore.damaged)
+    return found
+
+
+def none_left(damaged: Sequence[str]) -> DamagedInput:
+    """The end of a run that damage has left no checkpoint: it must not begin anew by itself."""
+    return DamagedInput(
+        f"No checkpoint is left to go on from. Damaged: {', '.join(damaged)}. Put one back from a backup, or start a "
+        "new run under another checkpoint.uri."
+    )
+
+
+def newest(folder: ObjectPrefix, uid: str, undone: tuple[Undone, ...], damaged: Collection[str] = ()) -> Latest | None:
     """As `LATEST` would name it: of this job, or else of the one that it went on from."""
     _, finished = found(folder.entries(uid))
     ours = sorted(_not_void(finished, undone), key=_age, reverse=True)
-    good = next(_readable(folder, ours), None) or next(_readable(folder, _before(folder, uid, finished, undone)), None)
+
+    def first(places: Iterable[CheckpointKey]) -> tuple[CheckpointKey, bytes, Manifest] | None:
+        whole = (place for place in places if f"{folder.uri}/{place.folder}" not in damaged)
+        return next(_readable(folder, whole), None)
+
+    good = first(ours) or first(_before(folder, uid, finished, undone))
     if good is None:
         return None
     place, text, manifest = good

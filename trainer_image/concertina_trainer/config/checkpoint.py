@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+
+class DamageResponse(enum.StrEnum):
+    """To a checkpoint whose bytes are not those that were written."""
+
+    STOP = "Stop"
+    USE_PREVIOUS = "UsePrevious"
 
 
 class CheckpointConfig(BaseModel):
@@ -55,4 +63,9 @@ class CheckpointConfig(BaseModel):
         max_length=1024,
         description="Weights to begin with at step 0: another run's checkpoint or folder, or safetensors with "
         "Hugging Face's names for Llama. It matters only while there is no checkpoint under uri.",
+    )
+    on_damage: DamageResponse = Field(
+        default=DamageResponse.STOP,
+        description="What follows when the newest checkpoint under uri is damaged: Stop fails the job and names the "
+        "newest other one; UsePrevious goes on from that one and trains the steps since again.",
     )

@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 from concertina_protocol import Restore, RestoreSource, SnapshotId
 from concertina_protocol.worker_channel import WorkerEnd
+from concertina_state.checkpoints.catalogue import run_of
 from concertina_state.checkpoints.reader import StoredCheckpoint, opened, resolve
-from concertina_state.checkpoints.rollback import go_back
-from concertina_state.errors import BadInput, DataChanged
+from concertina_state.checkpoints.rollback import before_damaged, none_left, usable
+from concertina_state.errors import BadInput, DamagedInput, DataChanged
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Continued, Header, ShardMetadata
@@ -22,7 +23,7 @@ from concertina_state.lineage import Origin
 from concertina_state.objects.retry import final
 from concertina_state.saved import InMemory, SavedState, find
 from concertina_trainer.config.changes import identity_changes, other_changes
-from concertina_trainer.config.checkpoint import CheckpointConfig
+from concertina_trainer.config.checkpoint import CheckpointConfig, DamageResponse
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig, of_any_version
 from concertina_trainer.format import hf_config
@@ -45,7 +46,7 @@ def restore(
     channel: WorkerEnd,
 ) -> ShardMetadata:
     """Fill the state; returns what was restored (its id is meaningless for a fresh start)."""
-    start = _not_undone(start, uid, world)
+    start = _usable(start, uid, world)
     if start.source == RestoreSource.FRESH and checkpoint is not None and checkpoint.resume_from:
         return _resume(checkpoint.resume_from, state, config, data, world)
     if start.source == RestoreSource.FRESH:
@@ -63,22 +64,30 @@ def restore(
         return _load(InMemory(start.id, channel), state, config, data, world)
     assert start.durable is not None
     durable = start.durable
-    with _reading(lambda: durable.uri, world) as folder:  # a world that was cut off may sweep it meanwhile
-        stored = StoredCheckpoint(folder)
-        metadata = _load(stored, state, config, data, world)
-        metadata = dataclasses.replace(metadata, continued=stored.manifest.continued)
-        return metadata if durable.uid == uid else _of_another_job(metadata, stored)
+    try:
+        with _reading(lambda: durable.uri, world) as folder:  # a world that was cut off may sweep it meanwhile
+            stored = StoredCheckpoint(folder)
+            metadata = _load(stored, state, config, data, world)
+            metadata = dataclasses.replace(metadata, continued=stored.manifest.continued)
+            return metadata if durable.uid == uid else _of_another_job(metadata, stored)
+    except DamagedInput as error:
+        if checkpoint is not None and checkpoint.on_damage is DamageResponse.USE_PREVIOUS:
+            error.rollback = before_damaged(error, checkpoint.uri, uid, start)
+        raise
 
 
-def _not_undone(start: Restore, uid: str, world: DistContext) -> Restore:
-    """With the newest checkpoint that was not undone; from the beginning where none is left."""
+def _usable(start: Restore, uid: str, world: DistContext) -> Restore:
+    """With the newest checkpoint that was neither undone nor found damaged; from the beginning where all were undone.
+
+    Raises BadInput where damage has left none."""
+    if start.source == RestoreSource.FRESH and start.damaged:
+        raise none_left(start.damaged)
     durable = start.durable
-    if start.source != "Storage" or durable is None or durable.uid != uid or not start.voids(durable):
+    if start.source != RestoreSource.STORAGE or durable is None or not start.bars(durable, uid):
         return start
-    root = durable.uri.rsplit("/", 3)[0]
-    found = _same(world, go_back(root, uid, *start.all_undone) if world.rank == 0 else None)
+    found = _same(world, usable(durable, uid, start) if world.rank == 0 else None)
     if found is None and world.rank == 0:
-        print(f"no checkpoint that was not undone is left in {root}: training begins anew", flush=True)
+        print(f"no checkpoint that was not undone is left in {run_of(durable.uri)}: training begins anew", flush=True)
     return dataclasses.replace(start, source=RestoreSource.STORAGE if found else RestoreSource.FRESH, durable=found)
 
 

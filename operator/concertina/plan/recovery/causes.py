@@ -109,7 +109,7 @@ def _failure_reported(ctx: JobContext) -> Cause | None:
         return Cause(
             failure.reason,
             failure.message,
-            "" if failure.reason in NOBODYS else failure.replica,
+            "" if failure.reason in NOBODYS or _by_damage(failure) else failure.replica,
             counted=failure.reason in OWN_FAULT,
             exit_code=failure.exit_code if failure.rank is not None else None,
             last_lines=failure.last_lines,
@@ -119,6 +119,11 @@ def _failure_reported(ctx: JobContext) -> Cause | None:
     if report.state == protocol.State.FAILED:
         return Cause("LeadFailed", f"the lead {report.replica} says that the round has failed", report.replica)
     return None
+
+
+def _by_damage(failure: protocol.Failure) -> bool:
+    """A checkpoint is damaged: whoever reads it fails."""
+    return failure.rollback is not None and failure.rollback.damaged is not None
 
 
 def first_failure(report: protocol.Report) -> protocol.Failure | None:

@@ -59,7 +59,7 @@ def commit(
         since=rfc3339(ctx.now),
     )
     known = ctx.spec.bundled or origin.source is protocol.RestoreSource.MEMORY
-    whence = _whence(origin) if known else _anew(ctx)
+    whence = _whence(origin, ctx.observed.job.uid) if known else _anew(ctx)
     message = f"round {made.round} with {amount(len(members), 'replica')} ({amount(workers, 'worker')}) starts {whence}"
     told = (Event("Normal", "RoundCommitted", message),) if ctx.status.rounds else ()  # conditions tell of the first
     return Decision(
@@ -83,8 +83,8 @@ def _reached(ctx: JobContext) -> int:
     return base.step
 
 
-def _whence(origin: protocol.Restore) -> str:
-    if origin.durable and origin.voids(origin.durable):
+def _whence(origin: protocol.Restore, uid: str) -> str:
+    if origin.durable and origin.bars(origin.durable, uid):
         return f"from the newest checkpoint of step {origin.step} or before"
     return {
         protocol.RestoreSource.FRESH: "from the beginning",

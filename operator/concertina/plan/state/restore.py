@@ -33,13 +33,14 @@ class RestoreCandidate:
 def choose(
     replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
 ) -> Restore | Unknown:
-    """The best candidate, with what was undone and the samples that are left out."""
+    """The best candidate, with what was undone or is damaged, and the samples that are left out."""
     best = max(candidates(replies, storages, status, uid, spec), key=lambda candidate: candidate.rank)
     if best.unusable:
         return best.unusable
     skipped = tuple((some.begin, some.end) for some in status.skipped)
     *before, last = undone(status) or (None,)
-    return replace(best.restore, skipped=skipped, undone=last, undone_before=tuple(before))
+    damaged = tuple(bad.uri for bad in status.damaged_checkpoints)
+    return replace(best.restore, skipped=skipped, undone=last, undone_before=tuple(before), damaged=damaged)
 
 
 def candidates(
@@ -71,9 +72,11 @@ def candidates(
 
 
 def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
-    """Of a checkpoint that was undone, agents go back to one of the rollback's step or before."""
+    """Of a checkpoint that was undone, or is damaged, workers go back to one before it."""
     back = status.rollback if durable.uid == uid and is_undone(durable.round, durable.step, status) else None
-    return Restore(source=RestoreSource.STORAGE, step=back.step if back else durable.step, durable=durable)
+    damaged = next((bad for bad in status.damaged_checkpoints if bad.uri == durable.uri), None)
+    step = back.step if back else damaged.previous_step if damaged else durable.step
+    return Restore(source=RestoreSource.STORAGE, step=step, durable=durable)
 
 
 def _outdated(storage: Storage, status: JobStatus) -> bool:

@@ -3,11 +3,12 @@ rollback is a new round from an older state")."""
 
 from __future__ import annotations
 
+import concertina_protocol as protocol
 from concertina.api.internal import UndoneStates
-from concertina.api.status import JobStatus, Rollback, SampleRange, rfc3339
+from concertina.api.status import MOST_DAMAGED, DamagedCheckpoint, JobStatus, Rollback, SampleRange, rfc3339
 from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
-from concertina_protocol import Undone
+from concertina_protocol import Failure, Undone
 from concertina_protocol.messages.ranges import MOST_RANGES, united, words
 from concertina_protocol.messages.undone import joined
 
@@ -15,7 +16,7 @@ from concertina_protocol.messages.undone import joined
 def seen(ctx: JobContext) -> Rollback | None:
     """The last one, or that which the report of this round asks for. All ranks say the same; some may say nothing."""
     old = ctx.status.rollback
-    asked = [failure for failure in (ctx.round.report.failures if ctx.round.report else ()) if failure.rollback]
+    asked = [failure for failure, back in _asked(ctx) if back.undoes(ctx.observed.job.uid)]
     if not asked or (old and old.round >= ctx.world.round):
         return old
     first = next((failure for failure in asked if not failure.secondary), asked[0])
@@ -26,6 +27,27 @@ def seen(ctx: JobContext) -> Rollback | None:
         reason=first.reason,
         message=first.message[:1000],
         at=rfc3339(round(ctx.now, 3)),
+    )
+
+
+def _asked(ctx: JobContext) -> list[tuple[Failure, protocol.Rollback]]:
+    """Failures of this round that ask to go back, and how far."""
+    failures = ctx.round.report.failures if ctx.round.report else ()
+    return [(failure, failure.rollback) for failure in failures if failure.rollback]
+
+
+def damaged(ctx: JobContext) -> tuple[DamagedCheckpoint, ...]:
+    """For status.damagedCheckpoints: those known, and what the report of this round finds damaged. Of what ranks say of
+    one the lowest step to go back to counts."""
+    known = {bad.uri: bad for bad in ctx.status.damaged_checkpoints}
+    found: dict[str, DamagedCheckpoint] = {}
+    for _, back in sorted(_asked(ctx), key=lambda asked: asked[1].step, reverse=True):
+        if (bad := back.damaged) is not None and bad.uri not in known:
+            found[bad.uri] = DamagedCheckpoint(
+                uri=bad.uri, step=bad.step, previous_step=max(0, back.step), at=rfc3339(round(ctx.now, 3))
+            )
+    return (
+        (*ctx.status.damaged_checkpoints, *found.values())[-MOST_DAMAGED:] if found else ctx.status.damaged_checkpoints
     )
 
 
@@ -42,7 +64,7 @@ def skipped(ctx: JobContext) -> tuple[SampleRange, ...]:
     """What anybody has said was left out; it only grows."""
     report = ctx.round.report
     told = [report.progress.skipped] if report and report.progress else []
-    told += [failure.rollback.skipped for failure in (report.failures if report else ()) if failure.rollback]
+    told += [back.skipped for _, back in _asked(ctx)]
     if not any(told):
         return ctx.status.skipped
     together = united(((some.begin, some.end) for some in ctx.status.skipped), *told)
@@ -53,13 +75,21 @@ def skipped(ctx: JobContext) -> tuple[SampleRange, ...]:
 def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """What was undone, and what is left out from now on."""
     back, found = new.rollback, []
-    if back is not None and back != old.rollback:
+    if new.damaged_checkpoints != old.damaged_checkpoints:
+        known = {bad.uri for bad in old.damaged_checkpoints}
+        found += [_damage_event(bad) for bad in new.damaged_checkpoints if bad.uri not in known]
+    elif back is not None and back != old.rollback:
         message = f"round {back.round} is undone back to step {back.step} or before: {back.message}"
         found.append(Event("Warning", "RolledBack", message[:1000]))
     if new.skipped != old.skipped:
         left_out = words(tuple((some.begin, some.end) for some in new.skipped))
         found.append(Event("Warning", "SamplesLeftOut", f"{left_out} are left out of the run"[:1000]))
     return tuple(found)
+
+
+def _damage_event(bad: DamagedCheckpoint) -> Event:
+    message = f"training goes on from the checkpoint of step {bad.previous_step} or before"
+    return Event("Warning", "CheckpointDamaged", f"{bad.uri} (step {bad.step}) is damaged: {message}"[:1000])
 
 
 def undone(status: JobStatus) -> tuple[Undone, ...]:

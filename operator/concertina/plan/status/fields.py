@@ -128,6 +128,7 @@ RECOVERY: Mapping[str, Row] = {
     "stragglers": lambda p: stragglers.marks(p.ctx),
     "steps_replayed": lambda p: p.old.steps_replayed + p.replayed,
     "rollback": lambda p: rollback.seen(p.ctx),
+    "damaged_checkpoints": lambda p: rollback.damaged(p.ctx),
     "skipped": lambda p: rollback.skipped(p.ctx),
 }
 CHECKPOINTS: Mapping[str, Row] = {

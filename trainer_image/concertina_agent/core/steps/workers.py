@@ -38,8 +38,8 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
             agent.uploads.wanted(message)
             effects.append(e.Ship(message.id, message.shard, message.path))
     elif isinstance(message, w.Fault):
-        if message.rollback is not None and r.lead is not None:
-            effects += storage.undo(agent, (p.Undone(event.round, message.rollback.step),))
+        if (back := message.rollback) is not None and r.lead is not None and back.undoes(r.assign.uid):
+            effects += storage.undo(agent, (p.Undone(event.round, back.step),))
     elif isinstance(message, w.KeepsState):
         effects += storage.keep_state(agent, r)
     elif isinstance(message, w.Register):
