@@ -63,6 +63,8 @@ class Passes:
     def batches(self) -> Iterator[Any]:
         share = self._share()
         begin, self._restored = self._restored // share * share, 0
+        if begin and self._is_over(begin // share) and self._counts_next_epoch():
+            begin, self._random = 0, None
         if begin:
             self._check_epoch()
         else:
@@ -81,11 +83,25 @@ class Passes:
         """Ranks that share a pass."""
         return int(getattr(self._order, "num_replicas", 1))
 
-    def _check_epoch(self) -> None:
-        """The next epochs follow from the script's own count."""
+    def _is_over(self, done: int) -> bool:
+        """Whether no batch is left of a pass of which each rank has consumed so many items."""
+        batches, left = self.loader.batch_sampler, len(self._order) - done
+        return bool(left < (batches.batch_size if batches.drop_last else 1))
+
+    def _counts_next_epoch(self) -> bool:
+        """Whether the script counts a pass before it commits its last batch, or computes the epoch from the step."""
+        saved, now = self._epochs()
+        return saved is not None and now == saved + 1
+
+    def _epochs(self) -> tuple[int | None, int | None]:
+        """The epoch of the saved pass, and the sampler's; None for a sampler without epochs."""
         began = self._order.next_began
         saved = None if began is None else began["seeds"].get("epoch")
-        now = getattr(self._order, "epoch", saved)
+        return saved, getattr(self._order, "epoch", saved)
+
+    def _check_epoch(self) -> None:
+        """The next epochs follow from the script's own count."""
+        saved, now = self._epochs()
         if saved is not None and now != saved:
             raise BadInput(
                 f"the sampler of loader {self._number} is at epoch {now}, and the saved state at epoch {saved}: begin "
@@ -106,9 +122,9 @@ class Passes:
                 f"loader {self._number} of State.batches() has {length} items, and {values['of']} when it was saved: "
                 "give the loaders in the same order, with the same data."
             )
-        self._random = random
         if not values["items"] or values["began"] is None:
             return
+        self._random = random
         self._items = self._restored = values["items"]
         share = self._share()
         if again := self._restored % share:

@@ -49,6 +49,26 @@ def test_a_pass_goes_on_in_the_same_order(replicas):
         assert continued[1:] == whole[2:]
 
 
+def test_a_script_may_count_a_pass_before_its_last_commit():
+    whole, _ = epochs(Loaders(), loader(2), end=2)
+    _, saved = epochs(Loaders(), loader(2), end=1, stop_after=len(whole[0]))
+    continued, _ = epochs(again(saved), loader(2), first=1, end=2)
+    assert continued == whole[1:]
+
+
+def test_a_new_pass_draws_as_in_an_uninterrupted_run():
+    given = loader()
+    loaders = Loaders()
+    epochs(loaders, given, end=1)
+    saved, random = encode(loaders.state_dict(), "loaders"), torch.get_rng_state()
+    next(loaders.batches(given))
+    drawn = torch.rand(3)
+    given = loader()
+    torch.set_rng_state(random)
+    next(again(saved).batches(given))
+    assert torch.equal(torch.rand(3), drawn)
+
+
 def test_ranks_of_another_world_go_on_behind_what_was_consumed():
     saved, consumed = [], []
     for rank in range(3):
