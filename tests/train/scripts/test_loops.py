@@ -113,7 +113,7 @@ CASES = [
     Case("optimizers:every_optimizer"),
     Case("optimizers:every_scheduler", first=1, others=(2,)),
     Case("optimizers:unfrozen_by_progress"),
-    Case("optimizers:unfrozen_at_once", sibling="optimizers:unfrozen_by_progress"),
+    Case("optimizers:unfrozen_at_once", sibling="optimizers:unfrozen_by_progress", kills=(9,)),
     Case("optimizers:unfrozen_too_late", same=Refused("add_param_group"), other=Refused("add_param_group")),
     Case("optimizers:groups_in_another_order"),
     Case("optimizers:parameters_in_another_order", sibling="optimizers:groups_in_another_order"),
