@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -36,6 +36,8 @@ IMAGE = 512
 """Likewise: a repository's name has at most 255, its host and digest the rest."""
 MOST_REQUEST = 63
 """Characters of a request for a checkpoint, which agents are told too."""
+MOST_PROBLEMS, MOST_IGNORED, MOST_FINALIZERS = 16, 64, 64
+"""Of a TrainingJob, that are kept: 256 KiB of a template can be wrong in a hundred thousand places."""
 MOST_INDEXES = 11_000
 """More than a job can have replicas and spares; as many as status.internal.attempts holds."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -144,7 +146,7 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
         ignored=ignored,
         checkpoint_request=checkpoint_asked(obj),
         template_hash=made_of,
-        finalizers=tuple(metadata.get("finalizers") or ()),
+        finalizers=tuple(name[:NAME] for name in (metadata.get("finalizers") or ())[:MOST_FINALIZERS]),
     )
 
 
@@ -153,9 +155,9 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...], str]:
     nothing: one job's manifest must not keep the operator from the others."""
     try:
         spec, ignored = parse_stored(obj)
-        return spec.packed(), "", ignored, "" if ignored else template_hash(spec)
+        return spec.packed(), "", ignored[:MOST_IGNORED], "" if ignored else template_hash(spec)
     except SpecError as error:
-        return None, str(error), (), ""
+        return None, _sentence(error.problems), (), ""
     except RecursionError:
         return None, f"spec: something in it is nested more than {DEEPEST} levels deep: make it flatter", (), ""
     except Exception as error:
@@ -166,6 +168,12 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...], str]:
             (),
             "",
         )
+
+
+def _sentence(problems: Sequence[str]) -> str:
+    more = len(problems) - MOST_PROBLEMS
+    kept = [problem[:SENTENCE] for problem in problems[:MOST_PROBLEMS]]
+    return "; ".join([*kept, *([f"and {more} more"] if more > 0 else [])])
 
 
 def checkpoint_asked(obj: Raw) -> str:
