@@ -192,7 +192,7 @@ class Channel:
 
     @property
     def durable(self) -> Optional[Durable]:
-        """What LATEST names, if the job may go on from it: the next checkpoint is due by it."""
+        """The checkpoint that LATEST names, if the job may go on from it: the next checkpoint is due by it."""
         start = self.start()
         durable = start.durable
         return None if durable and start.restore.bars(durable, start.uid) else durable

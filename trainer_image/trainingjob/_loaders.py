@@ -84,12 +84,12 @@ class Passes:
         return int(getattr(self._order, "num_replicas", 1))
 
     def _is_over(self, done: int) -> bool:
-        """Whether no batch is left of a pass of which each rank has consumed so many items."""
+        """Return whether no batch is left of a pass of which each rank has consumed so many items."""
         batches, left = self.loader.batch_sampler, len(self._order) - done
         return bool(left < (batches.batch_size if batches.drop_last else 1))
 
     def _counts_next_epoch(self) -> bool:
-        """Whether the script counts a pass before it commits its last batch, or computes the epoch from the step."""
+        """Return whether the script counts a pass before its last commit, or computes the epoch from the step."""
         saved, now = self._epochs()
         return saved is not None and now == saved + 1
 

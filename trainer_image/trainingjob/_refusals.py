@@ -44,7 +44,8 @@ def _tell(error: Exception, reason: FailureReason, advice: str = "") -> None:
 
 
 def _with_rollback(damaged: DamagedInput) -> DamagedInput:
-    """As checkpoint.onDamage asks. Returns what ends the run instead where no other checkpoint is left."""
+    """Add the rollback that checkpoint.onDamage asks for. Returns what ends the run instead where no other checkpoint
+    is left."""
     channel = trainingjob.connection()
     checkpoint = json.loads(os.environ.get("CONCERTINA_CHECKPOINT") or "null") or {}
     if channel is None or not damaged.checkpoint or checkpoint.get("onDamage") != USE_PREVIOUS:

@@ -559,8 +559,8 @@ def _newer(start: Start, held: SnapshotId) -> Durable | None:
 def _newest_in(
     checkpoint: Mapping[str, Any], reading: contextlib.ExitStack, restore: Restore = NOTHING_KNOWN
 ) -> Durable | None:
-    """In the job's own folder, or what it is to be begun with, which stays while `reading` is open. `restore`: what was
-    undone, or is damaged. Raises StorageError, or BadInput."""
+    """Return the newest checkpoint in the job's own folder, or the one that the job is to begin with, which stays while
+    `reading` is open. `restore`: what was undone, or is damaged. Raises StorageError, or BadInput."""
     from concertina_state.checkpoints import owner
     from concertina_state.checkpoints.latest import read_latest
     from concertina_state.checkpoints.reader import opened, resolve

@@ -1,5 +1,5 @@
-"""How much of the event loop the lines of one namespace's agents may take (decision "A namespace's lines have a share
-of the event loop")."""
+"""A share of the event loop for the lines of one namespace's agents (decision "A namespace's lines have a share of the
+event loop")."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ class Allowance:
 
     @property
     def untouched(self) -> bool:
-        """Whether it is the same as a new one."""
+        """Return whether the allowance is the same as a new one."""
         return self._paid_at <= self._clock() - SAVED_SECONDS
 
     @contextlib.asynccontextmanager
     async def line(self) -> AsyncIterator[None]:
-        """For one line, which is read and acted on within, without waiting for anything."""
+        """Wait for the turn of one line, and charge what it takes. The body reads the line and acts on it, and waits
+        for nothing."""
         async with self._order:
             while (early_seconds := self._paid_at - self._clock()) > 0:
                 self._held_seconds = 0.0

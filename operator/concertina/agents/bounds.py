@@ -53,7 +53,7 @@ COUNTS = {
 
 
 def values_at_most(line: bytes) -> int:
-    """How many values the JSON in that line can have, without decoding it."""
+    """Return the most values that the JSON in that line can have, without decoding it."""
     return 1 + line.count(b",") + line.count(b"[") + line.count(b"{")
 
 

@@ -151,7 +151,7 @@ class Identity:
 async def connection(
     identity: Identity, address: str, message: protocol.Watch | protocol.Relay, waits: Waits = lambda _: None
 ) -> AsyncIterator[Connection]:
-    """On which `message` has been sent. Raises OSError, TimeoutError, and CallError where a Relay may not be sent."""
+    """Connect and send `message`. Raises OSError, TimeoutError, and CallError where a Relay may not be sent."""
     opened = await _opened(identity, address, waits)
     try:
         if isinstance(message, protocol.Relay):

@@ -1,4 +1,5 @@
-"""Whether this operator hears agents at all: full disruption, over all jobs (decision "Silence alone is no death")."""
+"""Detect full disruption: over all jobs, this operator seems not to hear agents (decision "Silence alone is no
+death")."""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ class _Job:
 
     @property
     def votes_silent(self) -> bool | None:
-        """None without a vote."""
+        """Return whether the job counts as silent; None where it has no vote."""
         if not self.namespace or not (self.heard or self.lost):
             return None
         return not self.heard
 
 
 class Hearing:
-    """Of the jobs that have trained and were heard: which have fallen silent. A namespace counts as silent where at
-    least half of its jobs are, so that the jobs of one tenant say nothing about those of all others."""
+    """The jobs that have trained and were heard, and those of them that have fallen silent. A namespace counts as
+    silent where at least half of its jobs are, so that the jobs of one tenant say nothing about those of all others."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Job] = {}

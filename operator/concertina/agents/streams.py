@@ -194,7 +194,8 @@ class _Silence:
 
     @contextlib.contextmanager
     def broken(self) -> Iterator[None]:
-        """By a line, for as long as it takes: what it waits for in this operator is no silence of the agent's."""
+        """Count the silence as broken for as long as a line is handled: a wait within this operator is no silence of
+        the agent's."""
         self._handles_line = True
         try:
             yield

@@ -285,7 +285,7 @@ class Operator:
     # --- what the parts tell --------------------------------------------------------------------------------------
 
     def _lane(self, uid: str) -> Hashable:
-        """In which a job waits for its pass."""
+        """Return the lane in which a job waits for its pass."""
         job = self._cache.job(uid)
         return job.lane if job else None
 

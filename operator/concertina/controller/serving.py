@@ -32,8 +32,8 @@ Look = Callable[[], Collector | None]
 async def endpoints(
     settings: Settings, looks: Iterable[Look], reviews: TokenReviews | None = None
 ) -> AsyncIterator[None]:
-    """Each on its own address, with the Lease or without it; `looks` is gone through at each scrape. `reviews`: for
-    `MetricsAccess.REVIEW`. The probes ask for no token: the kubelet has none to show."""
+    """Serve each endpoint on its own address, with the Lease or without it; `looks` is gone through at each scrape.
+    `reviews`: for `MetricsAccess.REVIEW`. The probes ask for no token: the kubelet has none to show."""
     guard = _Guard(settings.metrics_access, settings.metrics_token, reviews)
     disable_created_metrics()  # else each counter has a second series
     async with contextlib.AsyncExitStack() as open_ones:
@@ -57,7 +57,7 @@ async def _healthy(_: web.Request) -> web.Response:
 
 
 class _Guard:
-    """Who may read metrics."""
+    """A check that a request may read metrics."""
 
     def __init__(self, access: MetricsAccess, token: str, reviews: TokenReviews | None) -> None:
         self._access = access
@@ -121,8 +121,8 @@ class _Text:
 
 
 class _Metrics:
-    """Of a thousand jobs a text takes 0.3 s of a processor and 20 MiB: one is made at a time, all who have waited for
-    it get the same, and then there is a rest."""
+    """The endpoint of metrics. A text of a thousand jobs takes 0.3 s of a processor and 20 MiB: one is made at a time,
+    all who have waited for it get the same, and then there is a rest."""
 
     def __init__(self, guard: _Guard, looks: Iterable[Look]) -> None:
         self._turn = asyncio.Lock()

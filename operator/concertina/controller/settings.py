@@ -37,7 +37,7 @@ _HEADERS = re.compile(r"([\w.-]+ *=[ !#-+\--:<-\[\]-~]*(, *|$))+", re.ASCII)
 
 
 class MetricsAccess(enum.Enum):
-    """Who may read the operator's metrics."""
+    """The clients that may read the operator's metrics."""
 
     OPEN = "Open"
     """Everybody who reaches the port."""

@@ -1,4 +1,4 @@
-"""How many pods are given up for silence alone (decision "Pods are given up for silence one by one")."""
+"""A limit on the pods that are given up for silence alone (decision "Pods are given up for silence one by one")."""
 
 from __future__ import annotations
 

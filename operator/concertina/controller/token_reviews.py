@@ -1,4 +1,4 @@
-"""Whether a token may read the operator's metrics, as the API server says.
+"""Ask the API server whether a token may read the operator's metrics.
 
 A TokenReview, then a SubjectAccessReview of `get` on the URL /metrics, as controller-runtime does it.
 """
@@ -27,7 +27,7 @@ PATH = "/metrics"
 
 
 class Verdict(enum.Enum):
-    """What becomes of a request that shows a token."""
+    """The outcome for a request that shows a token."""
 
     ALLOWED = enum.auto()
     UNKNOWN_TOKEN = enum.auto()

@@ -123,7 +123,7 @@ class Client:
         fields: str = "",
         chunk: int = MOST_LIMIT,
     ) -> AsyncIterator[tuple[list[Raw], str]]:
-        """All objects, at most `chunk` at a time, each time with the resourceVersion of the list.
+        """Yield all objects, at most `chunk` at a time, each time with the resourceVersion of the list.
 
         A page is bounded by its bytes, whatever the sizes of objects: the number of objects that is asked for follows
         the size of the pages before (decision "Pages of a list are bounded by bytes"). A page is emptied before the

@@ -135,7 +135,7 @@ class Hindrance(enum.Enum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job stands among those that wait for room. The default: it waits alone, or not at all."""
+    """The place of a job among those that wait for room. The default: it waits alone, or not at all."""
 
     ahead: tuple[str, str] | None = None
     """Namespace and name of the job whose turn it is, where that is another one."""

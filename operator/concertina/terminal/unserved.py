@@ -1,4 +1,4 @@
-"""Whether an operator looks after a job, as far as the job itself shows it. Pure.
+"""Judge whether an operator looks after a job, as far as the job itself shows it. Pure.
 
 Users see neither the operator's Deployment nor its Lease, which are in another namespace.
 """
@@ -45,7 +45,7 @@ def _evidence(job: Raw, status: JobStatus, now: float) -> str:
 
 
 def _changes(job: Raw) -> Iterable[float]:
-    """When the spec was written, by whoever last did each of its fields."""
+    """Yield the Unix times at which the spec was written, by the last writer of each of its fields."""
     for entry in job["metadata"].get("managedFields") or ():
         if entry.get("time") and entry.get("subresource") != "status":
             yield unix_seconds(entry["time"])

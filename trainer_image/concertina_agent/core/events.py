@@ -99,7 +99,7 @@ class MemberMessage:
 
 @dataclasses.dataclass(frozen=True)
 class MemberGone:
-    """That stream broke and the member's agent could not be reached, or the member said what it may not."""
+    """A member is lost: its stream broke and its agent could not be reached, or the member said what it may not."""
 
     round: int
     claim: str

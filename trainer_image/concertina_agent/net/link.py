@@ -101,7 +101,7 @@ async def _join_again(connector: Connector, join: p.Join, address: str) -> Optio
 
 
 async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Optional[Connection]:
-    """None: try again. Raises MovedOn, and as `Connector.connect` does."""
+    """Connect and join; None means that another try may succeed. Raises MovedOn, and as `Connector.connect` does."""
     wire = await connector.connect(address)
     joined = False
     try:
@@ -194,8 +194,8 @@ class MemberStreams:
         return True
 
     async def _is_lost(self, join: p.Join) -> bool:
-        """Whether the agent of a member whose stream broke is gone. One that answers joins again, or is silent for too
-        long as any other."""
+        """Return whether the agent of a member whose stream broke is gone. One that answers joins again, or is silent
+        for too long as any other."""
         address, ping = self._addresses[join.replica], p.encode(p.Ping(join.uid))
 
         async def refuses() -> bool:

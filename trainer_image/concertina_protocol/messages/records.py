@@ -117,7 +117,7 @@ class Rollback:
     """The checkpoint that can't be read whole, where that is why; `step` is of the one to read instead."""
 
     def undoes(self, uid: str) -> bool:
-        """Whether states of this job become void. A damaged checkpoint of another job voids none of them."""
+        """Return whether states of this job become void. A damaged checkpoint of another job voids none of them."""
         return self.damaged is None or self.damaged.uid == uid
 
 
@@ -153,5 +153,5 @@ class Restore:
         return any(some.covers(durable.round, durable.step) for some in self.all_undone)
 
     def bars(self, durable: Durable, uid: str) -> bool:
-        """Whether the job with this uid must not go on from a checkpoint: it was undone, or is damaged."""
+        """Return whether the job with this uid must not go on from a checkpoint: it was undone, or is damaged."""
         return durable.uri in self.damaged or (durable.uid == uid and self.voids(durable))

@@ -45,7 +45,7 @@ class Owner:
 
 
 class Claim(enum.Enum):
-    """What a job may do with a folder."""
+    """A verdict on a job that wants to use a folder."""
 
     OWNS = "Owns"
     CREATE = "Create"
@@ -65,7 +65,7 @@ def this_job(uid: str) -> Owner:
 
 
 def decide(found: Owner | None, job: Owner, living: Collection[str] | None, take_over: str) -> Claim:
-    """What `job` may do in a folder whose owner is `found`.
+    """Decide what `job` may do in a folder whose owner is `found`.
 
     `living`: uids of the other live jobs of its namespace that may use the folder; None: the operator has not said.
     `take_over`: the uid in spec.checkpoint.takeOver."""
@@ -83,7 +83,7 @@ def decide(found: Owner | None, job: Owner, living: Collection[str] | None, take
 
 
 def look(folder: ObjectPrefix, job: Owner, take_over: str) -> bool:
-    """Whether the job owns the folder. Writes nothing. Raises NotOwner where it never may, or StorageError."""
+    """Return whether the job owns the folder. Writes nothing. Raises NotOwner where it never may, or StorageError."""
     found, _ = _read(folder)
     claim = decide(found, job, None, take_over)
     if claim is Claim.REFUSED:

@@ -63,8 +63,8 @@ def before_damaged(damaged: DamagedInput, uri: str, uid: str, restore: Restore) 
 
 
 def usable(durable: Durable, uid: str, restore: Restore) -> Durable | None:
-    """What `LATEST` names, or the newest checkpoint before it that was neither undone nor found damaged; None where all
-    were undone. Raises DamagedInput where damage has left none, or StorageError."""
+    """Return the checkpoint that `LATEST` names, or the newest one before it that was neither undone nor found damaged;
+    None where all were undone. Raises DamagedInput where damage has left none, or StorageError."""
     if not restore.bars(durable, uid):
         return durable
     undone = restore.all_undone if durable.uid == uid else ()

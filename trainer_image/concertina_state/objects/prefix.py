@@ -119,7 +119,7 @@ class ObjectPrefix:
 
     @property
     def store_name(self) -> str:
-        """For messages: the endpoint of a store in the cloud, or the folder."""
+        """The name of the store for messages: the endpoint of a store in the cloud, or the folder."""
         return self._kind.endpoint() if self._kind else self.uri
 
     def get(self, key: str) -> bytes | None:

@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 
 class DamageResponse(enum.StrEnum):
-    """To a checkpoint whose bytes are not those that were written."""
+    """The response to a checkpoint whose bytes are not those that were written."""
 
     STOP = "Stop"
     USE_PREVIOUS = "UsePrevious"

@@ -77,7 +77,8 @@ def restore(
 
 
 def _usable(start: Restore, uid: str, world: DistContext) -> Restore:
-    """With the newest checkpoint that was neither undone nor found damaged; from the beginning where all were undone.
+    """Return the start with the newest checkpoint that was neither undone nor found damaged, or from the beginning
+    where all were undone.
 
     Raises BadInput where damage has left none."""
     if start.source == RestoreSource.FRESH and start.damaged:

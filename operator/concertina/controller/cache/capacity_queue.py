@@ -29,7 +29,7 @@ Later = Callable[[float, Callable[[], None]], object]
 
 
 def at_once(seconds: float, act: Callable[[], None]) -> None:
-    """Of a cache without an event loop."""
+    """Call without a delay: the `Later` of a cache without an event loop."""
     act()
 
 
@@ -71,7 +71,8 @@ class CapacityQueue:
         self._schedule()
 
     def place(self, uid: str) -> Place | None:
-        """None where the line has not been worked out since the job itself changed; then `changed(uid)` follows."""
+        """Return the job's place. None where the line has not been worked out since the job itself changed; then
+        `changed(uid)` follows."""
         if uid in self._stale:
             self._judge(uid)
         waits = self._waiting.get(uid)
@@ -122,7 +123,8 @@ class CapacityQueue:
             self._requests[uid] = waits.requests
 
     def _judged(self, uid: str, job: CachedJob) -> Waiting | None:
-        """None, too, where it can't be judged: that must not fail for the others."""
+        """Return how the job waits for room. None where it does not wait, or can't be judged: one such job must not
+        fail the others."""
         try:
             waits = line.waiting(job.view, job.pods.values(), by_quota(job.refused))
             if waits is None:

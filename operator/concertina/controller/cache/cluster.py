@@ -129,14 +129,14 @@ class ClusterCache:
             self._job_changed(uid)
 
     def forget_job(self, uid: str) -> None:
-        """It is gone."""
+        """Drop a job that is gone, and remember that: late events of it are ignored."""
         self._forgotten[uid] = None
         if len(self._forgotten) > REMEMBERED:
             self._forgotten.popitem(last=False)
         self.release_job(uid)
 
     def release_job(self, uid: str) -> None:
-        """It is no more this operator's, and may be again."""
+        """Drop a job that is no longer this operator's, and may be again."""
         self._hearing.forget(uid)
         job = self._jobs.pop(uid, None)
         if job is not None:

@@ -1,5 +1,5 @@
-"""Whether another client takes back what this operator writes to a job's status: each write would wake the other one,
-for as long as both are there (decision "Two operators do not write against each other")."""
+"""Detect that another client takes back what this operator writes to a job's status: each write would wake the other
+one, for as long as both are there (decision "Two operators do not write against each other")."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ serves a running job counts its time once a minute."""
 
 @dataclass
 class TakenBack:
-    """Of one job. All times are on the monotonic clock."""
+    """The writes to one job's status, by this operator and by other clients. All times are on the monotonic clock."""
 
     _said: frozenset[tuple[str, str, str]] | None = None
     """The conditions as this operator last wrote them."""
@@ -41,7 +41,7 @@ class TakenBack:
             self._restore_from = now + backoff.seconds(self._restored - 1, FIRST_SECONDS, LONGEST_SECONDS)
 
     def restores(self, before: Raw, wanted: Raw) -> bool:
-        """Whether that write only says again what it said last, and what another client has changed since."""
+        """Return whether that write only repeats what this operator said last, and another client has changed since."""
         return self._said is not None and _said(before) != self._said == _said(wanted)
 
     def restore_seconds_left(self, now: float) -> float:

@@ -37,7 +37,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Use:
-    """What one live job wants of a folder."""
+    """The use of a folder that one live job wants."""
 
     folder: Folder
     has_begun: bool
@@ -112,7 +112,7 @@ class UriIndex:
 
 
 def folder_of(namespace: str, spec: JobSpec) -> Folder:
-    """Of a job with checkpoints."""
+    """Return the folder of a job with checkpoints."""
     assert spec.checkpoint is not None
     uri = normal(spec.checkpoint.uri)
     volume = _volume(uri.removeprefix(FILES), spec) if uri.startswith(FILES) else ""
@@ -120,13 +120,13 @@ def folder_of(namespace: str, spec: JobSpec) -> Folder:
 
 
 def normal(uri: str) -> str:
-    """As the store's client reads it: without slashes that change nothing."""
+    """Return the URI as the store's client reads it: without slashes that change nothing."""
     scheme, separator, path = uri.partition("://")
     return scheme + separator + re.sub(r"/+", "/", path).rstrip("/")
 
 
 def _volume(path: str, spec: JobSpec) -> str:
-    """What the container `trainer` mounts at this path, as its template says; empty: nothing."""
+    """Return the volume that the container `trainer` mounts there, by its template; empty where there is none."""
     pod, trainer = spec.template.manifest()["spec"], spec.template.trainer.manifest()
     mount_by_path = {str(mount.get("mountPath")).rstrip("/"): mount for mount in _objects(trainer, "volumeMounts")}
     above = [folder for folder in mount_by_path if path == folder or path.startswith(f"{folder}/")]

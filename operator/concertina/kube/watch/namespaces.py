@@ -10,7 +10,8 @@ from concertina.kube.watch.reflector import Reflector
 
 
 class SelectedNamespaces:
-    """Where the labels of a namespace begin or cease to match, the API server's watch says ADDED or DELETED."""
+    """The namespaces whose labels match the selector. The API server's watch says ADDED or DELETED where the labels of
+    a namespace begin or cease to match."""
 
     def __init__(
         self, client: Client, selector: str, added: Callable[[str], None], removed: Callable[[str], None]

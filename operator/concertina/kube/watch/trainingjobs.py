@@ -70,7 +70,7 @@ def check(access: Access) -> None:
 
 @dataclass(frozen=True)
 class Listed:
-    """What a list named, and its resourceVersion."""
+    """The uids that a list named, and its resourceVersion."""
 
     uids: set[str]
     version: str
@@ -95,7 +95,7 @@ async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw
 
 
 async def list_jobs_once_allowed(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
-    """As list_jobs. Waits until the jobs may be listed."""
+    """List jobs as list_jobs does, but wait until they may be listed."""
     warned = False
     while True:
         try:
@@ -224,7 +224,7 @@ async def _listing(
     namespace: str | None,
     **_: Any,
 ) -> AsyncIterator[tuple[Collection[Raw], str]]:
-    """In place of kopf's own list, which reads 500 objects at a time, whatever their size. kopf hears of no object of
+    """Replace kopf's own list, which reads 500 objects at a time, whatever their size. kopf hears of no object of
     it: it would begin a worker for each, and its handlers hear neither that nothing is listed nor of a list's end."""
     version = versions.pop(namespace, "")
     if not version:

@@ -86,7 +86,7 @@ def _mine(ctx: JobContext) -> Waiting | None:
 
 
 def _due(ctx: JobContext, place: Place, mine: Waiting) -> float | None:
-    """When its turn ends, or it releases what it holds, if nothing changes; None where neither is to come."""
+    """Return when the job's turn ends, or it releases what it holds, if nothing changes; None where neither will."""
     gang, due = ctx.status.internal.gang, []
     if place.turn:
         due.append((unix_seconds(gang.turn) if gang.turn else ctx.now) + TURN_TIMEOUT)
@@ -114,8 +114,8 @@ def _may_release(ctx: JobContext, mine: Waiting) -> bool:
 
 
 def _released(ctx: JobContext, place: Place, mine: Waiting) -> Gang:
-    """From now on, others go first. A job that room does not help has had its turn, too: nobody waits for it again
-    before the others have had theirs."""
+    """Return a Gang by which others go first from now on. A job that room does not help has had its turn, too: nobody
+    waits for it again before the others have had theirs."""
     gang = ctx.status.internal.gang
     had = f"only {mine.held} of the {mine.least} replicas needed found room"
     passes = place.turn or place.hindrance is not None

@@ -26,7 +26,7 @@ def held_by(job: JobView) -> tuple[str, ...]:
 
 
 def why(job: JobView) -> str:
-    """That a job is being deleted, and what holds it, in words."""
+    """Say that a job is being deleted, and what holds it."""
     return f"the job is being deleted, and held by the finalizer {first_of(held_by(job), 3)}"
 
 

@@ -1,4 +1,4 @@
-"""Whose turn it is among the jobs that wait for room. Pure; `places` answers for all of them at once.
+"""The order of turns among the jobs that wait for room. Pure; `places` answers for all of them at once.
 
 Each job has one turn before any job has a second one, and the first turns come in order of priority. Among equals a
 turn under way goes on. Next are the jobs for which the room is enough that the waiting jobs hold together, then those
@@ -55,7 +55,8 @@ class Waiting:
 
 
 def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | None:
-    """None where it does not wait for room; `refused`: whether the API server takes no more pods of it (a quota)."""
+    """Return how a job waits for room; None where it does not. `refused`: whether the API server takes no more pods of
+    it (a quota)."""
     spec, gang = job.spec, job.status.internal.gang
     if spec is None or job.deleting or spec.suspend or job.status.completion_time:
         return None
@@ -151,7 +152,7 @@ def _fits(job: Waiting, room: Mapping[str, Decimal]) -> bool:
 
 
 def _order(jobs: Mapping[str, Waiting], fitting: Collection[str], before: Line) -> dict[str, Rank]:
-    """By uid: the lowest goes first."""
+    """Return the rank of each job, by uid: the lowest goes first."""
     last_turns: dict[str, float] = {}
     for job in jobs.values():
         last_turns[job.namespace] = max(job.passed, last_turns.get(job.namespace, 0.0))

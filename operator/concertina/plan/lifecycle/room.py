@@ -12,8 +12,8 @@ from concertina.plan.observed import Hindrance, NodeView, PodPhase, PodView
 def hindrance(
     least: int, pods: Collection[PodView], nodes: Mapping[str, NodeView] | None, fits_quota: int | None
 ) -> Hindrance | None:
-    """Of a job that waits for room and needs `least` pods; `fits_quota`: how many the quota that refused one allows.
-    `nodes`: None where the operator does not watch them."""
+    """Return the hindrance of a job that waits for room and needs `least` pods; None where it has none. `fits_quota`:
+    how many the quota that refused one allows. `nodes`: None where the operator does not watch them."""
     alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]
     if _excluded(alive):
         return Hindrance.EXCLUDED

@@ -26,8 +26,9 @@ def _none(ctx: JobContext) -> PodPlan:
 
 
 def _ended(ctx: JobContext, failed: bool) -> PodPlan:
-    """As spec.cleanPodPolicy says; once the job is deleted nothing runs on in any case. What runs in a failed job is
-    ended rather than deleted: its log says why (decision "A failed job's pods are ended in place")."""
+    """Plan the pods of a job that has ended, as spec.cleanPodPolicy says; once the job is deleted nothing runs on in
+    any case. Pods that run in a failed job are ended rather than deleted: their logs say why (decision "A failed job's
+    pods are ended in place")."""
     policy = ctx.spec.clean_pod_policy
     if policy is CleanPodPolicy.NONE and not ctx.observed.job.deleting:
         return _kept(ctx)

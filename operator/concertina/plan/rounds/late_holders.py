@@ -31,7 +31,7 @@ def seconds_left(ctx: JobContext, made: Claim, answers: Mapping[str, Prepared]) 
 
 
 def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], known: Mapping[str, Prepared]) -> bool:
-    """Whether all that answered (`known`) hold a newer state together than those whom the round can get state from."""
+    """Return whether all that answered (`known`) together hold a newer state than those that the round can use."""
     if answers.keys() >= known.keys():
         return False
     age = _age(ctx, answers)

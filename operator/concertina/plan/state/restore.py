@@ -72,7 +72,7 @@ def candidates(
 
 
 def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
-    """Of a checkpoint that was undone, or is damaged, workers go back to one before it."""
+    """Return the restore from a stored checkpoint, or from one before it where it was undone, or is damaged."""
     back = status.rollback if durable.uid == uid and is_undone(durable.round, durable.step, status) else None
     damaged = next((bad for bad in status.damaged_checkpoints if bad.uri == durable.uri), None)
     step = back.step if back else damaged.previous_step if damaged else durable.step

@@ -37,8 +37,8 @@ def _asked(ctx: JobContext) -> list[tuple[Failure, protocol.Rollback]]:
 
 
 def damaged(ctx: JobContext) -> tuple[DamagedCheckpoint, ...]:
-    """For status.damagedCheckpoints: those known, and what the report of this round finds damaged. Of what ranks say of
-    one the lowest step to go back to counts."""
+    """Return status.damagedCheckpoints: those known, and those that the report of this round finds damaged. The lowest
+    step to go back to counts where ranks name several for one checkpoint."""
     known = {bad.uri: bad for bad in ctx.status.damaged_checkpoints}
     found: dict[str, DamagedCheckpoint] = {}
     for _, back in sorted(_asked(ctx), key=lambda asked: asked[1].step, reverse=True):

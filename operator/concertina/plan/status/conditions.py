@@ -63,8 +63,8 @@ class AtWork:
 def conditions(
     decision: Decision, old: JobStatus, generation: int, now: float, at_work: AtWork
 ) -> tuple[Condition, ...]:
-    """All eight in a fixed order, then those of other controllers, which stay as they are (decision "Conditions of
-    other controllers are carried over"). A transition time changes with the status alone."""
+    """Return all eight conditions in a fixed order, then those of other controllers, which stay as they are (decision
+    "Conditions of other controllers are carried over"). A transition time changes with the status alone."""
     row, reason, message = TABLE[decision.phase], decision.reason, decision.message
     trouble, trouble_message = decision.stalled or reason, decision.stalled_message or message
     degraded = bool(decision.stalled) and decision.goes_on

@@ -87,7 +87,7 @@ def replicas(ctx: JobContext) -> int:
 
 
 def at_work(ctx: JobContext, decision: Decision) -> conditions.AtWork:
-    """What runs of the job; under torchrun only pods are known."""
+    """Count the job's replicas at work; under torchrun only pods are known."""
     wanted, report = sizes.most(ctx.spec), ctx.round.report
     if ctx.spec.launcher is Launcher.TORCHRUN:
         pods = [pod for pod in ctx.observed.pods if pod.index is not None]
