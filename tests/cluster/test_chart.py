@@ -206,14 +206,14 @@ def test_each_operator_says_whether_it_acts_to_who_may_read_metrics(release: Rel
 
 
 def can(cluster: LocalCluster, verb: str, resource: str, *options: str) -> bool:
-    """Whether that user may; `kubectl auth can-i` fails where not."""
+    """Return whether that user may; `kubectl auth can-i` fails where not."""
     with suppress(LocalClusterError):
         return cluster.kubectl("auth", "can-i", verb, resource, *options).strip() == "yes"
     return False
 
 
 def test_a_user_with_the_role_edit_runs_jobs_and_one_with_view_reads_them(release: Release) -> None:
-    """By the roles that every cluster has, without one of the user's own."""
+    """The roles that every cluster has are enough: no user needs one of their own."""
     cluster = release.cluster
     for role in ("edit", "view"):
         cluster.kubectl("-n", release.jobs, "create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}")
@@ -234,7 +234,7 @@ def test_a_user_with_the_role_edit_runs_jobs_and_one_with_view_reads_them(releas
 
 
 def test_whoever_administers_a_namespace_installs_the_namespaced_mode(release: Release) -> None:
-    """With the role admin and what docs/install.md adds to it; the job runs, and says what it does without."""
+    """The role admin and what docs/install.md adds to it are enough. The job runs, and says what it does without."""
     cluster, team = release.cluster, f"{release.name}-team"
     cluster.create_namespace(team)
     page = (ROOT / "docs" / "install.md").read_text()

@@ -21,7 +21,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_killed_and_started_again(folder, case):
-    """All ranks share one GPU and talk by gloo."""
+    """Kill each loop and start it again. Its ranks share one GPU and talk by gloo."""
     parent = Parent(case.parent)
     try:
         killed_and_started_again(folder, parent, case, case.kill, (case.first, *case.others))

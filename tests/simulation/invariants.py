@@ -215,7 +215,7 @@ class Invariants:
             raise Violation(f"round {new.world.round} begins from step {base.step}; {sorted(asked)} hold {newest}")
 
     def _is_preparing(self, process: AgentProcess, claim: Claim) -> bool:
-        """Whether it was asked, and can be heard."""
+        """Return whether the agent was asked, and can be heard."""
         world, pod = self.world, self.world.cluster.pods.get(process.replica)
         if pod is None or pod.uid != process.pod.uid or pod.deleting or world.troubled(pod.node):
             return False

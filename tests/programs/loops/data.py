@@ -49,7 +49,7 @@ def epochs(run: Run, loader: DataLoader[tuple[torch.Tensor, int]], stops_at: int
 
 
 def shared(run: Run, seed: int = 0) -> DistributedSampler[tuple[torch.Tensor, int]]:
-    """By name, as a world of one has no process group here."""
+    """Return a sampler that is given size and rank, as a world of one has no process group here."""
     return DistributedSampler(Items(), num_replicas=run.size, rank=run.rank, seed=seed)
 
 

@@ -105,8 +105,8 @@ class Run:
             signal.pause()
 
     def held(self, of: Container[str] | None = None) -> dict[str, Any]:
-        """All that the objects of State hold, or those of these names, and the random numbers, by names that are the
-        same in any world."""
+        """Return all that the objects of State hold, or those of these names, and the random numbers, by names that are
+        the same in any world."""
         holds = {"random": dict(_flat(_random_states(), ""))}
         names = _parameter_names(self.objects)
         for name, value in self.objects.items():

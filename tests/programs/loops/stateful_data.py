@@ -1,4 +1,4 @@
-"""Where a loop over torchdata's StatefulDataLoader goes on."""
+"""Loops over torchdata's StatefulDataLoader, which go on where they were."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def epochs(run: Run, loader: StatefulDataLoader[Any]) -> None:
 
 
 def loader(run: Run, items: Any, **options: Any) -> StatefulDataLoader[Any]:
-    """It draws a seed when a pass begins or continues: from a generator of its own, not from the script's numbers."""
+    """Make a loader with a generator of its own: it draws a seed when a pass begins or continues, and not from the
+    script's numbers."""
     return StatefulDataLoader(items, BATCH // run.size, generator=torch.Generator(), **options)
 
 

@@ -285,7 +285,7 @@ class OperatorProcess:
         self._done(self._give_up_silent(made))
 
     def _give_up_silent(self, made: Plan) -> float | None:
-        """As the shell does; the seconds until the next pass."""
+        """Give silent pods up as the shell does, and return the seconds until the next pass."""
         self.given_up &= frozenset(made.silent)
         waiting = [uid for uid in made.silent if uid not in self.given_up]
         if not waiting:

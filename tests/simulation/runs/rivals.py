@@ -76,7 +76,7 @@ class Rivalry:
     # --- the line
 
     def place(self, operator: OperatorProcess) -> Place | None:
-        """As the shell finds it, in `concertina.controller.cache`."""
+        """Find the job's place as the shell does, in `concertina.controller.cache`."""
         world, view, refused = operator.world, operator.job_view, operator.refused
         number = self.worlds.index(world)
         self._jobs[world.uid] = CachedJob(view, 0, {}, dict(operator.pods), refused=refused)

@@ -1,4 +1,4 @@
-"""Which job owns a folder of checkpoints: decided by the store, in every kind of storage."""
+"""The owner of a folder of checkpoints: decided by the store, in every kind of storage."""
 
 import asyncio
 import contextlib

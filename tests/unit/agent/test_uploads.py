@@ -81,7 +81,7 @@ def test_a_part_counts_though_the_next_one_is_wanted_before_its_answer_is_heard(
 
 
 def test_the_folder_is_owned_before_anything_of_a_round_is_written(tmp_path: Path) -> None:
-    """Once: who owns it is not asked again in later rounds."""
+    """The agent asks once who owns it, and not again in later rounds."""
 
     async def run() -> None:
         uploads = UploadDriver(SnapshotFiles(tmp_path), lambda event: None)

@@ -32,7 +32,7 @@ class Clock:
 
 
 async def says_lines(clock: Clock, allowance: Allowance, cost: float, costs: list[float]) -> None:
-    """As fast as they are taken."""
+    """Say lines as fast as they are taken."""
     while True:
         async with allowance.line():
             clock.processor += cost

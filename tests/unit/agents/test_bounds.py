@@ -36,7 +36,7 @@ def test_a_line_of_more_values_than_any_agent_says_is_refused_before_it_is_decod
 
 
 def test_the_report_of_the_largest_world_is_no_such_line() -> None:
-    """All its ranks fail, with ranges to leave out, and the last output is lists of numbers."""
+    """The report says that all ranks fail, with ranges to leave out, and its last output is lists of numbers."""
     said = dataclasses.replace(FAILS, last_lines=(str(list(range(300))),) * LINES)
     names = [f"job-{index}-0" for index in range(MOST_REPLICAS + MOST_SPARES)]
     member = protocol.MemberState("r0", "i1", 1, "c1", protocol.State.FAILED, failure=FAILURE)

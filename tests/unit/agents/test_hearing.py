@@ -24,7 +24,7 @@ def add(hearing: Hearing, namespace: str, jobs: int, view: AgentView, agents: in
 
 
 def suspected(*namespaces: tuple[int, int]) -> bool:
-    """Of namespaces with so many jobs that are heard, and so many silent ones."""
+    """Return the verdict on namespaces with so many jobs that are heard, and so many silent ones."""
     hearing = Hearing()
     for number, (heard, silent) in enumerate(namespaces):
         add(hearing, f"team-{number}", heard, HEARD)

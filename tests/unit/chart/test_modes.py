@@ -1,4 +1,4 @@
-"""What the chart makes: permissions in each mode, roles for users, and who may read metrics."""
+"""The objects that the chart makes: permissions in each mode, roles for users, and access to metrics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def names(objects: Objects, *kinds: str) -> list[tuple[str, str]]:
 
 
 def settings_of(objects: Objects) -> Settings:
-    """As the operator would read them."""
+    """Return the settings as the operator would read them."""
     (container,) = objects["Deployment", "sys", "x-concertina"]["spec"]["template"]["spec"]["containers"]
     environment = {entry["name"]: entry.get("value", "from-a-secret") for entry in container["env"]}
     return from_environment({**environment, "CONCERTINA_HEALTH": "", "CONCERTINA_METRICS": ""})

@@ -1,4 +1,4 @@
-"""What a tenant wrote, on the reader's terminal."""
+"""Texts of a tenant on the reader's terminal."""
 
 from __future__ import annotations
 

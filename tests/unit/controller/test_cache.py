@@ -241,7 +241,7 @@ def sharing(known: Known, uid: str) -> tuple[str, ...]:
 
 
 def with_volume(of: dict[str, Any], path: str, **source: Any) -> dict[str, Any]:
-    """With a volume at this path."""
+    """Add a volume at this path to the job's template."""
     pod_spec = of["spec"]["template"]["spec"]
     pod_spec["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": path}]
     pod_spec["volumes"] = [{"name": "v", **source}]

@@ -1,4 +1,4 @@
-"""What an operator takes that starts where there are many of the largest objects that an API server accepts."""
+"""The memory of an operator that starts where there are many of the largest objects that an API server accepts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ApiServer:
 
 
 def highest_mib(folder: Path, server: ApiServer) -> float:
-    """Of an operator's memory until it has started."""
+    """Return the most memory that an operator takes until it has started."""
     return asyncio.run(_highest_mib(folder, server))
 
 

@@ -1,4 +1,4 @@
-"""What the operator keeps of TrainingJobs, however large: measured in bytes that stay allocated."""
+"""The memory that the operator keeps for TrainingJobs, however large: measured in bytes that stay allocated."""
 
 from __future__ import annotations
 

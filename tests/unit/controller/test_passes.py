@@ -20,7 +20,7 @@ Watched = Callable[[], bool]
 
 
 def reconciler(plan: Planner, may_act: Watched) -> Reconciler:
-    """Of jobs whose status never changes."""
+    """Make a reconciler of jobs whose status never changes."""
     nothing: Any = SimpleNamespace(write=None, of=lambda id: None)
     connections = AgentConnections(lambda uid, at_once: None)
     cache = ClusterCache(lambda uid: None, connections.views)
@@ -34,7 +34,8 @@ def reconciler(plan: Planner, may_act: Watched) -> Reconciler:
 
 
 def test_the_event_loop_serves_everything_else_between_two_decisions() -> None:
-    """Else a change that a thousand jobs hear of keeps it from all of them, and from the Lease, until the last one."""
+    """A change that a thousand jobs hear of would otherwise keep the loop from all of them, and from the Lease, until
+    the last one."""
     turn, decided_in = 0, list[int]()
 
     def plan(observed: Observed, _: float) -> Plan:

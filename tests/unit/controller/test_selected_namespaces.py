@@ -1,4 +1,4 @@
-"""With a selector, the operator serves the namespaces whose labels match it, and follows the labels."""
+"""Selected namespaces: the operator serves those whose labels match its selector, and follows the labels."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class Limit(SilenceLimit):
 
 
 def served(namespaces: list[str], seconds: float) -> list[tuple[float, str]]:
-    """When each of those, which always want one more pod given up, gets it."""
+    """Return when pods are given up, and of which namespace, where each of those always wants one more."""
     limit, due, granted = Limit(), dict.fromkeys(namespaces, 1000.0), []
     end = limit.now + seconds
     while min(due.values()) < end:

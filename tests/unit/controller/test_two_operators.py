@@ -60,7 +60,7 @@ def test_a_job_whose_key_nobody_has_is_told_so() -> None:
 def test_conditions_that_another_client_takes_back_are_restored_once_and_then_ever_more_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the same key, and of another opinion: an operator of another version, say."""
+    """The other client has the same key and another opinion: an operator of another version, say."""
     monkeypatch.setattr(taken_back, "FIRST_SECONDS", 1000.0)
     monkeypatch.setattr(taken_back, "LONGEST_SECONDS", 1000.0)
     server = ApiServer()

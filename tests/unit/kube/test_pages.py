@@ -89,7 +89,7 @@ def test_pages_are_bounded_by_their_bytes_and_have_every_object_once(tmp_path: P
 
 
 def test_pages_of_small_objects_grow(tmp_path: Path) -> None:
-    """Of as many bytes as a page may have, and not by a request for each few."""
+    """Pages grow to as many bytes as one may have, so that not each few objects take a request."""
     server = ApiServer([SMALL] * 400)
 
     async def scenario(asked: Client) -> None:

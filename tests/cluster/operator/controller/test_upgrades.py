@@ -65,7 +65,8 @@ def test_a_crd_that_is_newer_than_the_operator(jobs: Jobs, install: Install, ope
 
 
 def test_a_crd_that_is_older_than_the_operator(jobs: Jobs, install: Install, operator: Operator) -> None:
-    """It prunes what it does not know of the status: of each field that is said once a namespace, and jobs run."""
+    """The API server prunes the fields of the status that it does not know. An event names each of them once in a
+    namespace, and jobs run."""
     crd = copy.deepcopy(OURS)
     status = schema(crd)["status"]["properties"]
     del status["spares"]

@@ -1,4 +1,4 @@
-"""Why replicas are not ready, in sentences."""
+"""Sentences that say why replicas are not ready."""
 
 from __future__ import annotations
 

@@ -394,7 +394,7 @@ def test_what_looks_like_a_bug(before: tuple[Restart, ...], failure: dict[str, A
 
 @pytest.mark.parametrize("watched", [True, False])
 def test_one_node_is_to_blame_where_nodes_are_not_watched(watched: bool) -> None:
-    """Of those it may be the only one there is, which would make it a bug; where none is known, others may be there."""
+    """A known node may be the only one, which would make it a bug; where none is known, there may be others."""
     before = (entry(B, error=SAME), entry(B, error=SAME))
     seen = replace(look_at(before).observed, nodes_watched=watched)
     alone = {name: node for name, node in seen.nodes.items() if watched and name == entry(B).node}

@@ -168,7 +168,8 @@ def test_a_member_whose_pod_has_ended_is_not_waited_for() -> None:
 
 
 def cut_off() -> Observed:
-    """All four have answered. The others did not reach ranks 1 and 2, who alone hold a shard of the newest snapshot."""
+    """Observe a round that all four have answered. The others did not reach ranks 1 and 2, who alone hold a shard of
+    the newest snapshot."""
     seen = late(*ranked(1, 2), reached=False)
     agents = dict(seen.agents)
     for rank, name in zip((1, 2), ranked(1, 2), strict=True):
