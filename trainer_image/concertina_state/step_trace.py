@@ -12,6 +12,7 @@ from typing import Any
 
 from concertina_protocol import step_traces
 from concertina_protocol.worker_channel import TraceSteps
+from concertina_state.messages import log
 
 
 class Traces:
@@ -105,7 +106,7 @@ class StepTrace:
 
     def _fail(self, error: Exception) -> None:
         sentence = f"no trace of rank {self._rank}: {type(error).__name__}: {error}"
-        print(sentence, file=sys.stderr, flush=True)
+        log(sentence)
         self._put(step_traces.error_file(self._path), sentence.encode())
 
     def _put(self, path: Path, content: bytes) -> None:
@@ -116,7 +117,7 @@ class StepTrace:
                 part.write_bytes(content)
                 os.replace(part, path)
         except OSError as error:
-            print(f"the trace can't be written: {error}", file=sys.stderr, flush=True)
+            log(f"the trace can't be written: {error}")
 
 
 def flight_record() -> dict[str, Any]:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 from concertina_protocol import MOST_METRICS, Durable, JobHistory, Progress, ProtocolError, StepPart
 from concertina_protocol import worker_channel as w
 from concertina_protocol.heartbeat import WorkerPhase
+from concertina_state.messages import log
 
 T = TypeVar("T")
 MOST_NAME = 64
@@ -266,7 +266,7 @@ class Channel:
             self._traces = self._traces or self._tracing(self._rank)
             self._traces.ask(wish)
         except Exception as error:  # training goes on without
-            print(f"trainingjob: no trace: {type(error).__name__}: {error}", file=sys.stderr)
+            log(f"trainingjob: no trace: {type(error).__name__}: {error}")
 
 
 _channel: Optional[Channel] = None
@@ -281,5 +281,5 @@ def connected(path: str, rank: int, tracing: Callable[[int], Tracing]) -> Option
         try:
             _channel = Channel(path, rank, tracing)
         except OSError as error:
-            print(f"trainingjob: the agent can't be reached ({error}); nothing is reported", file=sys.stderr)
+            log(f"trainingjob: the agent can't be reached ({error}); nothing is reported")
     return _channel if _channel is not None and _channel.ours else None

@@ -6,7 +6,6 @@ which of them are this rank's."""
 from __future__ import annotations
 
 import concurrent.futures
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from concertina_data.opening import Threads
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
 from concertina_state.errors import BadInput, DataChanged
+from concertina_state.messages import log
 from trainingjob import _storage
 from trainingjob._counted import Counted
 from trainingjob._refusals import told
@@ -118,7 +118,7 @@ class Data(Counted):
         while not concurrent.futures.wait([future], TELL_SECONDS).done:
             reason = self._sequences.waiting_for
             if reason and reason != self._told:
-                print(f"trainingjob: waiting for data: {reason}", file=sys.stderr, flush=True)
+                log(f"trainingjob: waiting for data: {reason}")
                 self._told = reason
             if reason and channel:
                 channel.stalled(reason, time.perf_counter() - began)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from concertina_state.errors import BadInput
+from concertina_state.messages import log
 from trainingjob._objects import RandomNumbers
 from trainingjob._order import order_of
 from trainingjob._refusals import NotSavable
@@ -128,9 +128,8 @@ class Passes:
         self._items = self._restored = values["items"]
         share = self._share()
         if again := self._restored % share:
-            print(
+            log(
                 f"trainingjob: loader {self._number}: {again} items of this pass are consumed again, as "
-                f"{self._restored} can't be shared by {share} ranks",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                f"{self._restored} can't be shared by {share} ranks"
+            )
         self._order.go_on(values["began"], self._restored // share)

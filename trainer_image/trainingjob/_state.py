@@ -25,6 +25,7 @@ from concertina_state.filling import ShardReader
 from concertina_state.format.shardfile import Continued, Header, ShardMetadata
 from concertina_state.interval import Interval
 from concertina_state.lineage import Origin, TrainedRound, of_round, script_digest
+from concertina_state.messages import log
 from concertina_state.pace import Pace
 from concertina_state.saved import InMemory, SavedState, find
 from concertina_state.saving import SavePolicy, Saving, StepFlags
@@ -250,7 +251,7 @@ class State:
             text = f"what each rank from {_name(size)} on had {own} is left out"
         else:
             return
-        print(f"trainingjob: the saved state is of {saved_size} ranks: {text}", file=sys.stderr, flush=True)
+        log(f"trainingjob: the saved state is of {saved_size} ranks: {text}")
 
     def _save_again(self, saved: ShardMetadata, layout: str) -> None:
         """In this round: a script that was through with it commits nothing more, and a round's agents bring to storage
@@ -309,7 +310,7 @@ class State:
             except StorageError as error:
                 if time.monotonic() > until:
                     raise
-                print(f"trainingjob: durable storage can't be read, tried again: {error}", file=sys.stderr, flush=True)
+                log(f"trainingjob: durable storage can't be read, tried again: {error}")
                 time.sleep(STORAGE_PAUSE if isinstance(error, StoreRefused) else 1.0)
 
     def _own_shard(self, saved: SavedState) -> tuple[ShardReader, str]:
@@ -372,7 +373,7 @@ class State:
             advice = "Call commit() right after optimizer.step(), and give State the optimizers that step"
         else:
             return
-        print(f"trainingjob: {text}. {advice}.", file=sys.stderr, flush=True)
+        log(f"trainingjob: {text}. {advice}.")
 
     def _save(self, done: int, durable: bool, ends: bool) -> bool:
         """Take a snapshot, unless gradients wait for a step."""

@@ -1,0 +1,13 @@
+"""Lines on the standard error of a training process."""
+
+import sys
+
+
+def log(sentence: str) -> None:
+    """Write a line to stderr in a single system call.
+
+    `print` makes two calls where PYTHONUNBUFFERED is set, as it is in workers. Processes that share the stream, such as
+    those of a DataLoader, could then write between the sentence and the end of its line.
+    """
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
