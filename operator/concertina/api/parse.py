@@ -30,6 +30,9 @@ MOST_SPEC_BYTES = 256 << 10
 """As compact JSON. Decoded, a spec takes up to 30 times as much memory, and no real one has a tenth of it."""
 MOST_OPTIONS_BYTES = 8 << 10
 """Of trainer.model.options, likewise: they stay decoded."""
+MOST_SPEC_VALUES = 10_000
+"""Lists, mappings and what they hold: to check one costs the event loop microseconds, and more where it is wrong."""
+ADVICE = "put large values into a ConfigMap or an image, and mount it"
 
 
 class SpecError(ValueError):
@@ -67,6 +70,7 @@ def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
         raise SpecError(("spec is missing: the manifest says nothing to run",))
     spec = dict(manifest["spec"])
     _refuse_large("spec", spec, MOST_SPEC_BYTES)
+    _refuse_many("spec", spec, MOST_SPEC_VALUES)
     options: Any = spec
     for field in ("trainer", "model", "options"):
         options = options.get(field) if isinstance(options, Mapping) else None
@@ -93,8 +97,21 @@ def _refuse_large(path: str, value: object, most_bytes: int) -> None:
     except ValueError:  # half a surrogate pair, which JSON can escape
         size = len(json.dumps(value, separators=(",", ":")))
     if size > most_bytes:
-        advice = "put large values into a ConfigMap or an image, and mount it"
-        raise SpecError((f"{path} has {-(-size // 1024)} KiB as JSON, more than {most_bytes >> 10} KiB: {advice}",))
+        raise SpecError((f"{path} has {-(-size // 1024)} KiB as JSON, more than {most_bytes >> 10} KiB: {ADVICE}",))
+
+
+def _refuse_many(path: str, value: object, most: int) -> None:
+    """Raises SpecError. Stops counting at `most`, however many values there are."""
+    left, unread = most, [value]
+    while unread:
+        entry = unread.pop()
+        left -= 1
+        if isinstance(entry, Mapping):
+            unread.extend(entry.values())
+        elif isinstance(entry, (list, tuple)):
+            unread.extend(entry)
+        if len(unread) > left:
+            raise SpecError((f"{path} has more than {most} values (lists, mappings and what they hold): {ADVICE}",))
 
 
 def _without_unknown(spec: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

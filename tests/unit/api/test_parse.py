@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from concertina.api.parse import SpecError, parse_spec, parse_stored
+from concertina.api.parse import MOST_SPEC_VALUES, SpecError, parse_spec, parse_stored
+from concertina.api.spec import JobSpec
 
 JOB: dict[str, Any] = {
     "spec": {
@@ -178,6 +179,22 @@ def test_a_spec_that_is_too_large_is_refused_in_a_sentence() -> None:
     options["spec"]["trainer"] = {"model": {"entrypoint": "m:f", "options": {"a": "x" * 9000}}}
     with pytest.raises(SpecError, match=r"spec\.trainer\.model\.options has 9 KiB as JSON, more than 8 KiB"):
         parse_spec(options)
+
+
+@pytest.mark.parametrize("entry", [[], {}, 0], ids=["lists", "mappings", "numbers"])
+def test_a_spec_of_too_many_values_is_refused_before_it_is_checked(
+    entry: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is small: 20 to 30 KiB."""
+    many = copy.deepcopy(JOB)
+    pod = many["spec"]["template"]["spec"]
+    pod["junk"] = [entry] * (MOST_SPEC_VALUES - 200)
+    parse_spec(many)
+    monkeypatch.setattr(JobSpec, "model_validate_json", lambda *_, **__: pytest.fail("it was checked"))
+    pod["junk"] = [entry] * MOST_SPEC_VALUES
+    for parse in (parse_spec, parse_stored):
+        with pytest.raises(SpecError, match=r"spec has more than 10000 values .*: put large values into a ConfigMap"):
+            parse(many)
 
 
 def test_a_packed_template_says_what_the_template_said() -> None:
