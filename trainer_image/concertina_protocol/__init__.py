@@ -80,6 +80,8 @@ from concertina_protocol.messages.report_changes import ReportChange, change, ch
 from concertina_protocol.messages.reports import (
     BAD_INPUTS,
     COMMUNICATION,
+    LONGEST_LAST_LINE,
+    MOST_LAST_LINES,
     MOST_METRICS,
     Busy,
     CheckpointInterval,
@@ -104,7 +106,9 @@ __all__ = [
     "COMMUNICATION",
     "EXIT_OLD_PYTHON",
     "KINDS",
+    "LONGEST_LAST_LINE",
     "MAX_LINE",
+    "MOST_LAST_LINES",
     "MOST_METRICS",
     "PORT",
     "REPORT_SECONDS",

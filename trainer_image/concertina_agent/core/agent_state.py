@@ -9,6 +9,7 @@ from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
+from concertina_agent.core.round.failures import whole
 from concertina_agent.core.round.lead import Lead
 from concertina_agent.core.round.membership import Membership, Notice, Preparation
 from concertina_agent.core.snapshot_index import SnapshotIndex
@@ -147,7 +148,7 @@ class AgentState:
             state=reported.on_wire,
             lead=lead is not None,
             members=lead.told if lead else {},
-            failures=lead.failures() if lead else ((r.failure,) if r and r.failure else ()),
+            failures=lead.failures() if lead else ((whole(r.failure),) if r and r.failure else ()),
             progress=r.workers.progress if r else None,
             hang=lead.watchdog.hang if lead else None,
             stragglers=lead.watchdog.stragglers.found if lead else (),

@@ -12,6 +12,9 @@ from concertina_protocol.messages.records import Rollback, SnapshotId, State, St
 OUT_OF_MEMORY = "the container ran out of memory; raise resources.limits.memory of the container trainer"
 """In the words of both sides: the agent says it of a worker, the operator of the whole container."""
 
+MOST_LAST_LINES, LONGEST_LAST_LINE = 20, 400
+"""Of a worker's output that the operator is told, and characters of one line."""
+
 
 class FailureReason(OpenEnum):
     """Of a member of a round; what the operator finds by itself has words of its own."""
@@ -50,7 +53,8 @@ class Failure:
     message: str
     """A sentence, with the exit code or signal."""
     last_lines: tuple[str, ...] = ()
-    """A lead tells those of the cause, and of what no new round can mend: all of them would not fit on a line."""
+    """A lead tells those of the cause, and of what no new round can mend: all of them would not fit on a line. The
+    operator is told MOST_LAST_LINES."""
     rank: Annotated[Optional[int], Absent(-1)] = None
     exit_code: int = 0
     """Of the worker of that rank."""

@@ -12,11 +12,10 @@ from concertina.plan.observed import PodView
 from concertina.plan.pods import backoff
 from concertina.plan.recovery import escalation
 from concertina.plan.rounds.claims import Cause
+from concertina_protocol import LONGEST_LAST_LINE, MOST_LAST_LINES
 
 KEPT = 1001
 WITH_ERROR = 50
-LINES, LONGEST = 20, 400
-"""Of what a worker printed last, and of one line of it."""
 
 
 def restart(ctx: JobContext, cause: Cause) -> Restart | None:
@@ -49,7 +48,7 @@ def last_failure(ctx: JobContext, cause: Cause) -> LastFailure | None:
         cause.sentence,
     ):
         return old
-    lines = [line.rstrip()[:LONGEST] for line in cause.last_lines if line.strip()]
+    lines = [line.rstrip()[:LONGEST_LAST_LINE] for line in cause.last_lines if line.strip()]
     return LastFailure(
         at=failed.at,
         round=round,
@@ -58,7 +57,7 @@ def last_failure(ctx: JobContext, cause: Cause) -> LastFailure | None:
         exit_code=cause.exit_code,
         reason=failed.reason,
         message=cause.sentence,
-        last_lines=tuple(lines[-LINES:]),
+        last_lines=tuple(lines[-MOST_LAST_LINES:]),
     )
 
 

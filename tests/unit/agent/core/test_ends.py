@@ -34,7 +34,7 @@ def test_failures(bundled, said, code, reason, message, permanent):
     driver.ended(code, "first", "boom", "")
     (failure,) = driver.report.failures
     assert (failure.reason, failure.message, failure.permanent) == (reason, message, permanent)
-    assert (failure.last_lines, failure.rank, failure.exit_code) == (("first", "boom", ""), 0, code)
+    assert (failure.last_lines, failure.rank, failure.exit_code) == (("first", "boom"), 0, code)
     assert driver.report.state == "failed"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Optional
 
 from concertina_agent.core.events import WorkerExited
-from concertina_protocol import BAD_INPUTS, Failure, FailureReason
+from concertina_protocol import BAD_INPUTS, LONGEST_LAST_LINE, MOST_LAST_LINES, Failure, FailureReason
 from concertina_protocol.messages.reports import OUT_OF_MEMORY
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, Fault
 
@@ -44,9 +44,10 @@ UNPROVOKED = frozenset(
 )
 """Reasons that do not come from the loss of a peer."""
 
-LONGEST, TOGETHER = 1000, 100_000
-"""Characters of a failure's sentence that are told, and of those of a whole round. A Report says each twice, as that of
-its member and among the failures, and has to fit on a line (MAX_LINE) whatever they are written in."""
+LONGEST, LONGEST_BRIEF, TOGETHER = 1000, 200, 100_000
+"""Characters of a failure's sentence: where its output is shown, where it is not, and of all sentences of a round. A
+Report says each twice, as that of its member and among the failures. The operator bounds an agent's lines by them,
+whatever they are written in (`concertina.agents.bounds`)."""
 
 
 def signal_name(number: int) -> str:
@@ -134,13 +135,18 @@ def told(failures: Iterable[Failure], members: int) -> tuple[Failure, ...]:
     cause = next(failure for failure in marked if not failure.secondary)
     shown = (cause, next((failure for failure in marked if failure.permanent), cause))
     return tuple(
-        dataclasses.replace(failure, message=failure.message[:LONGEST])
-        if any(failure is each for each in shown)
-        else brief(failure, members)
-        for failure in marked
+        whole(failure) if any(failure is each for each in shown) else brief(failure, members) for failure in marked
     )
+
+
+def whole(failure: Failure) -> Failure:
+    """With its output, as far as the operator keeps it."""
+    lines = [line.rstrip()[:LONGEST_LAST_LINE] for line in failure.last_lines if line.strip()]
+    return dataclasses.replace(failure, message=failure.message[:LONGEST], last_lines=tuple(lines[-MOST_LAST_LINES:]))
 
 
 def brief(failure: Failure, members: int) -> Failure:
     """Without its output, and with its share of all sentences."""
-    return dataclasses.replace(failure, message=failure.message[: min(LONGEST, TOGETHER // members)], last_lines=())
+    return dataclasses.replace(
+        failure, message=failure.message[: min(LONGEST_BRIEF, TOGETHER // members)], last_lines=()
+    )
