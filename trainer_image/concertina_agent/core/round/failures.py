@@ -44,7 +44,7 @@ UNPROVOKED = frozenset(
 )
 """Reasons that do not come from the loss of a peer."""
 
-LONGEST, LONGEST_BRIEF, TOGETHER = 1000, 200, 100_000
+LONGEST, LONGEST_BRIEF, TOGETHER = 1000, 200, 60_000
 """Characters of a failure's sentence: where its output is shown, where it is not, and of all sentences of a round. A
 Report says each twice, as that of its member and among the failures. The operator bounds an agent's lines by them,
 whatever they are written in (`concertina.agents.bounds`)."""
