@@ -81,12 +81,17 @@ class Connection:
     async def receive_line(self, timeout: Optional[float] = None) -> Optional[bytes]:
         """The same, not yet read."""
         try:
-            line = await within(timeout, self.reader.readline())
-        except ValueError as error:
-            raise ProtocolError(f"a line over the limit of {MAX_LINE} bytes") from error
+            line = await within(timeout, self.read_line())
         except (ConnectionError, ssl.SSLError):
             return None
         return line if line.endswith(b"\n") else None
+
+    async def read_line(self) -> bytes:
+        """Without its end where the stream ends. Raises ProtocolError where it is too long."""
+        try:
+            return await self.reader.readline()
+        except ValueError as error:
+            raise ProtocolError(f"a line over the limit of {MAX_LINE} bytes") from error
 
     @property
     def certificate(self) -> Mapping[str, Any]:

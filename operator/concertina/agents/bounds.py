@@ -27,6 +27,11 @@ MOST_MEMBERS = 2048
 MOST_VALUES = 1 << 18
 """Of a line: twice what the lead of the largest world says when all its ranks fail with ranges to leave out. Their
 number is what makes a line expensive; text is cheap."""
+PIECE_BYTES = 64 << 10
+"""Of a line, that a connection to an agent buffers by itself, twice at most. Nearly all lines are shorter."""
+LINE_BYTES, MEMBER_BYTES = 512 << 10, 8 << 10
+"""Of the longest line of an agent: whatever the size of its world (output of two failures, where a rank hangs, why the
+store fails), and for each member (its failure, said twice), whatever these are written in."""
 LINES = 64
 TEXT = 1024
 NAME, WORD = 253, 63
@@ -55,6 +60,11 @@ COUNTS = {
 def values_at_most(line: bytes) -> int:
     """Return the most values that the JSON in that line can have, without decoding it."""
     return 1 + line.count(b",") + line.count(b"[") + line.count(b"{")
+
+
+def most_line_bytes(members: int) -> int:
+    """Return the most bytes of a line of an agent whose world has had so many members."""
+    return min(MAX_LINE, LINE_BYTES + members * MEMBER_BYTES)
 
 
 def cut(body: Any) -> Any:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import concertina_protocol as protocol
 from concertina.agents.allowance import Allowance
-from concertina.agents.bounds import MOST_VALUES, bounded, cut, values_at_most
+from concertina.agents.bounds import MOST_VALUES, PIECE_BYTES, bounded, cut, values_at_most
+from concertina.agents.lines import BoundedConnection, HeldLines
 from concertina.turns import Turns
 from concertina_protocol.addresses import family, split
 from concertina_protocol.codec.typed_json import ProtocolError
@@ -136,6 +137,10 @@ class Identity:
     """Of all jobs together; turns of its own where nobody shares them."""
     allowance: Allowance = field(default_factory=Allowance)
     """For the lines of all jobs of the namespace together."""
+    held_lines: HeldLines = field(default_factory=HeldLines)
+    """By all jobs of the namespace together."""
+    most_line_bytes: Callable[[], int] = lambda: protocol.MAX_LINE
+    """Of one line; more once the job is larger."""
     may_act: Callable[[], bool] = lambda: True
     """False while another operator may be the one that acts."""
     kept: KeptConnections = field(default_factory=KeptConnections)
@@ -231,9 +236,9 @@ async def _secured(dialled: socket.socket, identity: Identity) -> Connection:
     """Closes the socket where the handshake fails."""
     with small_tls_buffers():
         streams = await asyncio.open_connection(
-            sock=dialled, ssl=identity.context, server_hostname=identity.agent_name, limit=protocol.MAX_LINE
+            sock=dialled, ssl=identity.context, server_hostname=identity.agent_name, limit=PIECE_BYTES
         )
-    return Connection(*streams)
+    return BoundedConnection(*streams, identity.most_line_bytes, identity.held_lines)
 
 
 async def receive(connection: Connection, identity: Identity, address: str) -> protocol.Message:

@@ -16,13 +16,16 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import concertina_protocol as protocol
 from concertina import metrics
 from concertina.agents.allowance import Allowance
 from concertina.agents.authority import Authority
+from concertina.agents.bounds import most_line_bytes
 from concertina.agents.calls import HANDSHAKES, RELAY_SECONDS, CallError, Identity, call, relay
 from concertina.agents.hearing import Hearing
+from concertina.agents.lines import HeldLines
 from concertina.agents.stall import TICK_SECONDS, StallDetector, begun, is_same_call, later
 from concertina.agents.streams import Lost, StreamEnd, follow, is_idle
 from concertina.api.pod_names import parse
@@ -103,6 +106,8 @@ class _Job:
     """Calls under way, by kind and claim."""
     tell_timer: asyncio.TimerHandle | None = None
     """When what has come in is told, where more is to come."""
+    members: int = 0
+    """That its world has had at most."""
 
     @property
     def lead(self) -> str:
@@ -130,6 +135,8 @@ class AgentConnections:
         self._handshakes = Turns(HANDSHAKES)
         self._allowances: dict[str, Allowance] = {}
         """By namespace."""
+        self._held_lines: WeakValueDictionary[str, HeldLines] = WeakValueDictionary()
+        """By namespace, while it has a job."""
         self._deriving = ThreadPoolExecutor(1, "keys")  # more of them would take the interpreter from the event loop
         self._stalls = StallDetector(clock())
 
@@ -147,13 +154,32 @@ class AgentConnections:
         unix = self._wall() - self._clock()
         return {name: connection.told(unix) for name, connection in job.connections.items()} if job else {}
 
-    async def open(self, uid: str, created: float, master_key: bytes, namespace: str = "") -> None:
-        """Make the job known; its keys are derived once, beside the event loop: a thousand jobs take seconds."""
+    async def open(self, uid: str, created: float, master_key: bytes, namespace: str = "", members: int = 1) -> None:
+        """Make the job known; its keys are derived once, beside the event loop: a thousand jobs take seconds.
+        `members`: that its world may have now."""
         if uid not in self._jobs:
             made = asyncio.get_running_loop().run_in_executor(self._deriving, _client_context, master_key, uid, created)
             context = await made
             allowance = self._allowance(namespace)
-            self._jobs[uid] = _Job(Identity(uid, context, namespace, self._handshakes, allowance, self._may_act))
+            held_lines = self._held_lines.setdefault(namespace, HeldLines())
+            self._jobs[uid] = _Job(
+                Identity(
+                    uid,
+                    context,
+                    namespace,
+                    self._handshakes,
+                    allowance,
+                    held_lines,
+                    most_line_bytes=functools.partial(self._most_line_bytes, uid),
+                    may_act=self._may_act,
+                )
+            )
+        job = self._jobs[uid]
+        job.members = max(job.members, members)
+
+    def _most_line_bytes(self, uid: str) -> int:
+        job = self._jobs.get(uid)
+        return most_line_bytes(job.members if job else 0)
 
     def _allowance(self, namespace: str) -> Allowance:
         """One for all jobs of the namespace, and the same for a job that is made again: what is owed stays owed."""

@@ -109,7 +109,8 @@ async def _stream(
 ) -> Lost:
     """One stream from its start to its end."""
     last: protocol.Report | None = None
-    line = b""
+    before = 0
+    """The hash of the line before: a line itself may be large, and is not kept."""
     try:
         async with (
             connection(identity, address, watch, on_waits) as opened,
@@ -117,12 +118,14 @@ async def _stream(
             _Silence() as quiet,
         ):
             while True:
-                before, line = line, await receive_line(opened, address)
+                line = await receive_line(opened, address)
                 with quiet.broken():
                     async with identity.allowance.line():
-                        if line == before and not calls.wait:  # nothing is new, as nearly always
+                        is_same, before = hash(line) == before, hash(line)
+                        message = None if is_same and not calls.wait else parsed(line, address)
+                        del line
+                        if message is None:  # nothing is new, as nearly always
                             continue
-                        message = parsed(line, address)
                         if calls.answered(message):
                             continue
                         if isinstance(message, protocol.Refused):

@@ -52,6 +52,13 @@ class _Decision:
     """On the monotonic clock."""
 
 
+def _most_members(job: CachedJob) -> int:
+    """Of its world: as it was, is, and may become."""
+    spec = job.view.spec
+    wanted = spec.replicas + spec.spares if spec else 0
+    return max(wanted, len(job.pods), len(job.view.status.world.members))
+
+
 @dataclass
 class Reconciler:
     cache: ClusterCache
@@ -97,7 +104,7 @@ class Reconciler:
         if left := self._left_to_another(job, key):
             return left
         if key is not None:
-            await self.connections.open(uid, job.view.created, key, job.view.namespace)
+            await self.connections.open(uid, job.view.created, key, job.view.namespace, _most_members(job))
         try:
             if (decision := await self._written(job)) is not None:
                 self._say(job, decision.plan)
