@@ -110,6 +110,15 @@ def closed_node(world: World, random: Random) -> None:
             world.network.close(other, node, seconds)
 
 
+def reset_connection(world: World, random: Random) -> None:
+    """Of a member to its lead; both live, and can reach each other at once."""
+    members = [name for name, process in sorted(world.agents.items()) if process.follows]
+    if members:
+        name = random.choice(members)
+        world.tell(f"the connection of {name} to its lead is reset")
+        world.agents[name].reset_stream()
+
+
 def _link(world: World, random: Random) -> tuple[str, str]:
     """Between two nodes, or a node and the operator."""
     a, b = some(world, random), some(world, random)

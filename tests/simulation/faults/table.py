@@ -71,8 +71,8 @@ _CONDITIONS: tuple[Fault, ...] = (
 _ANOMALIES: tuple[Fault, ...] = (anomalies.bad_samples, anomalies.glitch, anomalies.flip_bits)
 _MORE: tuple[Fault, ...] = (machines.set_clock, control.slow_api, control.refused_pods, lies.lying_agent)
 _STARVE: tuple[Fault, ...] = (machines.starve,)
-_ALONE: tuple[Fault, ...] = (anomalies.bad_run, control.delete_held_job)
-"""What ends a job, as it should."""
+_ALONE: tuple[Fault, ...] = (anomalies.bad_run, control.delete_held_job, partitions.reset_connection)
+"""Those of stories of their own: what ends a job, as it should, and what must not be noticed."""
 BY_NAME: dict[str, Fault] = {
     fault.__name__: fault for fault in (*_FAULTS, *_CONDITIONS, *_ANOMALIES, *_MORE, *_STARVE, *_ALONE)
 }

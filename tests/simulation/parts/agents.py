@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 M = TypeVar("M")
 TICK = 0.5
+RECONNECT_SECONDS = 0.5
+"""After which a stream that broke is a loss (`concertina_agent.net.link`)."""
 
 
 class AgentProcess:
@@ -64,6 +66,11 @@ class AgentProcess:
     def ahead(self) -> float:
         """Seconds by which its wall clock is ahead."""
         return self.world.clock_of(self.host)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it has a stream to its lead."""
+        return self.alive and self._lead is not None
 
     # --- events in, effects out
 
@@ -202,6 +209,23 @@ class AgentProcess:
                 self._say(other, e.MemberMessage(self.core.member_state()), 0.002)
 
         other.ask(join, answered)
+
+    def reset_stream(self) -> None:
+        """Something on the way resets the stream to the lead. Neither side has died, so this one joins again; either
+        side gives the other up where that takes too long."""
+        lead, run = self._lead, self.collective
+        if lead is None or run is None:
+            return
+        self._lead = None
+        lead._members.pop(self.replica, None)
+        self.clock.after(self.clock.between(0.01, 0.4), self._join, run.assign, run.assign.members[0])
+        self.clock.after(RECONNECT_SECONDS, self._still_apart, lead, run)
+
+    def _still_apart(self, lead: AgentProcess, run: Collective) -> None:
+        if self.collective is run and self._lead is None:
+            self.handle(e.LeadGone(*self._round_of(self), "could not be reached again"))
+        if lead.collective is run and self.replica not in lead._members:
+            lead.handle(e.MemberGone(*self._round_of(lead), self.replica, "could not be reached again"))
 
     def _copy_from(self, effect: e.CopyFrom) -> None:
         if self.collective is not None:
