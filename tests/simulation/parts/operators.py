@@ -9,6 +9,7 @@ import concertina_protocol as p
 from concertina.agents.connections import asked
 from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, later
 from concertina.agents.streams import is_idle, silence
+from concertina.controller.cache.taken_back import TakenBack
 from concertina.controller.silence_limit import SilenceLimit
 from concertina.kube.errors import Forbidden, Invalid, WebhookFailed
 from concertina.kube.parse.refusals import refusal
@@ -53,8 +54,10 @@ class Contact:
 
 
 class OperatorProcess:
-    def __init__(self, world: World, name: str) -> None:
-        self.world, self.clock, self.name = world, world.clock, name
+    def __init__(self, world: World, name: str, key: str = "") -> None:
+        """`key`: id of its master key; empty where keys play no part."""
+        self.world, self.clock, self.name, self.key = world, world.clock, name, key
+        self.taken_back = TakenBack()
         self.alive, self.busy, self.again = True, False, False
         cluster = world.cluster
         self.version, self.status, self.spec, self.generation, self.held_by = cluster.job
@@ -163,6 +166,9 @@ class OperatorProcess:
             return
         self.again = False
         self.passes += 1
+        if left := self._left_to_another():
+            self._done(left)
+            return
         observed = self._observed()
         made = self._plan(observed)
         if made.only_numbers:
@@ -172,6 +178,19 @@ class OperatorProcess:
         else:
             lag = self.clock.between(0.002, 0.01) + self.world.cluster.slowness()
             self.clock.after(lag, self._write, observed, made)
+
+    @property
+    def lacks_key(self) -> bool:
+        """Whether the job's agents take it for a stranger."""
+        return self.status.master_key not in ("", self.key)
+
+    def _left_to_another(self) -> float:
+        """As `Reconciler` leaves a job alone whose key it does not have, while another operator writes to it."""
+        return self.taken_back.yield_seconds_left(self.status.manifest(), self.clock.now) if self.lacks_key else 0.0
+
+    def _acts(self, action: Action) -> None:
+        if self.lacks_key:
+            raise Violation(f"{self.name} acts on a job whose key it does not have: {action}")
 
     def _plan(self, observed: Observed) -> Plan:
         try:
@@ -200,6 +219,7 @@ class OperatorProcess:
             seen_for={pod.uid: self.clock.now - pod.created for pod in self.pods.values()},
             started_again_for={uid: self.clock.now - at for uid, at in self.started_again.items()},
             secret_made=self.secret_made,
+            master_keys=(self.key,) if self.key else (),
             given_up=self.given_up,
             refused=self.refused,
             place=place,
@@ -247,6 +267,9 @@ class OperatorProcess:
         """The API server has answered."""
         if not self.alive:
             return
+        if self.lacks_key:
+            stored = job.status.manifest()
+            self.taken_back.written(stored, stored, restores=False, now=self.clock.now)
         self._tell(observed, made)
         self._take(job)
         if made.only_numbers:
@@ -296,6 +319,7 @@ class OperatorProcess:
         return min(seconds, made.recheck_after or seconds)
 
     def _change(self, action: Action) -> None:
+        self._acts(action)
         if not self.alive or self.world.crashes_operator(self):
             self.writes.remove(action)
             return
@@ -351,6 +375,7 @@ class OperatorProcess:
     # --- calls
 
     def _send(self, action: Send) -> None:
+        self._acts(action)
         message, contact = action.message, self.contacts.setdefault(action.replica, Contact())
         kind = type(message).__name__.lower()
         old: Call | None = getattr(contact.view, kind)
@@ -432,7 +457,10 @@ class OperatorProcess:
         process = self.world.agents.get(name)
         if near and process is not None and self.clock.stands(process):
             near, process = False, None  # the kernel takes the connection, and nobody answers
-        if near and process is not None and process.alive:
+        if near and self.lacks_key:
+            contact.view = changed(contact.view, refusal=ConnectionRefusal.OTHER_KEY)
+            self.clock.after(self.clock.between(0.2, 0.5), self._open, name, contact)
+        elif near and process is not None and process.alive:
             contact.process, contact.silent_since = process, 0.0
             process.watchers[self] = self.clock.now
             contact.view = changed(contact.view, connected=True, lost_at=None, closed=False, refusal=None)

@@ -42,9 +42,12 @@ class World:
         salt: int = 0,
         rivalry: Rivalry | None = None,
         parallelism: Mapping[str, int] | None = None,
+        key: str = "",
     ) -> None:
         """`schedule`: instead of what the seed draws. `salt`: another line of chance, with the same job. `rivalry`: the
-        cluster is shared with others. `parallelism`: a larger job, in blocks of that."""
+        cluster is shared with others. `parallelism`: a larger job, in blocks of that. `key`: id of the
+        operators' master key."""
+        self.key = key
         self.seed, self.rivalry = seed, rivalry
         self.clock = rivalry.clock if rivalry else Clock(seed)
         chance, random = self.clock.chance, self.clock.random
@@ -137,7 +140,7 @@ class World:
     def start_operator(self) -> None:
         name = f"operator-{len(self.operators)}"
         self.tell(f"{name} starts")
-        self.operators.append(OperatorProcess(self, name))
+        self.operators.append(OperatorProcess(self, name, self.key))
 
     def crashes_operator(self, operator: OperatorProcess) -> bool:
         """Between two writes; another one takes over."""
