@@ -49,6 +49,14 @@ def publish(
     return answer(Publish(id), config, uid, run_of_environment())
 
 
+def flip_a_byte(checkpoint: str, shard: int) -> None:
+    """Of a shard's tensors, in a checkpoint on files."""
+    (path,) = Path(checkpoint.removeprefix("file://")).glob(f"shard-{shard}-of-*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
 def run_of_environment() -> Run:
     """The bundled trainer's, where a test names one."""
     return uploader.run(os.environ) if "CONCERTINA_TRAINER" in os.environ else UNKNOWN

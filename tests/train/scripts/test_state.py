@@ -15,6 +15,7 @@ import pytest
 
 import concertina_protocol as p
 from builders.programs import PROGRAMS, SEARCH_PATH
+from builders.train.published import flip_a_byte
 from builders.train.replicas import UID, newest_complete, running, trained
 from concertina_state.checkpoints.catalogue import verify
 from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
@@ -146,6 +147,47 @@ def test_what_no_memory_holds_comes_back_from_storage_and_the_end_is_in_it(folde
     assert lineage.script == hashlib.sha256(SCRIPT.read_bytes()).hexdigest()
     assert lineage.rounds[1].step <= lineage.parent.step < 125
     assert verify(StoredCheckpoint(resolve(storage_uri)), lambda count: None) == []
+
+
+@pytest.mark.long(
+    law="tests/train/trainer/test_damage.py::test_a_run_goes_on_from_the_checkpoint_before_the_damaged_one[the job itself]"
+)
+def test_a_script_goes_on_from_the_checkpoint_before_a_damaged_one(folder, undisturbed):
+    uri = (folder / "checkpoints").as_uri()
+    spec = json.dumps({"uri": uri, "everySteps": 10, "everySeconds": 600, "onDamage": "UsePrevious"})
+    arguments = command("fsdp2", "--steps", "400", "--pause", "0.02")
+
+    async def body() -> None:
+        async with running(folder, 2, arguments, CONCERTINA_CHECKPOINT=spec) as job:
+            await job.begin(1, job[0], job[1])
+            await job.until(job[0], durable_at(20), "no second checkpoint")
+            for replica in (job[0], job[1]):
+                replica.kill()
+                for kind in ("snapshots", "copies", "fetched"):
+                    shutil.rmtree(replica.folder / kind, ignore_errors=True)
+            newest = StoredCheckpoint(resolve(uri))
+            flip_a_byte(newest.uri, shard=1)
+            for replica in (job[0], job[1]):
+                replica.start()
+            await job.begin(2, job[0], job[1])
+            report = await job.until(job[0], lambda r: r.round == 2 and r.failures, "the damage was not heard of")
+            failure = next(each for each in report.failures if each.rollback)
+            assert (failure.rank, failure.reason, failure.permanent) == (1, "Damaged", False)
+            back = failure.rollback
+            assert (back.damaged.uri, back.damaged.step) == (newest.uri, newest.id.step)
+            assert back.step < newest.id.step
+
+            undone = p.Undone(2, back.step)
+            restore = p.Restore("Fresh", undone=undone, damaged=(newest.uri,))
+            await job.begin(3, job[0], job[1], restore=restore)
+            report = await job.until(job[0], lambda r: r.round == 3 and trained(back.step + 3)(r), "did not go on")
+            assert (report.progress.restored_step, report.progress.restored_from) == (back.step, "Storage")
+            report = await job.until(job[0], durable_at(newest.id.step), "LATEST did not move on")
+            assert report.storage.latest.round == 3
+            for step, loss in losses("\n".join(job[i].log() for i in range(2))).items():
+                assert loss == pytest.approx(undisturbed[step], rel=NEAR, abs=NEAR), step
+
+    asyncio.run(body())
 
 
 def test_a_script_that_does_not_wait_for_its_last_snapshot_ends_with_the_one_before(folder):

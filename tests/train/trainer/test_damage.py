@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from builders.train import node
+from builders.train.published import flip_a_byte
 from concertina_protocol import Durable, Restore, RestoreSource, Undone
 from concertina_protocol.worker_channel import Probe, Undo
 from concertina_state.checkpoints.latest import read_latest
@@ -27,13 +28,6 @@ def durable_of(job: node.Job, restore: Restore, drain_at: int) -> Durable:
     return outcome.durable[-1]
 
 
-def flip_a_byte(checkpoint: Durable, shard: int) -> None:
-    (path,) = Path(checkpoint.uri.removeprefix("file://")).glob(f"shard-{shard}-of-*.safetensors")
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 1
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize("uid", ["u1", "u2"], ids=["the job itself", "the job made again"])
 def test_a_run_goes_on_from_the_checkpoint_before_the_damaged_one(
     folder: Path, parent: node.Parent, trainer: dict[str, Any], tmp_path: Path, uid: str
@@ -43,7 +37,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_the_damaged_one(
     older = durable_of(first, node.FRESH, 4)
     newest = durable_of(first, Restore(RestoreSource.STORAGE, older.step, durable=older), 8)
     assert older.step < newest.step
-    flip_a_byte(newest, shard=1)
+    flip_a_byte(newest.uri, shard=1)
 
     again = node.Job(folder, parent, trainer, {**first.checkpoint, "onDamage": "UsePrevious"}, uid)
     again.number = first.number if uid == first.uid else 0
