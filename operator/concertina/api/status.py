@@ -237,11 +237,10 @@ class JobStatus(Observed):
     )
     last_snapshot: SnapshotMark | None = Field(default=None, description="Newest snapshot that is complete on peers.")
     last_checkpoint: CheckpointMark | None = Field(default=None, description="Newest durable checkpoint.")
-    damaged_checkpoints: tuple[DamagedCheckpoint, ...] = Field(
-        default=(),
-        max_length=MOST_DAMAGED,
+    damaged_checkpoints: Annotated[tuple[DamagedCheckpoint, ...], Field(max_length=MOST_DAMAGED)] | None = Field(
+        default=None,
         description="Checkpoints that were found damaged and are passed over, as checkpoint.onDamage says; the newest "
-        "are kept.",
+        "are kept. Absent: none was.",
     )
     rollback: Rollback | None = Field(default=None, description="The last time that training was undone.")
     skipped: tuple[SampleRange, ...] = Field(

@@ -232,7 +232,7 @@ def _saved(status: JobStatus) -> Iterable[tuple[str, str]]:
     """How often, and what was undone or left out."""
     if every := status.checkpoint_interval:
         yield "", checkpoints_every(every, status.restarts.total)
-    for bad in status.damaged_checkpoints[-1:]:
+    for bad in (status.damaged_checkpoints or ())[-1:]:
         on = f"training went on from step {bad.previous_step} or before"
         yield "Damaged", f"{age(bad.at)} ago, {bad.uri} (step {bad.step}): {on}"
     if (back := status.rollback) and back.reason != FailureReason.DAMAGED:

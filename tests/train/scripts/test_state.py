@@ -150,7 +150,7 @@ def test_what_no_memory_holds_comes_back_from_storage_and_the_end_is_in_it(folde
 
 
 @pytest.mark.long(
-    law="tests/train/trainer/test_damage.py::test_a_run_goes_on_from_the_checkpoint_before_the_damaged_one[the job itself]"
+    law="tests/train/trainer/test_damage.py::test_a_run_goes_on_from_the_checkpoint_before_the_damaged_one[itself]"
 )
 def test_a_script_goes_on_from_the_checkpoint_before_a_damaged_one(folder, undisturbed):
     uri = (folder / "checkpoints").as_uri()

@@ -39,7 +39,7 @@ def choose(
         return best.unusable
     skipped = tuple((some.begin, some.end) for some in status.skipped)
     *before, last = undone(status) or (None,)
-    damaged = tuple(bad.uri for bad in status.damaged_checkpoints)
+    damaged = tuple(bad.uri for bad in status.damaged_checkpoints or ())
     return replace(best.restore, skipped=skipped, undone=last, undone_before=tuple(before), damaged=damaged)
 
 
@@ -74,7 +74,7 @@ def candidates(
 def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
     """Return the restore from a stored checkpoint, or from one before it where it was undone, or is damaged."""
     back = status.rollback if durable.uid == uid and is_undone(durable.round, durable.step, status) else None
-    damaged = next((bad for bad in status.damaged_checkpoints if bad.uri == durable.uri), None)
+    damaged = next((bad for bad in status.damaged_checkpoints or () if bad.uri == durable.uri), None)
     step = back.step if back else damaged.previous_step if damaged else durable.step
     return Restore(source=RestoreSource.STORAGE, step=step, durable=durable)
 

@@ -36,19 +36,18 @@ def _asked(ctx: JobContext) -> list[tuple[Failure, protocol.Rollback]]:
     return [(failure, failure.rollback) for failure in failures if failure.rollback]
 
 
-def damaged(ctx: JobContext) -> tuple[DamagedCheckpoint, ...]:
+def damaged(ctx: JobContext) -> tuple[DamagedCheckpoint, ...] | None:
     """Return status.damagedCheckpoints: those known, and those that the report of this round finds damaged. The lowest
     step to go back to counts where ranks name several for one checkpoint."""
-    known = {bad.uri: bad for bad in ctx.status.damaged_checkpoints}
+    old = ctx.status.damaged_checkpoints
+    known = {bad.uri for bad in old or ()}
     found: dict[str, DamagedCheckpoint] = {}
     for _, back in sorted(_asked(ctx), key=lambda asked: asked[1].step, reverse=True):
         if (bad := back.damaged) is not None and bad.uri not in known:
             found[bad.uri] = DamagedCheckpoint(
                 uri=bad.uri, step=bad.step, previous_step=max(0, back.step), at=rfc3339(round(ctx.now, 3))
             )
-    return (
-        (*ctx.status.damaged_checkpoints, *found.values())[-MOST_DAMAGED:] if found else ctx.status.damaged_checkpoints
-    )
+    return (*(old or ()), *found.values())[-MOST_DAMAGED:] if found else old
 
 
 def voided(ctx: JobContext) -> tuple[UndoneStates, ...]:
@@ -76,8 +75,8 @@ def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """What was undone, and what is left out from now on."""
     back, found = new.rollback, []
     if new.damaged_checkpoints != old.damaged_checkpoints:
-        known = {bad.uri for bad in old.damaged_checkpoints}
-        found += [_damage_event(bad) for bad in new.damaged_checkpoints if bad.uri not in known]
+        known = {bad.uri for bad in old.damaged_checkpoints or ()}
+        found += [_damage_event(bad) for bad in new.damaged_checkpoints or () if bad.uri not in known]
     elif back is not None and back != old.rollback:
         message = f"round {back.round} is undone back to step {back.step} or before: {back.message}"
         found.append(Event("Warning", "RolledBack", message[:1000]))

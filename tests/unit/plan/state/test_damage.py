@@ -44,7 +44,7 @@ def chosen(latest: Durable, status: JobStatus) -> protocol.Restore:
 
 def test_the_status_names_the_damaged_checkpoint_and_the_step_that_training_goes_on_from() -> None:
     made = found_damaged(durable(40), 30, 20)
-    (bad,) = made.status.damaged_checkpoints
+    (bad,) = made.status.damaged_checkpoints or ()
     assert (bad.uri, bad.step, bad.previous_step) == (durable(40).uri, 40, 20)
     said = {event.reason: event for event in made.events}
     assert said["CheckpointDamaged"].type == "Warning"
@@ -93,4 +93,4 @@ def test_as_many_damaged_checkpoints_are_remembered_as_the_crd_has_room_for() ->
     )
     status = jobs.running(jobs.spec()).job.status.model_copy(update={"damaged_checkpoints": bad})
     kept = found_damaged(durable(40), 20, known=status).status.damaged_checkpoints
-    assert [each.step for each in kept] == [*range(59, 44, -1), 40]
+    assert [each.step for each in kept or ()] == [*range(59, 44, -1), 40]
