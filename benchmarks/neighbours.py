@@ -1,30 +1,49 @@
-"""What one tenant's largest job costs everybody else: `python benchmarks/neighbours.py [--json FILE]`.
+"""What other tenants cost a job: `python benchmarks/neighbours.py [--json FILE] [--only ...]`.
 
 On a local cluster, jobs of one replica run to their end one after the other: first alone, then while another namespace
 asks for as many replicas as the schema allows, none of which any node takes. Measured for each small job: from its
 creation to its first status, to its pod, to its pod's node, and to Complete; and how far the status of a job that
-trains is behind its script, which reports a step every 0.1 s (progress is written every 1.5 s)."""
+trains is behind its script, which reports a step every 0.1 s (progress is written every 1.5 s).
+
+Then a worker of a healthy job is killed several times (`concertina drill --scenario kill-worker`): alone, while many
+jobs of other namespaces wait for room, and while agents of another namespace say as much as they can. Meanwhile the
+operator's health is asked for every 20 ms: its event loop answers, so an answer is at least as late as the loop."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 import threading
 import time
+import urllib.request
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import report
+from recovery_concertina import bundled
 from until import until
 
 from concertina.api.spec import MOST_REPLICAS
 from concertina.api.status import unix_seconds
 from concertina.demo import stage as stages
-from concertina.demo.stage import Stage
+from concertina.demo.stage import SYSTEM, Stage
+from concertina.drill.faults import tenants
+from concertina.drill.run import run as play
+from concertina.drill.scenarios import SCENARIOS
+from concertina.drill.target import DrillTarget
+from concertina.local import cluster
+from concertina.terminal.connection import Target
 
 LIMIT = 180.0
 ALONE, BESIDE = "alone", "beside the largest job"
+HEALTHY, TENANTS = "healthy", "tenants"
+"""The job whose worker is killed; the namespace of others."""
+HEALTH_PORT, ASK_SECONDS, AT_LEAST_SECONDS = 8080, 0.02, 60.0
+"""Of the operator's health: asked so often, for so long at least."""
+LARGEST, QUEUE, FLOOD = "largest", "queue", "flood"
 JOBS = "/apis/concertina.dev/v1alpha1/namespaces/{}/trainingjobs"
 STEPS = """
 import time, trainingjob
@@ -93,20 +112,107 @@ def measure(stage: Stage, runs: int) -> dict[str, list[float]]:
     return dict(samples)
 
 
+def answers(stage: Stage, samples: list[float], stop: threading.Event) -> None:
+    """How long the operator's health takes to answer."""
+    (pod,) = stage.cluster.api.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
+    url = f"http://{pod['status']['podIP']}:{HEALTH_PORT}/healthz"
+    while not stop.wait(ASK_SECONDS):
+        begun = time.monotonic()
+        with urllib.request.urlopen(url, timeout=LIMIT) as answer:
+            answer.read()
+        samples.append(time.monotonic() - begun)
+
+
+async def recoveries(stage: Stage, runs: int) -> list[float]:
+    """From the kill of a worker to the next step."""
+    found, scenario = [], SCENARIOS["kill-worker"]
+    async with Target(stage.cluster.record.kubeconfig, None, "default").connect() as (client, namespace):
+        job = DrillTarget(client, namespace, HEALTHY, cluster.serving(client.access.server))
+        for _ in range(runs):
+            verdict = await play(job, "kill-worker", scenario, scenario.fault(job), print)
+            if not verdict.passed:
+                print("; ".join(verdict.reasons), flush=True)
+            seconds = verdict.seen.seconds.first_step
+            found.append(float("inf") if seconds is None else seconds)
+    return found
+
+
+def recover(stage: Stage, runs: int, kind: str, samples: dict[str, list[float]]) -> None:
+    """A healthy job's recoveries, and the operator's answers meanwhile."""
+    stop, begun, late = threading.Event(), time.monotonic(), samples.setdefault(f"the operator's answer, {kind}", [])
+    asking = threading.Thread(target=answers, args=(stage, late, stop))
+    asking.start()
+    try:
+        samples[f"recovery, {kind}"] = asyncio.run(recoveries(stage, runs))
+        time.sleep(max(0.0, AT_LEAST_SECONDS - (time.monotonic() - begun)))
+    finally:
+        stop.set()
+        asking.join()
+
+
+def others(stage: Stage, jobs: list[dict[str, Any]]) -> None:
+    """Jobs of the namespace TENANTS, until the operator has told of all of them."""
+    stage.cluster.create_namespace(TENANTS)
+    for each in jobs:
+        stage.cluster.api.call("POST", JOBS.format(TENANTS), each)
+
+    def told() -> bool:
+        found = stage.cluster.api.call("GET", JOBS.format(TENANTS))["items"]
+        return sum(bool(each.get("status", {}).get("conditions")) for each in found) == len(jobs)
+
+    until("word of the jobs", 5 * LIMIT, told)
+
+
+def flooding(stage: Stage) -> bool:
+    """Whether the operator holds the agents of TENANTS back, by its log."""
+    log = stage.cluster.kubectl("-n", SYSTEM, "logs", "deployment/concertina", "--tail=-1")
+    return any(tenants.HELD_BACK in line and f'"{TENANTS}"' in line for line in log.splitlines())
+
+
+def isolate(stage: Stage, options: argparse.Namespace, only: list[str]) -> dict[str, list[float]]:
+    """Recoveries alone, and beside each kind of tenants in `only`."""
+    samples: dict[str, list[float]] = {}
+    for _ in stages.build_data(stage.storage):
+        pass
+    healthy = bundled()
+    healthy["metadata"]["name"] = HEALTHY
+    stage.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(healthy))
+    recover(stage, options.runs, ALONE, samples)
+    waits = [tenants.waiting_job(healthy, TENANTS, f"waits-{number}") for number in range(options.jobs)]
+    floods = [tenants.hostile_job(healthy, TENANTS, options.agents)]
+    kinds = {QUEUE: (f"beside {options.jobs} waiting jobs", waits), FLOOD: (f"beside {options.agents} floods", floods)}
+    for name in only:
+        kind, jobs = kinds[name]
+        others(stage, jobs)
+        if name == FLOOD:
+            until("a flood that is held back", LIMIT, lambda: flooding(stage))
+        recover(stage, options.runs, kind, samples)
+        stage.cluster.kubectl("delete", "namespace", TENANTS, "--timeout=600s")
+    return samples
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=(LARGEST, QUEUE, FLOOD), default=[LARGEST, QUEUE, FLOOD])
+    parser.add_argument("--jobs", type=int, default=1000, help="that wait for room")
+    parser.add_argument("--agents", type=int, default=4, help="that flood the operator")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-
+    samples: dict[str, list[float]] = {}
+    isolated = [name for name in options.only if name != LARGEST]
     with stages.standing("bench-neighbours", 3, report.step) as stage:
-        for namespace in ("small", "large"):
-            stage.cluster.create_namespace(namespace)
-        stage.cluster.api.call("POST", JOBS.format("small"), job("trains", "small", STEPS))
-        until("progress", LIMIT, lambda: (stage.job("trains", "small").get("status") or {}).get("progress"))
-        samples = measure(stage, options.runs)
-    report.show(f"One tenant asks for {MOST_REPLICAS} replicas: what others wait", samples)
-    report.write(options.json, "neighbours", samples, replicas=MOST_REPLICAS)
+        if LARGEST in options.only:
+            for namespace in ("small", "large"):
+                stage.cluster.create_namespace(namespace)
+            stage.cluster.api.call("POST", JOBS.format("small"), job("trains", "small", STEPS))
+            until("progress", LIMIT, lambda: (stage.job("trains", "small").get("status") or {}).get("progress"))
+            samples |= measure(stage, options.runs)
+            stage.cluster.kubectl("delete", "namespace", "small", "large", "--timeout=600s")
+        if isolated:
+            samples |= isolate(stage, options, isolated)
+    report.show(f"Beside {MOST_REPLICAS} replicas, {options.jobs} waiting jobs, {options.agents} floods", samples)
+    report.write(options.json, "neighbours", samples, replicas=MOST_REPLICAS, jobs=options.jobs, agents=options.agents)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Random drills against several jobs at once, for a while; then: was every position trained once, is anything left?
 
     python benchmarks/soak.py [--minutes 10] [--jobs 2] [--replicas 2] [--every 30] [--seed 0] [--json F] [--plot F]
+                              [--hostile]
 
 The drills are those of `concertina drill`, drawn from the seed. At the end each job is suspended, which makes a
 durable checkpoint; its logs must tell of the steps 1 ... n without a gap (`soak_ledger`), n being the step of that
-checkpoint. Exit status 1 where anything is wrong.
+checkpoint. Exit status 1 where anything is wrong. With --hostile an agent of another namespace says as much as it can
+all the while, and the operator must hold it back.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from until import until
 
 from concertina.api.accounting import Goodput
 from concertina.demo import stage as stages
-from concertina.demo.stage import Stage
+from concertina.demo.stage import SYSTEM, Stage
+from concertina.drill.faults import tenants
 from concertina.drill.run import run
 from concertina.drill.scenarios import SCENARIOS
 from concertina.drill.target import DrillTarget
@@ -41,6 +44,9 @@ from concertina.terminal.connection import Complaint, Target
 from concertina.terminal.watch import Late
 
 CONSOLE = Console(stderr=True)
+HOSTILE = "hostile"
+"""The namespace of another tenant."""
+TRAINING_JOBS = f"/apis/concertina.dev/v1alpha1/namespaces/{HOSTILE}/trainingjobs"
 SHARED = frozenset({"kill-node", "stop-node", "operator-kill", "apiserver-restart", "storage-outage"})
 """Drills of what all jobs stand on: one at a time."""
 PLAYED = [name for name, scenario in SCENARIOS.items() if not isinstance(scenario.local, str)]
@@ -103,6 +109,19 @@ def manifest(name: str, replicas: int) -> dict[str, Any]:
     job["spec"] |= {"replicas": replicas, "elastic": {"minReplicas": 1, "growAfterSeconds": 1}}
     job["spec"]["checkpoint"]["uri"] = f"s3://{stages.BUCKET}/{name}"
     return job
+
+
+def begin_flood(stage: Stage, replicas: int) -> None:
+    """Another tenant's agent says as much as it can, from now on."""
+    stage.cluster.create_namespace(HOSTILE)
+    stage.cluster.api.call("POST", TRAINING_JOBS, tenants.hostile_job(manifest("like", replicas), HOSTILE))
+    until("a flood that is held back", 240, functools.partial(held_back, stage))
+
+
+def held_back(stage: Stage) -> bool:
+    """Whether the log of an operator that runs now tells so."""
+    log = stage.cluster.kubectl("-n", SYSTEM, "logs", "deployment/concertina", "--tail=-1")
+    return any(tenants.HELD_BACK in line and f'"{HOSTILE}"' in line for line in log.splitlines())
 
 
 def training(stage: Stage, name: str) -> bool:
@@ -170,6 +189,8 @@ def soak(options: argparse.Namespace) -> tuple[Outcome, list[Played], Memory]:
                 stage.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest(name, options.replicas)))
             for name in names:
                 until(f"{name} at work", 240, functools.partial(training, stage, name))
+            if options.hostile:
+                begin_flood(stage, options.replicas)
             begun, before = time.time(), {name: spent(stage, name) for name in names}
             target, shared = Target(stage.cluster.record.kubeconfig, None, "default"), asyncio.Lock()
 
@@ -178,6 +199,10 @@ def soak(options: argparse.Namespace) -> tuple[Outcome, list[Played], Memory]:
                 await asyncio.gather(*(drill_on(target, name, options, over, shared, played) for name in names))
 
             asyncio.run(all_jobs())
+            if options.hostile:
+                if not held_back(stage):
+                    outcome.wrong.append("the operator's log does not tell of the flood at the end")
+                stage.cluster.kubectl("delete", "namespace", HOSTILE, "--timeout=240s")
             settle(stage, logs, before, outcome, played, time.time() - begun)
             uids = [stage.job(name)["metadata"]["uid"] for name in names]
             for name in names:
@@ -218,6 +243,7 @@ def main() -> None:
     parser.add_argument(
         "--regular", action="store_true", help="a drill begins exactly so often: for a goodput at a failure rate"
     )
+    parser.add_argument("--hostile", action="store_true", help="an agent of another namespace floods the operator")
     parser.add_argument("--scenarios", nargs="+", choices=PLAYED, default=PLAYED)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)

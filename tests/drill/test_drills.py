@@ -23,6 +23,7 @@ from concertina.drill.scenarios import SCENARIOS
 JOBS = "tests/cluster/operator/lifecycle/test_jobs.py"
 RECOVERY = "tests/cluster/operator/recovery"
 VERDICTS = "tests/simulation/stories/test_verdicts.py"
+DRILL = "tests/unit/cli/test_drill.py"
 HEARD = "tests/unit/agents/test_connections.py"
 SAME = {
     "kill-node": f"{RECOVERY}/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back[OnFailure]",
@@ -34,6 +35,8 @@ SAME = {
     "straggle": f"{VERDICTS}::test_a_straggler_is_found_and_replaced_where_that_is_wanted",
     "operator-stop": f"{HEARD}::test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent",
     "refused-pods": "tests/cluster/operator/pods/test_refusals.py::test_a_job_trains_on_while_a_replacement_is_refused",
+    "hostile-agent": f"{DRILL}::test_a_flood_is_what_an_operator_takes",
+    "long-queue": f"{DRILL}::test_the_tenants_of_a_drill_go_however_it_ends[a-queue]",
 }
 """Scenarios whose fault the gate plays without the command, which it plays in the others."""
 PLAYED = [

@@ -8,6 +8,8 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from concertina_protocol.log import log_event
+
 SHARE = 0.1
 """Of the event loop, for the agents of one namespace: 0.1 s of processor time in each second. A thousand jobs that
 train need half of it."""
@@ -17,6 +19,9 @@ LINE_SECONDS = 0.00003
 """Charged for each line beside what is measured: for receiving it."""
 HOLD_SECONDS = 0.002
 """Processor time after which a namespace's lines give way to everything else that is ready."""
+
+LOG_SECONDS, LOGGED_SECONDS = 60.0, 5.0
+"""A namespace is named in the log once in such a time, where its lines wait for so long in it."""
 
 
 class Allowance:
@@ -28,7 +33,9 @@ class Allowance:
         clock: Callable[[], float] = time.monotonic,
         processor_seconds: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        namespace: str = "",
     ) -> None:
+        self._namespace = namespace
         self._clock = clock
         self._sleep = sleep
         self._processor_seconds = processor_seconds
@@ -37,6 +44,8 @@ class Allowance:
         """When all that was spent so far is paid for."""
         self._held_seconds = 0.0
         """Spent since these lines last gave way."""
+        self._waits_since = self._clock()
+        self._waited_seconds = 0.0
 
     @property
     def untouched(self) -> bool:
@@ -50,6 +59,7 @@ class Allowance:
         async with self._order:
             while (early_seconds := self._paid_at - self._clock()) > 0:
                 self._held_seconds = 0.0
+                self._log_wait(early_seconds)
                 await self._sleep(early_seconds)
             if self._held_seconds >= HOLD_SECONDS:
                 self._held_seconds = 0.0
@@ -61,3 +71,12 @@ class Allowance:
             spent_seconds = LINE_SECONDS + self._processor_seconds() - begun
             self._held_seconds += spent_seconds
             self._paid_at = max(self._paid_at, self._clock() - SAVED_SECONDS) + spent_seconds / SHARE
+
+    def _log_wait(self, seconds: float) -> None:
+        """Name the namespace in the log: no metric does."""
+        if self._clock() - self._waits_since >= LOG_SECONDS:
+            self._waits_since, self._waited_seconds = self._clock(), 0.0
+        before = self._waited_seconds
+        self._waited_seconds += seconds
+        if before < LOGGED_SECONDS <= self._waited_seconds:
+            log_event("agents_held_back", namespace=self._namespace, seconds=round(self._waited_seconds, 1))

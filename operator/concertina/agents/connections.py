@@ -188,7 +188,7 @@ class AgentConnections:
             for name, allowance in list(self._allowances.items()):
                 if name not in used and allowance.untouched:
                     del self._allowances[name]
-            self._allowances[namespace] = Allowance()
+            self._allowances[namespace] = Allowance(namespace=namespace)
         return self._allowances[namespace]
 
     def watch(self, uid: str, wanted: Mapping[str, str], waits: bool = False) -> None:

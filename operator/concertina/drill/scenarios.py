@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from concertina.drill.faults import api_server, by_object, in_container, local_cluster
+from concertina.drill.faults import api_server, by_object, in_container, local_cluster, tenants
 from concertina.drill.faults.by_command import ByCommand
 from concertina.drill.target import OUTAGE, STANDSTILL, DrillTarget, Fault, Sight
 from concertina.drill.verdict import Expect
@@ -97,6 +97,14 @@ SCENARIOS: dict[str, Scenario] = {
         "a pod is killed while a broken webhook lets no other be made; those left go on, and it comes back later",
         by_object.refuse_pods, by_object.refuse_pods,
         Expect(seconds=30.0, counted=False, told=("PodRefused", by_object.HOOK)),
+    ),
+    "hostile-agent": Scenario(
+        "a worker is killed while a pod of another namespace floods the operator, in a namespace made for that",
+        tenants.hostile_agent, tenants.hostile_agent, CRASH,
+    ),
+    "long-queue": Scenario(
+        "a worker is killed while many jobs wait for room, in namespaces made for that",
+        tenants.long_queue, tenants.long_queue, CRASH,
     ),
     "apiserver-restart": Scenario(
         f"the API server is killed and {OUTAGE:g} s later started again; the job must not notice",

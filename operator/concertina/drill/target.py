@@ -134,8 +134,13 @@ def environment_of(job_uid: str, replica: str) -> dict[str, str]:
     return {"CONCERTINA_UID": job_uid, "CONCERTINA_REPLICA": replica}
 
 
-def _serves(operator: Raw, namespace: str) -> bool:
-    """By what the chart told it."""
+def watched_namespaces(operator: Raw) -> list[str]:
+    """The namespaces that the chart told an operator's pod to serve; none: all, or those with its labels."""
     environment = (entry for container in operator["spec"]["containers"] for entry in container.get("env") or ())
     names = next((entry.get("value") for entry in environment if entry["name"] == WATCHED), None)
-    return not names or namespace in names.split(",")
+    return names.split(",") if names else []
+
+
+def _serves(operator: Raw, namespace: str) -> bool:
+    watched = watched_namespaces(operator)
+    return not watched or namespace in watched

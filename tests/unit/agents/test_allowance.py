@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 
 import pytest
 
-from concertina.agents.allowance import HOLD_SECONDS, LINE_SECONDS, SAVED_SECONDS, SHARE, Allowance
+from concertina.agents.allowance import (
+    HOLD_SECONDS,
+    LINE_SECONDS,
+    LOG_SECONDS,
+    SAVED_SECONDS,
+    SHARE,
+    Allowance,
+)
 
 BEGIN, END = 1000.0, 1100.0
 EXPENSIVE, CHEAP = 0.3, 0.0002
@@ -20,8 +28,8 @@ class Clock:
     processor: float = 0.0
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def allowance(self) -> Allowance:
-        return Allowance(lambda: self.now, lambda: self.processor, self.sleep)
+    def allowance(self, namespace: str = "") -> Allowance:
+        return Allowance(lambda: self.now, lambda: self.processor, self.sleep, namespace)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(0)
@@ -100,3 +108,21 @@ def test_what_is_not_used_is_saved_for_a_while() -> None:
     assert not allowance.untouched, "a line that costs nothing was received"
     clock.now += 2 * LINE_SECONDS / SHARE
     assert allowance.untouched
+
+
+def test_a_namespace_that_has_spent_its_share_is_named_in_the_log_from_time_to_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        spends, saves = clock.allowance("spends"), clock.allowance("saves")
+        task = asyncio.create_task(says_lines(clock, spends, EXPENSIVE, []))
+        await clock.over.wait()
+        async with saves.line():
+            pass
+        task.cancel()
+
+    asyncio.run(scenario())
+    events = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(event["event"], event["namespace"]) for event in events] == [("agents_held_back", "spends")] * 2
+    assert END - BEGIN < 2 * LOG_SECONDS

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
+import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+import concertina_protocol as protocol
 from builders.api_server import api_server
 from builders.cluster import drills
+from builders.until import until_async
+from concertina.agents.authority import Authority
+from concertina.agents.connections import AgentConnections
 from concertina.api import CHECKPOINT_NOW
 from concertina.api.status import JobStatus, rfc3339
 from concertina.api.world import Member
-from concertina.drill.faults import by_command, by_object, in_container, local_cluster
+from concertina.drill.faults import by_command, by_object, in_container, local_cluster, tenants
 from concertina.drill.faults.by_command import ByCommand
 from concertina.drill.run import run
 from concertina.drill.scenarios import SCENARIOS
@@ -29,7 +36,7 @@ from concertina.drill.target import DrillTarget, Fault, Injection
 from concertina.drill.verdict import Expect, Seconds, Seen, Verdict, evaluate, positions
 from concertina.kube.errors import ApiError, Forbidden, NotFound
 from concertina.kube.execute import CommandFailed
-from concertina.kube.resources import LEASES, Raw, Resource
+from concertina.kube.resources import LEASES, NAMESPACES, TRAINING_JOBS, Raw, Resource
 from concertina.terminal.connection import Complaint
 from concertina.terminal.connection import Target as Connection
 from concertina_protocol import RestoreSource
@@ -311,3 +318,132 @@ def test_commands_are_told_which_node_and_which_operator(monkeypatch: pytest.Mon
     assert operator.given
     with pytest.raises(Complaint, match=by_command.PREFIX + "A"):
         asyncio.run(played(operator, target()))
+
+
+class Tenants:
+    """A client of a cluster with namespaces and jobs, whose operator has held back the agents of every namespace.
+    `left`: by an earlier drill of the job."""
+
+    def __init__(self, left: list[str]) -> None:
+        self.namespaces = {name: {tenants.DRILL_OF: "j"} for name in left}
+        self.jobs: list[Raw] = []
+
+    async def list_all(self, resource: Resource, namespace: str | None, labels: str = "") -> tuple[list[Raw], str]:
+        if resource == TRAINING_JOBS:
+            return [job for job in self.jobs if job["metadata"]["namespace"] == namespace], "1"
+        name, _, value = labels.partition("=")
+        return [{"metadata": {"name": each}} for each, has in self.namespaces.items() if has.get(name) == value], "1"
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Raw:
+        return {"metadata": {"name": name, "labels": {"team": "a", tenants.OWN_NAME: name}}}
+
+    async def create(self, resource: Resource, namespace: str | None, body: Raw) -> Raw:
+        if resource == NAMESPACES:
+            assert body["metadata"]["name"] not in self.namespaces
+            self.namespaces[body["metadata"]["name"]] = body["metadata"]["labels"]
+        else:
+            assert namespace in self.namespaces
+            self.jobs.append({**body, "status": {"conditions": [{"type": "Ready", "status": "False"}]}})
+        return body
+
+    async def delete(self, resource: Resource, namespace: str | None, name: str) -> None:
+        del self.namespaces[name]
+
+    async def logs(self, *_: Any, **__: Any) -> AsyncIterator[str]:
+        for name in self.namespaces:
+            yield f'{{"event":"agents_held_back","namespace":"{name}"}}'
+
+
+@dataclass(frozen=True)
+class Served(Answering):
+    """The job of a namespace that the operator serves, which serves all or those `watched`."""
+
+    watched: str = ""
+
+    async def job(self) -> dict[str, Any]:
+        return {**await super().job(), "metadata": {"name": drills.JOB, "uid": "j"}}
+
+    async def operator(self) -> dict[str, Any]:
+        environment = [{"name": "CONCERTINA_WATCH_NAMESPACES", "value": self.watched}]
+        return {
+            "metadata": {"name": "operator", "namespace": "system"},
+            "spec": {"containers": [{"env": environment}]},
+        }
+
+
+@pytest.mark.parametrize(
+    ("fault", "jobs"),
+    [pytest.param(tenants.hostile_agent, 1, id="a-flood"), pytest.param(tenants.long_queue, 9, id="a-queue")],
+)
+def test_the_tenants_of_a_drill_go_however_it_ends(monkeypatch: pytest.MonkeyPatch, fault: Fault, jobs: int) -> None:
+    """They stand while a worker is killed; those that an earlier drill has left are gone by then."""
+    monkeypatch.setattr(tenants, "LOOK_SECONDS", 0.0)
+    monkeypatch.setenv(tenants.QUEUE_JOBS, "9")
+    client = Tenants(left=["concertina-drill-j-0", "concertina-drill-j-7"])
+    on = Served(client, "default", drills.JOB, None, 3, answers=[""])  # type: ignore[arg-type]
+
+    async def play() -> None:
+        async with fault(on) as injection:
+            assert "SIGKILL to the worker of a-1-0" in injection.text
+            assert all(labels == {"team": "a", tenants.DRILL_OF: "j"} for labels in client.namespaces.values())
+            assert len(client.jobs) == jobs
+            assert {job["metadata"]["namespace"] for job in client.jobs} == set(client.namespaces)
+            raise asyncio.CancelledError
+
+    with suppress(asyncio.CancelledError):
+        asyncio.run(play())
+    assert not on.answers
+    assert not client.namespaces
+
+
+def test_an_operator_that_serves_named_namespaces_gets_no_tenants() -> None:
+    on = Served(Tenants([]), "default", drills.JOB, None, 3, watched="default")  # type: ignore[arg-type]
+    with pytest.raises(Complaint, match="serves default alone"):
+        asyncio.run(played(tenants.long_queue, on))
+
+
+@pytest.mark.parametrize("count", ["0", "1001", "many", "-1"])
+def test_a_queue_has_a_bound(monkeypatch: pytest.MonkeyPatch, count: str) -> None:
+    monkeypatch.setenv(tenants.QUEUE_JOBS, count)
+    with pytest.raises(Complaint, match="a number from 1 to 1000"):
+        asyncio.run(played(tenants.long_queue, target()))
+
+
+def test_a_flood_is_what_an_operator_takes(tmp_path: Path) -> None:
+    """The program of the drill in the place of an agent: a refused line would end its stream."""
+    key, created = b"k" * 32, time.time()
+    for name, text in Authority(key, "j", created).secret_data().items():
+        (tmp_path / name).write_bytes(base64.b64decode(text))
+    (tmp_path / "python").symlink_to(Path(protocol.__file__).parents[1])
+    command = [sys.executable, "-c", tenants._REPLACE_AGENT, str(tmp_path), tenants._FLOOD]
+    subprocess.run(command, check=True, timeout=60)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {
+        "CONCERTINA_IDENTITY": str(tmp_path),
+        "CONCERTINA_REPLICA": "a-0-0",
+        "CONCERTINA_POD_IP": "127.0.0.1",
+        "CONCERTINA_PORT": str(port),
+    }
+
+    async def heard() -> None:
+        connections = AgentConnections(lambda uid, urgent: None)
+        await connections.open("j", created, key)
+        connections.watch("j", {"a-0-0": f"127.0.0.1:{port}"})
+        said = set[str]()
+
+        def both() -> bool:
+            report = connections.views("j")["a-0-0"].report
+            said.add(report.tracking if report else "")
+            return {"one", "another"} <= said
+
+        try:
+            await until_async(both, "both lines of the flood")
+        finally:
+            connections.close()
+
+    with subprocess.Popen([sys.executable, str(tmp_path / "agent.pyz")], env=os.environ | environment) as flood:
+        try:
+            asyncio.run(heard())
+        finally:
+            flood.kill()

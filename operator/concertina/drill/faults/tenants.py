@@ -1,0 +1,242 @@
+"""Faults by other tenants: jobs in namespaces that the drill makes and takes away again, while a worker is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from concertina.api import API_VERSION, KIND, TRAINER
+from concertina.api.status import rfc3339
+from concertina.drill.faults import api_server
+from concertina.drill.faults.by_command import PREFIX
+from concertina.drill.target import SKEW, DrillTarget, Injection, watched_namespaces
+from concertina.kube.manifests.agent import VOLUME, VOLUME_PATH
+from concertina.kube.manifests.containers import PYTHON, python, trainer_of
+from concertina.kube.resources import NAMESPACES, TRAINING_JOBS, Raw
+from concertina.terminal.connection import Complaint
+
+DRILL_OF = "concertina.dev/drill-of"
+"""Label of the namespaces that a drill makes: the uid of the job that is drilled."""
+OWN_NAME = "kubernetes.io/metadata.name"
+"""Label that the API server puts on each namespace."""
+QUEUE_JOBS = PREFIX + "QUEUE_JOBS"
+"""Variable with the number of jobs in a long queue."""
+DEFAULT_QUEUE_JOBS, MOST_QUEUE_JOBS = 200, 1000
+QUEUE_NAMESPACES = 4
+NO_NODE_HAS = {"cpu": "1M"}
+"""Resources of a pod for which no node has room."""
+HELD_BACK = "agents_held_back"
+"""Event in the operator's log, beside the namespace."""
+AT_ONCE = 8
+"""Requests to the API server."""
+WAITING_SECONDS, HELD_BACK_SECONDS, GONE_SECONDS = 180.0, 120.0, 180.0
+"""To give up."""
+LOOK_SECONDS = 2.0
+OF_POD = ("securityContext", "nodeSelector", "tolerations", "runtimeClassName")
+OF_CONTAINER = ("image", "imagePullPolicy", "securityContext")
+"""Fields of the drilled job that the jobs of other tenants have too: what may run in its cluster may run as they do."""
+
+# Takes the agent's place in the volume that the agent is run from.
+_REPLACE_AGENT = """
+import os, sys
+path = sys.argv[1] + "/agent.pyz"
+with open(path + ".new", "w") as file:
+    file.write(sys.argv[2])
+os.replace(path + ".new", path)
+"""
+
+# An agent of its own job, by its key: an honest report, then the most expensive lines that an operator takes, as fast
+# as it takes them. Of all that a report may have, objects cost most. No line is like the one before, and each is news.
+_FLOOD = r"""
+import asyncio, json, os, signal, ssl, sys
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+volume, heartbeats = os.path.dirname(os.path.abspath(sys.argv[0])), 50_000
+identity = os.environ.get("CONCERTINA_IDENTITY") or "/etc/concertina"
+sys.path.insert(0, volume + "/python")
+import concertina_protocol as protocol
+report = protocol.Report(os.environ["CONCERTINA_REPLICA"], "flood", False, 0, "", protocol.State.IDLE)
+honest = protocol.encode(report)
+pulse = {"rank": 1, "step": 1, "phase": "", "still": 0}
+member = {"replica": "m", "instance": "m", "round": 0, "claim": "", "state": "idle", "pulses": [pulse] * heartbeats}
+lines = []
+for news in ("one", "another"):
+    message = json.loads(honest)
+    message["body"].update(members={"m": member}, tracking=news)
+    lines.append(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+async def flood(reader, writer):
+    try:
+        await reader.readline()
+        writer.write(honest)
+        while True:
+            for line in lines:
+                writer.write(line)
+                await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.close()
+async def serve():
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(identity + "/ca.crt")
+    context.load_cert_chain(identity + "/tls.crt", identity + "/tls.key")
+    address = os.environ["CONCERTINA_POD_IP"], int(os.environ["CONCERTINA_PORT"])
+    server = await asyncio.start_server(flood, *address, ssl=context)
+    await server.serve_forever()
+asyncio.run(serve())
+"""
+
+
+@asynccontextmanager
+async def hostile_agent(target: DrillTarget) -> AsyncIterator[Injection]:
+    """A worker is killed while an agent in another namespace says as much as it can.
+
+    The kill comes once the operator has held that agent back, by its own log."""
+    job = await target.job()
+    (namespace,) = names = _namespaces(job, 1)
+    async with _tenants(target, job, names):
+        begun_at = time.time()
+        await target.client.create(TRAINING_JOBS, namespace, hostile_job(job, namespace))
+        await _until_held_back(target, namespace, begun_at)
+        async with api_server.kill_worker(target) as injection:
+            words = f"{injection.text}, while an agent of {namespace} says as much as it can"
+            yield replace(injection, text=words)
+
+
+@asynccontextmanager
+async def long_queue(target: DrillTarget) -> AsyncIterator[Injection]:
+    """A worker is killed while many jobs of other namespaces wait for room."""
+    job, count = await target.job(), _queue_jobs(os.environ)
+    names = _namespaces(job, QUEUE_NAMESPACES)
+    async with _tenants(target, job, names):
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def create(number: int) -> None:
+            namespace = names[number % len(names)]
+            async with turns:
+                await target.client.create(TRAINING_JOBS, namespace, waiting_job(job, namespace, f"waits-{number}"))
+
+        async with asyncio.TaskGroup() as creating:
+            for number in range(count):
+                creating.create_task(create(number))
+        await _until_waiting(target, names, count)
+        async with api_server.kill_worker(target) as injection:
+            yield replace(injection, text=f"{injection.text}, while {count} jobs of other namespaces wait for room")
+
+
+def hostile_job(like: Raw, namespace: str, agents: int = 1) -> Raw:
+    """A job whose agents flood the operator. `like`: a job whose image, Python and permissions it has."""
+    trainer = trainer_of(like["spec"]["template"])
+    flood = {
+        "name": "flood",
+        **_some(trainer, OF_CONTAINER),
+        "command": [python(trainer), "-c", _REPLACE_AGENT, VOLUME_PATH, _FLOOD],
+        "volumeMounts": [{"name": VOLUME, "mountPath": VOLUME_PATH}],
+    }
+    return _job(like, namespace, "hostile", {}, agents, initContainers=[flood])
+
+
+def waiting_job(like: Raw, namespace: str, name: str) -> Raw:
+    """A job of one replica for which no node has room."""
+    return _job(like, namespace, name, {"requests": NO_NODE_HAS})
+
+
+def _job(like: Raw, namespace: str, name: str, resources: Raw, replicas: int = 1, **pod: object) -> Raw:
+    template = like["spec"]["template"]
+    trainer = trainer_of(template)
+    container = {
+        "name": TRAINER,
+        **_some(trainer, OF_CONTAINER),
+        "env": [each for each in trainer.get("env") or () if each["name"] == PYTHON],
+        "command": ["not-run"],
+        "resources": resources,
+    }
+    spec = {**_some(template["spec"], OF_POD), "terminationGracePeriodSeconds": 1, "containers": [container], **pod}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"replicas": replicas, "template": {"spec": spec}},
+    }
+
+
+def _some(fields: Raw, names: tuple[str, ...]) -> Raw:
+    return {name: fields[name] for name in names if name in fields}
+
+
+def _namespaces(job: Raw, count: int) -> list[str]:
+    return [f"concertina-drill-{job['metadata']['uid']}-{number}" for number in range(count)]
+
+
+def _queue_jobs(environment: Mapping[str, str]) -> int:
+    """Raises Complaint."""
+    text = environment.get(QUEUE_JOBS) or str(DEFAULT_QUEUE_JOBS)
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_QUEUE_JOBS:
+        raise Complaint(f"{QUEUE_JOBS} is {text!r}: it must be a number from 1 to {MOST_QUEUE_JOBS}.")
+    return int(text)
+
+
+@asynccontextmanager
+async def _tenants(target: DrillTarget, job: Raw, names: list[str]) -> AsyncIterator[None]:
+    """Namespaces like the job's own. Those that an earlier drill of the job has left go first."""
+    if watched := watched_namespaces(await target.operator()):
+        raise Complaint(
+            f"The operator serves {', '.join(watched)} alone: it would not see the jobs of a namespace that is made "
+            "for this drill."
+        )
+    home = await target.client.get(NAMESPACES, None, target.namespace)
+    labels = {name: value for name, value in (home["metadata"].get("labels") or {}).items() if name != OWN_NAME}
+    uid = job["metadata"]["uid"]
+    await _remove_tenants(target, uid)
+    try:
+        for name in names:
+            metadata = {"name": name, "labels": {**labels, DRILL_OF: uid}}
+            namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+            await target.client.create(NAMESPACES, None, namespace)
+        yield
+    finally:
+        await _remove_tenants(target, uid)
+
+
+async def _remove_tenants(target: DrillTarget, uid: str) -> None:
+    """Delete the namespaces of all drills of that job, and wait until they are gone. Raises Complaint."""
+    selector, deadline = f"{DRILL_OF}={uid}", time.monotonic() + GONE_SECONDS
+    while remaining := (await target.client.list_all(NAMESPACES, None, selector))[0]:
+        if time.monotonic() > deadline:
+            raise Complaint(f"`kubectl delete namespace -l {selector}` has not ended within {GONE_SECONDS:g} s.")
+        for namespace in remaining:
+            if "deletionTimestamp" not in namespace["metadata"]:
+                await target.client.delete(NAMESPACES, None, namespace["metadata"]["name"])
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _until_held_back(target: DrillTarget, namespace: str, begun_at: float) -> None:
+    """Until the operator's log says so. Raises Complaint."""
+    since, deadline = rfc3339(int(begun_at) - SKEW), time.monotonic() + HELD_BACK_SECONDS
+    while time.monotonic() < deadline:
+        pod = (await target.operator())["metadata"]
+        async for line in target.client.logs(pod["namespace"], pod["name"], since=since):
+            if HELD_BACK in line and namespace in line:
+                return
+        await asyncio.sleep(LOOK_SECONDS)
+    raise Complaint(
+        f"The operator has not held back the agent of {namespace} within {HELD_BACK_SECONDS:g} s: its pod does not "
+        "run, or it has no bound."
+    )
+
+
+async def _until_waiting(target: DrillTarget, names: list[str], count: int) -> None:
+    """Until the operator has told of each of the jobs. Raises Complaint."""
+    deadline = time.monotonic() + WAITING_SECONDS
+    while True:
+        jobs = [job for name in names for job in (await target.client.list_all(TRAINING_JOBS, name))[0]]
+        told = sum(bool(job.get("status", {}).get("conditions")) for job in jobs)
+        if told >= count:
+            return
+        if time.monotonic() > deadline:
+            raise Complaint(f"The operator has told of {told} of {count} jobs within {WAITING_SECONDS:g} s.")
+        await asyncio.sleep(LOOK_SECONDS)
