@@ -5,8 +5,11 @@ runs as a process of its own. For each size all jobs are made at once (`run`: un
 all of these or those named: `steady`, `kill-member` (some, one after the other), `kill-operator` and `kill-api-server`
 (each is started again), `kill-nodes` (some at once), `delete-jobs` (some, which are made again). Printed: seconds, the
 operator's requests by verb and resource, and the processor time of everything that takes part: it shares this machine's
-cores. Logs are kept where something was never reached. `--peers FOLDER`: then other operators run as many jobs, each on
-a control plane of its own (`control_plane_peers`)."""
+cores. Logs are kept where something was never reached.
+
+`--large N ...`: an operator starts beside so many of the largest jobs that the API server accepts, each number on a
+control plane of its own (`control_plane_memory`). Without sizes and numbers there are some of both. `--peers FOLDER`:
+then other operators run as many jobs, each on a control plane of its own (`control_plane_peers`)."""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from typing import Any
 
 import control_plane_hosts as hosts
 import control_plane_kinds as kinds
+import control_plane_memory
 import control_plane_peers as peers
 import report
 from control_plane_cluster import (
@@ -297,7 +301,7 @@ async def play(size: Size, options: argparse.Namespace, tables: dict[str, dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sizes", type=Size.parse, nargs="*", default=[Size(20, 4), Size(100, 4)])
+    parser.add_argument("sizes", type=Size.parse, nargs="*")
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="beside run")
     parser.add_argument("--workers", type=int, default=1, help="of each replica")
     parser.add_argument("--nodes", type=int, default=50)
@@ -308,18 +312,24 @@ def main() -> None:
     parser.add_argument("--deleted", type=int, default=100, help="jobs that are deleted and made again")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that anything may take")
     parser.add_argument("--operator", default=AS_IT_COMES, help="what runs it; a profiler's command, say")
+    parser.add_argument("--large", type=int, nargs="+", default=[], help="jobs of the largest size")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--peers", type=Path, help="a folder with operators to run as many jobs beside, each alone")
     options = parser.parse_args()
     found = kinds.found(options.peers) if options.peers else ()
     tables: dict[str, dict[str, list[float]]] = {}
-    for size in options.sizes:
+    sizes, large = options.sizes, options.large
+    if not sizes and not large:
+        sizes, large = [Size(20, 4), Size(100, 4)], [30, 300]
+    for size in sizes:
         try:
             asyncio.run(play(size, options, tables))
         except TimeoutError as error:
             print(error, flush=True)
             break
-    for size, peer in itertools.product(options.sizes, found):
+    for objects in large:
+        asyncio.run(control_plane_memory.play(objects, tables.setdefault(f"{objects} large objects", {})))
+    for size, peer in itertools.product(sizes, found):
         table = tables[f"{size}, run, {peer.kind}"] = {}
         try:
             asyncio.run(peers.play(peer, size.jobs, size.replicas, options, table))
