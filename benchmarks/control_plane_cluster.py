@@ -111,12 +111,12 @@ class Operator:
         assert self._process is not None
         return self._process.pid
 
-    async def start(self) -> float:
+    async def start(self, limit: float = START_SECONDS) -> float:
         """Returns once it works; when it was begun, in Unix seconds."""
         before, begun = self._starts(), time.time()
         self._process = self._begin()
         while self._starts() == before:
-            if time.time() > begun + START_SECONDS or self._process.poll() is not None:
+            if time.time() > begun + limit or self._process.poll() is not None:
                 raise TimeoutError(f"the operator did not start; see {self.log}")
             await asyncio.sleep(0.05)
         return begun
