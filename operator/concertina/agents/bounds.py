@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from concertina_protocol import MAX_LINE
+from concertina_protocol import MAX_LINE, ProtocolError
 
 M = TypeVar("M")
 LARGEST = 2**53
@@ -24,14 +24,17 @@ MOST = 16_384
 """Entries: ranks of the largest world, twice."""
 MOST_MEMBERS = 2048
 """Twice the replicas of the largest job, with its spares."""
-MOST_VALUES = 1 << 18
-"""Of a line: twice what the lead of the largest world says when all its ranks fail with ranges to leave out. Their
-number is what makes a line expensive; text is cheap."""
+MOST_SEPARATORS = 1 << 18
+"""Commas and brackets in a line: twice what the lead of the largest world says when all its ranks fail with ranges to
+leave out. They are counted before the line is decoded, where those in texts cannot be told from others."""
 PIECE_BYTES = 64 << 10
 """Of a line, that a connection to an agent buffers by itself, twice at most. Nearly all lines are shorter."""
 LINE_BYTES, MEMBER_BYTES = 512 << 10, 8 << 10
 """Of the longest line of an agent: whatever the size of its world (output of two failures, where a rank hangs, why the
 store fails), and for each member (its failure, said twice), whatever these are written in."""
+LINE_VALUES, MEMBER_VALUES = 10 << 10, 256
+"""JSON values of a line of an agent: whatever the size of its world (shards of four snapshots in its memory), and for
+each member (its failure with ranges to leave out, said twice). Their number makes a line expensive; text is cheap."""
 LINES = 64
 TEXT = 1024
 NAME, WORD = 253, 63
@@ -57,21 +60,49 @@ COUNTS = {
 """Entries of other lists, by field."""
 
 
-def values_at_most(line: bytes) -> int:
-    """Return the most values that the JSON in that line can have, without decoding it."""
-    return 1 + line.count(b",") + line.count(b"[") + line.count(b"{")
+def separators(line: bytes) -> int:
+    """Return how many commas and opening brackets the line has: it has at most one value more."""
+    return line.count(b",") + line.count(b"[") + line.count(b"{")
 
 
-def most_line_bytes(members: int) -> int:
-    """Return the most bytes of a line of an agent whose world has had so many members."""
-    return min(MAX_LINE, LINE_BYTES + members * MEMBER_BYTES)
+@dataclasses.dataclass(frozen=True)
+class LineLimits:
+    """The largest line that an agent may send."""
+
+    most_bytes: int
+    most_values: int
 
 
-def cut(body: Any) -> Any:
-    """A message's fields as JSON, with no more entries than `bounded` leaves of them: the others are not converted."""
+def line_limits(members: int) -> LineLimits:
+    """Return the limits for an agent whose world has had so many members."""
+    return LineLimits(min(MAX_LINE, LINE_BYTES + members * MEMBER_BYTES), LINE_VALUES + members * MEMBER_VALUES)
+
+
+LARGEST_LINE = line_limits(MOST_MEMBERS // 2)
+
+
+def cut(body: Any, most_values: int) -> Any:
+    """Return a message's fields as JSON, with no more entries than `bounded` leaves of them: the others are not
+    converted. Raises ProtocolError if the fields hold more values than that."""
+    _check_values(body, most_values)
+    return _cut(body)
+
+
+def _cut(body: Any) -> Any:
     if isinstance(body, dict):
-        return {name: cut(field) if name in NESTED else _first(field, _most(name)) for name, field in body.items()}
+        return {name: _cut(field) if name in NESTED else _first(field, _most(name)) for name, field in body.items()}
     return body
+
+
+def _check_values(body: Any, most_values: int) -> None:
+    count, containers = 0, [body] if isinstance(body, (dict, list)) else []
+    while containers:
+        container = containers.pop()
+        count += len(container)
+        if count > most_values:
+            raise ProtocolError(f"a line of more than {most_values} values")
+        values = container.values() if isinstance(container, dict) else container
+        containers.extend(value for value in values if isinstance(value, (dict, list)))
 
 
 def _first(field: Any, most: int) -> Any:

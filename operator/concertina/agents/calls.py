@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import socket
 import ssl
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 import concertina_protocol as protocol
 from concertina.agents.allowance import Allowance
-from concertina.agents.bounds import MOST_VALUES, PIECE_BYTES, bounded, cut, values_at_most
+from concertina.agents.bounds import LARGEST_LINE, MOST_SEPARATORS, PIECE_BYTES, LineLimits, bounded, cut, separators
 from concertina.agents.lines import BoundedConnection, HeldLines
 from concertina.turns import Turns
 from concertina_protocol.addresses import family, split
@@ -139,8 +140,8 @@ class Identity:
     """For the lines of all jobs of the namespace together."""
     held_lines: HeldLines = field(default_factory=HeldLines)
     """By all jobs of the namespace together."""
-    most_line_bytes: Callable[[], int] = lambda: protocol.MAX_LINE
-    """Of one line; more once the job is larger."""
+    line_limits: Callable[[], LineLimits] = lambda: LARGEST_LINE
+    """Higher once the job is larger."""
     may_act: Callable[[], bool] = lambda: True
     """False while another operator may be the one that acts."""
     kept: KeptConnections = field(default_factory=KeptConnections)
@@ -238,14 +239,14 @@ async def _secured(dialled: socket.socket, identity: Identity) -> Connection:
         streams = await asyncio.open_connection(
             sock=dialled, ssl=identity.context, server_hostname=identity.agent_name, limit=PIECE_BYTES
         )
-    return BoundedConnection(*streams, identity.most_line_bytes, identity.held_lines)
+    return BoundedConnection(*streams, lambda: identity.line_limits().most_bytes, identity.held_lines)
 
 
 async def receive(connection: Connection, identity: Identity, address: str) -> protocol.Message:
     """The next message; raises ClosedError where the stream ends, CallError where it is none of this protocol."""
     line = await receive_line(connection, address)
     async with identity.allowance.line():
-        return parsed(line, address)
+        return parsed(line, address, identity.line_limits())
 
 
 async def receive_line(connection: Connection, address: str) -> bytes:
@@ -259,12 +260,12 @@ async def receive_line(connection: Connection, address: str) -> bytes:
     return line
 
 
-def parsed(line: bytes, address: str) -> protocol.Message:
+def parsed(line: bytes, address: str, limits: LineLimits = LARGEST_LINE) -> protocol.Message:
     """Within bounds. Raises CallError."""
-    if values_at_most(line) > MOST_VALUES:
-        raise CallError(f"{address} sent a line of more than {MOST_VALUES} values")
+    if separators(line) > MOST_SEPARATORS:
+        raise CallError(f"{address} sent a line of more than {MOST_SEPARATORS} values")
     try:
-        return bounded(protocol.decode(line, cut))
+        return bounded(protocol.decode(line, functools.partial(cut, most_values=limits.most_values)))
     except ProtocolError as error:
         raise CallError(f"{address} sent what is not understood: {error}") from error
 
@@ -340,7 +341,7 @@ async def relay(
                 if told.replica not in waiting or told.error:
                     continue
                 async with identity.allowance.line():
-                    answer = parsed(told.line.encode(), address)
+                    answer = parsed(told.line.encode(), address, identity.line_limits())
                 yield told.replica, _answer(answer, "Relay", waiting.pop(told.replica))
                 quiet.reschedule(asyncio.get_running_loop().time() + silence)
     except Exception as error:  # whatever it is, the others must be asked: a call that ended unseen is sent once

@@ -22,7 +22,7 @@ import concertina_protocol as protocol
 from concertina import metrics
 from concertina.agents.allowance import Allowance
 from concertina.agents.authority import Authority
-from concertina.agents.bounds import most_line_bytes
+from concertina.agents.bounds import LineLimits, line_limits
 from concertina.agents.calls import HANDSHAKES, RELAY_SECONDS, CallError, Identity, call, relay
 from concertina.agents.hearing import Hearing
 from concertina.agents.lines import HeldLines
@@ -170,16 +170,16 @@ class AgentConnections:
                     self._handshakes,
                     allowance,
                     held_lines,
-                    most_line_bytes=functools.partial(self._most_line_bytes, uid),
+                    line_limits=functools.partial(self._line_limits, uid),
                     may_act=self._may_act,
                 )
             )
         job = self._jobs[uid]
         job.members = max(job.members, members)
 
-    def _most_line_bytes(self, uid: str) -> int:
+    def _line_limits(self, uid: str) -> LineLimits:
         job = self._jobs.get(uid)
-        return most_line_bytes(job.members if job else 0)
+        return line_limits(job.members if job else 0)
 
     def _allowance(self, namespace: str) -> Allowance:
         """One for all jobs of the namespace, and the same for a job that is made again: what is owed stays owed."""

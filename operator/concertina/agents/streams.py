@@ -122,7 +122,7 @@ async def _stream(
                 with quiet.broken():
                     async with identity.allowance.line():
                         is_same, before = hash(line) == before, hash(line)
-                        message = None if is_same and not calls.wait else parsed(line, address)
+                        message = None if is_same and not calls.wait else parsed(line, address, identity.line_limits())
                         del line
                         if message is None:  # nothing is new, as nearly always
                             continue

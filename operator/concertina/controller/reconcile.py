@@ -53,10 +53,11 @@ class _Decision:
 
 
 def _most_members(job: CachedJob) -> int:
-    """Of its world: as it was, is, and may become."""
-    spec = job.view.spec
-    wanted = spec.replicas + spec.spares if spec else 0
-    return max(wanted, len(job.pods), len(job.view.status.world.members))
+    """Return the size of the largest world that an agent of the job can tell of.
+
+    Pods without an address do not count: a job of one pod that runs could ask for a thousand, and send the lines of a
+    thousand."""
+    return max(sum(bool(pod.ip) for pod in job.pods.values()), len(job.view.status.world.members))
 
 
 @dataclass

@@ -10,9 +10,10 @@ import pytest
 
 import concertina_protocol as protocol
 from builders.answering import report
-from concertina.agents.bounds import LINES, MOST, MOST_MEMBERS, MOST_VALUES
+from concertina.agents.bounds import LINES, MOST, MOST_MEMBERS, MOST_SEPARATORS, line_limits
 from concertina.agents.calls import CallError, parsed
 from concertina.api.spec import MOST_REPLICAS, MOST_SPARES
+from concertina_protocol.codec import lines
 
 FAILURE = protocol.Failure("r0", protocol.FailureReason.WORKER_FAILED, "no")
 RANGES = tuple((10**10 + number, 10**10 + number + 1) for number in range(32))
@@ -30,7 +31,7 @@ def test_a_line_of_more_values_than_any_agent_says_is_refused_before_it_is_decod
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(protocol, "decode", lambda *_: pytest.fail("it was decoded"))
-    for unknown in ([0] * MOST_VALUES, [[]] * (MOST_VALUES // 2), [{}] * (MOST_VALUES // 2)):
+    for unknown in ([0] * MOST_SEPARATORS, [[]] * (MOST_SEPARATORS // 2), [{}] * (MOST_SEPARATORS // 2)):
         with pytest.raises(CallError, match="r0 sent a line of more than"):
             parsed(line(unknown=unknown), "r0")
 
@@ -59,3 +60,16 @@ def test_entries_that_are_left_out_are_not_converted() -> None:
     assert isinstance(message, protocol.Report)
     assert message.progress
     assert len(message.progress.skipped) == MOST
+
+
+@pytest.mark.parametrize("members", [1, 64])
+def test_a_line_of_more_values_than_its_job_needs_is_refused_before_they_are_converted(
+    members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "from_json", lambda *_: pytest.fail("it was converted"))
+    limits = line_limits(members)
+    pulse = {"rank": 1, "step": 1, "phase": "", "still": 0}
+    flood = {"m": {"replica": "m", "pulses": [pulse] * (limits.most_values // 5 + 1)}}
+    for fields in ({"members": flood}, {"unknown": [[]] * (limits.most_values + 1)}):
+        with pytest.raises(CallError, match=f"r0 sent .* more than {limits.most_values} values"):
+            parsed(line(**fields), "r0", limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import tracemalloc
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from builders.answering import CREATED, LIMIT, MASTER, UID, agent, report
 from builders.until import until_async
 from concertina.agents.allowance import Allowance
 from concertina.agents.authority import Authority
-from concertina.agents.bounds import MEMBER_BYTES, PIECE_BYTES, most_line_bytes
+from concertina.agents.bounds import PIECE_BYTES, cut, line_limits
 from concertina.agents.calls import Identity
 from concertina.agents.connections import AgentConnections
 from concertina.agents.lines import HeldLines
@@ -74,7 +75,10 @@ def test_the_longest_lines_of_an_agent_are_within_the_limit(members: int) -> Non
     answer = protocol.encode(largest_answer(members))
     relayed = protocol.encode(protocol.Relayed("n" * 63, answer.decode().rstrip("\n")))
     lines = [protocol.encode(largest_report(members)), answer, relayed]
-    assert max(map(len, lines)) <= most_line_bytes(members)
+    limits = line_limits(members)
+    assert max(map(len, lines)) <= limits.most_bytes
+    for line in lines:
+        protocol.decode(line, functools.partial(cut, most_values=limits.most_values))
 
 
 def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path: Path) -> None:
@@ -87,8 +91,8 @@ def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         lost = list[Lost]()
-        most_bytes = most_line_bytes(1)
-        identity = Identity(UID, Authority(MASTER, UID, CREATED).client_context(), most_line_bytes=lambda: most_bytes)
+        limits = line_limits(1)
+        identity = Identity(UID, Authority(MASTER, UID, CREATED).client_context(), line_limits=lambda: limits)
         async with agent(endless, tmp_path) as address:
             tracemalloc.start()
             try:
@@ -99,7 +103,7 @@ def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path: Path) -> None:
                 tracemalloc.stop()
             task.cancel()
             assert lost[0].end is StreamEnd.NOT_UNDERSTOOD
-            assert lost[0].sentence.endswith(f"a line over the limit of {most_bytes} bytes")
+            assert lost[0].sentence.endswith(f"a line over the limit of {limits.most_bytes} bytes")
             assert peak_bytes < 3 << 20
 
     asyncio.run(scenario())
@@ -160,7 +164,7 @@ def test_the_limit_grows_with_the_job_and_does_not_shrink() -> None:
         for members, expected in ((2, 2), (64, 64), (3, 64)):
             await connections.open(UID, CREATED, MASTER, "a", members)
             identity = connections._jobs[UID].identity
-            assert identity.most_line_bytes() == most_line_bytes(0) + expected * MEMBER_BYTES
+            assert identity.line_limits() == line_limits(expected)
         connections.close()
 
     asyncio.run(scenario())

@@ -54,7 +54,7 @@ os.replace(path + ".new", path)
 _FLOOD = r"""
 import asyncio, json, os, signal, ssl, sys
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-volume, heartbeats = os.path.dirname(os.path.abspath(sys.argv[0])), 50_000
+volume, heartbeats = os.path.dirname(os.path.abspath(sys.argv[0])), 2_000
 identity = os.environ.get("CONCERTINA_IDENTITY") or "/etc/concertina"
 sys.path.insert(0, volume + "/python")
 import concertina_protocol as protocol
