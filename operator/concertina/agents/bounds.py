@@ -35,6 +35,9 @@ store fails), and for each member (its failure, said twice), whatever these are 
 LINE_VALUES, MEMBER_VALUES = 10 << 10, 256
 """JSON values of a line of an agent: whatever the size of its world (shards of four snapshots in its memory), and for
 each member (its failure with ranges to leave out, said twice). Their number makes a line expensive; text is cheap."""
+LINE_CONTAINERS, MEMBER_CONTAINERS = 128, 64
+"""JSON objects and arrays among them, each of which costs as much as ten other values: whatever the size of the world,
+and for each member (its state, its failure said twice, 32 ranges to leave out)."""
 LINES = 64
 TEXT = 1024
 NAME, WORD = 253, 63
@@ -71,20 +74,27 @@ class LineLimits:
 
     most_bytes: int
     most_values: int
+    most_containers: int
 
 
 def line_limits(members: int) -> LineLimits:
     """Return the limits for an agent whose world has had so many members."""
-    return LineLimits(min(MAX_LINE, LINE_BYTES + members * MEMBER_BYTES), LINE_VALUES + members * MEMBER_VALUES)
+    return LineLimits(
+        most_bytes=min(MAX_LINE, LINE_BYTES + members * MEMBER_BYTES),
+        most_values=LINE_VALUES + members * MEMBER_VALUES,
+        most_containers=LINE_CONTAINERS + members * MEMBER_CONTAINERS,
+    )
 
 
 LARGEST_LINE = line_limits(MOST_MEMBERS // 2)
 
 
-def cut(body: Any, most_values: int) -> Any:
+def cut(body: Any, limits: LineLimits) -> Any:
     """Return a message's fields as JSON, with no more entries than `bounded` leaves of them: the others are not
-    converted. Raises ProtocolError if the fields hold more values than that."""
-    _check_values(body, most_values)
+    converted. Raises ProtocolError if the fields are beyond the limits."""
+    if not isinstance(body, dict):
+        return body
+    _check_values(body, limits)
     return _cut(body)
 
 
@@ -94,15 +104,18 @@ def _cut(body: Any) -> Any:
     return body
 
 
-def _check_values(body: Any, most_values: int) -> None:
-    count, containers = 0, [body] if isinstance(body, (dict, list)) else []
-    while containers:
-        container = containers.pop()
-        count += len(container)
-        if count > most_values:
-            raise ProtocolError(f"a line of more than {most_values} values")
-        values = container.values() if isinstance(container, dict) else container
-        containers.extend(value for value in values if isinstance(value, (dict, list)))
+def _check_values(body: Any, limits: LineLimits) -> None:
+    values, containers, unread = 0, 0, [body]
+    while unread:
+        container = unread.pop()
+        values += len(container)
+        containers += 1
+        if values > limits.most_values:
+            raise ProtocolError(f"a line of more than {limits.most_values} values")
+        if containers + len(unread) > limits.most_containers:
+            raise ProtocolError(f"a line of more than {limits.most_containers} objects and arrays")
+        entries = container.values() if isinstance(container, dict) else container
+        unread.extend(value for value in entries if isinstance(value, (dict, list)))
 
 
 def _first(field: Any, most: int) -> Any:

@@ -265,7 +265,7 @@ def parsed(line: bytes, address: str, limits: LineLimits = LARGEST_LINE) -> prot
     if separators(line) > MOST_SEPARATORS:
         raise CallError(f"{address} sent a line of more than {MOST_SEPARATORS} values")
     try:
-        return bounded(protocol.decode(line, functools.partial(cut, most_values=limits.most_values)))
+        return bounded(protocol.decode(line, functools.partial(cut, limits=limits)))
     except ProtocolError as error:
         raise CallError(f"{address} sent what is not understood: {error}") from error
 

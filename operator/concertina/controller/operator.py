@@ -59,6 +59,8 @@ STEADY_SECONDS = 60.0
 def main() -> None:
     """Runs until SIGTERM or SIGINT (exit 0) or until the Lease is lost (exit 1: the pod is started again)."""
     descriptors.raise_limit()
+    # The time to parse an integer grows with the square of its length, and agents may send any.
+    sys.set_int_max_str_digits(sys.int_info.str_digits_check_threshold)
     gc.set_threshold(*COLLECT)
     gc.freeze()  # of what is imported nothing will ever be garbage
     try:

@@ -78,7 +78,7 @@ def test_the_longest_lines_of_an_agent_are_within_the_limit(members: int) -> Non
     limits = line_limits(members)
     assert max(map(len, lines)) <= limits.most_bytes
     for line in lines:
-        protocol.decode(line, functools.partial(cut, most_values=limits.most_values))
+        protocol.decode(line, functools.partial(cut, limits=limits))
 
 
 def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path: Path) -> None:

@@ -50,22 +50,21 @@ os.replace(path + ".new", path)
 """
 
 # An agent of its own job, by its key: an honest report, then the most expensive lines that an operator takes, as fast
-# as it takes them. Of all that a report may have, objects cost most. No line is like the one before, and each is news.
+# as it takes them: as many values as a line may have, and text. No line is like the one before, and each is news.
 _FLOOD = r"""
 import asyncio, json, os, signal, ssl, sys
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-volume, heartbeats = os.path.dirname(os.path.abspath(sys.argv[0])), 2_000
+volume = os.path.dirname(os.path.abspath(sys.argv[0]))
 identity = os.environ.get("CONCERTINA_IDENTITY") or "/etc/concertina"
 sys.path.insert(0, volume + "/python")
 import concertina_protocol as protocol
 report = protocol.Report(os.environ["CONCERTINA_REPLICA"], "flood", False, 0, "", protocol.State.IDLE)
 honest = protocol.encode(report)
-pulse = {"rank": 1, "step": 1, "phase": "", "still": 0}
-member = {"replica": "m", "instance": "m", "round": 0, "claim": "", "state": "idle", "pulses": [pulse] * heartbeats}
 lines = []
 for news in ("one", "another"):
     message = json.loads(honest)
-    message["body"].update(members={"m": member}, tracking=news)
+    member = {"replica": "m", "instance": "m", "round": 0, "claim": "", "state": "idle", "saved": list(range(10_000))}
+    message["body"].update(members={"m": member}, tracking=news, text="" * 60_000)
     lines.append(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 async def flood(reader, writer):
     try:
