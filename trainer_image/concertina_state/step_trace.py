@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from concertina_protocol import step_traces
+from concertina_protocol.stderr import log
 from concertina_protocol.worker_channel import TraceSteps
-from concertina_state.messages import log
 
 
 class Traces:

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 from concertina_protocol import MOST_METRICS, Durable, JobHistory, Progress, ProtocolError, StepPart
 from concertina_protocol import worker_channel as w
 from concertina_protocol.heartbeat import WorkerPhase
-from concertina_state.messages import log
+from concertina_protocol.stderr import log
 
 T = TypeVar("T")
 MOST_NAME = 64

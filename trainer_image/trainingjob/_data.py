@@ -17,8 +17,8 @@ import trainingjob
 from concertina_data.opening import Threads
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
+from concertina_protocol.stderr import log
 from concertina_state.errors import BadInput, DataChanged
-from concertina_state.messages import log
 from trainingjob import _storage
 from trainingjob._counted import Counted
 from trainingjob._refusals import told

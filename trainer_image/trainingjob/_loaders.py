@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from concertina_protocol.stderr import log
 from concertina_state.errors import BadInput
-from concertina_state.messages import log
 from trainingjob._objects import RandomNumbers
 from trainingjob._order import order_of
 from trainingjob._refusals import NotSavable

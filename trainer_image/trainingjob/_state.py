@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import trainingjob
 from concertina_protocol import Durable, Restore, RestoreSource, SnapshotId
+from concertina_protocol.stderr import log
 from concertina_protocol.worker_channel import Done, KeepsState, Outcome, Start
 from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.shardfile import Continued, Header, ShardMetadata
 from concertina_state.interval import Interval
 from concertina_state.lineage import Origin, TrainedRound, of_round, script_digest
-from concertina_state.messages import log
 from concertina_state.pace import Pace
 from concertina_state.saved import InMemory, SavedState, find
 from concertina_state.saving import SavePolicy, Saving, StepFlags
