@@ -64,6 +64,7 @@ def test_a_checkpoint_that_a_failure_kept_from_storage_is_due_at_once(folder, pa
     job.run(2, script=node.Script(kill=(9, (0, 1))))
     job.durable = Durable("u1", 1, 4, "file:///x")
     resumed = job.run(2, job.newest())
+    assert set(resumed.codes.values()) == {0}, resumed.output
     assert resumed.durable[0].step == resumed.progress[-1].restored_step + 1
     job.durable = resumed.durable[0]
     restore = job.newest()
