@@ -44,6 +44,8 @@ from concertina.terminal.connection import Complaint, Target
 from concertina.terminal.watch import Late
 
 CONSOLE = Console(stderr=True)
+WINDOW_SECONDS = 30
+"""In which failures count: longer than a drill of one, and no longer than from one drill to the next."""
 HOSTILE = "hostile"
 """The namespace of another tenant."""
 TRAINING_JOBS = f"/apis/concertina.dev/v1alpha1/namespaces/{HOSTILE}/trainingjobs"
@@ -109,6 +111,7 @@ def manifest(name: str, replicas: int) -> dict[str, Any]:
     job = bundled()
     job["metadata"]["name"] = name
     job["spec"] |= {"replicas": replicas, "elastic": {"minReplicas": 1, "growAfterSeconds": 1}}
+    job["spec"]["failurePolicy"]["windowSeconds"] = WINDOW_SECONDS
     job["spec"]["checkpoint"]["uri"] = f"s3://{stages.BUCKET}/{name}"
     return job
 

@@ -172,7 +172,9 @@ class Recording:
     def seen(self, same_pods: bool) -> Seen:
         before, first, end = self._before, self._first_status, self._watch.status
         claim = first.world.claim
-        new = [entry for entry in end.restarts.recent if unix_seconds(entry.at) >= self._injection.at]
+        # The end may come after failurePolicy.windowSeconds, when the status no longer lists the failure.
+        listed = {(entry.at, entry.replica): entry for status in (first, end) for entry in status.restarts.recent}
+        new = [entry for entry in listed.values() if unix_seconds(entry.at) >= self._injection.at]
         words = [f"{entry.reason} of {entry.replica}" for entry in new[:1]]
         if claim and first.world.round > before.world.round:
             words.append(f"{claim.reason}: {claim.message}")
