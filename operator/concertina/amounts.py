@@ -1,6 +1,8 @@
-"""Amounts in sentences."""
+"""Amounts and lists in sentences."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def amount(number: int, noun: str) -> str:
@@ -11,3 +13,9 @@ def amount(number: int, noun: str) -> str:
 def are(number: int) -> str:
     """The verb for that many."""
     return "is" if number == 1 else "are"
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return the first names and how many more there are: `a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from concertina.agents import bounds
-from concertina.plan.facts import quorum
+from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.health import Health, Life
 from concertina.plan.facts.round import Round
@@ -94,7 +94,7 @@ def crash_loops_are_not_slowed_down(patch: Patch) -> None:
 
 def rounds_are_made_of_whoever_answers(patch: Patch) -> None:
     """Whether they can reach each other or not."""
-    patch.setattr(quorum, "_mutually_reachable", lambda seniority, replies: tuple(seniority))
+    patch.setattr(sizes, "_without_cut_links", lambda seniority, replies: tuple(seniority))
 
 
 def late_members_are_left_out(patch: Patch) -> None:
@@ -107,7 +107,7 @@ def growing_is_tried_at_once_again(patch: Patch) -> None:
 
 
 def reaching_one_way_is_enough(patch: Patch) -> None:
-    whole = quorum.connected
+    whole = sizes.mutually_reachable
 
     def either_way(replies: Any, members: Any) -> Any:
         def near(a: str, b: str) -> bool:
@@ -119,7 +119,7 @@ def reaching_one_way_is_enough(patch: Patch) -> None:
         }
         return whole(mutual, members)
 
-    patch.setattr(quorum, "connected", either_way)
+    patch.setattr(sizes, "mutually_reachable", either_way)
 
 
 def hangs_are_not_looked_for(patch: Patch) -> None:

@@ -1,4 +1,6 @@
-"""The waits that plan() knows, in seconds."""
+"""The waits that plan() knows, in seconds, and how long ago something was."""
+
+import math
 
 from concertina_protocol import REPORT_SECONDS, SILENCE_SECONDS
 
@@ -74,3 +76,14 @@ def crowd(replicas: int) -> float:
 
 RELAYED = 4.0
 """For those to be asked from here whom a silent agent was to ask, of a crowd."""
+
+
+SKEW = 10.0
+"""Seconds by which the clocks of two machines, and so of two operators, may differ."""
+
+
+def since(at: float, now: float) -> float:
+    """Seconds. Without end for what lies ahead: the clock was set back, and nothing may wait for it to get there
+    again."""
+    seconds = now - at
+    return seconds if seconds > -SKEW else math.inf

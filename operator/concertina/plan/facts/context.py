@@ -9,10 +9,10 @@ from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.api.world import World
 from concertina.plan.facts.cached import cached
+from concertina.plan.facts.constants import since
 from concertina.plan.facts.health import Health
 from concertina.plan.facts.replicas import Replicas
 from concertina.plan.facts.round import Round
-from concertina.plan.facts.times import since
 from concertina.plan.observed import UNKNOWN_AGENT, UNKNOWN_NODE, AgentView, NodeView, Observed, PodView
 
 
@@ -85,11 +85,11 @@ class JobContext:
         return self.observed.seen_for.get(pod.uid, self.now - pod.created)
 
     def elapsed(self, at: str) -> float:
-        """Seconds since a time in the status, as `since` counts them."""
+        """Return the seconds since a time in the status, as `since` counts them."""
         return self.since(unix_seconds(at))
 
     def since(self, at: float) -> float:
-        """Seconds; see `times.since`."""
+        """Return the seconds since a Unix time; see `constants.since`."""
         return since(at, self.now)
 
     @property

@@ -1,4 +1,4 @@
-"""What a policy decides: the phase the job is in, why, and what follows."""
+"""The decision of a policy: the phase of the job, the reason for it, and what follows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,49 @@ from concertina.api.internal import Gang
 from concertina.api.restarts import LastFailure, Restart
 from concertina.api.world import World
 from concertina.plan.actions import Action, Event
+
+
+class Reason(enum.StrEnum):
+    """Reasons that several policies know, in the operator's words. Agents name a failure by a `FailureReason`."""
+
+    FIRST_ROUND = "FirstRound"
+    RESUMED = "Resumed"
+    GROWING = "Growing"
+    SHRINKING = "Shrinking"
+    REPLICA_LEAVING = "ReplicaLeaving"
+    REPLICA_MOVING = "ReplicaMoving"
+    DRAINED = "Drained"
+    TEMPLATE_CHANGED = "TemplateChanged"
+    NODE_LOST = "NodeLost"
+    REPLICA_DELETED = "ReplicaDeleted"
+    REPLICA_ENDED = "ReplicaEnded"
+    AGENT_RESTARTED = "AgentRestarted"
+    ASSIGN_REFUSED = "AssignRefused"
+    ASSIGN_FAILED = "AssignFailed"
+    HANG = "Hang"
+    """One worker is behind: its pod is replaced."""
+    STANDSTILL = "Standstill"
+    """All wait alike: only a new round can help."""
+    STRAGGLER = "Straggler"
+    IMAGE_UNAVAILABLE = "ImageUnavailable"
+    AGENT_NEVER_STARTED = "AgentNeverStarted"
+    AGENT_CANNOT_START = "AgentCannotStart"
+    CUT_OFF = "CutOff"
+    CONTAINER_RESTARTED = "ContainerRestarted"
+
+
+PLANNED = frozenset(
+    {
+        Reason.FIRST_ROUND,
+        Reason.GROWING,
+        Reason.SHRINKING,
+        Reason.REPLICA_LEAVING,
+        Reason.REPLICA_MOVING,
+        Reason.DRAINED,
+        Reason.RESUMED,
+    }
+)
+"""Reasons of claims before which nothing failed."""
 
 
 class Phase(enum.Enum):

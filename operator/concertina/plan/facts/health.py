@@ -14,9 +14,9 @@ import concertina_protocol as protocol
 from concertina.api.status import unix_seconds
 from concertina.plan.facts import constants
 from concertina.plan.facts.cached import cached
-from concertina.plan.facts.reasons import PLANNED
+from concertina.plan.facts.constants import since
+from concertina.plan.facts.decision import PLANNED
 from concertina.plan.facts.round import Round
-from concertina.plan.facts.times import since
 from concertina.plan.observed import ConnectionRefusal, Observed, PodPhase, PodView
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from concertina.api.restarts import Restart
 from concertina.api.spec import JobSpec
-from concertina.plan.facts import notices, quorum, sizes
+from concertina.plan.facts import notices, sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.health import Evidence, Health
 from concertina.plan.facts.round import Round
@@ -227,7 +227,7 @@ class Replicas:
     @cached
     def connected(self) -> frozenset[str]:
         """Of those who answered, the most that are mutually reachable."""
-        return frozenset(quorum.connected(self.answers, self.round.members))
+        return frozenset(sizes.mutually_reachable(self.answers, self.round.members))
 
     # --- where to reach them
 

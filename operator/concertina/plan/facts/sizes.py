@@ -1,8 +1,12 @@
-"""Valid world sizes, in replicas: whole numbers of blocks between the least and the most wanted."""
+"""Replicas that can make up a round: how many (a valid size is a whole number of blocks between the least and the most
+that the spec wants), and which of them (the largest set that is mutually reachable)."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from concertina.api.spec import JobSpec
+from concertina_protocol import Prepared
 from concertina_trainer.layouts import nearest_sizes
 
 
@@ -33,3 +37,72 @@ def rounding(spec: JobSpec) -> str:
         f"spec.replicas is {spec.replicas}, but only multiples of {spec.replica_step} replicas make whole blocks "
         f"(parallelism needs {spec.parallelism.block} ranks together, {spec.workers} in a replica); next to it: {near}"
     )
+
+
+# --- which of them
+
+
+def mutually_reachable(replies: Mapping[str, Prepared], members: Collection[str]) -> tuple[str, ...]:
+    """The largest set of those who answered that is mutually reachable, old members first. `replies` are in order of
+    replica index."""
+    seniority = sorted(replies, key=lambda name: name not in members)
+    return _without_cut_links(seniority, replies)
+
+
+def _without_cut_links(seniority: list[str], replies: Mapping[str, Prepared]) -> tuple[str, ...]:
+    """Of the largest island, drops whoever misses the most links until nobody misses one (the exact answer is NP-hard,
+    and partitions are mostly clean cuts, of which each side is an island); ties go against the junior."""
+    cut: dict[str, list[str]] = {name: [] for name in seniority}
+    for name, others in _unreachable(replies).items():
+        for other in others - {name}:
+            cut[name].append(other)
+            cut[other].append(name)
+    together = _largest_island(seniority, replies, cut)
+    here = frozenset(together)
+    missing = {name: sum(other in here for other in cut[name]) for name in here}
+    while together and (worst := max(reversed(together), key=missing.__getitem__)) and missing[worst]:
+        together.remove(worst)
+        for other in here.intersection(cut[worst]):
+            missing[other] -= cut[worst].count(other)
+    return tuple(together)
+
+
+def _largest_island(
+    seniority: list[str], replies: Mapping[str, Prepared], cut: Mapping[str, Collection[str]]
+) -> list[str]:
+    """The most of those who reach each other by way of others; of two as large, that of the senior. In a large world,
+    where each was asked for some, two sides of a cut may not know of each pair that it parts."""
+    links: dict[str, set[str]] = {name: set() for name in seniority}
+    for name, reply in replies.items():
+        for other in links.keys() & set(reply.reachable) - set(cut[name]):
+            links[name].add(other)
+            links[other].add(name)
+    largest: set[str] = set()
+    seen: set[str] = set()
+    for name in seniority:
+        if name in seen:
+            continue
+        found, fringe = {name}, [name]
+        while fringe:
+            news = links[fringe.pop()] - found
+            found |= news
+            fringe += news
+        seen |= found
+        largest = max(largest, found, key=len)
+    return [name for name in seniority if name in largest]
+
+
+def _unreachable(replies: Mapping[str, Prepared]) -> dict[str, frozenset[str]]:
+    """Whom of the others each can't reach. Those whom each can are mostly one and the same list, and comparing it costs
+    less than hashing it."""
+    everybody, found = frozenset(replies), {}
+    last: tuple[str, ...] = ()
+    absent = everybody
+    for name, reply in replies.items():
+        if reply.unreachable is not None:
+            found[name] = everybody.intersection(reply.unreachable)
+            continue
+        if reply.reachable != last:
+            last, absent = reply.reachable, everybody - frozenset(reply.reachable)
+        found[name] = absent
+    return found

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from concertina.amounts import first_of
 from concertina.plan.actions import DeletePod, EndPod
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.names import first_of
 from concertina.plan.observed import JobView
 from concertina.plan.pods.pod_plan import PodPlan
 

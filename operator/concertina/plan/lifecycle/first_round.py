@@ -5,8 +5,7 @@ from __future__ import annotations
 from concertina.amounts import amount, are
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Pods, stalled
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Decision, Phase, Pods, Reason, stalled
 from concertina.plan.observed import PodPhase
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import startup

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from concertina.amounts import first_of
 from concertina.api.spec import Launcher
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.facts.names import first_of
 from concertina.plan.observed import ConnectionRefusal
 from concertina.plan.recovery import causes
 

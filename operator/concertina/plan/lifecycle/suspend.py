@@ -3,13 +3,11 @@ changed and that was resumed before it had come to its rest, and those of a dele
 
 from __future__ import annotations
 
-from concertina.amounts import amount, are
+from concertina.amounts import amount, are, first_of
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.facts.names import first_of
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
 from concertina.plan.lifecycle import deletion
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims, drains

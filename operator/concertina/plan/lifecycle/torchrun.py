@@ -20,8 +20,7 @@ from concertina.api.world import Claim, World
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
 from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import backoff, torchrun
 from concertina.plan.pods.shortage import waiting

@@ -12,7 +12,7 @@ from concertina.api.pod_names import parse
 from concertina.api.restarts import LONGEST_MESSAGE, Restart
 from concertina.api.status import rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Reason
 from concertina.plan.observed import PodView
 from concertina.plan.pods.attempts import at
 

@@ -12,7 +12,7 @@ from concertina.api.status import JobStatus, rfc3339, unix_seconds
 from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Reason
 from concertina.plan.observed import NodeView, PodPhase, PodView
 from concertina_protocol import BAD_INPUTS, FailureReason
 

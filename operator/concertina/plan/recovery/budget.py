@@ -6,8 +6,7 @@ from __future__ import annotations
 from concertina.api.restarts import LONGEST_MESSAGE, LastFailure, Restart, Restarts
 from concertina.api.status import ConditionType, rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
 from concertina.plan.observed import PodView
 from concertina.plan.pods import backoff
 from concertina.plan.recovery import escalation

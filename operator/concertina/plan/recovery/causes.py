@@ -12,9 +12,8 @@ from concertina.api.status import ConditionType
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
 from concertina.plan.facts.health import Life
-from concertina.plan.facts.reasons import Reason
 from concertina.plan.pods import backoff
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import budget, escalation, hangs, repeats, startup

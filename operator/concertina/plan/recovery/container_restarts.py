@@ -8,7 +8,7 @@ from concertina.api.restarts import LONGEST_MESSAGE, Restart, Restarts
 from concertina.api.status import rfc3339
 from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Reason
 from concertina.plan.observed import PodView
 from concertina.plan.pods.attempts import at, packed
 from concertina.plan.pods.backoff import OUTSIDE

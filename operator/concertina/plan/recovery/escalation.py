@@ -14,7 +14,7 @@ from concertina.api.restarts import Restart, RungUse
 from concertina.api.spec import JobSpec
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Reason
 from concertina.plan.facts.replicas import REPLACE_POD
 from concertina.plan.recovery import repeats
 from concertina_protocol import FailureReason, RestoreSource

@@ -10,8 +10,7 @@ from concertina.api.spec import Reaction
 from concertina.api.status import ConditionType
 from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Decision, Phase, Reason
 from concertina.plan.rounds.claims import Cause
 
 FRAMES, THREADS = 4, 3

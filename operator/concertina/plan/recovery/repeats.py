@@ -9,7 +9,7 @@ import signal
 import concertina_protocol as protocol
 from concertina.api.restarts import Restart
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Reason
 from concertina_protocol import FailureReason
 
 SLACK = 1

@@ -13,8 +13,7 @@ from concertina.api.restarts import LONGEST_MESSAGE, Restart
 from concertina.api.status import rfc3339
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Pods, stalled
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Decision, Pods, Reason, stalled
 from concertina.plan.facts.replicas import REPLACE_POD
 from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import bad_nodes

@@ -11,8 +11,7 @@ from concertina.api.status import StragglerMark, rfc3339
 from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Decision, Phase, Reason
 from concertina.plan.pods.attempts import same_replica
 from concertina.plan.pods.pod_plan import delete
 

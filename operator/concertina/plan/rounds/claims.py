@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import concertina_protocol as protocol
+from concertina.amounts import first_of
 from concertina.api.restarts import Restart
 from concertina.api.status import rfc3339
 from concertina.api.world import Claim, World
 from concertina.plan.actions import Action, Event, Send
-from concertina.plan.facts import constants, quorum, sizes
+from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.names import first_of
-from concertina.plan.facts.reasons import PLANNED
+from concertina.plan.facts.decision import PLANNED, Decision, Phase
 from concertina.plan.observed import Call
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds import late_holders
@@ -198,7 +197,7 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
     extra = {name: call.reply for name, call in going.items() if call and isinstance(call.reply, Prepared)}
     stay = {name: reply for name, reply in extra.items() if name not in ctx.replicas.notices}
     known = {**replies, **stay}
-    mutual = quorum.connected(known, ctx.round.members) if seconds_left is None else ()
+    mutual = sizes.mutually_reachable(known, ctx.round.members) if seconds_left is None else ()
     chosen = topology.chosen(ctx, [name for name in mutual if name in replies])
     if not chosen:
         if _hopeless(ctx, made):

@@ -6,8 +6,7 @@ import concertina_protocol as protocol
 from concertina.plan.actions import Action, Send
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Decision, Phase, Reason
 from concertina.plan.observed import Call
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds import claims, growth

@@ -5,13 +5,12 @@ the old (decision "Growing that fails is tried less often")."""
 from __future__ import annotations
 
 import concertina_protocol as protocol
+from concertina.amounts import first_of
 from concertina.api.internal import Growth
 from concertina.api.status import rfc3339, unix_seconds
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision
-from concertina.plan.facts.names import first_of
-from concertina.plan.facts.reasons import Reason
+from concertina.plan.facts.decision import Decision, Reason
 from concertina.plan.rounds.claims import Cause
 
 SETTLED, SETTLED_SCRIPT = 30.0, 120.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from concertina.plan.facts import constants, quorum
+from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.observed import Call
 from concertina.plan.rounds import commits
@@ -44,7 +44,7 @@ def include_departing(
     source = commits.source(ctx, {**answers, **here})
     if isinstance(source, Restore) and source.step > have:
         joined = {**commits.holders(source, answers, here), **stay}
-        mutual = quorum.connected(joined, ctx.round.members)
+        mutual = sizes.mutually_reachable(joined, ctx.round.members)
         chosen = {name: joined[name] for name in topology.chosen(ctx, mutual)}
         if chosen.keys().isdisjoint(stay) and stay.keys() <= set(mutual):
             # Nobody would be there to hand over to (a world of one): who leaves gives what it holds from outside.

@@ -19,8 +19,7 @@ from concertina.api.world import Claim
 from concertina.plan.actions import RoundTrace, Span, SpanName
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Phase
-from concertina.plan.facts.reasons import PLANNED
+from concertina.plan.facts.decision import PLANNED, Phase
 from concertina.plan.observed import Call
 
 MOST_MEMBERS = 32

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from builders import jobs
-from concertina.plan.facts import quorum, sizes
+from concertina.plan.facts import sizes
 from concertina_agent.core.round import probes
 from concertina_protocol import Candidate, Prepared
 
@@ -66,7 +66,7 @@ def replies(**reachable: str) -> dict[str, Prepared]:
     ids=["all", "one alone", "one deaf", "one link", "one too many", "two halves", "nobody"],
 )
 def test_members_reach_each_other_and_old_ones_stay(links: dict[str, str], members: str, chosen: str) -> None:
-    mutual = quorum.connected(replies(**links), set(members))
+    mutual = sizes.mutually_reachable(replies(**links), set(members))
     assert "".join(mutual[: sizes.fitting(len(mutual), jobs.spec())]) == chosen
 
 
@@ -88,11 +88,11 @@ def test_of_a_large_world_that_is_cut_in_two_the_larger_side_goes_on(first: int)
     found = probed(1000, lambda me, other: me == other or (me < first) == (other < first))
     members = {f"r{i}" for i in range(first)}
     side = range(first) if first >= 500 else range(first, 1000)
-    assert quorum.connected(found, members) == tuple(f"r{i}" for i in side)
+    assert sizes.mutually_reachable(found, members) == tuple(f"r{i}" for i in side)
 
 
 def test_of_a_large_world_only_those_are_left_out_whom_the_others_cannot_reach() -> None:
     deaf = {17, 500, 999}
     found = probed(1000, lambda me, other: me == other or not {me, other} & deaf)
-    kept = quorum.connected(found, set(found))
+    kept = sizes.mutually_reachable(found, set(found))
     assert kept == tuple(f"r{i}" for i in range(1000) if i not in deaf)
