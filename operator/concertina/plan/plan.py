@@ -32,7 +32,7 @@ from concertina.plan.lifecycle import (
     torchrun,
 )
 from concertina.plan.observed import Observed, PodPhase
-from concertina.plan.pods import bad_nodes, refusals
+from concertina.plan.pods import backoff, bad_nodes
 from concertina.plan.pods.planner import plan_pods
 from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import budget, causes, container_restarts, hangs, startup, stragglers, unreachable
@@ -84,7 +84,7 @@ REMARKS: tuple[Remark, ...] = (
     lambda ctx, decision, pods: stragglers.annotate(ctx, decision),
     lambda ctx, decision, pods: master_key.annotate(ctx, decision),
     lambda ctx, decision, pods: unreachable.annotate(ctx, decision),
-    lambda ctx, decision, pods: refusals.annotate(ctx, decision) if pods.missing else decision,
+    lambda ctx, decision, pods: backoff.annotate_refusal(ctx, decision) if pods.missing else decision,
     lambda ctx, decision, pods: storage_alerts.annotate(ctx, decision),
     lambda ctx, decision, pods: lead_says.annotate(ctx, decision),
     lambda ctx, decision, pods: deletion.annotate(ctx, decision),

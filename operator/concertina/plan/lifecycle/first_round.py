@@ -7,7 +7,7 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods, Reason, stalled
 from concertina.plan.observed import PodPhase
-from concertina.plan.pods.shortage import shortage
+from concertina.plan.pods.backoff import shortage
 from concertina.plan.recovery import startup
 from concertina.plan.rounds import claims, commits
 from concertina.plan.rounds.claims import Cause

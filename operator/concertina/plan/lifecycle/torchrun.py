@@ -23,7 +23,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
 from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import backoff, torchrun
-from concertina.plan.pods.shortage import waiting
+from concertina.plan.pods.backoff import why_waiting
 from concertina.plan.recovery import budget, startup
 from concertina.plan.rounds import claims
 from concertina.plan.rounds.claims import Cause
@@ -94,7 +94,7 @@ def running(ctx: JobContext) -> Decision:
             stuck.phase, stuck.reason, stuck.message,
             stalled=stuck.stalled, stalled_message=stuck.stalled_message, pods=Pods.WANTED,
         )  # fmt: skip
-    reasons = [waiting(ctx, pod) for pod in ctx.replicas.live.values() if pod.phase is not PodPhase.RUNNING]
+    reasons = [why_waiting(ctx, pod) for pod in ctx.replicas.live.values() if pod.phase is not PodPhase.RUNNING]
     refused = [ctx.observed.refused.message] if ctx.observed.refused else []
     needed = f"{text}, {least} {are(least)} needed"
     message = "; ".join([needed, *refused, *(sorted(set(reasons))[:3])])

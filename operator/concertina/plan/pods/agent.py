@@ -7,9 +7,8 @@ from concertina.plan.actions import Action, CreatePod, CreateSecret
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.observed import PodView
-from concertina.plan.pods import backoff, bad_nodes, refusals
-from concertina.plan.pods.attempts import at, packed, pass_over_taken
-from concertina.plan.pods.pod_plan import PodPlan, delete, replaced_event
+from concertina.plan.pods import backoff, bad_nodes
+from concertina.plan.pods.pod_plan import PodPlan, delete, number_at, packed, pass_over_taken, replaced_event
 from concertina.plan.state import snapshot_memory
 
 
@@ -18,11 +17,13 @@ def wanted(ctx: JobContext) -> PodPlan:
     attempts = _bumped(ctx, wanted)
     current = {(pod.index, pod.attempt) for pod in ctx.observed.pods}
     missing = [
-        index for index in sorted(wanted) if (index, at(attempts, index)) not in current and not _filled(ctx, index)
+        index
+        for index in sorted(wanted)
+        if (index, number_at(attempts, index)) not in current and not _filled(ctx, index)
     ]
     before = ctx.status.internal.attempts
-    dead = [pod for pod in ctx.observed.pods if _goes(ctx, pod) and pod.attempt == at(before, pod.index)]
-    replaced = tuple(pod for pod in dead if at(attempts, pod.index) > pod.attempt)
+    dead = [pod for pod in ctx.observed.pods if _goes(ctx, pod) and pod.attempt == number_at(before, pod.index)]
+    replaced = tuple(pod for pod in dead if number_at(attempts, pod.index) > pod.attempt)
     creates, recheck = _creates(ctx, missing, attempts)
     events = tuple(replaced_event(ctx, pod) for pod in replaced)
     return PodPlan((*creates, *_deletes(ctx, wanted, attempts)), attempts, replaced, events, recheck, bool(missing))
@@ -60,7 +61,7 @@ def _bumped(ctx: JobContext, wanted: frozenset[int]) -> tuple[int, ...]:
 def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> tuple[tuple[Action, ...], float | None]:
     if not missing:
         return (), None
-    if (wait := refusals.seconds_left(ctx)) > 0:
+    if (wait := backoff.refused_for(ctx)) > 0:
         return (), wait
     held = backoff.next_pods(ctx)
     due = set(missing) - held.keys()
@@ -76,7 +77,7 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
     creates = (
         CreatePod(
             index,
-            at(attempts, index),
+            number_at(attempts, index),
             avoid,
             never,
             spare=standing + place >= sizes.most(ctx.spec),
@@ -98,7 +99,7 @@ def _deletes(ctx: JobContext, wanted: frozenset[int], attempts: tuple[int, ...])
     """The dead (the newest that ended by itself stays, for its logs), those of older attempts, and those not wanted."""
     actions: list[Action] = []
     for pod in ctx.observed.pods:
-        newest = at(attempts, pod.index)
+        newest = number_at(attempts, pod.index)
         if pod.name in ctx.replicas.dead:
             if pod.released and not pod.deleting and pod.attempt >= newest - 1:
                 continue

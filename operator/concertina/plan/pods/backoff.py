@@ -1,20 +1,27 @@
-"""Waits after failures that follow each other closely: none for the first two, then 1, 2, 4 ... 30 s. Of rounds that
-fail at the same step, and of a replica whose pods end by themselves. What has failed stands in status.restarts, so an
-operator that comes new waits as long as the one before (decision "Replacements wait, ever longer")."""
+"""Pods and rounds that have to wait, and the sentences that say why.
+
+Failures that follow each other closely make the next round, or the next pod of a replica, wait: not at all after the
+first two, then 1, 2, 4 ... 30 s. This applies to rounds that fail at the same step and to replicas whose pods end by
+themselves. The failures are read from status.restarts, so a new operator waits as long as the one before (decision
+"Replacements wait, ever longer"). A pod that the API server refused waits for a time that depends on the refusal.
+"""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from concertina.amounts import are
 from concertina.api.pod_names import parse
 from concertina.api.restarts import LONGEST_MESSAGE, Restart
 from concertina.api.status import rfc3339, unix_seconds
+from concertina.plan.actions import Event
+from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Reason
-from concertina.plan.observed import PodView
-from concertina.plan.pods.attempts import at
+from concertina.plan.facts.decision import Decision, Phase, Reason
+from concertina.plan.observed import PodPhase, PodView, Refusal, Refused
+from concertina.plan.pods.pod_plan import number_at
 
 OUTSIDE = frozenset(
     {
@@ -65,7 +72,9 @@ class Held:
 def next_pods(ctx: JobContext) -> Mapping[int, Held]:
     """Replica indexes without a live pod whose next one has to wait: those before ended by themselves, in a row."""
     empty = ctx.replicas.wanted_indexes - {
-        pod.index for pod in ctx.replicas.live.values() if pod.attempt >= at(ctx.status.internal.attempts, pod.index)
+        pod.index
+        for pod in ctx.replicas.live.values()
+        if pod.attempt >= number_at(ctx.status.internal.attempts, pod.index)
     }
     if not empty:
         return {}
@@ -100,13 +109,12 @@ def entry_of(ctx: JobContext, pod: PodView) -> Restart:
 
 def _has_just_ended(ctx: JobContext, pod: PodView) -> bool:
     """It will be in status.restarts after this pass: its index is still on this attempt."""
-    return ended_by_itself(pod) and pod.attempt == at(ctx.status.internal.attempts, pod.index)
+    return ended_by_itself(pod) and pod.attempt == number_at(ctx.status.internal.attempts, pod.index)
 
 
 def _held(ctx: JobContext, index: int, pods: list[Restart]) -> Held:
     last = pods.pop()
-    at = unix_seconds(last.at)
-    row = _in_a_row(pods, at)
+    row = _in_a_row(pods, unix_seconds(last.at))
     delay = _delay(row)
     why = ctx.replicas.dead.get(last.replica, f"failed ({last.reason})")
     sentence = (
@@ -122,12 +130,106 @@ def _in_a_row(
     """How many failures, in order of time and the last one `before`, follow each other closely."""
     row = 0
     for entry in reversed(failures):
-        at = unix_seconds(entry.at)
-        if before - at > APART or not belongs(entry):
+        failed_at = unix_seconds(entry.at)
+        if before - failed_at > APART or not belongs(entry):
             break
-        row, before = row + 1, at
+        row, before = row + 1, failed_at
     return row
 
 
 def _delay(row: int) -> float:
     return 0.0 if row < FREE else min(LONGEST, 2.0 ** (row - FREE))
+
+
+# --- pods that the API server refuses
+
+POD_REFUSED = "PodRefused"
+LONGEST_REFUSED = 300.0
+"""Seconds, at most, between tries of what is refused for good: policies and webhooks get mended too."""
+
+
+def refused_for(ctx: JobContext) -> float:
+    """Return the seconds until a pod may be created again after the API server refused one."""
+    refused = ctx.observed.refused
+    return _pause(refused) - ctx.since(refused.at) if refused else 0.0
+
+
+def _pause(refused: Refused) -> float:
+    if refused.kind is Refusal.TRANSIENT:
+        return constants.RETRY
+    if refused.kind is Refusal.FOR_GOOD:  # as long again as it was refused so far
+        return min(LONGEST_REFUSED, max(constants.CREATE_RETRY, refused.at - refused.since))
+    return constants.CREATE_RETRY
+
+
+def annotate_refusal(ctx: JobContext, decision: Decision) -> Decision:
+    """Add to a decision that a person must act before the API server takes the pods.
+
+    The job is Stalled if it waits for them, or Degraded if it goes on without some.
+    """
+    refused = ctx.observed.refused
+    if refused is None or decision.stalled or not _needs_a_person(refused):
+        return decision
+    message = f"{_advice(refused)} The API server says: {refused.message}"
+    said = replace(decision, stalled=POD_REFUSED, stalled_message=message)
+    if decision.phase is Phase.WAITING:
+        return replace(said, phase=Phase.STALLED, reason=POD_REFUSED)
+    said = replace(said, goes_on=True)
+    before = ctx.status.trouble
+    known = before is not None and before.reason == POD_REFUSED
+    return said if known else replace(said, events=(*decision.events, Event("Warning", POD_REFUSED, message)))
+
+
+def _needs_a_person(refused: Refused) -> bool:
+    """What is missing may just not be there yet: a service account made along with the job. A webhook may be down for
+    a moment."""
+    if refused.kind in (Refusal.MISSING, Refusal.WEBHOOK):
+        return refused.at - refused.since >= constants.CREATE_RETRY
+    return refused.kind is Refusal.FOR_GOOD
+
+
+def _advice(refused: Refused) -> str:
+    if refused.kind is Refusal.MISSING:
+        return "The job's pods are refused for want of something that they name: make it, and the job goes on."
+    if refused.kind is Refusal.WEBHOOK:
+        return "The job's pods are refused while an admission webhook fails: mend or remove it, and the job goes on."
+    return (
+        "The job's pods are refused: set spec.suspend to true, change spec.template, and set it to false; or change "
+        f"the cluster's policy, which is found out within {LONGEST_REFUSED / 60:.0f} minutes."
+    )
+
+
+# --- replicas that are not ready
+
+
+def shortage(ctx: JobContext) -> str:
+    """Return a sentence on why there are too few replicas, with the reasons of the first few that are not ready."""
+    ready = min(len(ctx.replicas.ready), sizes.most(ctx.spec))
+    reasons = [
+        f"{pod.name}: {why_waiting(ctx, pod)}"
+        for name, pod in ctx.replicas.live.items()
+        if name not in ctx.replicas.ready
+    ]
+    reasons = [held.sentence for held in next_pods(ctx).values()] + reasons
+    if ctx.observed.refused:
+        reasons.insert(0, ctx.observed.refused.message)
+    text = f"{ready} of {sizes.most(ctx.spec)} replicas are ready"
+    if ready < (least := sizes.least(ctx.spec)):
+        text += f", {least} {are(least)} needed"
+    return text + (f"; {'; '.join(reasons[:3])}" if reasons else "")
+
+
+def why_waiting(ctx: JobContext, pod: PodView) -> str:
+    """Return why a pod is not ready."""
+    view = ctx.agent(pod.name)
+    if view.report and view.report.startup_error:
+        return view.report.startup_error
+    if pod.waiting:
+        return f"{pod.waiting} ({pod.waiting_message[:300]})" if pod.waiting_message else pod.waiting
+    if pod.awaited_scheduler and ctx.age(pod) >= constants.UNSCHEDULED:
+        return f"no scheduler has looked at it so far: is {pod.awaited_scheduler} running?"
+    if pod.phase is PodPhase.RUNNING:
+        return "its agent is warming up" if view.connected else "its agent does not answer yet"
+    if pod.node and ctx.age(pod) >= constants.SLOW_START:
+        return f"no container so far, perhaps for want of a volume: kubectl describe pod {pod.name} says more"
+    return "starts"

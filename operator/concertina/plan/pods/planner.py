@@ -11,8 +11,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import agent, torchrun
-from concertina.plan.pods.attempts import packed
-from concertina.plan.pods.pod_plan import PodPlan, delete
+from concertina.plan.pods.pod_plan import PodPlan, delete, packed
 
 
 def _none(ctx: JobContext) -> PodPlan:

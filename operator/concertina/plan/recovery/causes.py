@@ -15,7 +15,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
 from concertina.plan.facts.health import Life
 from concertina.plan.pods import backoff
-from concertina.plan.pods.shortage import shortage
+from concertina.plan.pods.backoff import shortage
 from concertina.plan.recovery import budget, escalation, hangs, repeats, startup
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause

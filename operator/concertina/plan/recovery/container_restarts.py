@@ -10,8 +10,8 @@ from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Reason
 from concertina.plan.observed import PodView
-from concertina.plan.pods.attempts import at, packed
 from concertina.plan.pods.backoff import OUTSIDE
+from concertina.plan.pods.pod_plan import number_at, packed
 from concertina.plan.recovery import escalation
 from concertina_protocol import FailureReason
 from concertina_protocol.messages.reports import OUT_OF_MEMORY
@@ -26,7 +26,7 @@ def restarted(ctx: JobContext) -> tuple[PodView, ...]:
     return tuple(
         pod
         for pod in ctx.observed.pods
-        if pod.restarts and pod.attempt == at(attempts, pod.index) and pod.restarts > at(known, pod.index)
+        if pod.restarts and pod.attempt == number_at(attempts, pod.index) and pod.restarts > number_at(known, pod.index)
     )
 
 
@@ -37,7 +37,7 @@ def seen(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int, ...]:
         {
             pod.index: pod.restarts
             for pod in pods
-            if pod.index is not None and pod.restarts and pod.attempt == at(attempts, pod.index)
+            if pod.index is not None and pod.restarts and pod.attempt == number_at(attempts, pod.index)
         }
     )
 

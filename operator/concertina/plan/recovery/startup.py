@@ -17,7 +17,7 @@ from concertina.plan.facts.decision import Decision, Pods, Reason, stalled
 from concertina.plan.facts.replicas import REPLACE_POD
 from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import bad_nodes
-from concertina.plan.pods.shortage import shortage
+from concertina.plan.pods.backoff import shortage
 from concertina.plan.recovery import repeats
 from concertina_protocol import EXIT_OLD_PYTHON
 

@@ -12,8 +12,7 @@ from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Reason
-from concertina.plan.pods.attempts import same_replica
-from concertina.plan.pods.pod_plan import delete
+from concertina.plan.pods.pod_plan import delete, same_replica
 
 MOST = 16
 REPLACEMENTS = 3

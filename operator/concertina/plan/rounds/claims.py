@@ -15,7 +15,7 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import PLANNED, Decision, Phase
 from concertina.plan.observed import Call
-from concertina.plan.pods.shortage import shortage
+from concertina.plan.pods.backoff import shortage
 from concertina.plan.rounds import late_holders
 from concertina.plan.rounds.commits import commit
 from concertina.plan.rounds.handoff import include_departing

@@ -8,7 +8,7 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Reason
 from concertina.plan.observed import Call
-from concertina.plan.pods.shortage import shortage
+from concertina.plan.pods.backoff import shortage
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
 
