@@ -22,7 +22,7 @@ from concertina.plan.facts.round import Round
 from concertina.plan.pods import backoff, bad_nodes
 from concertina.plan.recovery import budget, causes
 from concertina.plan.rounds import claims, commits, growth, late_holders
-from concertina.plan.state import restore, rollback
+from concertina.plan.state import restore
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round import stragglers, watchdog
 from concertina_agent.core.steps import storage
@@ -140,13 +140,12 @@ def what_was_undone_is_gone_on_from(patch: Patch) -> None:
 
 def the_last_rollback_alone_counts(patch: Patch) -> None:
     """The earlier ones are forgotten."""
-    whole = rollback.undone
-    for where in (rollback, restore):
-        patch.setattr(where, "undone", lambda status: whole(status)[-1:])
+    whole = restore.undone
+    patch.setattr(restore, "undone", lambda status: whole(status)[-1:])
 
 
 def samples_are_not_left_out(patch: Patch) -> None:
-    patch.setattr(rollback, "skipped", lambda ctx: ctx.status.skipped)
+    patch.setattr(restore, "skipped_samples", lambda ctx: ctx.status.skipped)
 
 
 def samples_left_out_are_trained_on_later(patch: Patch) -> None:
@@ -162,8 +161,8 @@ def samples_left_out_are_trained_on_later(patch: Patch) -> None:
 
 def a_rollback_is_forgotten(patch: Patch) -> None:
     """When the round that asked for it is over."""
-    seen = rollback.seen
-    patch.setattr(rollback, "seen", lambda ctx: seen(ctx) if ctx.round.report else None)
+    seen = restore.last_rollback
+    patch.setattr(restore, "last_rollback", lambda ctx: seen(ctx) if ctx.round.report else None)
 
 
 def bits_flip_where_the_lead_is(patch: Patch) -> None:

@@ -37,7 +37,7 @@ from concertina.plan.pods.planner import plan_pods
 from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import budget, causes, container_restarts, hangs, startup, stragglers, unreachable
 from concertina.plan.rounds import claims, drains, growth
-from concertina.plan.state import rollback, snapshot_memory
+from concertina.plan.state import restore, snapshot_memory
 from concertina.plan.status import conditions, lead_says
 from concertina.plan.status.fields import status_after
 from concertina.plan.status.round_trace import round_trace
@@ -97,7 +97,7 @@ EVENTS: tuple[Announcement, ...] = (
     lambda ctx, status: unknown_fields(ctx),
     lambda ctx, status: bad_nodes.events(ctx.status, status),
     lambda ctx, status: container_restarts.events(ctx),
-    lambda ctx, status: rollback.events(ctx.status, status),
+    lambda ctx, status: restore.rollback_events(ctx.status, status),
     lambda ctx, status: lead_says.events(ctx.status, status),
     lambda ctx, status: conditions.events(ctx.status, status),
 )

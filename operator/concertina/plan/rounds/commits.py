@@ -18,7 +18,7 @@ from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.state import copy_distance, placement, restore, topology
+from concertina.plan.state import placement, restore, topology
 from concertina.plan.state.placement import Place
 from concertina_protocol import Prepared
 from concertina_protocol.messages.operator import MOST_IMAGES
@@ -38,10 +38,10 @@ def commit(
     if isinstance(origin, restore.Unknown):
         return storage_unknown(origin)
     outside = holders(origin, others, replies)
-    places = copy_distance.places(ctx, replies)
+    places = topology.places(ctx, replies)
     members = _members(ctx, replies, places)
     names = [member.replica for member in members]
-    distance = copy_distance.distance(ctx, names, places)
+    distance = topology.copy_distance(ctx, names, places)
     workers = sum(member.workers for member in members)
     crossing = topology.crossing(ctx, {member.replica: member.workers for member in members})
     world = World(
@@ -69,7 +69,7 @@ def commit(
         world=world,
         replayed=max(0, _reached(ctx) - origin.step) if ctx.spec.bundled else 0,
         actions=_assigns(ctx, world, replies, _held_by(origin, {*names, *outside}), outside, leaving),
-        events=(*told, *copy_distance.events(ctx, names, places, distance), *_crossing_event(ctx, crossing)),
+        events=(*told, *topology.copy_events(ctx, names, places, distance), *_crossing_event(ctx, crossing)),
         recheck=constants.ACKNOWLEDGE,
     )
 

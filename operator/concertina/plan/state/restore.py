@@ -1,14 +1,42 @@
-"""Where a round's state comes from: the newest id of which every shard is held somewhere; ids are never mixed."""
+"""The state that a round starts from, and the states that rollbacks made void.
+
+A round starts from the newest snapshot of which every shard is held somewhere; shards of two snapshots are never mixed.
+A rollback is a new round from an older state (decision "A rollback is a new round from an older state"): states beyond
+that one are void from then on, and the samples that were skipped stay skipped.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import concertina_protocol as protocol
+from concertina.api.internal import UndoneStates
 from concertina.api.spec import JobSpec
-from concertina.api.status import JobStatus, unix_seconds
-from concertina.plan.state.rollback import is_undone, undone
-from concertina_protocol import Durable, Prepared, Restore, RestoreSource, SnapshotId, Storage, StorageHealth
+from concertina.api.status import (
+    MOST_DAMAGED,
+    DamagedCheckpoint,
+    JobStatus,
+    Rollback,
+    SampleRange,
+    rfc3339,
+    unix_seconds,
+)
+from concertina.plan.actions import Event
+from concertina.plan.facts.context import JobContext
+from concertina_protocol import (
+    Durable,
+    Failure,
+    Prepared,
+    Restore,
+    RestoreSource,
+    SnapshotId,
+    Storage,
+    StorageHealth,
+    Undone,
+)
+from concertina_protocol.messages.ranges import MOST_RANGES, united, words
+from concertina_protocol.messages.undone import joined
 
 
 @dataclass(frozen=True)
@@ -142,3 +170,101 @@ def _age(durable: Durable, uid: str) -> tuple[int, int]:
 
 def _is_void(durable: Durable, status: JobStatus, uid: str) -> bool:
     return durable.uid == uid and void(durable.round, durable.step, status)
+
+
+# --- rollbacks
+
+
+def last_rollback(ctx: JobContext) -> Rollback | None:
+    """Return status.rollback: the last rollback, or the one that the report of this round requests.
+
+    All ranks that request one name the same step; some may request none.
+    """
+    old = ctx.status.rollback
+    asked = [failure for failure, back in _requested_rollbacks(ctx) if back.undoes(ctx.observed.job.uid)]
+    if not asked or (old and old.round >= ctx.world.round):
+        return old
+    first = next((failure for failure in asked if not failure.secondary), asked[0])
+    step = max(0, min(failure.rollback.step for failure in asked if failure.rollback))
+    return Rollback(
+        round=ctx.world.round,
+        step=step,
+        reason=first.reason,
+        message=first.message[:1000],
+        at=rfc3339(round(ctx.now, 3)),
+    )
+
+
+def _requested_rollbacks(ctx: JobContext) -> list[tuple[Failure, protocol.Rollback]]:
+    """Return the failures of this round that request a rollback, each with its request."""
+    failures = ctx.round.report.failures if ctx.round.report else ()
+    return [(failure, failure.rollback) for failure in failures if failure.rollback]
+
+
+def damaged_checkpoints(ctx: JobContext) -> tuple[DamagedCheckpoint, ...] | None:
+    """Return status.damagedCheckpoints: those known, and those that the report of this round finds damaged. The lowest
+    step to go back to counts where ranks name several for one checkpoint."""
+    old = ctx.status.damaged_checkpoints
+    known = {bad.uri for bad in old or ()}
+    found: dict[str, DamagedCheckpoint] = {}
+    for _, back in sorted(_requested_rollbacks(ctx), key=lambda asked: asked[1].step, reverse=True):
+        if (bad := back.damaged) is not None and bad.uri not in known:
+            found[bad.uri] = DamagedCheckpoint(
+                uri=bad.uri, step=bad.step, previous_step=max(0, back.step), at=rfc3339(round(ctx.now, 3))
+            )
+    return (*(old or ()), *found.values())[-MOST_DAMAGED:] if found else old
+
+
+def undone_states(ctx: JobContext) -> tuple[UndoneStates, ...]:
+    """Return status.internal.undone: the states that all rollbacks made void, including the requested one."""
+    old, back = ctx.status, last_rollback(ctx)
+    if back is None or (old.internal.undone and back is old.rollback):
+        return old.internal.undone
+    together = joined(undone(old), Undone(back.round, back.step))
+    return tuple(UndoneStates(round=some.round, step=some.step) for some in together)
+
+
+def skipped_samples(ctx: JobContext) -> tuple[SampleRange, ...]:
+    """Return status.skipped: the samples that any round has skipped. It only grows."""
+    report = ctx.round.report
+    told = [report.progress.skipped] if report and report.progress else []
+    told += [back.skipped for _, back in _requested_rollbacks(ctx)]
+    if not any(told):
+        return ctx.status.skipped
+    together = united(((some.begin, some.end) for some in ctx.status.skipped), *told)
+    # Never more: the workers end with a sentence (`anomalies`) before they leave out as much.
+    return tuple(SampleRange(begin=begin, end=end) for begin, end in together[:MOST_RANGES])
+
+
+def rollback_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Return the events for a rollback, for damaged checkpoints and for samples that are skipped from now on."""
+    back, found = new.rollback, []
+    if new.damaged_checkpoints != old.damaged_checkpoints:
+        known = {bad.uri for bad in old.damaged_checkpoints or ()}
+        found += [_damage_event(bad) for bad in new.damaged_checkpoints or () if bad.uri not in known]
+    elif back is not None and back != old.rollback:
+        message = f"round {back.round} is undone back to step {back.step} or before: {back.message}"
+        found.append(Event("Warning", "RolledBack", message[:1000]))
+    if new.skipped != old.skipped:
+        left_out = words(tuple((some.begin, some.end) for some in new.skipped))
+        found.append(Event("Warning", "SamplesLeftOut", f"{left_out} are left out of the run"[:1000]))
+    return tuple(found)
+
+
+def _damage_event(bad: DamagedCheckpoint) -> Event:
+    message = f"training goes on from the checkpoint of step {bad.previous_step} or before"
+    return Event("Warning", "CheckpointDamaged", f"{bad.uri} (step {bad.step}) is damaged: {message}"[:1000])
+
+
+def undone(status: JobStatus) -> tuple[Undone, ...]:
+    """What rollbacks have made void, the last one's at the end. Of two the later alone would not do: where it went back
+    to a later step, it says nothing of what the earlier one undid (decision "All rollbacks are remembered")."""
+    if status.rollback is None and not status.internal.undone:
+        return ()
+    known, back = tuple(Undone(some.round, some.step) for some in status.internal.undone), status.rollback
+    return joined(known, Undone(back.round, back.step)) if back else known
+
+
+def is_undone(round: int, step: int, status: JobStatus) -> bool:
+    """Whether a state of this job was trained beyond a step that the world went back to."""
+    return any(void.covers(round, step) for void in undone(status))

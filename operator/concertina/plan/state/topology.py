@@ -1,4 +1,7 @@
-"""The layout of a world in blocks: where its replicas are, who is of it, in which order, and what crosses a domain."""
+"""Where the replicas of a world are: members and ranks of a world in blocks, and what crosses a domain.
+
+A failure may take a member together with the copy of its snapshots, so the distance between the two is here as well.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from concertina.api.spec import JobSpec, Parallelism
+from concertina.api.world import Distance
+from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
+from concertina.plan.state import placement
+from concertina.plan.state.placement import Place
 from concertina.plan.state.rank_order import Blocks, Path, choose, common, order
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -98,3 +105,48 @@ def _domains(ctx: JobContext, names: Iterable[str]) -> dict[str, Path]:
         known = ctx.node(pod).labels
         found[name] = tuple(known.get(label, pod.node if label == HOSTNAME else "") for label in labels)
     return found
+
+
+# --- how far copies of snapshots are from their members
+
+_SPREAD_ADVICE = "spread the replicas with topologySpreadConstraints in spec.template to keep them apart"
+_BLOCKS_ADVICE = "ranks of a block stay together, so keep checkpoints frequent"
+
+
+def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, Place]:
+    """Return the place of each replica; they are all the same if the job saves no snapshots."""
+    if not ctx.keeps_state:
+        return dict.fromkeys(replicas, Place(""))
+    pods = (ctx.replicas.pods[name] for name in replicas)
+    return {pod.name: Place(pod.node, ctx.node(pod).zone) for pod in pods}
+
+
+def copy_distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place]) -> Distance:
+    """Return the least distance between a member and the copy of its snapshots."""
+    if not ctx.keeps_state:
+        return Distance.NO_SNAPSHOTS
+    if len(members) < 2:
+        return Distance.NONE
+    in_zone, on_node = placement.shared(members, places)
+    return Distance.SAME_NODE if on_node else Distance.NODE if in_zone else Distance.ZONE
+
+
+def copy_events(
+    ctx: JobContext, members: Sequence[str], places: Mapping[str, Place], found: Distance
+) -> tuple[Event, ...]:
+    """Return an event if copies are closer than they could be: once, not in every round."""
+    zones = {place.zone for place in places.values() if place.zone}
+    if (
+        found == ctx.world.copies
+        or found not in (Distance.NODE, Distance.SAME_NODE)
+        or (found is Distance.NODE and len(zones) < 2)
+    ):
+        return ()
+    in_zone, on_node = placement.shared(members, places)
+    count, what = (on_node, "node") if found is Distance.SAME_NODE else (in_zone, "zone")
+    advice = _BLOCKS_ADVICE if ctx.spec.group_sizes else _SPREAD_ADVICE
+    message = (
+        f"{count} of {len(members)} replicas have the copy of their snapshots within the same {what}: "
+        f"when that is lost, training goes back to the last checkpoint; {advice}"
+    )
+    return (Event("Warning" if found is Distance.SAME_NODE else "Normal", f"CopiesShare{what.capitalize()}", message),)

@@ -21,7 +21,7 @@ from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import budget, container_restarts, startup, stragglers
 from concertina.plan.rounds import claims, growth
-from concertina.plan.state import rollback
+from concertina.plan.state import restore
 from concertina.plan.status import conditions, lead_says, progress
 from concertina.plan.status.accounting import Account
 
@@ -127,9 +127,9 @@ RECOVERY: Mapping[str, Row] = {
     "avoided_nodes": lambda p: bad_nodes.remember(p.ctx, p.restarts.recent),
     "stragglers": lambda p: stragglers.marks(p.ctx),
     "steps_replayed": lambda p: p.old.steps_replayed + p.replayed,
-    "rollback": lambda p: rollback.seen(p.ctx),
-    "damaged_checkpoints": lambda p: rollback.damaged(p.ctx),
-    "skipped": lambda p: rollback.skipped(p.ctx),
+    "rollback": lambda p: restore.last_rollback(p.ctx),
+    "damaged_checkpoints": lambda p: restore.damaged_checkpoints(p.ctx),
+    "skipped": lambda p: restore.skipped_samples(p.ctx),
 }
 CHECKPOINTS: Mapping[str, Row] = {
     "last_checkpoint": lambda p: p.last_checkpoint,
@@ -140,7 +140,7 @@ INTERNAL: Mapping[str, Row] = {
     "container_restarts": lambda p: container_restarts.seen(p.ctx, p.pods.attempts),
     "gang": lambda p: admission.next_status(p.ctx, p.decision),
     "growth": lambda p: growth.next_status(p.ctx, p.decision),
-    "undone": lambda p: rollback.voided(p.ctx),
+    "undone": lambda p: restore.undone_states(p.ctx),
 }
 """Of status.internal."""
 COUNTS: Mapping[str, Row] = {

@@ -20,7 +20,7 @@ from concertina.api.status import (
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Phase
-from concertina.plan.state import rollback
+from concertina.plan.state import restore
 
 MOST_SHARES = 16
 
@@ -144,13 +144,13 @@ def last_snapshot(ctx: JobContext) -> SnapshotMark | None:
 def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
     """The newest that any connected agent has seen under LATEST, and that is this job's own."""
     old, uid = ctx.status.last_checkpoint, ctx.observed.job.uid
-    if old and rollback.is_undone(old.round, old.step, ctx.status):
+    if old and restore.is_undone(old.round, old.step, ctx.status):
         old = None
     best: protocol.Durable | None = None
     for view in ctx.observed.agents.values():
         storage = view.report.storage if view.report else None
         durable = storage.latest if storage and storage.state == protocol.StorageHealth.READY else None
-        if durable is None or durable.uid != uid or rollback.is_undone(durable.round, durable.step, ctx.status):
+        if durable is None or durable.uid != uid or restore.is_undone(durable.round, durable.step, ctx.status):
             continue
         if best is None or (durable.round, durable.step) > (best.round, best.step):
             best = durable
