@@ -21,7 +21,7 @@ from concertina.plan.facts.health import Health, Life
 from concertina.plan.facts.round import Round
 from concertina.plan.pods import backoff, bad_nodes
 from concertina.plan.recovery import budget, causes
-from concertina.plan.rounds import claims, commits, growth, late_holders
+from concertina.plan.rounds import claims, commits, growth
 from concertina.plan.state import restore
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round import stragglers, watchdog
@@ -99,7 +99,7 @@ def rounds_are_made_of_whoever_answers(patch: Patch) -> None:
 
 def late_members_are_left_out(patch: Patch) -> None:
     """Whatever they hold."""
-    patch.setattr(late_holders, "seconds_left", lambda ctx, made, answers: None)
+    patch.setattr(holders, "seconds_for_late", lambda ctx, made, answers: None)
 
 
 def growing_is_tried_at_once_again(patch: Patch) -> None:

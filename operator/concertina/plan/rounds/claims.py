@@ -16,9 +16,9 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import PLANNED, Decision, Phase
 from concertina.plan.observed import Call
 from concertina.plan.pods.backoff import shortage
-from concertina.plan.rounds import late_holders
+from concertina.plan.rounds import holders
 from concertina.plan.rounds.commits import commit
-from concertina.plan.rounds.handoff import include_departing
+from concertina.plan.rounds.holders import include_departing
 from concertina.plan.state import topology
 from concertina_protocol import Prepared
 
@@ -210,10 +210,10 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
         return Collecting(found.wait)
     if not made.from_storage:
         answers = {**found.replies, **found.others}
-        late = late_holders.seconds_left(ctx, made, answers)
+        late = holders.seconds_for_late(ctx, made, answers)
         if late is not None:
             return Collecting(late)
-        if made.round == ctx.world.round + 1 and late_holders.is_cut_off(ctx, answers, {**replies, **extra}):
+        if made.round == ctx.world.round + 1 and holders.is_cut_off(ctx, answers, {**replies, **extra}):
             return Void("what is newest is held by replicas that not all others have reached")
     return Ready(found.replies, found.others, going)
 

@@ -1,0 +1,147 @@
+"""Members that hold state which the next round would lose without them: late ones and departing ones.
+
+The usual patience is short, so that one slow candidate does not hold up a recovery. On a busy machine it ends before
+healthy members answer that hold the newest snapshot, and the round would begin from an older state though nothing was
+lost. The operator waits longer for them if there is evidence that they hold it (decision "A late member is waited for
+where state would be lost").
+
+A shard is in the memory of its member and of the next one, so neighbours that leave together would take it with them.
+They take part in one more round, whose snapshots the others then hold. If a departing member would be alone in that
+round, its successors fetch the state from it (decision "Who leaves stays for what only they hold").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from concertina.api.world import Claim
+from concertina.plan.facts import constants, sizes
+from concertina.plan.facts.context import JobContext
+from concertina.plan.observed import Call
+from concertina.plan.rounds import commits
+from concertina.plan.state import restore, topology
+from concertina_protocol import Prepared, Restore, SnapshotId
+
+
+def seconds_for_late(ctx: JobContext, made: Claim, answers: Mapping[str, Prepared]) -> float | None:
+    """Return the seconds to wait for late members whose state the round would lose; None if it would lose none.
+
+    `answers` are those of the replicas that the round can get state from.
+    """
+    left = {name: constants.PATIENCE_STATE - call.waited_for(ctx.now) for name, call in _pending(ctx, made).items()}
+    reached = {name for reply in answers.values() for name in reply.reachable} if left else set()
+    late = [name for name in left if left[name] > 0 and (name in reached or ctx.agent(name).connected)]
+    if not late or not _may_hold_newer(ctx, late, answers):
+        return None
+    return max(left[name] for name in late)
+
+
+def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], known: Mapping[str, Prepared]) -> bool:
+    """Return whether all that answered (`known`) together hold a newer state than those that the round can use."""
+    if answers.keys() >= known.keys():
+        return False
+    age = _age(ctx, answers)
+    whole = restore.complete(known, ctx.status)
+    return age is not None and any((id.round, id.step) > age for id in whole)
+
+
+def _pending(ctx: JobContext, made: Claim) -> dict[str, Call]:
+    """Return the Prepares of this claim to members of the last round that are under way."""
+    replicas = ctx.replicas
+    calls = {name: ctx.agent(name).prepare_of(made) for name in ctx.round.members if name in replicas.pods}
+    return {
+        name: call
+        for name, call in calls.items()
+        if call and call.done_at is None and replicas.member_still(name) and replicas.can_answer(name)
+    }
+
+
+def _may_hold_newer(ctx: JobContext, late: Collection[str], answers: Mapping[str, Prepared]) -> bool:
+    age = _age(ctx, answers)
+    if age is None:
+        return False
+    if ctx.keeps_state and ctx.round.members.keys().isdisjoint(answers):
+        return True  # nobody who answered knows of what the last round has saved
+    newer = {id: parts for id, parts in restore.held(answers, ctx.status).items() if (id.round, id.step) > age}
+    return any(set(range(id.shards)) - set(map(int, parts)) <= _shards_of(ctx, late, id) for id, parts in newer.items())
+
+
+def _age(ctx: JobContext, answers: Mapping[str, Prepared]) -> tuple[int, int] | None:
+    """(round, step) of the state that these would begin from; None where that is not known yet."""
+    origin = commits.source(ctx, answers)
+    return None if isinstance(origin, restore.Unknown) else restore.age(origin, ctx.observed.job.uid)
+
+
+def _shards_of(ctx: JobContext, late: Collection[str], id: SnapshotId) -> set[int]:
+    """The shards of that snapshot that these members may hold: their own and those of the members before them. All
+    where the snapshot is of an earlier round, whose members the status no longer lists."""
+    members = ctx.world.members
+    if (id.round, id.shards) != (ctx.world.round, ctx.world.workers):
+        return set(range(id.shards))
+    found: set[int] = set()
+    first = 0
+    for index, member in enumerate(members):
+        following = members[(index + 1) % len(members)]
+        if member.replica in late or following.replica in late:
+            found.update(range(first, first + member.workers))
+        first += member.workers
+    return found
+
+
+# --- members that leave
+
+
+@dataclass(frozen=True)
+class Included:
+    """A round with the departing members that it needs."""
+
+    replies: Mapping[str, Prepared]
+    """Answers of the members of the round."""
+    others: Mapping[str, Prepared]
+    """Answers of the replicas that stay and are no members."""
+    wait: float | None = None
+    """Seconds to wait first for an answer that may bring newer state."""
+
+
+def include_departing(
+    ctx: JobContext,
+    stay: Mapping[str, Prepared],
+    others: Mapping[str, Prepared],
+    departing: Mapping[str, Call | None],
+) -> Included:
+    """Return the round's members, with departing ones if they hold newer state than those that stay.
+
+    `stay` are the members so far, `others` the replicas that the round does not need, and `departing` the Prepares to
+    members with an urgent notice.
+    """
+    here = {**stay, **others}
+    have = _restored_step(ctx, here)
+    if not departing or have >= ctx.round.step:
+        return Included(stay, others)
+    answers = {name: call.reply for name, call in departing.items() if call and isinstance(call.reply, Prepared)}
+    source = commits.source(ctx, {**answers, **here})
+    if isinstance(source, Restore) and source.step > have:
+        joined = {**commits.holders(source, answers, here), **stay}
+        mutual = sizes.mutually_reachable(joined, ctx.round.members)
+        chosen = {name: joined[name] for name in topology.chosen(ctx, mutual)}
+        if chosen.keys().isdisjoint(stay) and stay.keys() <= set(mutual):
+            # A departing member would be alone: it stays outside, and its successors fetch the state from it.
+            chosen, here = dict(stay), {name: joined[name] for name in mutual} | here
+        rest = {name: reply for name, reply in here.items() if name not in chosen}
+        if _restored_step(ctx, {**chosen, **rest}) > have:
+            return Included(chosen, rest)
+    left = _seconds_for_departing(ctx, departing)
+    return Included(stay, others, left if left > 0 else None)
+
+
+def _restored_step(ctx: JobContext, replies: Mapping[str, Prepared]) -> int:
+    """Return the step of the state that these would start from; -1 if it is not known yet."""
+    source = commits.source(ctx, replies)
+    return source.step if isinstance(source, Restore) else -1
+
+
+def _seconds_for_departing(ctx: JobContext, departing: Mapping[str, Call | None]) -> float:
+    """Return the seconds to wait for departing members: as for any candidate, from the first Prepare on."""
+    waiting = [call.waited_for(ctx.now) for call in departing.values() if call and call.done_at is None]
+    return constants.PATIENCE_PLANNED - max(waiting) if waiting else 0.0
