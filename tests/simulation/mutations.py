@@ -20,8 +20,8 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.health import Health, Life
 from concertina.plan.facts.round import Round
 from concertina.plan.pods import backoff, bad_nodes
-from concertina.plan.recovery import budget, causes
-from concertina.plan.rounds import claims, commits, growth
+from concertina.plan.recovery import causes, escalation
+from concertina.plan.rounds import claims, commits, growth, holders
 from concertina.plan.state import restore
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round import stragglers, watchdog
@@ -166,14 +166,14 @@ def a_rollback_is_forgotten(patch: Patch) -> None:
 
 
 def bits_flip_where_the_lead_is(patch: Patch) -> None:
-    restart = budget.restart
+    restart = escalation.restart_entry
 
     def blames(ctx: Any, cause: Any) -> Any:
         entry = restart(ctx, cause)
         corrupted = entry is not None and entry.reason == "SilentCorruption"
         return entry.model_copy(update={"replica": ctx.round.lead.replica}) if corrupted else entry
 
-    patch.setattr(budget, "restart", blames)
+    patch.setattr(escalation, "restart_entry", blames)
 
 
 def latest_is_not_told_what_was_undone(patch: Patch) -> None:

@@ -27,7 +27,6 @@ from concertina.plan.lifecycle import (
     first_round,
     master_key,
     not_runnable,
-    storage_alerts,
     suspend,
     torchrun,
 )
@@ -35,7 +34,7 @@ from concertina.plan.observed import Observed, PodPhase
 from concertina.plan.pods import backoff, bad_nodes
 from concertina.plan.pods.planner import plan_pods
 from concertina.plan.pods.pod_plan import PodPlan
-from concertina.plan.recovery import budget, causes, container_restarts, hangs, startup, stragglers, unreachable
+from concertina.plan.recovery import causes, escalation, stalls, startup
 from concertina.plan.rounds import claims, drains, growth
 from concertina.plan.state import restore, snapshot_memory
 from concertina.plan.status import conditions, lead_says
@@ -49,7 +48,7 @@ AGENT: tuple[Policy, ...] = (
     end.complete_in_storage,
     end.permanent_failure,
     end.deadline,
-    budget.exhausted,
+    escalation.restarts_exhausted,
     not_runnable.uri_in_use,
     not_runnable.no_size,
     snapshot_memory.too_small,
@@ -68,7 +67,7 @@ TORCHRUN: tuple[Policy, ...] = (
     end.ended,
     torchrun.succeeded,
     end.deadline,
-    budget.exhausted,
+    escalation.restarts_exhausted,
     not_runnable.no_size,
     suspend.suspend,
     startup.refused,
@@ -80,12 +79,12 @@ POLICIES: Mapping[Launcher, tuple[Policy, ...]] = {Launcher.AGENT: AGENT, Launch
 
 Remark = Callable[[JobContext, Decision, PodPlan], Decision]
 REMARKS: tuple[Remark, ...] = (
-    lambda ctx, decision, pods: hangs.annotate(ctx, decision),
-    lambda ctx, decision, pods: stragglers.annotate(ctx, decision),
+    lambda ctx, decision, pods: stalls.annotate_hang(ctx, decision),
+    lambda ctx, decision, pods: stalls.annotate_stragglers(ctx, decision),
     lambda ctx, decision, pods: master_key.annotate(ctx, decision),
-    lambda ctx, decision, pods: unreachable.annotate(ctx, decision),
+    lambda ctx, decision, pods: stalls.annotate_unreachable(ctx, decision),
     lambda ctx, decision, pods: backoff.annotate_refusal(ctx, decision) if pods.missing else decision,
-    lambda ctx, decision, pods: storage_alerts.annotate(ctx, decision),
+    lambda ctx, decision, pods: stalls.annotate_storage(ctx, decision),
     lambda ctx, decision, pods: lead_says.annotate(ctx, decision),
     lambda ctx, decision, pods: deletion.annotate(ctx, decision),
 )
@@ -96,7 +95,7 @@ EVENTS: tuple[Announcement, ...] = (
     lambda ctx, status: snapshot_memory.events(ctx),
     lambda ctx, status: unknown_fields(ctx),
     lambda ctx, status: bad_nodes.events(ctx.status, status),
-    lambda ctx, status: container_restarts.events(ctx),
+    lambda ctx, status: startup.container_events(ctx),
     lambda ctx, status: restore.rollback_events(ctx.status, status),
     lambda ctx, status: lead_says.events(ctx.status, status),
     lambda ctx, status: conditions.events(ctx.status, status),

@@ -7,7 +7,7 @@ from concertina.plan.actions import DeleteJob
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.observed import PodPhase
-from concertina.plan.recovery import budget
+from concertina.plan.recovery import escalation
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.state import restore
 from concertina_protocol import Prepared, State, StorageHealth
@@ -78,8 +78,8 @@ def permanent_failure(ctx: JobContext) -> Decision | None:
         Phase.FAILED,
         failure.reason,
         cause.sentence,
-        restart=budget.restart(ctx, cause),
-        last_failure=budget.last_failure(ctx, cause),
+        restart=escalation.restart_entry(ctx, cause),
+        last_failure=escalation.last_failure(ctx, cause),
         pods=Pods.ENDED,
     )
 

@@ -24,7 +24,7 @@ from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
 from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import backoff, torchrun
 from concertina.plan.pods.backoff import why_waiting
-from concertina.plan.recovery import budget, startup
+from concertina.plan.recovery import escalation, startup
 from concertina.plan.rounds import claims
 from concertina.plan.rounds.claims import Cause
 
@@ -67,11 +67,11 @@ def next_round(ctx: JobContext) -> Decision | None:
     cause = _over(ctx)
     if cause is None:
         return None
-    return replace(_answered(ctx, cause), last_failure=budget.last_failure(ctx, cause))
+    return replace(_answered(ctx, cause), last_failure=escalation.last_failure(ctx, cause))
 
 
 def _answered(ctx: JobContext, cause: Cause) -> Decision:
-    if failed := budget.exhausted(ctx, cause):
+    if failed := escalation.restarts_exhausted(ctx, cause):
         return failed
     wait = backoff.next_round(ctx)
     if wait > 0:
@@ -151,5 +151,5 @@ def _begun(ctx: JobContext, cause: Cause) -> Decision:
     events = () if first else (Event("Normal" if cause.planned else "Warning", cause.reason, cause.sentence),)
     return Decision(
         phase, cause.reason, cause.sentence,
-        world=world, restart=budget.restart(ctx, cause), events=events, pods=Pods.KEPT,
+        world=world, restart=escalation.restart_entry(ctx, cause), events=events, pods=Pods.KEPT,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
 from concertina.plan.facts.health import Life
 from concertina.plan.pods import backoff
 from concertina.plan.pods.backoff import shortage
-from concertina.plan.recovery import budget, escalation, hangs, repeats, startup
+from concertina.plan.recovery import escalation, repeats, stalls, startup
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
 from concertina_protocol import BAD_INPUTS, FailureReason
@@ -64,15 +64,15 @@ def recover(ctx: JobContext) -> Decision | None:
     cause = broken(ctx)
     if cause is None:
         return None
-    return replace(_answered(ctx, cause), last_failure=budget.last_failure(ctx, cause))
+    return replace(_answered(ctx, cause), last_failure=escalation.last_failure(ctx, cause))
 
 
 def _answered(ctx: JobContext, cause: Cause) -> Decision:
-    failed = budget.restart(ctx, cause)
+    failed = escalation.restart_entry(ctx, cause)
     found = escalation.answer(ctx, failed, cause.reason in LOST, cause.sentence) if failed else None
     if found and not found.rung:
         return Decision(Phase.FAILED, found.reason, found.sentence, restart=failed, pods=Pods.ENDED)
-    if spent := budget.exhausted(ctx, cause):
+    if spent := escalation.restarts_exhausted(ctx, cause):
         return spent
     wait = backoff.next_round(ctx)
     if wait > 0:
@@ -207,7 +207,7 @@ CHECKS: tuple[Check, ...] = (
     _lead_lost,
     _not_acknowledged,
     _never_assigned,
-    hangs.hung,
+    stalls.hung,
 )
 
 

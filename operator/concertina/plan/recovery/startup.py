@@ -1,7 +1,14 @@
-"""What keeps replicas from starting. All of them, until a person mends it: images, settings that are missing, the
-Python in the image. Or some, where others do, or that others can't reach: said in failures of their own, which replace
-them elsewhere. Nothing loops fast there: each symptom has its time, and a node that keeps replicas from starting is
-avoided next."""
+"""Replicas that do not start, and containers that start again in place.
+
+If no replica can start (its image, a missing setting, the Python in the image), the job is Stalled until a person mends
+that. If some can't start while others do, or others can't reach them, each is a failure of its own that replaces the
+replica elsewhere. Nothing loops fast there: each symptom has its time, and a node that keeps replicas from starting is
+avoided next.
+
+A container may start again in its pod (decision "Containers start again in place"): on cgroup v2 a container that runs
+out of memory loses its agent too. The round has continued without the member by then; here the restart gets its name
+and counts as the job's own failure.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +16,20 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from concertina.api.restarts import LONGEST_MESSAGE, Restart
+from concertina.api.restarts import LONGEST_MESSAGE, Restart, Restarts
 from concertina.api.status import rfc3339
+from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, Reason, stalled
 from concertina.plan.facts.replicas import REPLACE_POD
 from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import bad_nodes
-from concertina.plan.pods.backoff import shortage
-from concertina.plan.recovery import repeats
-from concertina_protocol import EXIT_OLD_PYTHON
+from concertina.plan.pods.backoff import OUTSIDE, shortage
+from concertina.plan.pods.pod_plan import number_at, packed
+from concertina.plan.recovery import escalation, repeats
+from concertina_protocol import EXIT_OLD_PYTHON, FailureReason
+from concertina_protocol.messages.reports import OUT_OF_MEMORY
 
 WAITING = {
     "ErrImagePull": Reason.IMAGE_UNAVAILABLE,
@@ -178,3 +188,93 @@ def missing(ctx: JobContext) -> tuple[str, ...]:
         for name, pod in outside
         if (why := _cannot_start(ctx, pod) or (f"{pod.waiting} ({pod.waiting_message})" if pod.waiting else ""))
     )
+
+
+# --- containers that start again
+
+UNKNOWN_EXIT = 255
+"""What the kubelet says of a container whose end it did not see: its node was started again."""
+
+
+def _restarted(ctx: JobContext) -> tuple[PodView, ...]:
+    """Return the pods whose container was started again since the last pass."""
+    known, attempts = ctx.status.internal.container_restarts, ctx.status.internal.attempts
+    return tuple(
+        pod
+        for pod in ctx.observed.pods
+        if pod.restarts and pod.attempt == number_at(attempts, pod.index) and pod.restarts > number_at(known, pod.index)
+    )
+
+
+def container_restarts(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return status.internal.containerRestarts: by replica index, of the pod of its present attempt."""
+    pods = ctx.observed.pods
+    return packed(
+        {
+            pod.index: pod.restarts
+            for pod in pods
+            if pod.index is not None and pod.restarts and pod.attempt == number_at(attempts, pod.index)
+        }
+    )
+
+
+def with_container_restarts(ctx: JobContext, restarts: Restarts) -> Restarts:
+    """Add an entry for each container that was started again; correct the one that stands there for its loss."""
+    pods = _restarted(ctx)
+    if not pods:
+        return restarts
+    entries, new = list(restarts.recent), 0
+    places = {entry.replica: place for place, entry in enumerate(entries)}
+    for pod in pods:
+        known = places.get(pod.name)
+        changes = {"reason": _restart_reason(pod), "counted": _own(pod)}
+        if known is not None and entries[known].reason in LOST_BY_CONTAINER:
+            entries[known] = entries[known].model_copy(update=changes)
+        else:
+            new += 1
+            entries.append(
+                Restart(
+                    at=rfc3339(ctx.now),
+                    replica=pod.name,
+                    node=pod.node,
+                    reason=_restart_reason(pod),
+                    step=ctx.round.step,
+                    counted=_own(pod),
+                    rung=escalation.WITHOUT_MEMBER,
+                    message=_restart_sentence(pod)[:LONGEST_MESSAGE],
+                )
+            )
+    spent = sum(entry.counted for entry in entries)
+    return restarts.model_copy(
+        update={
+            "in_window": spent,
+            "budget": max(0, ctx.spec.failure_policy.max_restarts - spent),
+            "total": restarts.total + new,
+            "rungs": escalation.uses(ctx.spec, tuple(entries)),
+            "recent": tuple(entries[-1000:]),
+        }
+    )
+
+
+LOST_BY_CONTAINER = frozenset({FailureReason.MEMBER_LOST, FailureReason.LEAD_LOST, Reason.AGENT_RESTARTED})
+"""Reasons that the round gave for the loss of a member whose container had ended."""
+
+
+def _restart_reason(pod: PodView) -> str:
+    return FailureReason.OUT_OF_MEMORY if pod.last_exit_reason == "OOMKilled" else Reason.CONTAINER_RESTARTED
+
+
+def _own(pod: PodView) -> bool:
+    return pod.last_exit_code != UNKNOWN_EXIT and pod.last_exit_reason not in OUTSIDE
+
+
+def container_events(ctx: JobContext) -> tuple[Event, ...]:
+    return tuple(Event("Warning", _restart_reason(pod), _restart_sentence(pod)) for pod in _restarted(ctx)[:5])
+
+
+def _restart_sentence(pod: PodView) -> str:
+    again = f"replica {pod.name} on node {pod.node} was started again in its place"
+    if _restart_reason(pod) == FailureReason.OUT_OF_MEMORY:
+        return f"{again}: {OUT_OF_MEMORY}"
+    code = "" if pod.last_exit_code is None else f" with exit code {pod.last_exit_code}"
+    return f"{again}: its container ended{code} ({pod.last_exit_reason or 'no reason'})"

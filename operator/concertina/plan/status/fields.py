@@ -19,7 +19,7 @@ from concertina.plan.lifecycle import admission, checkpoint_requests, master_key
 from concertina.plan.observed import PodPhase
 from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.pod_plan import PodPlan
-from concertina.plan.recovery import budget, container_restarts, startup, stragglers
+from concertina.plan.recovery import escalation, stalls, startup
 from concertina.plan.rounds import claims, growth
 from concertina.plan.state import restore
 from concertina.plan.status import conditions, lead_says, progress
@@ -52,8 +52,8 @@ class Pass:
     @cached
     def restarts(self) -> Restarts:
         stuck = startup.stuck(self.ctx) if self.decision.pods is Pods.WANTED else ()
-        counted = budget.counted(self.ctx, self.decision.restart, self.pods.replaced, stuck)
-        return container_restarts.counted(self.ctx, counted)
+        counted = escalation.restarts_after(self.ctx, self.decision.restart, self.pods.replaced, stuck)
+        return startup.with_container_restarts(self.ctx, counted)
 
     @cached
     def replayed(self) -> int:
@@ -125,7 +125,7 @@ RECOVERY: Mapping[str, Row] = {
     "restarts": lambda p: p.restarts,
     "last_failure": lambda p: p.decision.last_failure or p.old.last_failure,
     "avoided_nodes": lambda p: bad_nodes.remember(p.ctx, p.restarts.recent),
-    "stragglers": lambda p: stragglers.marks(p.ctx),
+    "stragglers": lambda p: stalls.straggler_marks(p.ctx),
     "steps_replayed": lambda p: p.old.steps_replayed + p.replayed,
     "rollback": lambda p: restore.last_rollback(p.ctx),
     "damaged_checkpoints": lambda p: restore.damaged_checkpoints(p.ctx),
@@ -137,7 +137,7 @@ CHECKPOINTS: Mapping[str, Row] = {
 }
 INTERNAL: Mapping[str, Row] = {
     "attempts": lambda p: p.pods.attempts,
-    "container_restarts": lambda p: container_restarts.seen(p.ctx, p.pods.attempts),
+    "container_restarts": lambda p: startup.container_restarts(p.ctx, p.pods.attempts),
     "gang": lambda p: admission.next_status(p.ctx, p.decision),
     "growth": lambda p: growth.next_status(p.ctx, p.decision),
     "undone": lambda p: restore.undone_states(p.ctx),

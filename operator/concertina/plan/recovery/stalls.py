@@ -1,0 +1,242 @@
+"""Rounds that are committed and make no progress, or less than they should.
+
+The lead finds hangs (no rank moves) and stragglers; agents may fall silent although Kubernetes says nothing against
+their pods; stores may fail. Most of these are reported as Stalled or Degraded, because a person may have to act. A hang
+leads to a new round, and a straggler is replaced if the spec asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import concertina_protocol as protocol
+from concertina.api.restarts import LONGEST_MESSAGE, Restart
+from concertina.api.spec import Reaction
+from concertina.api.status import ConditionType, StragglerMark, rfc3339
+from concertina.plan.actions import Event
+from concertina.plan.facts import constants, sizes
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
+from concertina.plan.facts.health import Evidence, Life, Verdict
+from concertina.plan.pods.pod_plan import delete, same_replica
+from concertina.plan.rounds.claims import Cause
+from concertina_protocol import StorageHealth
+
+FRAMES, THREADS = 4, 3
+"""Of a stack that stand in a message."""
+
+
+def hung(ctx: JobContext) -> Cause | None:
+    """A cause for a new round, unless failurePolicy, which may change while the round hangs, says that hangs are only
+    to be reported (decision "The lead finds a hang, the operator acts on it")."""
+    report = ctx.round.report
+    if report is None or report.hang is None or ctx.spec.failure_policy.on_hang is Reaction.REPORT:
+        return None
+    hang = report.hang
+    reason, error = Reason.HANG if hang.replica else Reason.STANDSTILL, f"hangs while {hang.phase}"
+    return Cause(reason, hang_sentence(ctx, hang), hang.replica, counted=True, error=error, step=hang.step)
+
+
+def annotate_hang(ctx: JobContext, decision: Decision) -> Decision:
+    """Report a round that hangs as Stalled and in an event, if the decision lets it go on."""
+    report = ctx.round.report
+    if decision.phase is not Phase.TRAINING or report is None or report.hang is None:
+        return decision
+    message = hang_sentence(ctx, report.hang)
+    before = ctx.status.condition(ConditionType.STALLED)
+    known = before is not None and (before.reason, before.message) == (Reason.HANG, message)
+    events = () if known else (Event("Warning", Reason.HANG, message),)
+    return replace(decision, stalled=Reason.HANG, stalled_message=message, events=(*decision.events, *events))
+
+
+def hang_sentence(ctx: JobContext, hang: protocol.Hang) -> str:
+    """Describe a hang; the sentence stays the same as long as the round hangs."""
+    since = f"no rank has moved for {hang.seconds:.0f} s after step {hang.step}"
+    if not hang.replica:
+        return f"{since}: all {hang.suspects} wait alike ({hang.phase or 'at the same place'})" + _stack(hang)
+    node = f" on node {name}" if (name := ctx.node_of(hang.replica)) else ""
+    does = f" is {hang.phase}" if hang.phase else " is behind"
+    others = f" while the others are {hang.others}" if hang.others and hang.others != hang.phase else ""
+    more = f" (and {hang.suspects - 1} more like it)" if hang.suspects > 1 else ""
+    return f"{since}: rank {hang.rank} (replica {hang.replica}{node}){does}{others}{more}" + _stack(hang)
+
+
+def _stack(hang: protocol.Hang) -> str:
+    threads = [text for thread in _threads(hang.stack) if (text := " < ".join(_frames(thread)))][:THREADS]
+    if not threads:
+        return ""
+    where = f"; all of it is in the log of pod {hang.replica}" if hang.replica else ""
+    return f"; stack, innermost first: {'; another thread: '.join(threads)}{where}"
+
+
+def _threads(lines: Iterable[str]) -> Iterator[list[str]]:
+    thread: list[str] = []
+    for line in lines:
+        if line.startswith(("Current thread", "Thread")):
+            yield thread
+            thread = []
+        thread.append(line)
+    yield thread
+
+
+def _frames(lines: list[str]) -> list[str]:
+    found = (_frame(line) for line in lines)
+    return [frame[:120] for frame in found if frame][:FRAMES]
+
+
+def _frame(line: str) -> str:
+    """Function, file and line of `File "/folder/file.py", line 1 in function`; empty where it is no such line. Without
+    a regular expression, which may take a time that grows with the square of the line's length."""
+    _, _, place = line.partition('File "')
+    path, _, place = place.partition('", line ')
+    number, _, function = place.partition(" in ")
+    return f"{function} ({path.rpartition('/')[2]}:{number})" if function and number.isdecimal() else ""
+
+
+# --- stragglers
+
+MOST_STRAGGLERS = 16
+STRAGGLER_REPLACEMENTS = 3
+"""Of one replica within failurePolicy.windowSeconds: what stays slow on so many nodes is not the node's fault."""
+
+
+def straggler_marks(ctx: JobContext) -> tuple[StragglerMark, ...]:
+    """status.stragglers. While the lead says nothing (an operator that has just come) it stays as it was."""
+    old, report = ctx.status.stragglers, ctx.round.report
+    if not ctx.round.committed or report is None:
+        return old if ctx.round.committed else ()
+    known = {(mark.rank, mark.replica): mark for mark in old}
+    found = tuple(_mark(ctx, one, known) for one in report.stragglers if one.rank >= 0)
+    return old if found[:MOST_STRAGGLERS] == old else found[:MOST_STRAGGLERS]
+
+
+def _mark(ctx: JobContext, found: protocol.Straggler, known: dict[tuple[int, str], StragglerMark]) -> StragglerMark:
+    return known.get((found.rank, found.replica)) or StragglerMark(
+        rank=found.rank,
+        replica=found.replica,
+        node=ctx.node_of(found.replica),
+        seconds=found.seconds,
+        others_seconds=found.others,
+        since=rfc3339(round(ctx.now, 3)),
+    )
+
+
+def annotate_stragglers(ctx: JobContext, decision: Decision) -> Decision:
+    """Report stragglers of a round that trains, and replace the first of them if the spec asks for it."""
+    found = straggler_marks(ctx)
+    if decision.phase is not Phase.TRAINING or not found:
+        return decision
+    message = "; ".join((decision.message, *map(straggler_sentence, found[:3])))
+    news = [mark for mark in found if mark not in ctx.status.stragglers]
+    events = tuple(Event("Warning", Reason.STRAGGLER, straggler_sentence(mark)) for mark in news[:3])
+    decision = replace(decision, message=message, events=(*decision.events, *events))
+    return _straggler_replaced(ctx, decision, found[0])
+
+
+def straggler_sentence(mark: StragglerMark) -> str:
+    node = f" on node {mark.node}" if mark.node else ""
+    return (
+        f"rank {mark.rank} (replica {mark.replica}{node}) is a straggler: its own work takes {mark.seconds:.2g} s a "
+        f"step, that of the others {mark.others_seconds:.2g} s"
+    )
+
+
+def _straggler_replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decision:
+    """Its pod is deleted, which drains the round, so no step is lost; the entry among the restarts has its node avoided
+    (decision "Stragglers by own work")."""
+    pod = ctx.replicas.pods.get(mark.replica)
+    if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting:
+        return decision
+    entries = [entry for entry in ctx.recent if entry.reason == Reason.STRAGGLER]
+    before = [entry for entry in entries if same_replica(entry.replica, mark.replica)]
+    if len(before) >= STRAGGLER_REPLACEMENTS and before[-1].replica != mark.replica:
+        why = f"{STRAGGLER_REPLACEMENTS} pods before it were slow as well"
+        return replace(decision, message=f"{decision.message}; it is not replaced: {why}")
+    if not sizes.fitting(len(ctx.replicas.ready | ctx.round.members.keys()) - 1, ctx.spec):
+        return replace(decision, message=f"{decision.message}; it is not replaced: the job can't go on without it")
+    entry = Restart(
+        at=rfc3339(ctx.now),
+        replica=pod.name,
+        node=pod.node,
+        reason=Reason.STRAGGLER,
+        step=ctx.round.step,
+        counted=False,
+        message=straggler_sentence(mark)[:LONGEST_MESSAGE],
+    )
+    return replace(
+        decision,
+        restart=entry,
+        actions=(*decision.actions, *delete(ctx, pod, "is a straggler")),
+    )
+
+
+# --- agents that are not heard (decision "Silence alone is no death")
+
+UNREACHABLE = "AgentsUnreachable"
+ONE_BY_ONE = (
+    "it waits for its turn to be replaced: for silence alone a namespace loses one pod in 10 s at most, and all "
+    "namespaces together six a minute"
+)
+UNREACHABLE_REMEDY = (
+    "Look for a NetworkPolicy or a firewall between the operator and the agents' port of the job's pods; a pod whose "
+    "agent hangs is replaced once it is deleted"
+)
+
+
+def annotate_unreachable(ctx: JobContext, decision: Decision) -> Decision:
+    """Report agents that have been silent for UNHEARD and that nothing else declares dead."""
+    if decision.stalled or decision.pods is not Pods.WANTED or (found := _unheard(ctx)) is None:
+        return decision
+    message = f"{_unreachable_sentence(ctx, found)}. {UNREACHABLE_REMEDY}"
+    before = ctx.status.trouble
+    events = () if before and before.reason == UNREACHABLE else (Event("Warning", UNREACHABLE, message),)
+    goes_on = found.evidence is Evidence.MEMBERS
+    return replace(
+        decision,
+        stalled=UNREACHABLE,
+        stalled_message=message,
+        goes_on=goes_on,
+        events=(*decision.events, *events),
+    )
+
+
+def _unheard(ctx: JobContext) -> Verdict | None:
+    if ctx.round.committed:
+        verdicts = [ctx.health.lead]
+    else:
+        verdicts = [ctx.health.by_contact(pod) for pod in ctx.replicas.live.values()]
+    silent = (found for found in verdicts if found.life is Life.SILENT)
+    return next((found for found in silent if found.age is not None and found.age >= constants.UNHEARD), None)
+
+
+def _unreachable_sentence(ctx: JobContext, found: Verdict) -> str:
+    since = f"since {rfc3339(ctx.now - (found.age or 0.0))}"
+    if found.evidence is Evidence.MEMBERS:
+        lead = ctx.round.lead.replica
+        return f"the lead {lead} has not been reached {since}; its members hear it, so the round goes on"
+    heard = "no agent of this job has been reached" if ctx.health.no_agent_reachable else "an agent was not reached"
+    if found.waits:
+        return f"{heard} {since}, while Kubernetes says that its pod runs: {ONE_BY_ONE}"
+    why = f"{heard} {since}, while Kubernetes says that the pods run: they are left alone, for they may be training"
+    if ctx.observed.own_side_suspected:
+        why += "; nor have most other jobs, so it may be the operator that is cut off"
+    return why
+
+
+# --- stores that fail
+
+
+def annotate_storage(ctx: JobContext, decision: Decision) -> Decision:
+    """Report a round that waits for data as Stalled, and one that can't write a checkpoint as Degraded."""
+    report = ctx.round.report
+    if report is None or decision.stalled:
+        return decision
+    waits_for = report.progress.waits_for if report.progress else ""
+    if waits_for and decision.phase in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
+        message = f"training waits for data: {waits_for}"
+        return replace(decision, stalled="DataUnavailable", stalled_message=message)
+    if report.storage is not None and report.storage.state == StorageHealth.ERROR and decision.phase is Phase.TRAINING:
+        message = f"training goes on, but no checkpoint can be written: {report.storage.message}"
+        return replace(decision, stalled="StorageUnavailable", stalled_message=message, goes_on=True)
+    return decision
