@@ -19,17 +19,7 @@ from concertina.api.status import ENDED, JobStatus
 from concertina.plan.actions import Event, Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.lifecycle import (
-    admission,
-    checkpoint_requests,
-    deletion,
-    end,
-    first_round,
-    master_key,
-    not_runnable,
-    suspend,
-    torchrun,
-)
+from concertina.plan.lifecycle import admission, checkpoint_requests, end, start, suspend, torchrun
 from concertina.plan.observed import Observed, PodPhase
 from concertina.plan.pods import backoff, bad_nodes
 from concertina.plan.pods.planner import plan_pods
@@ -49,10 +39,10 @@ AGENT: tuple[Policy, ...] = (
     end.permanent_failure,
     end.deadline,
     escalation.restarts_exhausted,
-    not_runnable.uri_in_use,
-    not_runnable.no_size,
+    start.uri_in_use,
+    start.no_size,
     snapshot_memory.too_small,
-    master_key.missing,  # before all that speaks to agents, or takes their silence for death
+    start.master_key_missing,  # before all that speaks to agents, or takes their silence for death
     suspend.suspend,
     suspend.replace_outdated,  # before a round of theirs goes on, or another begins
     startup.refused,
@@ -61,14 +51,14 @@ AGENT: tuple[Policy, ...] = (
     causes.recover,
     drains.change,  # of a round that is not broken
     causes.running,
-    first_round.first_round,  # always answers
+    start.first_round,  # always answers
 )
 TORCHRUN: tuple[Policy, ...] = (
     end.ended,
     torchrun.succeeded,
     end.deadline,
     escalation.restarts_exhausted,
-    not_runnable.no_size,
+    start.no_size,
     suspend.suspend,
     startup.refused,
     admission.release,
@@ -81,12 +71,12 @@ Remark = Callable[[JobContext, Decision, PodPlan], Decision]
 REMARKS: tuple[Remark, ...] = (
     lambda ctx, decision, pods: stalls.annotate_hang(ctx, decision),
     lambda ctx, decision, pods: stalls.annotate_stragglers(ctx, decision),
-    lambda ctx, decision, pods: master_key.annotate(ctx, decision),
+    lambda ctx, decision, pods: start.annotate_master_key(ctx, decision),
     lambda ctx, decision, pods: stalls.annotate_unreachable(ctx, decision),
     lambda ctx, decision, pods: backoff.annotate_refusal(ctx, decision) if pods.missing else decision,
     lambda ctx, decision, pods: stalls.annotate_storage(ctx, decision),
     lambda ctx, decision, pods: lead_says.annotate(ctx, decision),
-    lambda ctx, decision, pods: deletion.annotate(ctx, decision),
+    lambda ctx, decision, pods: suspend.annotate_deletion(ctx, decision),
 )
 """The first reason why a person must act stands."""
 
@@ -105,7 +95,7 @@ EVENTS: tuple[Announcement, ...] = (
 def plan(observed: Observed, now: float) -> Plan:
     """`now` in Unix seconds."""
     job = observed.job
-    if job.deleting and (job.spec is None or not deletion.held_by(job)):
+    if job.deleting and (job.spec is None or not suspend.held_by(job)):
         return Plan(job.status)
     if job.spec is None:
         return _unreadable(observed, now)
@@ -114,7 +104,7 @@ def plan(observed: Observed, now: float) -> Plan:
     decision = next(decision for policy in POLICIES[ctx.spec.launcher] if (decision := policy(ctx)))
     pods = plan_pods(ctx, decision)
     if job.deleting:
-        pods = deletion.without_new_pods(pods)
+        pods = suspend.without_new_pods(pods)
     for remark in REMARKS:
         decision = remark(ctx, decision, pods)
     status, held_back, only_numbers, only_conditions = status_after(ctx, decision, pods)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from concertina.controller.cache import capacity_queue
-from concertina.plan.lifecycle import admission, line, room
+from concertina.plan.lifecycle import admission, line
 from simulation.parts.clock import Violation
 from simulation.runs.rivals import Rivalry
 
@@ -57,8 +57,8 @@ def test_jobs_that_need_the_same_nodes_all_complete(seeds: range) -> None:
         ),
         (line, "_order", lambda jobs, fitting, before: {uid: job.priority for uid, job in jobs.items()}, 1),
         (admission, "TURN_TIMEOUT", 20.0, 1),
-        (room, "_excluded", lambda alive: False, 25),
-        (room, "_could_hold", lambda least, alive, nodes: True, 29),
+        (admission, "_excluded", lambda alive: False, 25),
+        (admission, "_could_hold", lambda least, alive, nodes: True, 29),
         (capacity_queue, "fits_quota", lambda message: None, 13),
     ],
     ids=[

@@ -9,7 +9,7 @@ import pytest
 from concertina.api.spec import Launcher
 from concertina.controller.cache.taken_back import TakenBack
 from concertina.plan import plan
-from concertina.plan.lifecycle import master_key
+from concertina.plan.lifecycle import start
 from simulation.parts.clock import Violation
 from simulation.parts.operators import OperatorProcess
 from simulation.runs.schedule import Strike
@@ -66,7 +66,7 @@ def test_whatever_else_fails(seeds: range) -> None:
 
 
 def it_acts_without_the_key(patch: pytest.MonkeyPatch) -> None:
-    others = tuple(policy for policy in plan.AGENT if policy is not master_key.missing)
+    others = tuple(policy for policy in plan.AGENT if policy is not start.master_key_missing)
     assert len(others) == len(plan.AGENT) - 1
     patch.setattr(plan, "POLICIES", {**plan.POLICIES, Launcher.AGENT: others})
     it_writes_beside_the_other(patch)

@@ -11,9 +11,8 @@ from decimal import Decimal
 from concertina.controller.cache.job import CachedJob
 from concertina.kube.parse.room import fits_quota
 from concertina.plan.lifecycle import line
-from concertina.plan.lifecycle.admission import by_quota
+from concertina.plan.lifecycle.admission import by_quota, hindrance
 from concertina.plan.lifecycle.line import Waiting
-from concertina.plan.lifecycle.room import hindrance
 from concertina.plan.observed import NodeView, Place
 
 log = logging.getLogger(__name__)

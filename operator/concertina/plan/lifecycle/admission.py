@@ -5,12 +5,15 @@ job keeps what it has and the others release what they hold, after PATIENCE. A j
 ones when its turn comes or when no other job waits. A turn in which the job does not start ends after TURN_TIMEOUT. A
 job that holds nothing keeps its pending pods meanwhile: it finds free room at once, and an autoscaler sees them.
 
-A job that more room would not help releases what it holds to those that it would help (`room`). Nothing is released
-while no other job waits, nor where it is the only copy of a job's state. status.internal.gang has all of it."""
+A job that more room would not help (`hindrance`) releases what it holds to those that it would help. Nothing is
+released while no other job waits, nor where it is the only copy of a job's state. status.internal.gang has all of
+it."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from decimal import Decimal
 
 from concertina.api.internal import Gang
 from concertina.api.status import rfc3339, unix_seconds
@@ -18,7 +21,7 @@ from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.lifecycle.line import Waiting, waiting
-from concertina.plan.observed import Place, Refusal, Refused
+from concertina.plan.observed import Hindrance, NodeView, Place, PodPhase, PodView, Refusal, Refused
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims
 
@@ -139,3 +142,50 @@ def _released(ctx: JobContext, place: Place, mine: Waiting) -> Gang:
 
 def _without_pods(gang: Gang) -> Decision:
     return Decision(Phase.WAITING, "GivesWay", gang.message, gang=gang, pods=Pods.NONE)
+
+
+# --- what keeps a job from starting that more room would not change
+
+
+def hindrance(
+    least: int, pods: Collection[PodView], nodes: Mapping[str, NodeView] | None, fits_quota: int | None
+) -> Hindrance | None:
+    """Return the hindrance of a job that waits for room and needs `least` pods; None where it has none. `fits_quota`:
+    how many the quota that refused one allows. `nodes`: None where the operator does not watch them."""
+    alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]
+    if _excluded(alive):
+        return Hindrance.EXCLUDED
+    if nodes is not None and not _could_hold(least, alive, nodes):
+        return Hindrance.TOO_LARGE
+    if fits_quota is None:
+        return None
+    return Hindrance.BEYOND_QUOTA if fits_quota < least else Hindrance.QUOTA
+
+
+def _excluded(alive: Collection[PodView]) -> bool:
+    """What excludes one pod excludes all that wait: they are alike but for nodes that one avoids by a rule of ours."""
+    return any(pod.excluded and not pod.avoids for pod in alive)
+
+
+def _could_hold(least: int, alive: Collection[PodView], nodes: Mapping[str, NodeView]) -> bool:
+    """Whether so many fit on the nodes that take pods, and on those that have one of it already, if nothing else ran
+    there. Never too strict: rules of where pods may run are left out, and a resource that no node names may come from
+    elsewhere, as claimed devices do (decision "Nobody waits for what room would not help")."""
+    requests = next((pod.requests for pod in alive if pod.requests), None)
+    if requests is None:
+        return True
+    named = [
+        name
+        for name, amount in requests.items()
+        if amount > 0 and any(name in node.allocatable for node in nodes.values())
+    ]
+    mine, room = {pod.node for pod in alive}, 0
+    for node in nodes.values():
+        if node.name in mine or (node.ready and not node.cordoned):
+            offers = node.allocatable
+            if not offers:
+                return True  # it does not say what it has
+            room += min((int(offers.get(name, Decimal(0)) // requests[name]) for name in named), default=least)
+            if room >= least:
+                return True
+    return False

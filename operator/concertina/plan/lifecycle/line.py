@@ -5,8 +5,8 @@ turn under way goes on. Next are the jobs for which the room is enough that the 
 that have trained, then those of the namespace whose last turn is longest ago, then the older ones. Jobs that have had a
 turn in vain follow in the order in which their turns ended, unless that room has become enough for them since.
 
-Room does not help every job (`room`). A job that it does not help has no turn. A job whose quota is used up has one
-among the jobs of its namespace, which could free the quota."""
+Room does not help every job (`admission.hindrance`). A job that it does not help has no turn. A job whose quota is used
+up has one among the jobs of its namespace, which could free the quota."""
 
 from __future__ import annotations
 

@@ -1,14 +1,20 @@
-"""spec.suspend: the round is drained and saved, then its pods are deleted. So are the pods of a job whose template was
-changed and that was resumed before it had come to its rest, and those of a deleted job that a finalizer holds."""
+"""spec.suspend: the round is drained and saved, then its pods are deleted.
+
+So are the pods of a job whose template was changed and that was resumed before all of its old pods had gone, and those
+of a deleted job that another tool's finalizer holds (decision "A deleted job that is held is drained").
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from concertina.amounts import amount, are, first_of
-from concertina.plan.actions import Event
+from concertina.plan.actions import DeletePod, EndPod, Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
-from concertina.plan.lifecycle import deletion
+from concertina.plan.observed import JobView
+from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims, drains
 from concertina_protocol import Report, RestoreSource, State, StorageHealth
@@ -27,8 +33,8 @@ def suspend(ctx: JobContext) -> Decision | None:
         report = ctx.round.report
         if report is not None and report.state == State.DRAINED and _stopped_unsaved(ctx, report):
             return None  # the next round saves it
-        if deletion.held_by(ctx.observed.job):
-            return _draining(ctx, Phase.DELETING, "Deleting", deletion.why(ctx.observed.job))
+        if held_by(ctx.observed.job):
+            return _draining(ctx, Phase.DELETING, "Deleting", why_deleting(ctx.observed.job))
         return _draining(ctx, Phase.SUSPENDING, "Suspending", "spec.suspend is set")
     can_go_on = sizes.fitting(len(ctx.replicas.candidates), ctx.spec) > 0
     return None if can_go_on and not _overdue(ctx) else _suspended(ctx)
@@ -127,10 +133,43 @@ def _suspended(ctx: JobContext) -> Decision:
     message = "spec.suspend is set: no pods, the state is kept"
     if left:
         message = f"{amount(left, 'pod')} {are(left)} being deleted"
-    if deletion.held_by(job):
+    if held_by(job):
         phase = Phase.DELETING
-        message = f"{deletion.why(job)}: {message if left else 'it has no pods any more'}"
+        message = f"{why_deleting(job)}: {message if left else 'it has no pods any more'}"
     if away := sorted({pod.node for pod in ctx.observed.pods if not ctx.node(pod).ready}):
         message += f"; {first_of(away, 5)} can't confirm that: what runs there may go on for as long"
     disbanded = claims.disbanded(ctx, "Deleting" if phase is Phase.DELETING else "Suspended")
     return Decision(phase, phase.value, message, world=disbanded, pods=Pods.NONE)
+
+
+# --- deleted jobs that a finalizer holds
+
+GARBAGE_COLLECTOR = ("foregroundDeletion", "orphan")
+"""Finalizers of the garbage collector, which deletes the pods itself, or is to leave them alone."""
+ORPHAN = "orphan"
+DELETION_REMARK = "the job is being deleted, and a finalizer holds it"
+
+
+def held_by(job: JobView) -> tuple[str, ...]:
+    """The finalizers that keep a deleted job, for however long; empty where the garbage collector does the rest."""
+    if not job.deleting or ORPHAN in job.finalizers:
+        return ()
+    return tuple(name for name in job.finalizers if name not in GARBAGE_COLLECTOR)
+
+
+def why_deleting(job: JobView) -> str:
+    """Say that a job is being deleted, and what holds it."""
+    return f"the job is being deleted, and held by the finalizer {first_of(held_by(job), 3)}"
+
+
+def annotate_deletion(ctx: JobContext, decision: Decision) -> Decision:
+    """Add to any other decision about a deleted job that it is being deleted."""
+    if not held_by(ctx.observed.job) or decision.phase is Phase.DELETING or DELETION_REMARK in decision.message:
+        return decision
+    return replace(decision, message=f"{decision.message}; {DELETION_REMARK}")
+
+
+def without_new_pods(pods: PodPlan) -> PodPlan:
+    """Return the plan without creations: nothing replaces the pods of a deleted job."""
+    ends = tuple(action for action in pods.actions if isinstance(action, DeletePod | EndPod))
+    return replace(pods, actions=ends, events=(), missing=False)

@@ -65,7 +65,7 @@ def offloaded(spec: JobSpec, replicas: int, weights: Weights | None = None) -> i
 
 
 def _fits(spec: JobSpec, replicas: int, has: int) -> bool:
-    if not replicas:  # no size is valid, as `not_runnable` says
+    if not replicas:  # no size is valid, as `start.no_size` says
         return True
     return needed(spec, replicas) + offloaded(spec, replicas) <= has
 

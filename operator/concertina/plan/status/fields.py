@@ -15,7 +15,7 @@ from concertina.plan.facts import sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.lifecycle import admission, checkpoint_requests, master_key
+from concertina.plan.lifecycle import admission, checkpoint_requests, start
 from concertina.plan.observed import PodPhase
 from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.pod_plan import PodPlan
@@ -104,7 +104,7 @@ CONDITIONS: Mapping[str, Row] = {
     "conditions": lambda p: p.conditions,
     "start_time": lambda p: None if p.decision.phase is Phase.SUSPENDED else p.old.start_time or p.now,
     "completion_time": lambda p: p.old.completion_time or p.now if p.decision.phase.final else None,
-    "master_key": lambda p: master_key.recorded(p.ctx),
+    "master_key": lambda p: start.master_key(p.ctx),
 }
 PODS: Mapping[str, Row] = {
     "selector": lambda p: f"concertina.dev/job-uid={p.ctx.observed.job.uid}",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from builders import jobs
-from concertina.plan.lifecycle.room import hindrance
+from concertina.plan.lifecycle.admission import hindrance
 from concertina.plan.observed import Hindrance, NodeView, PodView
 
 GPUS = {"pods": Decimal(1), "cpu": Decimal("1.5"), "gpu": Decimal(2)}

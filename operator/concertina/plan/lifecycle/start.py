@@ -1,0 +1,148 @@
+"""The start of a job: what it needs, its first round, and the master key that its agents know from then on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from concertina.amounts import amount, are, first_of
+from concertina.api.spec import Launcher
+from concertina.plan.facts import constants, sizes
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Decision, Phase, Pods, Reason, stalled
+from concertina.plan.observed import ConnectionRefusal, PodPhase
+from concertina.plan.pods.backoff import shortage
+from concertina.plan.recovery import causes, startup
+from concertina.plan.rounds import claims, commits
+from concertina.plan.rounds.claims import Cause
+from concertina.plan.state import restore
+from concertina_protocol import StorageHealth
+
+
+def first_round(ctx: JobContext) -> Decision | None:
+    """Claim the first round once all wanted replicas are ready, or enough of them after a while.
+
+    As the last policy it answers for every status without a committed round, also for one that names members but no
+    claim of theirs, because somebody else wrote into it.
+    """
+    names = ctx.replicas.candidates
+    size, trouble = sizes.fitting(len(names), ctx.spec), _start_trouble(ctx)
+    if trouble and not size:
+        return trouble
+    if size < sizes.most(ctx.spec) and (not size or (wait := _first_start_left(ctx)) > 0):
+        return Decision(Phase.WAITING, "WaitingForReplicas", shortage(ctx), recheck=wait if size else _look_again(ctx))
+    if restore.uses_storage(ctx.spec):
+        storages = [view.report.storage for name in names if (view := ctx.agent(name)).report]
+        looks = [storage for storage in storages if storage is not None]
+        if not any(storage.state == StorageHealth.READY for storage in looks):
+            error = next((storage.message for storage in looks if storage.state == StorageHealth.ERROR), "")
+            return commits.storage_unknown(restore.Unknown(error))
+    reason = Reason.FIRST_ROUND if not ctx.status.rounds else Reason.RESUMED
+    message = f"{amount(size, 'replica')} {are(size)} ready"
+    return claims.claim(ctx, Cause(reason, message, planned=True))
+
+
+def _look_again(ctx: JobContext) -> float:
+    """Time alone makes news only of pods that run and are not heard; for others it changes the wording of the sentence,
+    soon where no scheduler has looked at a pod."""
+    live = ctx.replicas.live.values()
+    if any(pod.phase is PodPhase.RUNNING and not ctx.agent(pod.name).alive for pod in live):
+        return constants.CREATE_RETRY
+    new = [constants.UNSCHEDULED - ctx.age(pod) for pod in live if pod.awaited_scheduler]
+    return min([constants.SLOW_START, *filter(lambda left: left > 0, new)])
+
+
+def _first_start_left(ctx: JobContext) -> float:
+    patience = ctx.spec.elastic.grow_after_seconds if ctx.spec.elastic else constants.FIRST_START
+    return patience - max(map(ctx.age, ctx.replicas.live.values()), default=0.0)
+
+
+def _start_trouble(ctx: JobContext) -> Decision | None:
+    """What keeps every replica from starting until a person mends it; then the job goes on by itself."""
+    if stuck := startup.waiting(ctx):
+        return stuck
+    broken = [
+        view.report.startup_error
+        for name in ctx.replicas.live
+        if (view := ctx.agent(name)).report and view.report.startup_error
+    ]
+    if broken:
+        return stalled(Reason.AGENT_CANNOT_START, broken[0], Pods.WANTED)
+    return None
+
+
+# --- specs that no pods are made for
+
+
+def uri_in_use(ctx: JobContext) -> Decision | None:
+    """Make nothing if another job has the checkpoints that the spec names."""
+    holder = ctx.observed.uri_holder
+    if holder is None or ctx.spec.suspend:
+        return None
+    uri = ctx.spec.checkpoint.uri if ctx.spec.checkpoint else ""
+    message = (
+        f"checkpoint.uri {uri} belongs to the job {holder.name}, which has begun: give this job another one, delete "
+        f"that job, or set checkpoint.takeOver: {holder.uid}"
+    )
+    return stalled("CheckpointURIInUse", message, Pods.NONE)
+
+
+def no_size(ctx: JobContext) -> Decision | None:
+    """Make nothing if no size of the job is valid."""
+    if sizes.most(ctx.spec) or ctx.spec.suspend:
+        return None
+    return stalled(
+        "NoValidSize", f"{sizes.rounding(ctx.spec)}: set spec.replicas to at least {ctx.spec.replica_step}", Pods.NONE
+    )
+
+
+# --- the master key
+
+MASTER_KEY_MISMATCH = "MasterKeyMismatch"
+MASTER_KEY_REMEDY = (
+    "Put that key back into the Secret with the operator's master key, as an entry whose name begins with key-, and "
+    "restart the operator (docs/master-key.md), or delete the job and create it again"
+)
+
+
+def master_key(ctx: JobContext) -> str:
+    """Return status.masterKey: the key for new jobs as long as there are no pods.
+
+    For a job that an older operator started, the first agent that answers shows that it is the same key.
+    """
+    if ctx.status.master_key or ctx.spec.launcher is Launcher.TORCHRUN:
+        return ctx.status.master_key
+    answered = any(view.connected for view in ctx.observed.agents.values())
+    return next(iter(ctx.observed.master_keys), "") if answered or not ctx.observed.pods else ""
+
+
+def master_key_missing(ctx: JobContext) -> Decision | None:
+    """Leave a job alone whose master key the operator does not have.
+
+    Its agents can't be reached, which says nothing about them: they train on, and a person can give the key back. Dead
+    pods stay as well, because nobody could reach their successors.
+    """
+    key = ctx.status.master_key
+    if not key or key in ctx.observed.master_keys:
+        return None
+    message = f"the job was started with master key {key}, which this operator does not have: no agent can be reached"
+    return replace(
+        causes.as_before(ctx),
+        stalled=MASTER_KEY_MISMATCH,
+        stalled_message=f"{message}. {MASTER_KEY_REMEDY}",
+        pods=Pods.KEPT,
+    )
+
+
+def annotate_master_key(ctx: JobContext, decision: Decision) -> Decision:
+    """Report live replicas whose certificates come from another master key."""
+    names = [name for name in ctx.replicas.live if ctx.agent(name).refusal is ConnectionRefusal.OTHER_KEY]
+    if not names or decision.stalled or decision.pods is not Pods.WANTED:
+        return decision
+    message = (
+        f"{first_of(names, 3)}: the agent's certificate comes from another master key than this operator has, so it "
+        "can't be reached, and is left alone"
+    )
+    goes_on = decision.phase in (Phase.TRAINING, Phase.DRAINING) and ctx.round.lead.replica not in names
+    return replace(
+        decision, stalled=MASTER_KEY_MISMATCH, stalled_message=f"{message}. {MASTER_KEY_REMEDY}", goes_on=goes_on
+    )
