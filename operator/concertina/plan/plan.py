@@ -27,7 +27,7 @@ from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import causes, escalation, stalls, startup
 from concertina.plan.rounds import claims, drains, growth
 from concertina.plan.state import restore, snapshot_memory
-from concertina.plan.status import conditions, lead_says
+from concertina.plan.status import conditions, progress
 from concertina.plan.status.fields import status_after
 from concertina.plan.status.round_trace import round_trace
 
@@ -75,7 +75,7 @@ REMARKS: tuple[Remark, ...] = (
     lambda ctx, decision, pods: stalls.annotate_unreachable(ctx, decision),
     lambda ctx, decision, pods: backoff.annotate_refusal(ctx, decision) if pods.missing else decision,
     lambda ctx, decision, pods: stalls.annotate_storage(ctx, decision),
-    lambda ctx, decision, pods: lead_says.annotate(ctx, decision),
+    lambda ctx, decision, pods: progress.annotate_world_mismatch(ctx, decision),
     lambda ctx, decision, pods: suspend.annotate_deletion(ctx, decision),
 )
 """The first reason why a person must act stands."""
@@ -87,7 +87,7 @@ EVENTS: tuple[Announcement, ...] = (
     lambda ctx, status: bad_nodes.events(ctx.status, status),
     lambda ctx, status: startup.container_events(ctx),
     lambda ctx, status: restore.rollback_events(ctx.status, status),
-    lambda ctx, status: lead_says.events(ctx.status, status),
+    lambda ctx, status: progress.sentence_events(ctx.status, status),
     lambda ctx, status: conditions.events(ctx.status, status),
 )
 

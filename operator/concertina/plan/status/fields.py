@@ -22,7 +22,7 @@ from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import escalation, stalls, startup
 from concertina.plan.rounds import claims, growth
 from concertina.plan.state import restore
-from concertina.plan.status import conditions, lead_says, progress
+from concertina.plan.status import conditions, progress
 from concertina.plan.status.accounting import Account
 
 
@@ -115,10 +115,10 @@ PODS: Mapping[str, Row] = {
 }
 ROUNDS: Mapping[str, Row] = {
     "world": lambda p: claims.world_after(p.ctx, p.decision),
-    "starts_plainly": lambda p: lead_says.sentence(p.ctx, "starts_plainly"),
-    "imports_anew": lambda p: lead_says.sentence(p.ctx, "imports_anew"),
-    "world_mismatch": lambda p: lead_says.sentence(p.ctx, "world_mismatch"),
-    "tracking": lambda p: lead_says.sentence(p.ctx, "tracking"),
+    "starts_plainly": lambda p: progress.lead_sentence(p.ctx, "starts_plainly"),
+    "imports_anew": lambda p: progress.lead_sentence(p.ctx, "imports_anew"),
+    "world_mismatch": lambda p: progress.lead_sentence(p.ctx, "world_mismatch"),
+    "tracking": lambda p: progress.lead_sentence(p.ctx, "tracking"),
     "rounds": lambda p: p.old.rounds + (p.decision.world is not None and p.decision.world.round > p.old.world.round),
 }
 RECOVERY: Mapping[str, Row] = {

@@ -1,25 +1,36 @@
-"""What the status tells of progress and saved state."""
+"""The parts of the status that follow from the lead's report: progress, saved state, and sentences.
+
+The status shows a sentence as long as it holds, with an event when it changes: why workers do not start warm (all
+replicas have one image and command), why the tracker takes nothing, and that workers train in worlds of their own.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import concertina_protocol as protocol
 from concertina.api.history import History, Point, unpacked
+from concertina.api.launchers import REMEDY
+from concertina.api.spec import Launcher
 from concertina.api.status import (
     CheckpointEvery,
     CheckpointMark,
+    ConditionType,
     EvaluationMark,
     JobProgress,
+    JobStatus,
     ShareMark,
     SnapshotEvery,
     SnapshotMark,
     rfc3339,
 )
+from concertina.plan.actions import Event
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Phase
+from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.state import restore
 
 MOST_SHARES = 16
@@ -174,3 +185,72 @@ def uncounted_seconds_left(ctx: JobContext, phase: Phase) -> float | None:
         return None
     every = max(constants.COUNT_TIME, ctx.observed.progress_every)
     return max(0.0, every - ctx.elapsed(ctx.status.goodput.at))
+
+
+# --- sentences of the lead
+
+
+@dataclass(frozen=True)
+class SentenceEvent:
+    """The event for a sentence, with the words before and after it."""
+
+    type: str
+    reason: str
+    before: str
+    after: str = ""
+
+
+SENTENCES: Mapping[str, SentenceEvent] = {
+    "starts_plainly": SentenceEvent("Normal", "StartsPlainly", "workers start plainly, not warm"),
+    "imports_anew": SentenceEvent("Normal", "ImportsAnew", "each worker imports by itself"),
+    "world_mismatch": SentenceEvent(
+        "Warning", "WorldMismatch", "each replica trains alone", f". To train together, {REMEDY}"
+    ),
+    "tracking": SentenceEvent(
+        "Warning", "TrackerUnreachable", "training goes on; what is to be tracked is kept on the node"
+    ),
+}
+"""By the field's name in the report and in the status."""
+LONGEST_EVENT = 1000
+"""Characters of an event's message."""
+WORLD_MISMATCH = "world_mismatch"
+UNDER_WAY = (Phase.STARTING, Phase.TRAINING, Phase.DRAINING, Phase.RECOVERING)
+"""Phases in which a job trains alone, or is about to again."""
+
+
+def lead_sentence(ctx: JobContext, field: str) -> str | None:
+    """Return the sentence of the lead's last report; None under torchrun, which has no lead."""
+    if ctx.spec.launcher is Launcher.TORCHRUN:
+        return None
+    report = ctx.round.report
+    found: str | None = getattr(ctx.status if report is None else report, field)
+    return found[:1024] if found else None
+
+
+def sentence_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Return an event for each sentence that is new or has changed."""
+    found = []
+    for field, said in SENTENCES.items():
+        now = getattr(new, field)
+        if now is not None and now != getattr(old, field):
+            found.append(Event(said.type, said.reason, _event_message(field, now)))
+    return tuple(found)
+
+
+def annotate_world_mismatch(ctx: JobContext, decision: Decision) -> Decision:
+    """Report that each replica trains alone, as Degraded and when the job completes."""
+    mismatch = lead_sentence(ctx, WORLD_MISMATCH)
+    if mismatch is None:
+        return decision
+    message = _event_message(WORLD_MISMATCH, mismatch)
+    if decision.phase is Phase.COMPLETE and not ctx.status.is_true(ConditionType.COMPLETE):
+        return replace(decision, message=f"{decision.message}; {message}")
+    if decision.stalled or decision.phase not in UNDER_WAY:
+        return decision
+    return replace(decision, stalled=SENTENCES[WORLD_MISMATCH].reason, stalled_message=message, goes_on=True)
+
+
+def _event_message(field: str, now: str) -> str:
+    """Return the message of an event for a sentence."""
+    before, after = f"{SENTENCES[field].before}: ", SENTENCES[field].after
+    return before + now[: LONGEST_EVENT - len(before) - len(after)] + after
