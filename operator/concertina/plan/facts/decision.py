@@ -54,6 +54,40 @@ PLANNED = frozenset(
 """Reasons of claims before which nothing failed."""
 
 
+@dataclass(frozen=True)
+class RoundTrigger:
+    """Why a new round is needed: a planned change, unless it is a `Failure`."""
+
+    reason: str
+    message: str
+
+    @property
+    def sentence(self) -> str:
+        """The message, bounded for a status."""
+        return self.message[:1000]
+
+
+@dataclass(frozen=True)
+class Failure(RoundTrigger):
+    """A failure, as the operator observed it.
+
+    `escalation.restart_entry` makes its entry in status.restarts, and `escalation.decide` the `RecoveryDecision`.
+    """
+
+    replica: str = ""
+    """The replica that failed; empty if none is to blame."""
+    counted: bool = False
+    """Whether it uses up failurePolicy.maxRestarts."""
+    exit_code: int | None = None
+    """Exit code of the failed worker."""
+    last_lines: tuple[str, ...] = ()
+    """Lines that the failed worker printed last."""
+    error: str = ""
+    """What stays the same when the same failure happens again (`repeats.signature`)."""
+    step: int | None = None
+    """Last step that the failed worker reported, or None."""
+
+
 class Phase(enum.Enum):
     """Where a job stands. Its conditions follow from it (`conditions`), and where its time goes (`progress`)."""
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from concertina.api.status import ConditionType
 from concertina.plan.actions import DeleteJob
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.facts.decision import Decision, Failure, Phase, Pods
 from concertina.plan.observed import PodPhase
 from concertina.plan.recovery import escalation
-from concertina.plan.rounds.claims import Cause
 from concertina.plan.state import restore
 from concertina_protocol import Prepared, State, StorageHealth
 
@@ -62,24 +61,24 @@ def complete_in_storage(ctx: JobContext) -> Decision | None:
 
 
 def permanent_failure(ctx: JobContext) -> Decision | None:
-    """What a new round can't mend."""
+    """End the job with a failure that a new round can't mend."""
     report = ctx.round.report
-    failure = next((failure for failure in report.failures if failure.permanent), None) if report else None
-    if failure is None:
+    reported = next((failure for failure in report.failures if failure.permanent), None) if report else None
+    if reported is None:
         return None
-    cause = Cause(
-        failure.reason,
-        failure.message,
-        failure.replica,
-        exit_code=failure.exit_code,
-        last_lines=failure.last_lines,
+    failure = Failure(
+        reported.reason,
+        reported.message,
+        reported.replica,
+        exit_code=reported.exit_code,
+        last_lines=reported.last_lines,
     )
     return Decision(
         Phase.FAILED,
         failure.reason,
-        cause.sentence,
-        restart=escalation.restart_entry(ctx, cause),
-        last_failure=escalation.last_failure(ctx, cause),
+        failure.sentence,
+        restart=escalation.restart_entry(ctx, failure),
+        last_failure=escalation.last_failure(ctx, failure),
         pods=Pods.ENDED,
     )
 

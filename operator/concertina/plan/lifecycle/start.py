@@ -8,12 +8,11 @@ from concertina.amounts import amount, are, first_of
 from concertina.api.spec import Launcher
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Pods, Reason, stalled
+from concertina.plan.facts.decision import Decision, Phase, Pods, Reason, RoundTrigger, stalled
 from concertina.plan.observed import ConnectionRefusal, PodPhase
 from concertina.plan.pods.backoff import shortage
 from concertina.plan.recovery import causes, startup
 from concertina.plan.rounds import claims, commits
-from concertina.plan.rounds.claims import Cause
 from concertina.plan.state import restore
 from concertina_protocol import StorageHealth
 
@@ -38,7 +37,7 @@ def first_round(ctx: JobContext) -> Decision | None:
             return commits.storage_unknown(restore.Unknown(error))
     reason = Reason.FIRST_ROUND if not ctx.status.rounds else Reason.RESUMED
     message = f"{amount(size, 'replica')} {are(size)} ready"
-    return claims.claim(ctx, Cause(reason, message, planned=True))
+    return claims.claim(ctx, RoundTrigger(reason, message))
 
 
 def _look_again(ctx: JobContext) -> float:

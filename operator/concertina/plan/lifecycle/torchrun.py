@@ -20,13 +20,12 @@ from concertina.api.world import Claim, World
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
+from concertina.plan.facts.decision import Decision, Failure, Phase, Pods, Reason, RoundTrigger
 from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import backoff, torchrun
 from concertina.plan.pods.backoff import why_waiting
 from concertina.plan.recovery import escalation, startup
 from concertina.plan.rounds import claims
-from concertina.plan.rounds.claims import Cause
 
 SIGNALLED = 128
 """Exit codes from here on are those of a process that was killed: of torchrun, not by it."""
@@ -59,25 +58,24 @@ def _members(ctx: JobContext) -> list[PodView]:
 def next_round(ctx: JobContext) -> Decision | None:
     """A new rendezvous, where there is none or the last one is over."""
     if not ctx.world.round:
-        return _begun(ctx, Cause(Reason.FIRST_ROUND, "the first rendezvous", planned=True))
+        return _begun(ctx, RoundTrigger(Reason.FIRST_ROUND, "the first rendezvous"))
     if ctx.round.disbanded or ctx.world.members:  # those are of the agents' last round: the launcher was another one
-        return _begun(ctx, Cause(Reason.RESUMED, "the job goes on with another rendezvous", planned=True))
+        return _begun(ctx, RoundTrigger(Reason.RESUMED, "the job goes on with another rendezvous"))
     if rendezvous_name(ctx.observed.job.name, ctx.world.round) in ctx.observed.taken:
-        return _begun(ctx, Cause("NameTaken", "another pod has the name of the rendezvous", planned=True))
-    cause = _over(ctx)
-    if cause is None:
-        return None
-    return replace(_answered(ctx, cause), last_failure=escalation.last_failure(ctx, cause))
+        return _begun(ctx, RoundTrigger("NameTaken", "another pod has the name of the rendezvous"))
+    trigger = _over(ctx)
+    if not isinstance(trigger, Failure):
+        return _after_backoff(ctx, trigger) if trigger else None
+    decision = escalation.restarts_exhausted(ctx, trigger) or _after_backoff(ctx, trigger)
+    return replace(decision, last_failure=escalation.last_failure(ctx, trigger))
 
 
-def _answered(ctx: JobContext, cause: Cause) -> Decision:
-    if failed := escalation.restarts_exhausted(ctx, cause):
-        return failed
+def _after_backoff(ctx: JobContext, trigger: RoundTrigger) -> Decision:
     wait = backoff.next_round(ctx)
     if wait > 0:
-        message = f"{cause.sentence}; the next rendezvous waits, for failures follow each other closely"
-        return Decision(Phase.RECOVERING, cause.reason, message, recheck=wait, pods=Pods.KEPT)
-    return _begun(ctx, cause)
+        message = f"{trigger.sentence}; the next rendezvous waits, for failures follow each other closely"
+        return Decision(Phase.RECOVERING, trigger.reason, message, recheck=wait, pods=Pods.KEPT)
+    return _begun(ctx, trigger)
 
 
 def running(ctx: JobContext) -> Decision:
@@ -101,55 +99,56 @@ def running(ctx: JobContext) -> Decision:
     return Decision(Phase.WAITING, "WaitingForReplicas", message, pods=Pods.WANTED, recheck=constants.CREATE_RETRY)
 
 
-def _over(ctx: JobContext) -> Cause | None:
+def _over(ctx: JobContext) -> RoundTrigger | None:
     """Why this round can't go on."""
     members, store = _members(ctx), torchrun.store(ctx)
     if outdated := [
         pod.name for pod in ctx.observed.pods if pod.round == ctx.world.round and pod.name in ctx.replicas.outdated
     ]:
         message = f"pod {outdated[0]} was made of another template than the job has now"
-        return Cause(Reason.TEMPLATE_CHANGED, message, planned=True)
+        return RoundTrigger(Reason.TEMPLATE_CHANGED, message)
     if store is None and members:
-        return Cause("RendezvousLost", "the pod that served torchrun's store is gone")
+        return Failure("RendezvousLost", "the pod that served torchrun's store is gone")
     if store is not None and store.name in ctx.replicas.dead:
         message = f"the pod that served torchrun's store {ctx.replicas.dead[store.name]}"
-        return Cause("RendezvousLost", message, store.name, counted=backoff.ended_by_itself(store))
+        return Failure("RendezvousLost", message, store.name, counted=backoff.ended_by_itself(store))
     if ctx.spec.elastic is None and ctx.world.replicas != sizes.most(ctx.spec):
-        return Cause("Scaled", "spec.replicas has changed, and torchrun runs at a fixed size", planned=True)
+        return RoundTrigger("Scaled", "spec.replicas has changed, and torchrun runs at a fixed size")
     live = [pod for pod in members if pod.name in ctx.replicas.live]
     if any(pod.phase is PodPhase.SUCCEEDED for pod in members) and live:
         return None  # they are about to end too
     for pod in members:
         if pod.phase is PodPhase.FAILED and backoff.ended_by_itself(pod) and 0 < (pod.exit_code or 0) < SIGNALLED:
-            return Cause(
+            return Failure(
                 "TorchrunFailed", f"torchrun gave up: {ctx.replicas.dead[pod.name]}", pod.name, counted=True,
                 exit_code=pod.exit_code, last_lines=tuple(pod.exit_message.splitlines()),
             )  # fmt: skip
     if any(pod.phase is PodPhase.SUCCEEDED for pod in members):  # nobody is replaced after that
         lost = next(pod for pod in members if pod.phase is not PodPhase.SUCCEEDED)
         message = f"the others have ended well, but replica {lost.name} {ctx.replicas.dead[lost.name]}"
-        return Cause(
+        return Failure(
             "MemberLost", message, lost.name, counted=backoff.ended_by_itself(lost), exit_code=lost.exit_code,
             last_lines=tuple(lost.exit_message.splitlines()),
         )  # fmt: skip
     return None
 
 
-def _begun(ctx: JobContext, cause: Cause) -> Decision:
+def _begun(ctx: JobContext, trigger: RoundTrigger) -> Decision:
     fixed = ctx.spec.elastic is None
     round = 1 + claims.highest_round(ctx)
     while rendezvous_name(ctx.observed.job.name, round) in ctx.observed.taken:
         round += 1
     at = rfc3339(ctx.now)
     claim = Claim(
-        round=round, claim_id=ctx.observed.fresh_claim, committed=True, at=at, reason=cause.reason,
-        message=cause.sentence,
+        round=round, claim_id=ctx.observed.fresh_claim, committed=True, at=at, reason=trigger.reason,
+        message=trigger.sentence,
     )  # fmt: skip
     world = World(round=round, claim=claim, replicas=sizes.most(ctx.spec) if fixed else 0, since=at)
     first = not ctx.world.round
     phase = Phase.STARTING if first else Phase.RECOVERING
-    events = () if first else (Event("Normal" if cause.planned else "Warning", cause.reason, cause.sentence),)
+    restart = escalation.restart_entry(ctx, trigger) if isinstance(trigger, Failure) else None
+    event = Event("Warning" if restart else "Normal", trigger.reason, trigger.sentence)
     return Decision(
-        phase, cause.reason, cause.sentence,
-        world=world, restart=escalation.restart_entry(ctx, cause), events=events, pods=Pods.KEPT,
+        phase, trigger.reason, trigger.sentence,
+        world=world, restart=restart, events=() if first else (event,), pods=Pods.KEPT,
     )  # fmt: skip

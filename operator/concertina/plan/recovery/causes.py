@@ -1,4 +1,4 @@
-"""Whether the committed round can go on, and if not, why: the table of causes that lead to a new claim."""
+"""Whether the committed round can go on: the table of failures and changes that lead to a new claim."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from dataclasses import replace
 
 import concertina_protocol as protocol
 from concertina.amounts import amount
-from concertina.api.restarts import Restart
 from concertina.api.status import ConditionType
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
+from concertina.plan.facts.decision import Decision, Failure, Phase, Pods, Reason, RoundTrigger
 from concertina.plan.facts.health import Life
 from concertina.plan.pods import backoff
-from concertina.plan.pods.backoff import shortage
 from concertina.plan.recovery import escalation, repeats, stalls, startup
+from concertina.plan.recovery.escalation import RecoveryDecision
 from concertina.plan.rounds import claims, growth
-from concertina.plan.rounds.claims import Cause
 from concertina_protocol import BAD_INPUTS, FailureReason
 
 OWN_FAULT = frozenset(
@@ -42,70 +40,54 @@ OWN_FAULT = frozenset(
 NOBODYS = frozenset({FailureReason.LOSS_SPIKE, FailureReason.LOSS_NOT_FINITE, FailureReason.ROLLED_BACK})
 """All ranks have seen it alike: no replica or node is to blame."""
 
-LOST = frozenset(
-    {
-        FailureReason.MEMBER_LOST,
-        FailureReason.LEAD_LOST,
-        Reason.NODE_LOST,
-        Reason.REPLICA_DELETED,
-        Reason.REPLICA_ENDED,
-        Reason.AGENT_RESTARTED,
-        Reason.ASSIGN_REFUSED,
-        Reason.ASSIGN_FAILED,
-    }
-)
-"""The member itself is gone, or not what it was."""
-
 
 def recover(ctx: JobContext) -> Decision | None:
-    """A new round where the committed one is broken: at once, or after a back-off where it keeps failing."""
-    if not ctx.round.committed:
-        return None
-    cause = broken(ctx)
-    if cause is None:
-        return None
-    return replace(_answered(ctx, cause), last_failure=escalation.last_failure(ctx, cause))
+    """Make a new round if the committed one is broken: at once, or after a back-off if it keeps failing."""
+    trigger = broken(ctx) if ctx.round.committed else None
+    if not isinstance(trigger, Failure):
+        return _next_round(ctx, trigger) if trigger else None
+    return replace(_recovered(ctx, trigger), last_failure=escalation.last_failure(ctx, trigger))
 
 
-def _answered(ctx: JobContext, cause: Cause) -> Decision:
-    failed = escalation.restart_entry(ctx, cause)
-    found = escalation.answer(ctx, failed, cause.reason in LOST, cause.sentence) if failed else None
-    if found and not found.rung:
-        return Decision(Phase.FAILED, found.reason, found.sentence, restart=failed, pods=Pods.ENDED)
-    if spent := escalation.restarts_exhausted(ctx, cause):
-        return spent
+def _recovered(ctx: JobContext, failure: Failure) -> Decision:
+    recovery = escalation.decide(ctx, escalation.restart_entry(ctx, failure), failure.sentence)
+    if recovery.action is None:
+        return Decision(Phase.FAILED, recovery.reason, recovery.message, restart=recovery.entry, pods=Pods.ENDED)
+    return escalation.restarts_exhausted(ctx, failure) or _next_round(ctx, failure, recovery)
+
+
+def _next_round(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecision | None = None) -> Decision:
     wait = backoff.next_round(ctx)
     if wait > 0:
         message = (
-            f"{cause.sentence}; it has failed at this step before, so the next round waits a little (at most 30 s)"
+            f"{trigger.sentence}; it has failed at this step before, so the next round waits a little (at most 30 s)"
         )
-        return Decision(Phase.RECOVERING, cause.reason, message, recheck=wait)
-    return _claim(ctx, cause, failed, found) or Decision(
-        Phase.WAITING, cause.reason, f"{cause.sentence}; {shortage(ctx)}", recheck=1.0, watch_all=True
+        return Decision(Phase.RECOVERING, trigger.reason, message, recheck=wait)
+    return _claim(ctx, trigger, recovery) or Decision(
+        Phase.WAITING, trigger.reason, f"{trigger.sentence}; {backoff.shortage(ctx)}", recheck=1.0, watch_all=True
     )
 
 
-def _claim(ctx: JobContext, cause: Cause, failed: Restart | None, found: escalation.Answer | None) -> Decision | None:
-    """The next round, as the escalation says."""
-    if failed is None or found is None:
-        return claims.claim(ctx, cause)
-    whole = replace(cause, from_storage=found.rung == escalation.WHOLE_RESTART)
-    made = claims.claim(ctx, whole, failed.model_copy(update={"rung": found.rung}))
-    return replace(made, events=(*made.events, Event("Warning", found.rung, found.sentence))) if made else None
+def _claim(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecision | None) -> Decision | None:
+    """Claim the next round, as the recovery decision says."""
+    if recovery is None:
+        return claims.claim(ctx, trigger)
+    made = claims.claim(ctx, trigger, recovery.entry, from_storage=recovery.reason == escalation.WHOLE_RESTART)
+    return made and replace(made, events=(*made.events, Event("Warning", recovery.reason, recovery.message)))
 
 
-def broken(ctx: JobContext) -> Cause | None:
-    """The first cause that applies."""
-    return next((cause for check in CHECKS if (cause := check(ctx))), None)
+def broken(ctx: JobContext) -> RoundTrigger | None:
+    """Return why the committed round can't go on: the first trigger that applies."""
+    return next((trigger for check in CHECKS if (trigger := check(ctx))), None)
 
 
-def _failure_reported(ctx: JobContext) -> Cause | None:
+def _failure_reported(ctx: JobContext) -> Failure | None:
     report = ctx.round.report
     if report is None or report.state == protocol.State.SUCCEEDED:
         return None
     failure = first_failure(report)
     if failure:
-        return Cause(
+        return Failure(
             failure.reason,
             failure.message,
             "" if failure.reason in NOBODYS or _by_damage(failure) else failure.replica,
@@ -116,7 +98,7 @@ def _failure_reported(ctx: JobContext) -> Cause | None:
             step=failure.step,
         )
     if report.state == protocol.State.FAILED:
-        return Cause("LeadFailed", f"the lead {report.replica} says that the round has failed", report.replica)
+        return Failure("LeadFailed", f"the lead {report.replica} says that the round has failed", report.replica)
     return None
 
 
@@ -131,59 +113,61 @@ def first_failure(report: protocol.Report) -> protocol.Failure | None:
     return next(primary, report.failures[0] if report.failures else None)
 
 
-def _member_gone(ctx: JobContext) -> Cause | None:
+def _member_gone(ctx: JobContext) -> Failure | None:
     pods, told = ctx.replicas.pods, ctx.round.report.members if ctx.round.report else {}
     for member in ctx.world.members:
         pod, known = pods.get(member.replica), told.get(member.replica)
         if known is not None and known.state == protocol.State.DRAINED:
             continue  # its part in the round was over: it may go before the others are through
         if pod is None or not member.is_pod(pod.uid):
-            return Cause(
+            return Failure(
                 Reason.REPLICA_DELETED, f"replica {member.replica} is gone: its pod was deleted", member.replica
             )
         if pod.ended:
-            return Cause(Reason.REPLICA_ENDED, f"replica {pod.name} {ctx.replicas.dead[pod.name]}", pod.name)
+            return Failure(Reason.REPLICA_ENDED, f"replica {pod.name} {ctx.replicas.dead[pod.name]}", pod.name)
         if ctx.node(pod).out_of_service:
-            return Cause(
+            return Failure(
                 Reason.NODE_LOST, f"replica {pod.name} {ctx.replicas.dead.get(pod.name, 'lost its node')}", pod.name
             )
     return None
 
 
-def _lead_lost(ctx: JobContext) -> Cause | None:
+def _lead_lost(ctx: JobContext) -> RoundTrigger | None:
     lead = ctx.round.lead.replica
     if ctx.health.lead.dead and ctx.round.report and ctx.round.report.state == protocol.State.DRAINED:
-        return Cause(Reason.DRAINED, f"the lead {lead} has left after a drain", lead, planned=True)
+        return RoundTrigger(Reason.DRAINED, f"the lead {lead} has left after a drain")
     if ctx.health.lead.dead:
-        return Cause(FailureReason.LEAD_LOST, f"the lead {lead} {ctx.health.lead.sentence}", lead)
+        return Failure(FailureReason.LEAD_LOST, f"the lead {lead} {ctx.health.lead.sentence}", lead)
     report = ctx.agent(lead).report
     if not ctx.agent(lead).connected or report is None:
         return None
     if not ctx.round.lead.is_agent(report.instance):
-        return Cause(Reason.AGENT_RESTARTED, f"the agent of the lead {lead} was restarted, its workers are gone", lead)
+        return Failure(
+            Reason.AGENT_RESTARTED, f"the agent of the lead {lead} was restarted, its workers are gone", lead
+        )
     if ctx.round.claim and report.round > ctx.round.claim.round:
-        return Cause("RoundOvertaken", f"the lead {lead} has seen round {report.round} already", lead)
+        return Failure("RoundOvertaken", f"the lead {lead} has seen round {report.round} already", lead)
     return None
 
 
-def _not_acknowledged(ctx: JobContext) -> Cause | None:
+def _not_acknowledged(ctx: JobContext) -> Failure | None:
     """What came of an Assign whose answer was lost, the lead knows: who has begun has got it."""
     told = ctx.round.report.members if ctx.round.report else {}
     begun = {name for name, member in told.items() if member.state is not protocol.State.STARTING}
     heard = ctx.agent(ctx.round.lead.replica).connected
     for replica, call in ctx.round.unacknowledged:
         if isinstance(call.reply, protocol.Refused):
-            return Cause(Reason.ASSIGN_REFUSED, f"replica {replica} refused: {call.reply.reason}", replica)
+            return Failure(Reason.ASSIGN_REFUSED, f"replica {replica} refused: {call.reply.reason}", replica)
         if replica in begun or not heard:
             continue
         if call.error:
-            return Cause(Reason.ASSIGN_FAILED, f"replica {replica} could not be told its rank: {call.error}", replica)
+            return Failure(Reason.ASSIGN_FAILED, f"replica {replica} could not be told its rank: {call.error}", replica)
         if call.waited_for(ctx.now) >= constants.ACKNOWLEDGE + constants.crowd(len(ctx.round.members)):
-            return Cause(Reason.ASSIGN_FAILED, f"replica {replica} does not acknowledge its rank", replica)
+            return Failure(Reason.ASSIGN_FAILED, f"replica {replica} does not acknowledge its rank", replica)
     return None
 
 
-def _never_assigned(ctx: JobContext) -> Cause | None:
+def _never_assigned(ctx: JobContext) -> Failure | None:
     """An operator died between commit and Assign: what it would have sent is not known, so the round is made anew
     (decision "A round whose Assigns may be lost is claimed anew"). (A member that was not told, while the lead was, is
     reported by the lead as lost.)"""
@@ -191,7 +175,7 @@ def _never_assigned(ctx: JobContext) -> Cause | None:
     if report is None or _assign_sent(ctx):
         return None
     if report.state == protocol.State.PREPARED:
-        return Cause("NotAssigned", f"the lead {report.replica} was never told to start", report.replica)
+        return Failure("NotAssigned", f"the lead {report.replica} was never told to start", report.replica)
     return None
 
 
@@ -200,7 +184,7 @@ def _assign_sent(ctx: JobContext) -> bool:
     return call is not None and claim is not None and (call.round, call.claim) == (claim.round, claim.claim_id)
 
 
-Check = Callable[[JobContext], Cause | None]
+Check = Callable[[JobContext], RoundTrigger | None]
 CHECKS: tuple[Check, ...] = (
     _failure_reported,
     _member_gone,

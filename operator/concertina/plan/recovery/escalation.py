@@ -16,56 +16,36 @@ from dataclasses import dataclass
 from concertina.api.restarts import LONGEST_MESSAGE, LastFailure, Restart, Restarts, RungUse
 from concertina.api.spec import JobSpec
 from concertina.api.status import ConditionType, rfc3339, unix_seconds
-from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
+from concertina.plan.facts.decision import Decision, Failure, Phase, Pods, Reason
 from concertina.plan.facts.replicas import REPLACE_POD
 from concertina.plan.observed import PodView
 from concertina.plan.pods import backoff
 from concertina.plan.recovery import repeats
-from concertina.plan.rounds.claims import Cause
 from concertina_protocol import LONGEST_LAST_LINE, MOST_LAST_LINES, FailureReason, RestoreSource
 
 NEW_ROUND, WITHOUT_MEMBER, WHOLE_RESTART = "NewRound", "WithoutMember", "WholeRestart"
 IN_A_ROW = 3
-"""Failures without progress that a rung answers before the next one is tried."""
+"""Failures without progress that an action answers before the next one is tried."""
 WHOLE_RESTARTS = 2
 """Within a window."""
 REPLACE_AT_ONCE = frozenset({Reason.HANG, Reason.STRAGGLER, FailureReason.SILENT_CORRUPTION})
 """Verdicts on a replica that a new round with it would not mend."""
 
 
-@dataclass(frozen=True)
-class Failing:
-    """One failure, and those before it."""
-
-    ctx: JobContext
-    failed: Restart
-    lost: bool
-    """The member itself is gone; what its workers did is not the question."""
-
-    @cached
-    def row(self) -> tuple[Restart, ...]:
-        """The failures before it, of the job's own, without progress since."""
-        return tuple(entry for entry in repeats.since_progress(self.ctx, self.failed) if entry.counted)
-
-    @cached
-    def mendable(self) -> bool:
-        """Whether more than a new round could help; it can't where storage does not give the state to go on from."""
-        base = self.ctx.world.base
-        from_storage = base is not None and base.source == RestoreSource.STORAGE
-        return self.failed.counted and not (self.failed.reason == FailureReason.RESTORE_FAILED and from_storage)
-
-    @property
-    def from_nothing(self) -> bool:
-        """Whether without its pod what it has trained would be lost: nobody else holds it, nor is it in storage."""
-        ctx, base = self.ctx, self.ctx.world.base
-        if base is not None and base.source != RestoreSource.MEMORY and ctx.round.step <= base.step:
-            return False  # there is no more than any pod would begin with
-        return ctx.keeps_state and len(ctx.world.members) == 1 and ctx.status.last_checkpoint is None
-
-    def tried(self, rung: str) -> int:
-        return sum(entry.rung == rung for entry in self.row)
+LOST = frozenset(
+    {
+        FailureReason.MEMBER_LOST,
+        FailureReason.LEAD_LOST,
+        Reason.NODE_LOST,
+        Reason.REPLICA_DELETED,
+        Reason.REPLICA_ENDED,
+        Reason.AGENT_RESTARTED,
+        Reason.ASSIGN_REFUSED,
+        Reason.ASSIGN_FAILED,
+    }
+)
+"""Reasons that mean that the member itself is gone, or is not what it was."""
 
 
 @dataclass(frozen=True)
@@ -73,24 +53,22 @@ class RecoveryAction:
     name: str
     does: str
     """What the operator does, as a sentence."""
-    called_for: Callable[[Failing], str]
-    """Why the failure calls for the action, as a sentence without its full stop; empty where it does not."""
+    called_for: Callable[[JobContext, Restart], str]
+    """Why a failure (its entry) calls for the action, as a sentence without its full stop; empty if it does not."""
     budget: Callable[[JobSpec], int | None]
     """Failures that it answers within a window; None: any number."""
 
 
-def _new_round(failing: Failing) -> str:
-    failed = failing.failed
+def _new_round(ctx: JobContext, failed: Restart) -> str:
     return f"Replica {failed.replica} failed" if failed.replica else f"Training failed ({failed.reason})"
 
 
-def _without_member(failing: Failing) -> str:
-    return f"Replica {failing.failed.replica} is lost" if failing.lost else ""
+def _without_member(ctx: JobContext, failed: Restart) -> str:
+    return f"Replica {failed.replica} is lost" if failed.reason in LOST else ""
 
 
-def _replace_pod(failing: Failing) -> str:
-    failed, ctx = failing.failed, failing.ctx
-    if not failing.mendable or not failed.replica or failing.from_nothing:
+def _replace_pod(ctx: JobContext, failed: Restart) -> str:
+    if not _is_mendable(ctx, failed) or not failed.replica or _would_lose_state(ctx):
         return ""
     if failed.reason in REPLACE_AT_ONCE:
         return f"Replica {failed.replica} holds up the others ({failed.reason})"
@@ -98,26 +76,51 @@ def _replace_pod(failing: Failing) -> str:
         return f"Replica {failed.replica} failed again"
     if failed.node in ctx.avoided:
         return f"Replica {failed.replica} failed on node {failed.node}, where other replicas failed before"
-    if failing.tried(REPLACE_POD) or failing.tried(NEW_ROUND) >= IN_A_ROW:
-        return f"Replica {failed.replica} failed after {len(failing.row)} failures without progress between them"
+    row = _in_a_row(ctx, failed)
+    if _uses(REPLACE_POD, row) or _uses(NEW_ROUND, row) >= IN_A_ROW:
+        return f"Replica {failed.replica} failed after {len(row)} failures without progress between them"
     return ""
 
 
-def _whole_restart(failing: Failing) -> str:
-    ctx, failed = failing.ctx, failing.failed
-    if not failing.mendable or not ctx.saves_durably or ctx.status.last_checkpoint is None:
+def _whole_restart(ctx: JobContext, failed: Restart) -> str:
+    if not _is_mendable(ctx, failed) or not ctx.saves_durably or ctx.status.last_checkpoint is None:
         return ""
-    if failing.tried(WHOLE_RESTART):
+    row = _in_a_row(ctx, failed)
+    if _uses(WHOLE_RESTART, row):
         return "The job made no progress after a whole restart"
     if failed.reason == FailureReason.RESTORE_FAILED and any(
-        entry.reason == FailureReason.RESTORE_FAILED for entry in failing.row
+        entry.reason == FailureReason.RESTORE_FAILED for entry in row
     ):
         return "The state in node memory cannot be restored"
-    if failing.tried(REPLACE_POD) >= IN_A_ROW:
-        return f"The job made no progress after {failing.tried(REPLACE_POD)} replaced pods"
-    if failing.tried(REPLACE_POD) and repeats.is_bug(ctx, failed):
+    if (replaced := _uses(REPLACE_POD, row)) >= IN_A_ROW:
+        return f"The job made no progress after {replaced} replaced pods"
+    if replaced and repeats.is_bug(ctx, failed):
         return "Replaced pods fail in the same way, so the state in node memory may be damaged"
     return ""
+
+
+def _in_a_row(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
+    """Return the job's own failures before this one without progress since."""
+    return tuple(entry for entry in repeats.since_progress(ctx, failed) if entry.counted)
+
+
+def _uses(action: str, entries: tuple[Restart, ...]) -> int:
+    return sum(entry.rung == action for entry in entries)
+
+
+def _is_mendable(ctx: JobContext, failed: Restart) -> bool:
+    """Return whether more than a new round could help; not if storage does not give the state to start from."""
+    base = ctx.world.base
+    from_storage = base is not None and base.source == RestoreSource.STORAGE
+    return failed.counted and not (failed.reason == FailureReason.RESTORE_FAILED and from_storage)
+
+
+def _would_lose_state(ctx: JobContext) -> bool:
+    """Return whether the only copy of the state goes with the pod: no other member holds it, nor does storage."""
+    base = ctx.world.base
+    if base is not None and base.source != RestoreSource.MEMORY and ctx.round.step <= base.step:
+        return False  # there is no more than any pod would begin with
+    return ctx.keeps_state and len(ctx.world.members) == 1 and ctx.status.last_checkpoint is None
 
 
 def _allowed(spec: JobSpec) -> int:
@@ -140,47 +143,51 @@ ACTIONS = (
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Empty `rung`: the job has failed, for `reason`."""
+class RecoveryDecision:
+    """The answer to a failure."""
 
-    rung: str
+    action: RecoveryAction | None
+    """None: the job has failed, for `reason`."""
     reason: str
-    sentence: str
+    message: str
+    entry: Restart
+    """The entry in status.restarts, with the action."""
 
 
-def answer(ctx: JobContext, failed: Restart, lost: bool, told: str) -> Answer:
-    """Return what follows from a failure, apart from maxRestarts (`budget.exhausted`). `told` is the failure in a
-    sentence, for a job that ends with it."""
-    failing = Failing(ctx, failed, lost)
-    rung, why = next((rung, why) for rung in reversed(ACTIONS) if (why := rung.called_for(failing)))
-    if (rung.name != WHOLE_RESTART or failing.tried(WHOLE_RESTART)) and repeats.is_bug(ctx, failed):
-        return Answer("", repeats.reason(failed), repeats.sentence(ctx, failed, told))
-    if rung.name == WHOLE_RESTART and failed.counted and _left(rung, ctx.spec, ctx.recent) == 0:
-        return Answer("", "RestartsExhausted", _spent(ctx, why, told))
-    return Answer(rung.name, rung.name, f"{why}. {rung.does}")
+def decide(ctx: JobContext, failed: Restart, failure_message: str) -> RecoveryDecision:
+    """Return what follows from a failure, apart from maxRestarts (`restarts_exhausted`).
+
+    `failed` is its entry without an action; `failure_message` describes it in the condition of a job that it ends.
+    """
+    action, why = next((action, why) for action in reversed(ACTIONS) if (why := action.called_for(ctx, failed)))
+    whole, row = action.name == WHOLE_RESTART, _in_a_row(ctx, failed)
+    if (not whole or _uses(WHOLE_RESTART, row)) and repeats.is_bug(ctx, failed):
+        message = repeats.sentence(ctx, failed, failure_message)
+        return RecoveryDecision(None, repeats.reason(failed), message, failed)
+    if whole and failed.counted and _left(action, ctx.spec, ctx.recent) == 0:
+        return RecoveryDecision(None, "RestartsExhausted", _spent(ctx, why, failure_message), failed)
+    entry = failed.model_copy(update={"rung": action.name})
+    return RecoveryDecision(action, action.name, f"{why}. {action.does}", entry)
 
 
-def _spent(ctx: JobContext, why: str, told: str) -> str:
+def _spent(ctx: JobContext, why: str, failure_message: str) -> str:
     window = ctx.spec.failure_policy.window_seconds
     limit = f"A job restarts as a whole at most {WHOLE_RESTARTS} times within {window} s"
-    return f"{why}. {limit}. The last failure: {told}"
+    return f"{why}. {limit}. The last failure: {failure_message}"
 
 
 def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RungUse, ...]:
-    """For status.restarts."""
+    """Return how often each action was used, for status.restarts."""
     return tuple(
-        RungUse(rung=rung.name, in_window=_used(rung, entries), budget=_left(rung, spec, entries)) for rung in ACTIONS
+        RungUse(rung=action.name, in_window=_uses(action.name, entries), budget=_left(action, spec, entries))
+        for action in ACTIONS
     )
 
 
-def _used(rung: RecoveryAction, entries: tuple[Restart, ...]) -> int:
-    return sum(entry.rung == rung.name for entry in entries)
-
-
-def _left(rung: RecoveryAction, spec: JobSpec, entries: tuple[Restart, ...]) -> int | None:
-    """Of the budget; what lies outside of the job uses up none."""
-    budget = rung.budget(spec)
-    spent = sum(entry.rung == rung.name and entry.counted for entry in entries)
+def _left(action: RecoveryAction, spec: JobSpec, entries: tuple[Restart, ...]) -> int | None:
+    """Return what is left of the action's budget; failures whose cause lies outside of the job use up none."""
+    budget = action.budget(spec)
+    spent = sum(entry.rung == action.name and entry.counted for entry in entries)
     return None if budget is None else max(0, budget - spent)
 
 
@@ -190,59 +197,49 @@ KEPT = 1001
 WITH_ERROR = 50
 
 
-def restart_entry(ctx: JobContext, cause: Cause) -> Restart | None:
-    """Return the entry in status.restarts for this cause, without its action; None for a planned change."""
-    if cause.planned:
-        return None
+def restart_entry(ctx: JobContext, failure: Failure) -> Restart:
+    """Return the entry in status.restarts for a failure, without its action."""
     return Restart(
         at=rfc3339(ctx.now),
-        replica=cause.replica,
-        node=ctx.node_of(cause.replica),
-        reason=cause.reason,
-        step=max(ctx.round.step, cause.step or 0),
-        counted=cause.counted,
-        message=cause.message[:LONGEST_MESSAGE],
-        error=cause.error,
+        replica=failure.replica,
+        node=ctx.node_of(failure.replica),
+        reason=failure.reason,
+        step=max(ctx.round.step, failure.step or 0),
+        counted=failure.counted,
+        message=failure.message[:LONGEST_MESSAGE],
+        error=failure.error,
         after_seconds=max(0.0, ctx.now - unix_seconds(ctx.world.since)) if ctx.world.since else 0.0,
     )
 
 
-def last_failure(ctx: JobContext, cause: Cause) -> LastFailure | None:
-    """For status.lastFailure; the same as long as the cause is."""
-    failed = restart_entry(ctx, cause)
-    if failed is None:
-        return None
+def last_failure(ctx: JobContext, failure: Failure) -> LastFailure:
+    """Return status.lastFailure; it stays the same as long as the failure does."""
     old, round = ctx.status.last_failure, ctx.world.round
-    if old and (old.round, old.replica, old.reason, old.message) == (
-        round,
-        failed.replica,
-        failed.reason,
-        cause.sentence,
-    ):
+    same = (round, failure.replica, failure.reason, failure.sentence)
+    if old and (old.round, old.replica, old.reason, old.message) == same:
         return old
-    lines = [line.rstrip()[:LONGEST_LAST_LINE] for line in cause.last_lines if line.strip()]
+    lines = [line.rstrip()[:LONGEST_LAST_LINE] for line in failure.last_lines if line.strip()]
     return LastFailure(
-        at=failed.at,
+        at=rfc3339(ctx.now),
         round=round,
-        replica=failed.replica,
-        node=failed.node,
-        exit_code=cause.exit_code,
-        reason=failed.reason,
-        message=cause.sentence,
+        replica=failure.replica,
+        node=ctx.node_of(failure.replica),
+        exit_code=failure.exit_code,
+        reason=failure.reason,
+        message=failure.sentence,
         last_lines=tuple(lines[-MOST_LAST_LINES:]),
     )
 
 
-def restarts_exhausted(ctx: JobContext, cause: Cause | None = None) -> Decision | None:
+def restarts_exhausted(ctx: JobContext, failure: Failure | None = None) -> Decision | None:
     """End the job if its failures, this one included, exceed maxRestarts."""
-    failed = restart_entry(ctx, cause) if cause else None
+    failed = restart_entry(ctx, failure) if failure else None
     new = failed is not None and failed.counted and not _is_counted(ctx, failed)
     count = sum(entry.counted for entry in ctx.recent) + new
     if count <= ctx.spec.failure_policy.max_restarts:
         return None
-    message = _exhausted_sentence(
-        ctx, count, cause.replica if cause else "", cause.sentence if cause else _last_counted(ctx)
-    )
+    replica, last = (failure.replica, failure.sentence) if failure else ("", _last_counted(ctx))
+    message = _exhausted_sentence(ctx, count, replica, last)
     return Decision(Phase.FAILED, "RestartsExhausted", message, restart=failed, pods=Pods.ENDED)
 
 

@@ -17,25 +17,26 @@ from concertina.api.status import ConditionType, StragglerMark, rfc3339
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Pods, Reason
+from concertina.plan.facts.decision import Decision, Failure, Phase, Pods, Reason
 from concertina.plan.facts.health import Evidence, Life, Verdict
 from concertina.plan.pods.pod_plan import delete, same_replica
-from concertina.plan.rounds.claims import Cause
 from concertina_protocol import StorageHealth
 
 FRAMES, THREADS = 4, 3
 """Of a stack that stand in a message."""
 
 
-def hung(ctx: JobContext) -> Cause | None:
-    """A cause for a new round, unless failurePolicy, which may change while the round hangs, says that hangs are only
-    to be reported (decision "The lead finds a hang, the operator acts on it")."""
+def hung(ctx: JobContext) -> Failure | None:
+    """Return the hang that the lead found as a failure, unless failurePolicy says that hangs are only to be reported.
+
+    The policy may change while the round hangs (decision "The lead finds a hang, the operator acts on it").
+    """
     report = ctx.round.report
     if report is None or report.hang is None or ctx.spec.failure_policy.on_hang is Reaction.REPORT:
         return None
     hang = report.hang
     reason, error = Reason.HANG if hang.replica else Reason.STANDSTILL, f"hangs while {hang.phase}"
-    return Cause(reason, hang_sentence(ctx, hang), hang.replica, counted=True, error=error, step=hang.step)
+    return Failure(reason, hang_sentence(ctx, hang), hang.replica, counted=True, error=error, step=hang.step)
 
 
 def annotate_hang(ctx: JobContext, decision: Decision) -> Decision:

@@ -13,7 +13,7 @@ from concertina.api.world import Claim, World
 from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import PLANNED, Decision, Phase
+from concertina.plan.facts.decision import PLANNED, Decision, Failure, Phase, RoundTrigger
 from concertina.plan.observed import Call
 from concertina.plan.pods.backoff import shortage
 from concertina.plan.rounds import holders
@@ -25,32 +25,6 @@ from concertina_protocol import Prepared
 LEAP = 1000
 """Rounds beyond those of the status that an agent may have seen, as after a backup of etcd was restored. One that says
 more is passed in several claims: numbers without end would make a round that `agents.bounds` lets nobody report."""
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Why a new round is needed."""
-
-    reason: str
-    message: str
-    replica: str = ""
-    planned: bool = False
-    counted: bool = False
-    """Whether it uses up failurePolicy.maxRestarts."""
-    exit_code: int | None = None
-    """Of the failed worker, and what it printed last."""
-    last_lines: tuple[str, ...] = ()
-    error: str = ""
-    """Of the failure: `repeats.signature`."""
-    step: int | None = None
-    """Of the failed worker; None where it said none."""
-    from_storage: bool = False
-    """Whether the round goes on from durable storage, whatever is in node memory."""
-
-    @property
-    def sentence(self) -> str:
-        """The message, bounded for a status."""
-        return self.message[:1000]
 
 
 def departing(ctx: JobContext) -> tuple[str, ...]:
@@ -69,8 +43,14 @@ def departing(ctx: JobContext) -> tuple[str, ...]:
     )
 
 
-def claim(ctx: JobContext, cause: Cause, restart: Restart | None = None) -> Decision | None:
-    """A new claim, and its Prepares; None where too few candidates are there to make up a round."""
+def claim(
+    ctx: JobContext, trigger: RoundTrigger, restart: Restart | None = None, from_storage: bool = False
+) -> Decision | None:
+    """Make a new claim, with its Prepares; None if there are too few candidates for a round.
+
+    `restart` is the entry of the failure that the round answers. With `from_storage` the round starts from durable
+    storage, whatever is in node memory.
+    """
     names = ctx.replicas.candidates
     if not sizes.fitting(len(names), ctx.spec):
         return None
@@ -78,21 +58,22 @@ def claim(ctx: JobContext, cause: Cause, restart: Restart | None = None) -> Deci
         round=1 + highest_round(ctx),
         claim_id=ctx.observed.fresh_claim,
         at=rfc3339(ctx.now),
-        reason=cause.reason,
-        message=cause.sentence,
-        from_storage=cause.from_storage,
+        reason=trigger.reason,
+        message=trigger.sentence,
+        from_storage=from_storage,
     )
     phase = Phase.RECOVERING if ctx.status.rounds else Phase.STARTING
-    told = ctx.status.rounds or not cause.planned  # conditions tell of a first round
-    event = Event("Normal" if cause.planned else "Warning", cause.reason, cause.sentence)
+    failed = isinstance(trigger, Failure)
+    is_event = ctx.status.rounds or failed  # conditions report a first round
+    event = Event("Warning" if failed else "Normal", trigger.reason, trigger.sentence)
     return Decision(
         phase,
-        cause.reason,
-        cause.sentence,
+        trigger.reason,
+        trigger.sentence,
         world=ctx.world.model_copy(update={"claim": made}),
         restart=restart,
         actions=_prepares(ctx, made, names + departing(ctx)),
-        events=(event,) if told else (),
+        events=(event,) if is_event else (),
         recheck=constants.RETRY,
     )
 
@@ -179,19 +160,19 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Void:
-    """Nothing can come of this claim: there has to be another one."""
+class Invalid:
+    """The claim can't lead to a round any more: another one must replace it."""
 
     reason: str
 
 
-def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
+def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Invalid:
     """What the answers to an open claim amount to."""
     calls, replies = ctx.replicas.asked, ctx.replicas.answers
     if _overtaken(calls, made):
-        return Void("an agent has seen a higher round, or another claim of this one")
+        return Invalid("an agent has seen a higher round, or another claim of this one")
     if _forgotten(ctx, replies):
-        return Void("an agent was restarted since it answered")
+        return Invalid("an agent was restarted since it answered")
     seconds_left = _patience(ctx)
     going = {} if made.from_storage else {name: ctx.agent(name).prepare_of(made) for name in departing(ctx)}
     extra = {name: call.reply for name, call in going.items() if call and isinstance(call.reply, Prepared)}
@@ -201,7 +182,7 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
     chosen = topology.chosen(ctx, [name for name in mutual if name in replies])
     if not chosen:
         if _hopeless(ctx, made):
-            return Void("all have answered or failed, and it is not enough")
+            return Invalid("all have answered or failed, and it is not enough")
         return Collecting(seconds_left)
     members = {name: replies[name] for name in chosen}
     others = {name: known[name] for name in mutual if name not in members}
@@ -214,7 +195,7 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
         if late is not None:
             return Collecting(late)
         if made.round == ctx.world.round + 1 and holders.is_cut_off(ctx, answers, {**replies, **extra}):
-            return Void("what is newest is held by replicas that not all others have reached")
+            return Invalid("what is newest is held by replicas that not all others have reached")
     return Ready(found.replies, found.others, going)
 
 
@@ -226,8 +207,8 @@ def proceed(ctx: JobContext) -> Decision | None:
     match tally(ctx, made):
         case Ready(replies, others, going):
             return commit(ctx, made, replies, others, going)
-        case Void():
-            again = claim(ctx, Cause(made.reason, made.message, planned=True, from_storage=made.from_storage))
+        case Invalid():
+            again = claim(ctx, RoundTrigger(made.reason, made.message), from_storage=made.from_storage)
             # Told already. Without enough candidates there is none: these are waited for then.
             return replace(again, events=()) if again else _collect(ctx, made, None)
         case Collecting(seconds_left):

@@ -6,11 +6,10 @@ import concertina_protocol as protocol
 from concertina.plan.actions import Action, Send
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Reason
+from concertina.plan.facts.decision import Decision, Phase, Reason, RoundTrigger
 from concertina.plan.observed import Call
 from concertina.plan.pods.backoff import shortage
 from concertina.plan.rounds import claims, growth
-from concertina.plan.rounds.claims import Cause
 
 
 def change(ctx: JobContext) -> Decision | None:
@@ -18,48 +17,46 @@ def change(ctx: JobContext) -> Decision | None:
     report = ctx.round.report
     if not ctx.round.committed or report is None or not ctx.agent(ctx.round.lead.replica).connected:
         return None
-    cause = _cause(ctx, report)
-    if cause is None:
+    trigger = _trigger(ctx, report)
+    if trigger is None:
         return None
     durable = must_be_saved(ctx)
     grace = limit(ctx, durable)
     if report.state == protocol.State.DRAINED or expired(ctx, grace):
-        return claims.claim(ctx, cause) or Decision(
-            Phase.WAITING, cause.reason, f"{cause.message}; {shortage(ctx)}", recheck=1.0
+        return claims.claim(ctx, trigger) or Decision(
+            Phase.WAITING, trigger.reason, f"{trigger.message}; {shortage(ctx)}", recheck=1.0
         )
     saved = " and is saved" if durable and ctx.saves_durably else ""
     return Decision(
         Phase.DRAINING,
-        cause.reason,
-        f"{cause.message}: the round stops after the same step everywhere{saved}",
-        actions=drain(ctx, cause.message, durable, grace),
+        trigger.reason,
+        f"{trigger.message}: the round stops after the same step everywhere{saved}",
+        actions=drain(ctx, trigger.message, durable, grace),
         recheck=constants.RETRY,
     )
 
 
-def _cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
+def _trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
     leaving = [name for name in ctx.round.members if ctx.replicas.leaves(name)]
     if leaving:
-        return Cause(Reason.REPLICA_LEAVING, _sentence(ctx, leaving), leaving[0], planned=True)
+        return RoundTrigger(Reason.REPLICA_LEAVING, _sentence(ctx, leaving))
     if ctx.replicas.surplus:
-        return Cause(
-            Reason.SHRINKING, f"spec.replicas is {ctx.spec.replicas} now", ctx.replicas.surplus[0], planned=True
-        )
+        return RoundTrigger(Reason.SHRINKING, f"spec.replicas is {ctx.spec.replicas} now")
     moving = _moving(ctx)
     if moving and (
         report.state == protocol.State.DRAINED
         or (report.state == protocol.State.RUNNING and growth.trains(ctx, report))
     ):
         message = f"{_sentence(ctx, moving)}, and what takes its place is ready"
-        return Cause(Reason.REPLICA_MOVING, message, moving[0], planned=True)
-    if growing := growth.cause(ctx, report):
+        return RoundTrigger(Reason.REPLICA_MOVING, message)
+    if growing := growth.trigger(ctx, report):
         return growing
     if report.state == protocol.State.DRAINED:
-        return Cause(Reason.DRAINED, "the round has been drained", planned=True)
+        return RoundTrigger(Reason.DRAINED, "the round has been drained")
     if report.state == protocol.State.DRAINING:
         # Also where another operator, or the lead itself, began it: asked again, so that its time runs here too
         # (decision "No wait for a part that went with its member").
-        return Cause("Draining", "members change", planned=True)
+        return RoundTrigger("Draining", "members change")
     return None
 
 

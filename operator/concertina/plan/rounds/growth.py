@@ -10,8 +10,7 @@ from concertina.api.internal import Growth
 from concertina.api.status import rfc3339, unix_seconds
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Reason
-from concertina.plan.rounds.claims import Cause
+from concertina.plan.facts.decision import Decision, Reason, RoundTrigger
 
 SETTLED, SETTLED_SCRIPT = 30.0, 120.0
 """Seconds after which the loss of those who joined has nothing to do with their joining: joining has paid off then. A
@@ -31,8 +30,11 @@ def joining(ctx: JobContext) -> tuple[str, ...]:
     )
 
 
-def cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
-    """A larger valid size is there, training has got under way, and nothing speaks for waiting (any more)."""
+def trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
+    """Return the trigger of a larger round.
+
+    None unless a larger valid size is there, training has got under way, and no reason to wait is left.
+    """
     names = joining(ctx)
     if not names or sizes.fitting(len(ctx.replicas.candidates), ctx.spec) <= len(ctx.round.members):
         return None
@@ -41,7 +43,7 @@ def cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
     ):
         return None
     who = f"replica {names[0]} joins" if len(names) == 1 else f"replicas {first_of(names, 5)} join"
-    return Cause(Reason.GROWING, who, planned=True)
+    return RoundTrigger(Reason.GROWING, who)
 
 
 def seconds_left(ctx: JobContext) -> float:

@@ -38,9 +38,8 @@ def look_at(recent: tuple[Restart, ...], spec: Any = None, saved: bool = False, 
     return JobContext(replace(seen, job=replace(seen.job, status=status, spec=spec)), spec, T0 + 100)
 
 
-def rung(recent: tuple[Restart, ...], failed: Restart, lost: bool = False, **fields: Any) -> str:
-    found = escalation.answer(look_at(recent, **fields), failed, lost, "ValueError: no")
-    return found.rung or found.reason
+def rung(recent: tuple[Restart, ...], failed: Restart, **fields: Any) -> str:
+    return escalation.decide(look_at(recent, **fields), failed, "ValueError: no").reason
 
 
 A, B, C = "demo-0-0", "demo-1-0", "demo-2-0"
@@ -48,21 +47,21 @@ REPLACED = {"rung": "ReplacePod"}
 
 
 @pytest.mark.parametrize(
-    ("before", "failed", "lost", "expected"),
+    ("before", "failed", "expected"),
     [
-        ((), entry(A), False, "NewRound"),
-        ((), entry(A, counted=False, reason="MemberLost"), True, "WithoutMember"),
-        ((), entry(A, counted=False, reason="NotAssigned"), False, "NewRound"),
-        ((entry(B),), entry(A), False, "NewRound"),
-        ((entry(A),), entry(A), False, "ReplacePod"),
-        ((entry(A, step=3),), entry(A), False, "ReplacePod"),
-        ((entry(A, counted=False, reason="MemberLost"),), entry(A), False, "NewRound"),
-        ((), entry(A, reason="Hang"), False, "ReplacePod"),
-        ((entry(A), entry(B), entry(C)), entry("demo-3-0"), False, "ReplacePod"),
-        ((entry(A), entry(B), entry(C)), entry("demo-3-0", step=42), False, "NewRound"),
-        ((entry(A), entry(A, **REPLACED)), entry(B), False, "ReplacePod"),
-        ((entry(A), entry(A, **REPLACED)), entry(B, step=50), False, "NewRound"),
-        (tuple(entry(r, **REPLACED) for r in (A, B, C)), entry("demo-3-0"), False, "ReplacePod"),
+        ((), entry(A), "NewRound"),
+        ((), entry(A, counted=False, reason="MemberLost"), "WithoutMember"),
+        ((), entry(A, counted=False, reason="NotAssigned"), "NewRound"),
+        ((entry(B),), entry(A), "NewRound"),
+        ((entry(A),), entry(A), "ReplacePod"),
+        ((entry(A, step=3),), entry(A), "ReplacePod"),
+        ((entry(A, counted=False, reason="MemberLost"),), entry(A), "NewRound"),
+        ((), entry(A, reason="Hang"), "ReplacePod"),
+        ((entry(A), entry(B), entry(C)), entry("demo-3-0"), "ReplacePod"),
+        ((entry(A), entry(B), entry(C)), entry("demo-3-0", step=42), "NewRound"),
+        ((entry(A), entry(A, **REPLACED)), entry(B), "ReplacePod"),
+        ((entry(A), entry(A, **REPLACED)), entry(B, step=50), "NewRound"),
+        (tuple(entry(r, **REPLACED) for r in (A, B, C)), entry("demo-3-0"), "ReplacePod"),
     ],
     ids=[
         "the first",
@@ -80,8 +79,8 @@ REPLACED = {"rung": "ReplacePod"}
         "without storage, replacing is all there is",
     ],
 )
-def test_the_rung_that_answers(before: tuple[Restart, ...], failed: Restart, lost: bool, expected: str) -> None:
-    assert rung(before, failed, lost) == expected
+def test_the_rung_that_answers(before: tuple[Restart, ...], failed: Restart, expected: str) -> None:
+    assert rung(before, failed) == expected
 
 
 @pytest.mark.parametrize(
@@ -131,7 +130,7 @@ def test_a_round_that_storage_gave_no_state_for_is_only_tried_again() -> None:
     world = ctx.world.model_copy(update={"base": base.model_copy(update={"source": "Storage"})})
     ctx = look_at(ctx.recent, ctx.spec, saved=True, world=world)
     failed = entry(A, reason="RestoreFailed")
-    assert escalation.answer(ctx, failed, False, "").rung == "NewRound"
+    assert escalation.decide(ctx, failed, "").reason == "NewRound"
 
 
 @pytest.mark.parametrize("reason", ["WorkerFailed", "Hang"])
@@ -144,7 +143,7 @@ def test_the_only_one_that_holds_the_state_is_not_given_up(kind: Any, reason: st
     def answered(**fields: Any) -> str:
         status = seen.job.status.model_copy(update={"restarts": restarts, **fields})
         ctx = JobContext(replace(seen, job=replace(seen.job, status=status, spec=spec)), spec, T0 + 100)
-        return escalation.answer(ctx, entry(A, reason=reason, step=60), False, "").rung
+        return escalation.decide(ctx, entry(A, reason=reason, step=60), "").reason
 
     assert answered() == ("NewRound" if kind is jobs.spec else "ReplacePod")
     assert answered(last_checkpoint=MARK) == "ReplacePod"
@@ -201,13 +200,13 @@ def played(blows: list[Blow], spec: Any) -> list[tuple[Restart, str]]:
             counted=blow.reason != "MemberLost",
         )
         ctx = look_at(recent, spec, saved=True)
-        found = escalation.answer(ctx, failed, blow.reason == "MemberLost", "")
+        recovery = escalation.decide(ctx, failed, "")
         if sum(e.counted for e in (*recent, failed)) > spec.failure_policy.max_restarts:
-            found = escalation.Answer("", "RestartsExhausted", "")
-        told.append((failed, found.rung or found.reason))
-        if not found.rung:
+            recovery = escalation.RecoveryDecision(None, "RestartsExhausted", "", failed)
+        told.append((failed, recovery.reason))
+        if not recovery.action:
             break
-        recent = (*recent, failed.model_copy(update={"rung": found.rung}))
+        recent = (*recent, recovery.entry)
     return told
 
 
@@ -280,8 +279,8 @@ def test_the_failure_that_ends_the_job_is_counted_and_said_in_a_sentence() -> No
 
 def test_whole_restarts_that_do_not_help_end_the_job_with_a_sentence() -> None:
     before = (entry(A, rung="WholeRestart"), entry(A, rung="WholeRestart"))
-    answered = escalation.answer(look_at(before, jobs.spec(**DURABLE), saved=True), entry(B), False, "ValueError: no")
-    assert answered.sentence == (
+    recovery = escalation.decide(look_at(before, jobs.spec(**DURABLE), saved=True), entry(B), "ValueError: no")
+    assert recovery.message == (
         "The job made no progress after a whole restart. A job restarts as a whole at most 2 times within 3600 s. "
         "The last failure: ValueError: no"
     )
