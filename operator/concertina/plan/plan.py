@@ -110,8 +110,8 @@ def plan(observed: Observed, now: float) -> Plan:
     status, held_back, only_numbers, only_conditions = status_after(ctx, decision, pods)
     saved = checkpoint_requests.ask(ctx, decision, status.checkpoint_request)
     events = (event for announcement in EVENTS for event in announcement(ctx, status))
-    left = (ctx.time_left, growth.seconds_left(ctx), admission.seconds_left(ctx))
-    waits = (decision.recheck, pods.recheck, held_back, *left)
+    seconds_left = (ctx.time_left, growth.seconds_left(ctx), admission.seconds_left(ctx))
+    waits = (decision.recheck, pods.recheck, held_back, *seconds_left)
     return Plan(
         status,
         actions=(*pods.actions, *decision.actions, *saved),

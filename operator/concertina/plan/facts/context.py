@@ -40,8 +40,8 @@ class JobContext:
     def keeps_state(self) -> bool:
         """Whether its workers save snapshots: the bundled trainer's do; a script's do by `trainingjob.State`, which is
         known once it has said so."""
-        told = self.round.report is not None and self.round.report.keeps_state
-        return self.spec.bundled or told or self.status.last_snapshot is not None
+        reported = self.round.report is not None and self.round.report.keeps_state
+        return self.spec.bundled or reported or self.status.last_snapshot is not None
 
     @cached
     def saves_durably(self) -> bool:

@@ -50,8 +50,8 @@ def _deleted(given: NoticeInput) -> Notice | None:
         return None
     # At least half of the grace: the API server's clock may be ahead of ours.
     until = pod.deletion_at - given.now if pod.deletion_at is not None else 0.0
-    left = max(pod.grace / 2, min(pod.grace, until))
-    return Notice(f"is being deleted{_why(pod)}", left)
+    seconds = max(pod.grace / 2, min(pod.grace, until))
+    return Notice(f"is being deleted{_why(pod)}", seconds)
 
 
 def _disrupted(given: NoticeInput) -> Notice | None:

@@ -100,18 +100,18 @@ class Replicas:
     @cached
     def notices(self) -> Mapping[str, notices.Notice]:
         """Replicas that will go, by pod name, while they are still there."""
-        observed, members, found = self.observed, self.round.members, {}
+        observed, members, notice_by_replica = self.observed, self.round.members, {}
         # What the lead says of its members, also of a round that a claim is about to replace: who has left stays
         # noticed until its pod is seen to have ended (decision "Who was told to stop keeps its notice").
         report = observed.agent(self.round.lead.replica).report if members else None
-        told = report.members if report and report.round == self.round.world.round else {}
+        member_states = report.members if report and report.round == self.round.world.round else {}
         for pod in observed.pods:
             own = observed.agent(pod.name).report
-            known = told.get(pod.name) if pod.name in members else None
-            grace = (own.notice if own else None) or (known.notice if known else None)
+            member_state = member_states.get(pod.name) if pod.name in members else None
+            grace = (own.notice if own else None) or (member_state.notice if member_state else None)
             if notice := notices.of(notices.NoticeInput(pod, observed.node(pod), grace, self.now)):
-                found[pod.name] = notice
-        return found
+                notice_by_replica[pod.name] = notice
+        return notice_by_replica
 
     def leaves(self, name: str) -> bool:
         """Whether the replica should leave at once."""
@@ -138,9 +138,9 @@ class Replicas:
         """Those of spares included: those of members first, of other live pods, then the lowest free."""
         wanted = sizes.most(self.spec) + self.spec.spares
         live = {pod.index: name for name, pod in self.live.items() if pod.index is not None}
-        kept = sorted(live, key=lambda index: (live[index] not in self.round.members, index))[:wanted]
+        stay = sorted(live, key=lambda index: (live[index] not in self.round.members, index))[:wanted]
         free = (index for index in itertools.count() if index not in live)
-        return frozenset(kept) | frozenset(itertools.islice(free, wanted - len(kept)))
+        return frozenset(stay) | frozenset(itertools.islice(free, wanted - len(stay)))
 
     @cached
     def surplus(self) -> tuple[str, ...]:
@@ -178,14 +178,14 @@ class Replicas:
         """Members whose agents were started again and still import: those that are left do not wait for them. Where
         none is left all go on together."""
         members = {name: member for name, member in self.round.members.items() if name in self.pods}
-        anew, left = set(), False
+        anew, any_stays = set(), False
         for name, member in members.items():
             view = self.observed.agent(name)
             if view.connected and view.report and view.report.instance != member.instance:
                 anew.add(name)
             elif self.member_still(name) and self.can_answer(name):
-                left = True
-        return frozenset(anew) - self.ready if left else frozenset()
+                any_stays = True
+        return frozenset(anew) - self.ready if any_stays else frozenset()
 
     def can_answer(self, name: str) -> bool:
         pod = self.pods[name]
@@ -221,8 +221,10 @@ class Replicas:
         """Who answered a Prepare that did not name all who are candidates now: of those who came later its answer says
         nothing, not that it can't reach them."""
         lists = {id(call.candidates): call.candidates for call in self.asked.values()}  # most have the same one
-        whole = {each for each, named in lists.items() if {c.replica for c in named}.issuperset(self.candidates)}
-        return frozenset(name for name in self.answers if id(self.asked[name].candidates) not in whole)
+        complete = {
+            list_id for list_id, named in lists.items() if {c.replica for c in named}.issuperset(self.candidates)
+        }
+        return frozenset(name for name in self.answers if id(self.asked[name].candidates) not in complete)
 
     @cached
     def connected(self) -> frozenset[str]:

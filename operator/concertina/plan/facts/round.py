@@ -85,6 +85,6 @@ class Round:
     def step(self) -> int:
         """Steps finished, as far as anyone said."""
         progress = self.observed.job.status.progress
-        told = progress.step if progress else 0
+        reported_step = progress.step if progress else 0
         live = self.report.progress if self.report else None
-        return max(told, live.step) if live else told
+        return max(reported_step, live.step) if live else reported_step

@@ -82,27 +82,27 @@ def _largest_island(
     for name in seniority:
         if name in seen:
             continue
-        found, fringe = {name}, [name]
+        island, fringe = {name}, [name]
         while fringe:
-            news = links[fringe.pop()] - found
-            found |= news
+            news = links[fringe.pop()] - island
+            island |= news
             fringe += news
-        seen |= found
-        largest = max(largest, found, key=len)
+        seen |= island
+        largest = max(largest, island, key=len)
     return [name for name in seniority if name in largest]
 
 
 def _unreachable(replies: Mapping[str, Prepared]) -> dict[str, frozenset[str]]:
     """Whom of the others each can't reach. Those whom each can are mostly one and the same list, and comparing it costs
     less than hashing it."""
-    everybody, found = frozenset(replies), {}
+    everybody, unreachable = frozenset(replies), {}
     last: tuple[str, ...] = ()
     absent = everybody
     for name, reply in replies.items():
         if reply.unreachable is not None:
-            found[name] = everybody.intersection(reply.unreachable)
+            unreachable[name] = everybody.intersection(reply.unreachable)
             continue
         if reply.reachable != last:
             last, absent = reply.reachable, everybody - frozenset(reply.reachable)
-        found[name] = absent
-    return found
+        unreachable[name] = absent
+    return unreachable

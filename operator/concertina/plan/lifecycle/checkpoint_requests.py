@@ -21,22 +21,22 @@ ENDED = "the job has ended without another checkpoint"
 
 def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) -> CheckpointRequest | None:
     """`newest`: the last durable checkpoint, as this pass knows it."""
-    asked, known = ctx.observed.job.checkpoint_request, ctx.status.checkpoint_request
+    asked, current = ctx.observed.job.checkpoint_request, ctx.status.checkpoint_request
     if not asked:
-        return known
-    if known is None or known.id != asked:
-        known = CheckpointRequest(
+        return current
+    if current is None or current.id != asked:
+        current = CheckpointRequest(
             id=asked, step=_next_step(ctx), state=RequestState.PENDING, at=rfc3339(round(ctx.now, 3))
         )
-    if known.state is not RequestState.PENDING:
-        return known
-    if newest is not None and newest.step >= known.step:
+    if current.state is not RequestState.PENDING:
+        return current
+    if newest is not None and newest.step >= current.step:
         message = f"step {newest.step} is in {newest.uri}"
-        return known.model_copy(update={"state": RequestState.DONE, "message": message})
+        return current.model_copy(update={"state": RequestState.DONE, "message": message})
     refusal = "" if ctx.saves_durably else NO_STORAGE
     if decision.phase.final:
         refusal = ENDED
-    return known.model_copy(update={"state": RequestState.REFUSED, "message": refusal}) if refusal else known
+    return current.model_copy(update={"state": RequestState.REFUSED, "message": refusal}) if refusal else current
 
 
 def ask(ctx: JobContext, decision: Decision, wanted: CheckpointRequest | None) -> tuple[Action, ...]:

@@ -19,10 +19,10 @@ def ended(ctx: JobContext) -> Decision | None:
     for type, phase in ENDED.items():
         condition = ctx.status.condition(type)
         if condition and condition.status == "True":
-            left = ctx.time_to_live
-            due = left is not None and left <= 0 and not ctx.observed.job.deleting
+            seconds_left = ctx.time_to_live
+            due = seconds_left is not None and seconds_left <= 0 and not ctx.observed.job.deleting
             actions = (DeleteJob(),) if due else ()
-            recheck = left if left is not None and left > 0 else None
+            recheck = seconds_left if seconds_left is not None and seconds_left > 0 else None
             return Decision(
                 phase, condition.reason, condition.message, actions=actions, recheck=recheck, pods=Pods.ENDED
             )

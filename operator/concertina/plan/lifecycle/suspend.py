@@ -128,14 +128,14 @@ def _overdue(ctx: JobContext) -> bool:
 
 
 def _suspended(ctx: JobContext) -> Decision:
-    left, job = len(ctx.observed.pods), ctx.observed.job
-    phase = Phase.SUSPENDING if left else Phase.SUSPENDED
+    pod_count, job = len(ctx.observed.pods), ctx.observed.job
+    phase = Phase.SUSPENDING if pod_count else Phase.SUSPENDED
     message = "spec.suspend is set: no pods, the state is kept"
-    if left:
-        message = f"{amount(left, 'pod')} {are(left)} being deleted"
+    if pod_count:
+        message = f"{amount(pod_count, 'pod')} {are(pod_count)} being deleted"
     if held_by(job):
         phase = Phase.DELETING
-        message = f"{why_deleting(job)}: {message if left else 'it has no pods any more'}"
+        message = f"{why_deleting(job)}: {message if pod_count else 'it has no pods any more'}"
     if away := sorted({pod.node for pod in ctx.observed.pods if not ctx.node(pod).ready}):
         message += f"; {first_of(away, 5)} can't confirm that: what runs there may go on for as long"
     disbanded = claims.disbanded(ctx, "Deleting" if phase is Phase.DELETING else "Suspended")

@@ -47,9 +47,9 @@ def _bumped(ctx: JobContext, wanted: frozenset[int]) -> tuple[int, ...]:
     """Attempts such that each wanted index is beyond its newest dead pod, and beyond members that are gone."""
     attempts = dict(enumerate(ctx.status.internal.attempts))
     for name in ctx.round.members.keys() - ctx.replicas.pods.keys():  # gone without a trace: its name isn't used again
-        known = parse(name)
-        if known and known.index is not None and known.index in wanted:
-            attempts[known.index] = max(attempts.get(known.index, 0), known.attempt + 1)
+        parsed = parse(name)
+        if parsed and parsed.index is not None and parsed.index in wanted:
+            attempts[parsed.index] = max(attempts.get(parsed.index, 0), parsed.attempt + 1)
     for pod in ctx.observed.pods:
         if pod.index is not None and pod.index in wanted:
             least = pod.attempt + 1 if _goes(ctx, pod) else pod.attempt
@@ -63,9 +63,9 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
         return (), None
     if (wait := backoff.refused_for(ctx)) > 0:
         return (), wait
-    held = backoff.next_pods(ctx)
-    due = set(missing) - held.keys()
-    recheck = min([constants.STEADY, *(held[index].left for index in missing if index in held)])
+    delayed = backoff.next_pods(ctx)
+    due = set(missing) - delayed.keys()
+    recheck = min([constants.STEADY, *(delayed[index].left for index in missing if index in delayed)])
     if not due:
         return (), recheck
     if ctx.observed.refused:
@@ -80,10 +80,10 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
             number_at(attempts, index),
             avoid,
             never,
-            spare=standing + place >= sizes.most(ctx.spec),
+            spare=standing + number >= sizes.most(ctx.spec),
             snapshot_memory=memory,
         )
-        for place, index in enumerate(missing)
+        for number, index in enumerate(missing)
         if index in due
     )
     return (*secret, *creates), recheck

@@ -60,8 +60,8 @@ def next_round(ctx: JobContext) -> float:
 
 
 @dataclass(frozen=True)
-class Held:
-    """The next pod of a replica that has to wait."""
+class DelayedPod:
+    """The next pod of a replica, if it has to wait."""
 
     left: float
     """Seconds from now."""
@@ -69,7 +69,7 @@ class Held:
     """What it waits for and how long; the same as long as it waits."""
 
 
-def next_pods(ctx: JobContext) -> Mapping[int, Held]:
+def next_pods(ctx: JobContext) -> Mapping[int, DelayedPod]:
     """Replica indexes without a live pod whose next one has to wait: those before ended by themselves, in a row."""
     empty = ctx.replicas.wanted_indexes - {
         pod.index
@@ -80,12 +80,12 @@ def next_pods(ctx: JobContext) -> Mapping[int, Held]:
         return {}
     failed: dict[int, dict[str, Restart]] = {index: {} for index in empty}
     for entry in (*ctx.recent, *(entry_of(ctx, pod) for pod in ctx.observed.pods if _has_just_ended(ctx, pod))):
-        known = parse(entry.replica)
-        if entry.counted and known and known.index is not None and known.index in failed:
-            failed[known.index].pop(entry.replica, None)  # the newest failure of each pod, in order of time
-            failed[known.index][entry.replica] = entry
-    made = {index: _held(ctx, index, list(pods.values())) for index, pods in failed.items() if pods}
-    return {index: held for index, held in made.items() if held.left > 0}
+        parsed = parse(entry.replica)
+        if entry.counted and parsed and parsed.index is not None and parsed.index in failed:
+            failed[parsed.index].pop(entry.replica, None)  # the newest failure of each pod, in order of time
+            failed[parsed.index][entry.replica] = entry
+    made = {index: _delayed(ctx, index, list(pods.values())) for index, pods in failed.items() if pods}
+    return {index: delayed for index, delayed in made.items() if delayed.left > 0}
 
 
 def ended_by_itself(pod: PodView) -> bool:
@@ -112,7 +112,7 @@ def _has_just_ended(ctx: JobContext, pod: PodView) -> bool:
     return ended_by_itself(pod) and pod.attempt == number_at(ctx.status.internal.attempts, pod.index)
 
 
-def _held(ctx: JobContext, index: int, pods: list[Restart]) -> Held:
+def _delayed(ctx: JobContext, index: int, pods: list[Restart]) -> DelayedPod:
     last = pods.pop()
     row = _in_a_row(pods, unix_seconds(last.at))
     delay = _delay(row)
@@ -121,7 +121,7 @@ def _held(ctx: JobContext, index: int, pods: list[Restart]) -> Held:
         f"the next pod of replica {index} waits {delay:.0f} s: {row + 1} in a row ended by themselves, "
         f"the last, {last.replica}, {why}"
     )
-    return Held(delay - ctx.elapsed(last.at), sentence)
+    return DelayedPod(delay - ctx.elapsed(last.at), sentence)
 
 
 def _in_a_row(
@@ -171,13 +171,15 @@ def annotate_refusal(ctx: JobContext, decision: Decision) -> Decision:
     if refused is None or decision.stalled or not _needs_a_person(refused):
         return decision
     message = f"{_advice(refused)} The API server says: {refused.message}"
-    said = replace(decision, stalled=POD_REFUSED, stalled_message=message)
+    annotated = replace(decision, stalled=POD_REFUSED, stalled_message=message)
     if decision.phase is Phase.WAITING:
-        return replace(said, phase=Phase.STALLED, reason=POD_REFUSED)
-    said = replace(said, goes_on=True)
+        return replace(annotated, phase=Phase.STALLED, reason=POD_REFUSED)
+    annotated = replace(annotated, goes_on=True)
     before = ctx.status.trouble
-    known = before is not None and before.reason == POD_REFUSED
-    return said if known else replace(said, events=(*decision.events, Event("Warning", POD_REFUSED, message)))
+    is_known = before is not None and before.reason == POD_REFUSED
+    if is_known:
+        return annotated
+    return replace(annotated, events=(*decision.events, Event("Warning", POD_REFUSED, message)))
 
 
 def _needs_a_person(refused: Refused) -> bool:
@@ -210,7 +212,7 @@ def shortage(ctx: JobContext) -> str:
         for name, pod in ctx.replicas.live.items()
         if name not in ctx.replicas.ready
     ]
-    reasons = [held.sentence for held in next_pods(ctx).values()] + reasons
+    reasons = [delayed.sentence for delayed in next_pods(ctx).values()] + reasons
     if ctx.observed.refused:
         reasons.insert(0, ctx.observed.refused.message)
     text = f"{ready} of {sizes.most(ctx.spec)} replicas are ready"

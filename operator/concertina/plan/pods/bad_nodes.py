@@ -41,7 +41,9 @@ SHORT_HANDED = 180.0
 def remember(ctx: JobContext, entries: tuple[Restart, ...]) -> tuple[AvoidedNode, ...]:
     """status.avoidedNodes, with the failures (those of the window, in order of time) that speak against a node."""
     base = ctx.spec.failure_policy.avoid_node_seconds
-    known = {entry.node: _forgiven_early(ctx, entry) for entry in ctx.status.avoided_nodes if _remembered(ctx, entry)}
+    entry_by_node = {
+        entry.node: _forgiven_early(ctx, entry) for entry in ctx.status.avoided_nodes if _remembered(ctx, entry)
+    }
     if base:
         on_node: dict[str, list[Restart]] = {}
         seen_on: dict[tuple[str, str], set[str]] = {}
@@ -51,10 +53,10 @@ def remember(ctx: JobContext, entries: tuple[Restart, ...]) -> tuple[AvoidedNode
                 on_node.setdefault(entry.node, []).append(entry)
         for node, failures in on_node.items():
             weights = [(entry, weight) for entry in failures if (weight := _weight(entry, seen_on))]
-            if weights and (judged := _judge(ctx, node, known.get(node), weights, base)):
-                known[node] = judged
-    kept = sorted(known.values(), key=lambda entry: unix_seconds(entry.until))[-MOST:]
-    return ctx.status.avoided_nodes if tuple(kept) == ctx.status.avoided_nodes else tuple(kept)
+            if weights and (judged := _judge(ctx, node, entry_by_node.get(node), weights, base)):
+                entry_by_node[node] = judged
+    latest = sorted(entry_by_node.values(), key=lambda entry: unix_seconds(entry.until))[-MOST:]
+    return ctx.status.avoided_nodes if tuple(latest) == ctx.status.avoided_nodes else tuple(latest)
 
 
 def _remembered(ctx: JobContext, entry: AvoidedNode) -> bool:
@@ -62,17 +64,17 @@ def _remembered(ctx: JobContext, entry: AvoidedNode) -> bool:
 
 
 def _judge(
-    ctx: JobContext, node: str, known: AvoidedNode | None, weights: list[tuple[Restart, int]], base: int
+    ctx: JobContext, node: str, earlier: AvoidedNode | None, weights: list[tuple[Restart, int]], base: int
 ) -> AvoidedNode | None:
     """The node's new entry; None where nothing new speaks against it. While it is avoided, nothing is added."""
-    if known is not None and unix_seconds(known.until) > ctx.now:
+    if earlier is not None and unix_seconds(earlier.until) > ctx.now:
         return None
-    since = unix_seconds(known.until) if known else 0.0
+    since = unix_seconds(earlier.until) if earlier else 0.0
     new = [(entry, weight) for entry, weight in weights if unix_seconds(entry.at) > since]
-    enough = ENOUGH if known is None else 1
+    enough = ENOUGH if earlier is None else 1
     if sum(weight for _, weight in new) < enough:
         return None
-    times = known.times + 1 if known else 1
+    times = earlier.times + 1 if earlier else 1
     last, _ = new[-1]
     until = unix_seconds(last.at) + min(LONGEST, base * 2.0 ** min(times - 1, 20))
     count = f"{len(new)} failures on it" if len(new) > 1 else "a failure on it"
@@ -98,11 +100,11 @@ def events(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
     """An event for each node that is avoided from now on."""
     if before.avoided_nodes is after.avoided_nodes:
         return ()
-    known = {(entry.node, entry.times) for entry in before.avoided_nodes}
+    old_entries = {(entry.node, entry.times) for entry in before.avoided_nodes}
     return tuple(
         Event("Warning", "NodeAvoided", f"new pods keep off node {entry.node} until {entry.until}: {entry.reason}")
         for entry in after.avoided_nodes
-        if (entry.node, entry.times) not in known
+        if (entry.node, entry.times) not in old_entries
     )
 
 

@@ -37,11 +37,11 @@ def _ended(ctx: JobContext, failed: bool) -> PodPlan:
         if pod.released and policy is not CleanPodPolicy.ALL:
             continue
         ends = failed and policy is not CleanPodPolicy.ALL and _can_be_ended(ctx, pod)
-        left = ctx.ended_at + (pod.grace + constants.END if ends else constants.LINGER) - ctx.now
-        if left <= 0:
+        seconds_left = ctx.ended_at + (pod.grace + constants.END if ends else constants.LINGER) - ctx.now
+        if seconds_left <= 0:
             actions += delete(ctx, pod, "is not needed any more: the job has ended")
             continue
-        waits.append(left)
+        waits.append(seconds_left)
         if ends and not pod.ending:
             actions.append(EndPod(pod.name, pod.uid, f"replica {pod.name} has failed with its job"))
     return PodPlan(tuple(actions), ctx.status.internal.attempts, recheck=min(waits, default=None))

@@ -114,10 +114,10 @@ def first_failure(report: protocol.Report) -> protocol.Failure | None:
 
 
 def _member_gone(ctx: JobContext) -> Failure | None:
-    pods, told = ctx.replicas.pods, ctx.round.report.members if ctx.round.report else {}
+    pods, member_states = ctx.replicas.pods, ctx.round.report.members if ctx.round.report else {}
     for member in ctx.world.members:
-        pod, known = pods.get(member.replica), told.get(member.replica)
-        if known is not None and known.state == protocol.State.DRAINED:
+        pod, member_state = pods.get(member.replica), member_states.get(member.replica)
+        if member_state is not None and member_state.state == protocol.State.DRAINED:
             continue  # its part in the round was over: it may go before the others are through
         if pod is None or not member.is_pod(pod.uid):
             return Failure(
@@ -152,8 +152,8 @@ def _lead_lost(ctx: JobContext) -> RoundTrigger | None:
 
 def _not_acknowledged(ctx: JobContext) -> Failure | None:
     """What came of an Assign whose answer was lost, the lead knows: who has begun has got it."""
-    told = ctx.round.report.members if ctx.round.report else {}
-    begun = {name for name, member in told.items() if member.state is not protocol.State.STARTING}
+    member_states = ctx.round.report.members if ctx.round.report else {}
+    begun = {name for name, member in member_states.items() if member.state is not protocol.State.STARTING}
     heard = ctx.agent(ctx.round.lead.replica).connected
     for replica, call in ctx.round.unacknowledged:
         if isinstance(call.reply, protocol.Refused):
@@ -243,7 +243,7 @@ def running(ctx: JobContext) -> Decision | None:
         size += f"; {why}"
     size += "".join(f"; replica {name} {notice.message}" for name, notice in list(ctx.replicas.notices.items())[:3])
     if total < sizes.most(ctx.spec):
-        absent = [*(held.sentence for held in backoff.next_pods(ctx).values()), *startup.missing(ctx)]
+        absent = [*(delayed.sentence for delayed in backoff.next_pods(ctx).values()), *startup.missing(ctx)]
         size += "".join(f"; {sentence}" for sentence in absent[:3])
     return Decision(
         Phase.TRAINING, "Training", size, recheck=recheck(ctx), watch_all=ctx.health.lead.life is Life.SILENT

@@ -272,26 +272,26 @@ def restarts_after(
     entries, new = list(ctx.recent), 0
     if answered and not _is_counted(ctx, answered):
         entries, new = [*entries, answered], 1
-    places = {entry.replica: place for place, entry in enumerate(entries)} if replaced else {}
+    position_by_replica = {entry.replica: at for at, entry in enumerate(entries)} if replaced else {}
     for pod in replaced:
-        known = places.get(pod.name)
-        if backoff.ended_by_itself(pod) and known is None:
+        position = position_by_replica.get(pod.name)
+        if backoff.ended_by_itself(pod) and position is None:
             new += 1
             entries.append(backoff.entry_of(ctx, pod).model_copy(update={"rung": WITHOUT_MEMBER}))
-        elif known is not None and (learnt := _learnt(ctx, pod)):
-            entries[known] = entries[known].model_copy(update=learnt)
+        elif position is not None and (learnt := _learnt(ctx, pod)):
+            entries[position] = entries[position].model_copy(update=learnt)
     entries, new = [*entries, *stuck], new + len(stuck)
     spent = sum(entry.counted for entry in entries)
-    left = max(0, ctx.spec.failure_policy.max_restarts - spent)
-    if entries == list(ctx.status.restarts.recent) and not new and left == ctx.status.restarts.budget:
+    budget = max(0, ctx.spec.failure_policy.max_restarts - spent)
+    if entries == list(ctx.status.restarts.recent) and not new and budget == ctx.status.restarts.budget:
         return ctx.status.restarts
-    kept = _bounded(entries)
+    bounded = _bounded(entries)
     return Restarts(
         in_window=spent,
-        budget=left,
+        budget=budget,
         total=ctx.status.restarts.total + new,
-        rungs=uses(ctx.spec, kept),
-        recent=kept,
+        rungs=uses(ctx.spec, bounded),
+        recent=bounded,
     )
 
 

@@ -95,10 +95,10 @@ def _same(entry: Restart, failed: Restart) -> bool:
 def is_bug(ctx: JobContext, failed: Restart) -> bool:
     """Often enough, and no single node is to blame: it was seen on several, or there is no other to try (decision "When
     the same failure is a bug")."""
-    found = alike(ctx, failed)
-    if len(found) < TRIES:
+    failures = alike(ctx, failed)
+    if len(failures) < TRIES:
         return False
-    if len({entry.node for entry in found if entry.node}) != 1:
+    if len({entry.node for entry in failures if entry.node}) != 1:
         return True
     nodes = ctx.observed.nodes.values()
     others = not ctx.observed.nodes_watched or any(node.ready and node.name != failed.node for node in nodes)
@@ -110,13 +110,13 @@ def reason(failed: Restart) -> str:
     return failed.reason if failed.reason == FailureReason.LOSS_NOT_FINITE else "SameFailure"
 
 
-def sentence(ctx: JobContext, failed: Restart, told: str) -> str:
-    """For the condition; `told` is the last failure in a sentence."""
+def sentence(ctx: JobContext, failed: Restart, failure_message: str) -> str:
+    """Return the message of the condition; `failure_message` describes the last failure."""
     times = len(alike(ctx, failed))
     where = f"at step {failed.step}" if ctx.status.progress else "soon after its start"
     saved = ctx.status.last_checkpoint
     resumes = f"; it goes on from its checkpoint of step {saved.step}" if saved else ""
     return (
         f"failed {times} times {where} with the same error; this looks like a bug in the script, not bad luck: "
-        f"fix it, then delete the job and create it again{resumes}. The last failure: {told}"
+        f"fix it, then delete the job and create it again{resumes}. The last failure: {failure_message}"
     )

@@ -46,8 +46,8 @@ def annotate_hang(ctx: JobContext, decision: Decision) -> Decision:
         return decision
     message = hang_sentence(ctx, report.hang)
     before = ctx.status.condition(ConditionType.STALLED)
-    known = before is not None and (before.reason, before.message) == (Reason.HANG, message)
-    events = () if known else (Event("Warning", Reason.HANG, message),)
+    is_known = before is not None and (before.reason, before.message) == (Reason.HANG, message)
+    events = () if is_known else (Event("Warning", Reason.HANG, message),)
     return replace(decision, stalled=Reason.HANG, stalled_message=message, events=(*decision.events, *events))
 
 
@@ -82,16 +82,16 @@ def _threads(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _frames(lines: list[str]) -> list[str]:
-    found = (_frame(line) for line in lines)
-    return [frame[:120] for frame in found if frame][:FRAMES]
+    frames = (_frame(line) for line in lines)
+    return [frame[:120] for frame in frames if frame][:FRAMES]
 
 
 def _frame(line: str) -> str:
     """Function, file and line of `File "/folder/file.py", line 1 in function`; empty where it is no such line. Without
     a regular expression, which may take a time that grows with the square of the line's length."""
-    _, _, place = line.partition('File "')
-    path, _, place = place.partition('", line ')
-    number, _, function = place.partition(" in ")
+    _, _, rest = line.partition('File "')
+    path, _, rest = rest.partition('", line ')
+    number, _, function = rest.partition(" in ")
     return f"{function} ({path.rpartition('/')[2]}:{number})" if function and number.isdecimal() else ""
 
 
@@ -107,32 +107,34 @@ def straggler_marks(ctx: JobContext) -> tuple[StragglerMark, ...]:
     old, report = ctx.status.stragglers, ctx.round.report
     if not ctx.round.committed or report is None:
         return old if ctx.round.committed else ()
-    known = {(mark.rank, mark.replica): mark for mark in old}
-    found = tuple(_mark(ctx, one, known) for one in report.stragglers if one.rank >= 0)
-    return old if found[:MOST_STRAGGLERS] == old else found[:MOST_STRAGGLERS]
+    mark_by_rank = {(mark.rank, mark.replica): mark for mark in old}
+    marks = tuple(_mark(ctx, straggler, mark_by_rank) for straggler in report.stragglers if straggler.rank >= 0)
+    return old if marks[:MOST_STRAGGLERS] == old else marks[:MOST_STRAGGLERS]
 
 
-def _mark(ctx: JobContext, found: protocol.Straggler, known: dict[tuple[int, str], StragglerMark]) -> StragglerMark:
-    return known.get((found.rank, found.replica)) or StragglerMark(
-        rank=found.rank,
-        replica=found.replica,
-        node=ctx.node_of(found.replica),
-        seconds=found.seconds,
-        others_seconds=found.others,
+def _mark(
+    ctx: JobContext, straggler: protocol.Straggler, mark_by_rank: dict[tuple[int, str], StragglerMark]
+) -> StragglerMark:
+    return mark_by_rank.get((straggler.rank, straggler.replica)) or StragglerMark(
+        rank=straggler.rank,
+        replica=straggler.replica,
+        node=ctx.node_of(straggler.replica),
+        seconds=straggler.seconds,
+        others_seconds=straggler.others,
         since=rfc3339(round(ctx.now, 3)),
     )
 
 
 def annotate_stragglers(ctx: JobContext, decision: Decision) -> Decision:
     """Report stragglers of a round that trains, and replace the first of them if the spec asks for it."""
-    found = straggler_marks(ctx)
-    if decision.phase is not Phase.TRAINING or not found:
+    marks = straggler_marks(ctx)
+    if decision.phase is not Phase.TRAINING or not marks:
         return decision
-    message = "; ".join((decision.message, *map(straggler_sentence, found[:3])))
-    news = [mark for mark in found if mark not in ctx.status.stragglers]
+    message = "; ".join((decision.message, *map(straggler_sentence, marks[:3])))
+    news = [mark for mark in marks if mark not in ctx.status.stragglers]
     events = tuple(Event("Warning", Reason.STRAGGLER, straggler_sentence(mark)) for mark in news[:3])
     decision = replace(decision, message=message, events=(*decision.events, *events))
-    return _straggler_replaced(ctx, decision, found[0])
+    return _straggler_replaced(ctx, decision, marks[0])
 
 
 def straggler_sentence(mark: StragglerMark) -> str:
@@ -187,12 +189,12 @@ UNREACHABLE_REMEDY = (
 
 def annotate_unreachable(ctx: JobContext, decision: Decision) -> Decision:
     """Report agents that have been silent for UNHEARD and that nothing else declares dead."""
-    if decision.stalled or decision.pods is not Pods.WANTED or (found := _unheard(ctx)) is None:
+    if decision.stalled or decision.pods is not Pods.WANTED or (verdict := _unheard(ctx)) is None:
         return decision
-    message = f"{_unreachable_sentence(ctx, found)}. {UNREACHABLE_REMEDY}"
+    message = f"{_unreachable_sentence(ctx, verdict)}. {UNREACHABLE_REMEDY}"
     before = ctx.status.trouble
     events = () if before and before.reason == UNREACHABLE else (Event("Warning", UNREACHABLE, message),)
-    goes_on = found.evidence is Evidence.MEMBERS
+    goes_on = verdict.evidence is Evidence.MEMBERS
     return replace(
         decision,
         stalled=UNREACHABLE,
@@ -207,17 +209,17 @@ def _unheard(ctx: JobContext) -> Verdict | None:
         verdicts = [ctx.health.lead]
     else:
         verdicts = [ctx.health.by_contact(pod) for pod in ctx.replicas.live.values()]
-    silent = (found for found in verdicts if found.life is Life.SILENT)
-    return next((found for found in silent if found.age is not None and found.age >= constants.UNHEARD), None)
+    silent = (verdict for verdict in verdicts if verdict.life is Life.SILENT)
+    return next((verdict for verdict in silent if verdict.age is not None and verdict.age >= constants.UNHEARD), None)
 
 
-def _unreachable_sentence(ctx: JobContext, found: Verdict) -> str:
-    since = f"since {rfc3339(ctx.now - (found.age or 0.0))}"
-    if found.evidence is Evidence.MEMBERS:
+def _unreachable_sentence(ctx: JobContext, verdict: Verdict) -> str:
+    since = f"since {rfc3339(ctx.now - (verdict.age or 0.0))}"
+    if verdict.evidence is Evidence.MEMBERS:
         lead = ctx.round.lead.replica
         return f"the lead {lead} has not been reached {since}; its members hear it, so the round goes on"
     heard = "no agent of this job has been reached" if ctx.health.no_agent_reachable else "an agent was not reached"
-    if found.waits:
+    if verdict.waits:
         return f"{heard} {since}, while Kubernetes says that its pod runs: {ONE_BY_ONE}"
     why = f"{heard} {since}, while Kubernetes says that the pods run: they are left alone, for they may be training"
     if ctx.observed.own_side_suspected:

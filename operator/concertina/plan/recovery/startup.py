@@ -63,8 +63,8 @@ def refused(ctx: JobContext) -> Decision | None:
     for pod in ctx.observed.pods:
         if pod.deleting or pod.name in ctx.replicas.outdated:
             continue
-        if pod.phase is PodPhase.FAILED and (found := _fault(ctx, pod)):
-            return stalled(*found, Pods.KEPT)
+        if pod.phase is PodPhase.FAILED and (fault := _fault(ctx, pod)):
+            return stalled(*fault, Pods.KEPT)
     return None
 
 
@@ -151,7 +151,7 @@ def stuck(ctx: JobContext) -> tuple[Restart, ...]:
     if not outside or not (ctx.replicas.ready or ctx.round.members):
         return ()
     room = len(bad_nodes.avoided(ctx)) < bad_nodes.spare(ctx)
-    found = ((pod, _symptom(ctx, pod, room)) for pod in outside)
+    symptoms = ((pod, _symptom(ctx, pod, room)) for pod in outside)
     return tuple(
         Restart(
             at=rfc3339(ctx.now),
@@ -164,14 +164,18 @@ def stuck(ctx: JobContext) -> tuple[Restart, ...]:
             message=symptom[1][:LONGEST_MESSAGE],
             error=repeats.normalised(symptom[1]),
         )
-        for pod, symptom in found
+        for pod, symptom in symptoms
         if symptom
     )
 
 
 def _symptom(ctx: JobContext, pod: PodView, room: bool) -> tuple[str, str] | None:
     return next(
-        ((each.reason, why) for each in SYMPTOMS if (room or not each.elsewhere) and (why := each.detect(ctx, pod))),
+        (
+            (symptom.reason, why)
+            for symptom in SYMPTOMS
+            if (room or not symptom.elsewhere) and (why := symptom.detect(ctx, pod))
+        ),
         None,
     )
 
@@ -198,11 +202,13 @@ UNKNOWN_EXIT = 255
 
 def _restarted(ctx: JobContext) -> tuple[PodView, ...]:
     """Return the pods whose container was started again since the last pass."""
-    known, attempts = ctx.status.internal.container_restarts, ctx.status.internal.attempts
+    counts, attempts = ctx.status.internal.container_restarts, ctx.status.internal.attempts
     return tuple(
         pod
         for pod in ctx.observed.pods
-        if pod.restarts and pod.attempt == number_at(attempts, pod.index) and pod.restarts > number_at(known, pod.index)
+        if pod.restarts
+        and pod.attempt == number_at(attempts, pod.index)
+        and pod.restarts > number_at(counts, pod.index)
     )
 
 
@@ -224,12 +230,12 @@ def with_container_restarts(ctx: JobContext, restarts: Restarts) -> Restarts:
     if not pods:
         return restarts
     entries, new = list(restarts.recent), 0
-    places = {entry.replica: place for place, entry in enumerate(entries)}
+    position_by_replica = {entry.replica: at for at, entry in enumerate(entries)}
     for pod in pods:
-        known = places.get(pod.name)
+        position = position_by_replica.get(pod.name)
         changes = {"reason": _restart_reason(pod), "counted": _own(pod)}
-        if known is not None and entries[known].reason in LOST_BY_CONTAINER:
-            entries[known] = entries[known].model_copy(update=changes)
+        if position is not None and entries[position].reason in LOST_BY_CONTAINER:
+            entries[position] = entries[position].model_copy(update=changes)
         else:
             new += 1
             entries.append(

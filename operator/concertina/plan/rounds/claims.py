@@ -177,26 +177,26 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Invalid:
     going = {} if made.from_storage else {name: ctx.agent(name).prepare_of(made) for name in departing(ctx)}
     extra = {name: call.reply for name, call in going.items() if call and isinstance(call.reply, Prepared)}
     stay = {name: reply for name, reply in extra.items() if name not in ctx.replicas.notices}
-    known = {**replies, **stay}
-    mutual = sizes.mutually_reachable(known, ctx.round.members) if seconds_left is None else ()
+    staying = {**replies, **stay}
+    mutual = sizes.mutually_reachable(staying, ctx.round.members) if seconds_left is None else ()
     chosen = topology.chosen(ctx, [name for name in mutual if name in replies])
     if not chosen:
         if _hopeless(ctx, made):
             return Invalid("all have answered or failed, and it is not enough")
         return Collecting(seconds_left)
     members = {name: replies[name] for name in chosen}
-    others = {name: known[name] for name in mutual if name not in members}
-    found = include_departing(ctx, members, others, going)
-    if found.wait is not None:
-        return Collecting(found.wait)
+    others = {name: staying[name] for name in mutual if name not in members}
+    included = include_departing(ctx, members, others, going)
+    if included.wait is not None:
+        return Collecting(included.wait)
     if not made.from_storage:
-        answers = {**found.replies, **found.others}
+        answers = {**included.replies, **included.others}
         late = holders.seconds_for_late(ctx, made, answers)
         if late is not None:
             return Collecting(late)
         if made.round == ctx.world.round + 1 and holders.is_cut_off(ctx, answers, {**replies, **extra}):
             return Invalid("what is newest is held by replicas that not all others have reached")
-    return Ready(found.replies, found.others, going)
+    return Ready(included.replies, included.others, going)
 
 
 def proceed(ctx: JobContext) -> Decision | None:
@@ -288,5 +288,5 @@ def _patience(ctx: JobContext) -> float | None:
     patience = constants.PATIENCE_PLANNED if planned else constants.PATIENCE
     patience += min(constants.crowd(len(names)), constants.RELAYED)
     waited = [calls[name].waited_for(ctx.now) for name in pending if name in calls]
-    left = patience - min([ctx.now - max(done[name] for name in replies), *waited])
-    return left if left > 0 else None
+    seconds = patience - min([ctx.now - max(done[name] for name in replies), *waited])
+    return seconds if seconds > 0 else None

@@ -58,10 +58,11 @@ def commit(
         base=Base(round=made.round, step=origin.step, source=origin.source),
         since=rfc3339(ctx.now),
     )
-    known = ctx.spec.bundled or origin.source is protocol.RestoreSource.MEMORY
-    whence = _whence(origin, ctx.observed.job.uid) if known else _anew(ctx)
+    is_known = ctx.spec.bundled or origin.source is protocol.RestoreSource.MEMORY
+    whence = _whence(origin, ctx.observed.job.uid) if is_known else _anew(ctx)
     message = f"round {made.round} with {amount(len(members), 'replica')} ({amount(workers, 'worker')}) starts {whence}"
-    told = (Event("Normal", "RoundCommitted", message),) if ctx.status.rounds else ()  # conditions tell of the first
+    # Conditions report the first round.
+    round_event = (Event("Normal", "RoundCommitted", message),) if ctx.status.rounds else ()
     return Decision(
         Phase.RECOVERING if ctx.status.rounds else Phase.STARTING,
         made.reason,
@@ -69,7 +70,7 @@ def commit(
         world=world,
         replayed=max(0, _reached(ctx) - origin.step) if ctx.spec.bundled else 0,
         actions=_assigns(ctx, world, replies, _held_by(origin, {*names, *outside}), outside, leaving),
-        events=(*told, *topology.copy_events(ctx, names, places, distance), *_crossing_event(ctx, crossing)),
+        events=(*round_event, *topology.copy_events(ctx, names, places, distance), *_crossing_event(ctx, crossing)),
         recheck=constants.ACKNOWLEDGE,
     )
 
@@ -206,8 +207,10 @@ def _assigns(
         ctx.observed.uri_sharing,
     )  # fmt: skip
     # Who still has to give something is not told that it may go.
-    told = dict.fromkeys([*(member.replica for member in ranks), *(name for name in leaving if name not in outside)])
-    return tuple(Send(name, ctx.replicas.address(name), message) for name in told)
+    receivers = dict.fromkeys(
+        [*(member.replica for member in ranks), *(name for name in leaving if name not in outside)]
+    )
+    return tuple(Send(name, ctx.replicas.address(name), message) for name in receivers)
 
 
 def _peer(ctx: JobContext, replica: str, instance: str, first_rank: int, workers: int) -> protocol.Member:

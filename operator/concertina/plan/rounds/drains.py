@@ -89,9 +89,9 @@ def limit(ctx: JobContext, durable: bool) -> float:
     progress = ctx.round.report.progress if ctx.round.report else None
     save = (progress.save_seconds if progress else None) or constants.SAVE
     steps = 3 * progress.step_seconds if progress else 0.0
-    left = [ctx.replicas.notices[name].left - save for name in ctx.round.members if ctx.replicas.leaves(name)]
-    most = max(constants.DRAIN_DURABLE if durable and left else constants.DRAIN, steps + save)
-    return max(1.0, min([most, *left]))
+    graces = [ctx.replicas.notices[name].left - save for name in ctx.round.members if ctx.replicas.leaves(name)]
+    most = max(constants.DRAIN_DURABLE if durable and graces else constants.DRAIN, steps + save)
+    return max(1.0, min([most, *graces]))
 
 
 def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Action, ...]:

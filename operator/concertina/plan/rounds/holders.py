@@ -29,20 +29,26 @@ def seconds_for_late(ctx: JobContext, made: Claim, answers: Mapping[str, Prepare
 
     `answers` are those of the replicas that the round can get state from.
     """
-    left = {name: constants.PATIENCE_STATE - call.waited_for(ctx.now) for name, call in _pending(ctx, made).items()}
-    reached = {name for reply in answers.values() for name in reply.reachable} if left else set()
-    late = [name for name in left if left[name] > 0 and (name in reached or ctx.agent(name).connected)]
+    seconds_by_member = {
+        name: constants.PATIENCE_STATE - call.waited_for(ctx.now) for name, call in _pending(ctx, made).items()
+    }
+    reached = {name for reply in answers.values() for name in reply.reachable} if seconds_by_member else set()
+    late = [
+        name
+        for name in seconds_by_member
+        if seconds_by_member[name] > 0 and (name in reached or ctx.agent(name).connected)
+    ]
     if not late or not _may_hold_newer(ctx, late, answers):
         return None
-    return max(left[name] for name in late)
+    return max(seconds_by_member[name] for name in late)
 
 
-def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], known: Mapping[str, Prepared]) -> bool:
-    """Return whether all that answered (`known`) together hold a newer state than those that the round can use."""
-    if answers.keys() >= known.keys():
+def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], all_answers: Mapping[str, Prepared]) -> bool:
+    """Return whether all answers together hold a newer state than those that the round can use."""
+    if answers.keys() >= all_answers.keys():
         return False
     age = _age(ctx, answers)
-    whole = restore.complete(known, ctx.status)
+    whole = restore.complete(all_answers, ctx.status)
     return age is not None and any((id.round, id.step) > age for id in whole)
 
 
@@ -79,14 +85,14 @@ def _shards_of(ctx: JobContext, late: Collection[str], id: SnapshotId) -> set[in
     members = ctx.world.members
     if (id.round, id.shards) != (ctx.world.round, ctx.world.workers):
         return set(range(id.shards))
-    found: set[int] = set()
+    shards: set[int] = set()
     first = 0
     for index, member in enumerate(members):
         following = members[(index + 1) % len(members)]
         if member.replica in late or following.replica in late:
-            found.update(range(first, first + member.workers))
+            shards.update(range(first, first + member.workers))
         first += member.workers
-    return found
+    return shards
 
 
 # --- members that leave
@@ -131,8 +137,8 @@ def include_departing(
         rest = {name: reply for name, reply in here.items() if name not in chosen}
         if _restored_step(ctx, {**chosen, **rest}) > have:
             return Included(chosen, rest)
-    left = _seconds_for_departing(ctx, departing)
-    return Included(stay, others, left if left > 0 else None)
+    seconds = _seconds_for_departing(ctx, departing)
+    return Included(stay, others, seconds if seconds > 0 else None)
 
 
 def _restored_step(ctx: JobContext, replies: Mapping[str, Prepared]) -> int:

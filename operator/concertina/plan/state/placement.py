@@ -27,8 +27,8 @@ def order(places: Mapping[str, Place], lead: str, before: Sequence[str] = ()) ->
     """A permutation of `places` that begins with the lead. As few neighbours as possible share a zone, and as few of
     them a node. `before`, the order of the round before, stays where it is as good: who keeps a rank has its state
     (decision "Ranks stand in a ring of zones and nodes")."""
-    kept, best = _kept(list(places), before), _spread(list(places), places, LEVELS)
-    ring = kept if shared(kept, places) <= shared(best, places) else best
+    unchanged, best = _kept(list(places), before), _spread(list(places), places, LEVELS)
+    ring = unchanged if shared(unchanged, places) <= shared(best, places) else best
     first = ring.index(lead)
     return tuple(ring[first:] + ring[:first])
 

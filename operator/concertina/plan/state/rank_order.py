@@ -28,12 +28,12 @@ class Blocks:
         """For each size, for each depth of domains, the widest first: how many groups are not within one. Of two
         orders the better one has the smaller tuple."""
         depth = max((len(path) for path in self.domains.values()), default=0)
-        found: list[int] = []
+        counts: list[int] = []
         for size in self.sizes:
             groups = [order[at : at + size] for at in range(0, len(order), size)]
             shared = [len(common(self.domains[name] for name in group)) for group in groups]
-            found += [sum(each <= level for each in shared) for level in range(depth)]
-        return tuple(found)
+            counts += [sum(depth_shared <= level for depth_shared in shared) for level in range(depth)]
+        return tuple(counts)
 
 
 def order(names: Sequence[str], blocks: Blocks, before: Sequence[str] = ()) -> tuple[str, ...]:
@@ -42,8 +42,8 @@ def order(names: Sequence[str], blocks: Blocks, before: Sequence[str] = ()) -> t
     where it is as good."""
     seat = {name: at for at, name in enumerate(before)}
     fresh = _placed(_carved(_intact_first(names, blocks, before), blocks), max(1, len(before)), seat)
-    kept = _kept(names, blocks, before)
-    return tuple(kept if blocks.split(kept) <= blocks.split(fresh) else fresh)
+    unchanged = _kept(names, blocks, before)
+    return tuple(unchanged if blocks.split(unchanged) <= blocks.split(fresh) else fresh)
 
 
 def choose(names: Sequence[str], count: int, blocks: Blocks, before: Sequence[str] = ()) -> tuple[str, ...]:
@@ -85,18 +85,18 @@ def _carved(names: Sequence[str], blocks: Blocks) -> list[_Group]:
 
 def _joined(groups: Sequence[_Group], count: int) -> list[_Group]:
     whole: list[_Group] = []
-    left: list[_Group] = []
+    unjoined: list[_Group] = []
     for level in range(max((len(group.path) for group in groups), default=0), -1, -1):
         inside: dict[Path, list[_Group]] = {}
-        for group in itertools.chain(left, (each for each in groups if len(each.path) == level)):
+        for group in itertools.chain(unjoined, (other for other in groups if len(other.path) == level)):
             inside.setdefault(group.path[:level], []).append(group)
-        left = []
+        unjoined = []
         for path, those in inside.items():
             last = len(those) - len(those) % count
             for at in range(0, last, count):
                 parts = tuple(those[at : at + count])
                 whole.append(_Group(tuple(name for part in parts for name in part.members), path, parts))
-            left += those[last:]
+            unjoined += those[last:]
     return whole
 
 
@@ -143,16 +143,16 @@ def _fill(seats: list[str | None], gaps: Sequence[int], waiting: Sequence[str], 
     """Fills the gaps; returns who is still waiting. Those for whom somebody of the very same domain is there go
     first."""
     wanted = {at: _path_around(seats, at, blocks) for at in gaps}
-    left = dict.fromkeys(waiting)
+    unseated = dict.fromkeys(waiting)
     for level in range(max((len(path) for path in blocks.domains.values()), default=0), -1, -1):
         inside: dict[Path, deque[str]] = {}
-        for name in left:
+        for name in unseated:
             inside.setdefault(blocks.domains[name][:level], deque()).append(name)
         for at in gaps:
             if seats[at] is None and len(wanted[at]) >= level and (queue := inside.get(wanted[at][:level])):
                 seats[at] = name = queue.popleft()
-                del left[name]
-    return list(left)
+                del unseated[name]
+    return list(unseated)
 
 
 def _path_around(seats: Sequence[str | None], at: int, blocks: Blocks) -> Path:
@@ -178,10 +178,10 @@ def _placed(groups: Sequence[_Group], within: int, seat: Mapping[str, int]) -> l
     )
     group_at: dict[int, int] = {}
     others = dict.fromkeys(range(len(groups)))
-    for (at, place), _ in sorted(votes.items(), key=lambda vote: (-vote[1], vote[0])):
-        if at in others and place not in group_at and place < len(groups):
-            group_at[place] = at
+    for (at, position), _ in sorted(votes.items(), key=lambda vote: (-vote[1], vote[0])):
+        if at in others and position not in group_at and position < len(groups):
+            group_at[position] = at
             del others[at]
     rest = iter(others)
-    ordered = [groups[group_at[place] if place in group_at else next(rest)] for place in range(len(groups))]
+    ordered = [groups[group_at[position] if position in group_at else next(rest)] for position in range(len(groups))]
     return [name for group in ordered for name in (_placed(group.parts, size, seat) if group.parts else group.members)]

@@ -76,27 +76,27 @@ def candidates(
 ) -> list[RestoreCandidate]:
     """In memory, in storage, and the beginning; of equals the first is nearer. `replies` of the members to be;
     `storages` as the agents last saw durable storage."""
-    found = []
+    options = []
     whole = complete(replies, status)
     if whole:
         id = max(whole, key=lambda id: (id.round, id.step, id.layout))
         in_memory = Restore(source=RestoreSource.MEMORY, step=id.step, id=id, holders=whole[id])
-        found.append(RestoreCandidate(in_memory, (True, id.round, id.step)))
+        options.append(RestoreCandidate(in_memory, (True, id.round, id.step)))
     unread = None
     if uses_storage(spec):
-        told = [storage for storage in storages if storage is not None]
-        looks = [storage for storage in told if not _outdated(storage, status)]
+        reported = [storage for storage in storages if storage is not None]
+        looks = [storage for storage in reported if not _outdated(storage, status)]
         ready = [storage for storage in looks if storage.state == StorageHealth.READY]
         if not ready:
             unread = Unknown(next((storage.message for storage in looks if storage.state == StorageHealth.ERROR), ""))
         if durable := newest((storage.latest for storage in ready), status, uid):
             rank = (not _is_void(durable, status, uid), *_age(durable, uid))
-            found.append(RestoreCandidate(_stored(durable, status, uid), rank, unread))
-        if told and not looks:  # the last round may have written one that nobody here has seen
-            found.append(
+            options.append(RestoreCandidate(_stored(durable, status, uid), rank, unread))
+        if reported and not looks:  # the last round may have written one that nobody here has seen
+            options.append(
                 RestoreCandidate(Restore(source=RestoreSource.STORAGE), (True, status.world.round, -1), unread)
             )
-    return [*found, RestoreCandidate(Restore(source=RestoreSource.FRESH), (False, -1, -1), unread)]
+    return [*options, RestoreCandidate(Restore(source=RestoreSource.FRESH), (False, -1, -1), unread)]
 
 
 def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
@@ -126,15 +126,15 @@ def complete(replies: Mapping[str, Prepared], status: JobStatus) -> dict[Snapsho
 
 def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
     """Ids of which these replicas hold a shard, and which are not void; with the holders of each shard."""
-    found: dict[SnapshotId, dict[str, list[str]]] = {}
+    holders: dict[SnapshotId, dict[str, list[str]]] = {}
     for name, reply in replies.items():
         for some in reply.snapshots:
-            shards = found.setdefault(some.id, {})
+            shards = holders.setdefault(some.id, {})
             for shard in some.shards:
                 shards.setdefault(str(shard), []).append(name)
     return {
         id: {shard: tuple(dict.fromkeys(names)) for shard, names in shards.items()}
-        for id, shards in found.items()
+        for id, shards in holders.items()
         if not void(id.round, id.step, status)
     }
 
@@ -156,11 +156,11 @@ def void(round: int, step: int, status: JobStatus) -> bool:
 
 def newest(seen: Iterable[Durable | None], status: JobStatus, uid: str) -> Durable | None:
     """What LATEST names, as far as anyone knows: agents may not have looked for a while, the status remembers too."""
-    known = [durable for durable in seen if durable is not None]
+    durables = [durable for durable in seen if durable is not None]
     if mark := status.last_checkpoint:
         at = unix_seconds(mark.at)
-        known.append(Durable(uid, mark.round, mark.step, mark.uri, complete=mark.complete, at=at))
-    return max(known, key=lambda durable: _age(durable, uid), default=None)
+        durables.append(Durable(uid, mark.round, mark.step, mark.uri, complete=mark.complete, at=at))
+    return max(durables, key=lambda durable: _age(durable, uid), default=None)
 
 
 def _age(durable: Durable, uid: str) -> tuple[int, int]:
@@ -205,14 +205,14 @@ def damaged_checkpoints(ctx: JobContext) -> tuple[DamagedCheckpoint, ...] | None
     """Return status.damagedCheckpoints: those known, and those that the report of this round finds damaged. The lowest
     step to go back to counts where ranks name several for one checkpoint."""
     old = ctx.status.damaged_checkpoints
-    known = {bad.uri for bad in old or ()}
-    found: dict[str, DamagedCheckpoint] = {}
+    known_uris = {bad.uri for bad in old or ()}
+    new: dict[str, DamagedCheckpoint] = {}
     for _, back in sorted(_requested_rollbacks(ctx), key=lambda asked: asked[1].step, reverse=True):
-        if (bad := back.damaged) is not None and bad.uri not in known:
-            found[bad.uri] = DamagedCheckpoint(
+        if (bad := back.damaged) is not None and bad.uri not in known_uris:
+            new[bad.uri] = DamagedCheckpoint(
                 uri=bad.uri, step=bad.step, previous_step=max(0, back.step), at=rfc3339(round(ctx.now, 3))
             )
-    return (*(old or ()), *found.values())[-MOST_DAMAGED:] if found else old
+    return (*(old or ()), *new.values())[-MOST_DAMAGED:] if new else old
 
 
 def undone_states(ctx: JobContext) -> tuple[UndoneStates, ...]:
@@ -227,28 +227,28 @@ def undone_states(ctx: JobContext) -> tuple[UndoneStates, ...]:
 def skipped_samples(ctx: JobContext) -> tuple[SampleRange, ...]:
     """Return status.skipped: the samples that any round has skipped. It only grows."""
     report = ctx.round.report
-    told = [report.progress.skipped] if report and report.progress else []
-    told += [back.skipped for _, back in _requested_rollbacks(ctx)]
-    if not any(told):
+    reported = [report.progress.skipped] if report and report.progress else []
+    reported += [back.skipped for _, back in _requested_rollbacks(ctx)]
+    if not any(reported):
         return ctx.status.skipped
-    together = united(((some.begin, some.end) for some in ctx.status.skipped), *told)
+    together = united(((some.begin, some.end) for some in ctx.status.skipped), *reported)
     # Never more: the workers end with a sentence (`anomalies`) before they leave out as much.
     return tuple(SampleRange(begin=begin, end=end) for begin, end in together[:MOST_RANGES])
 
 
 def rollback_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Return the events for a rollback, for damaged checkpoints and for samples that are skipped from now on."""
-    back, found = new.rollback, []
+    back, events = new.rollback, []
     if new.damaged_checkpoints != old.damaged_checkpoints:
-        known = {bad.uri for bad in old.damaged_checkpoints or ()}
-        found += [_damage_event(bad) for bad in new.damaged_checkpoints or () if bad.uri not in known]
+        known_uris = {bad.uri for bad in old.damaged_checkpoints or ()}
+        events += [_damage_event(bad) for bad in new.damaged_checkpoints or () if bad.uri not in known_uris]
     elif back is not None and back != old.rollback:
         message = f"round {back.round} is undone back to step {back.step} or before: {back.message}"
-        found.append(Event("Warning", "RolledBack", message[:1000]))
+        events.append(Event("Warning", "RolledBack", message[:1000]))
     if new.skipped != old.skipped:
         left_out = words(tuple((some.begin, some.end) for some in new.skipped))
-        found.append(Event("Warning", "SamplesLeftOut", f"{left_out} are left out of the run"[:1000]))
-    return tuple(found)
+        events.append(Event("Warning", "SamplesLeftOut", f"{left_out} are left out of the run"[:1000]))
+    return tuple(events)
 
 
 def _damage_event(bad: DamagedCheckpoint) -> Event:
@@ -261,8 +261,8 @@ def undone(status: JobStatus) -> tuple[Undone, ...]:
     to a later step, it says nothing of what the earlier one undid (decision "All rollbacks are remembered")."""
     if status.rollback is None and not status.internal.undone:
         return ()
-    known, back = tuple(Undone(some.round, some.step) for some in status.internal.undone), status.rollback
-    return joined(known, Undone(back.round, back.step)) if back else known
+    remembered, back = tuple(Undone(some.round, some.step) for some in status.internal.undone), status.rollback
+    return joined(remembered, Undone(back.round, back.step)) if back else remembered
 
 
 def is_undone(round: int, step: int, status: JobStatus) -> bool:

@@ -41,8 +41,8 @@ class Weights(NamedTuple):
 
 def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
     """Bytes that each of so many replicas takes of its memory volume. `weights`: of a model of one's own."""
-    kept = SNAPSHOT_SLOTS + (SHIPPING if spec.checkpoint else 0) + (COPY_SLOTS if replicas > 1 else 0)
-    shards = kept * _bytes(spec, MOMENTS_BYTES, weights) // replicas + kept * spec.workers * HEADER
+    copies = SNAPSHOT_SLOTS + (SHIPPING if spec.checkpoint else 0) + (COPY_SLOTS if replicas > 1 else 0)
+    shards = copies * _bytes(spec, MOMENTS_BYTES, weights) // replicas + copies * spec.workers * HEADER
     return shards + PROGRAM + (spool.MOST_BYTES if spec.tracked else 0)
 
 

@@ -61,15 +61,15 @@ def crossing(ctx: JobContext, members: Mapping[str, int]) -> str | None:
         return None
     domains = _domains(ctx, members)
     path_of = [domains[name] for name, workers in members.items() for _ in range(workers)]
-    found: list[str] = []
+    sentences: list[str] = []
     for kind, groups in groups_of(ctx.spec.parallelism, len(path_of)):
         split = Counter(len(common(path_of[rank] for rank in group)) for group in groups)
-        found += [
+        sentences += [
             f"{split[level]} of {len(groups)} {kind} groups cross {label}"
             for level, label in enumerate(topology.labels)
             if split[level]
         ]
-    return "; ".join(found) or None
+    return "; ".join(sentences) or None
 
 
 def groups_of(degrees: Parallelism, ranks: int) -> Iterator[tuple[str, Sequence[Sequence[int]]]]:
@@ -99,12 +99,12 @@ def _blocks(ctx: JobContext, names: Collection[str]) -> Blocks:
 def _domains(ctx: JobContext, names: Iterable[str]) -> dict[str, Path]:
     """Without a label a node is in one domain with all that lack it; but each is a host."""
     labels: tuple[str, ...] = ctx.spec.topology.labels if ctx.spec.topology else ANY
-    found: dict[str, Path] = {}
+    domains: dict[str, Path] = {}
     for name in names:
         pod = ctx.replicas.pods[name]
-        known = ctx.node(pod).labels
-        found[name] = tuple(known.get(label, pod.node if label == HOSTNAME else "") for label in labels)
-    return found
+        node_labels = ctx.node(pod).labels
+        domains[name] = tuple(node_labels.get(label, pod.node if label == HOSTNAME else "") for label in labels)
+    return domains
 
 
 # --- how far copies of snapshots are from their members
@@ -132,21 +132,21 @@ def copy_distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, 
 
 
 def copy_events(
-    ctx: JobContext, members: Sequence[str], places: Mapping[str, Place], found: Distance
+    ctx: JobContext, members: Sequence[str], places: Mapping[str, Place], copies: Distance
 ) -> tuple[Event, ...]:
     """Return an event if copies are closer than they could be: once, not in every round."""
     zones = {place.zone for place in places.values() if place.zone}
     if (
-        found == ctx.world.copies
-        or found not in (Distance.NODE, Distance.SAME_NODE)
-        or (found is Distance.NODE and len(zones) < 2)
+        copies == ctx.world.copies
+        or copies not in (Distance.NODE, Distance.SAME_NODE)
+        or (copies is Distance.NODE and len(zones) < 2)
     ):
         return ()
     in_zone, on_node = placement.shared(members, places)
-    count, what = (on_node, "node") if found is Distance.SAME_NODE else (in_zone, "zone")
+    count, what = (on_node, "node") if copies is Distance.SAME_NODE else (in_zone, "zone")
     advice = _BLOCKS_ADVICE if ctx.spec.group_sizes else _SPREAD_ADVICE
     message = (
         f"{count} of {len(members)} replicas have the copy of their snapshots within the same {what}: "
         f"when that is lost, training goes back to the last checkpoint; {advice}"
     )
-    return (Event("Warning" if found is Distance.SAME_NODE else "Normal", f"CopiesShare{what.capitalize()}", message),)
+    return (Event("Warning" if copies is Distance.SAME_NODE else "Normal", f"CopiesShare{what.capitalize()}", message),)

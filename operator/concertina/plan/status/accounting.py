@@ -49,8 +49,8 @@ BUCKETS: Mapping[Phase, str] = {
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the lead of a round says, with which the seconds of training are divided."""
+class LeadTimes:
+    """The times in the lead's report, by which the seconds of training are divided."""
 
     progress: protocol.Progress
     busy: protocol.Busy | None
@@ -70,15 +70,15 @@ class Told:
         return max(0.0, self.busy.most - self.busy.median) if self.busy else 0.0
 
 
-WAITS: Mapping[str, tuple[str, Callable[[Told], float]]] = {
-    "checkpoint_seconds": ("checkpoint_seconds", lambda told: told.progress.checkpoint_seconds),
-    "stalled_seconds": ("input_seconds", lambda told: told.progress.stalled_seconds),
-    "evaluation_seconds": ("evaluation_seconds", lambda told: told.part(StepPart.EVALUATION)),
-    "compile_seconds": ("compile_seconds", lambda told: told.part(StepPart.COMPILE)),
-    "communication_seconds": ("communication_seconds", lambda told: told.communication),
-    "straggler_seconds": ("straggler_seconds", lambda told: told.straggler),
+WAITS: Mapping[str, tuple[str, Callable[[LeadTimes], float]]] = {
+    "checkpoint_seconds": ("checkpoint_seconds", lambda times: times.progress.checkpoint_seconds),
+    "stalled_seconds": ("input_seconds", lambda times: times.progress.stalled_seconds),
+    "evaluation_seconds": ("evaluation_seconds", lambda times: times.part(StepPart.EVALUATION)),
+    "compile_seconds": ("compile_seconds", lambda times: times.part(StepPart.COMPILE)),
+    "communication_seconds": ("communication_seconds", lambda times: times.communication),
+    "straggler_seconds": ("straggler_seconds", lambda times: times.straggler),
 }
-"""By the field of RoundWaits: the class in goodput, and what has been told of it since the round began."""
+"""By the field of RoundWaits: the class in goodput, and the seconds reported since the round began."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class Account:
     @cached
     def bucket(self) -> str | None:
         """Class of the phase, or None for a job that has ended."""
-        found = BUCKETS.get(self.phase)
-        return self._start if found == "recovery_seconds" else found
+        phase_bucket = BUCKETS.get(self.phase)
+        return self._start if phase_bucket == "recovery_seconds" else phase_bucket
 
     @property
     def _start(self) -> str:
@@ -180,8 +180,8 @@ class Account:
         report, old = self.ctx.round.report, self.ctx.status.internal.round_waits
         if report is None or report.progress is None:
             return old
-        told = Told(report.progress, report.busy)
-        seconds = {name: round(count(told), 3) for name, (_, count) in WAITS.items()}
+        times = LeadTimes(report.progress, report.busy)
+        seconds = {name: round(count(times), 3) for name, (_, count) in WAITS.items()}
         return RoundWaits(round=report.round, **seconds)
 
     # --- where the time went ------------------------------------------------------------------------------------------
@@ -219,25 +219,25 @@ class Account:
         ran = spent["unknown_seconds"] > 0 or self.decision.phase is Phase.TRAINING
         if ran and self.progress is None and not self.ctx.spec.bundled:
             return None
-        known = sum(spent.values()) - spent["suspended_seconds"] - spent["unknown_seconds"]
+        known_seconds = sum(spent.values()) - spent["suspended_seconds"] - spent["unknown_seconds"]
         forward = spent["productive_seconds"] + spent["communication_seconds"]
-        return round(100 * forward / known, 2) if known else 0.0
+        return round(100 * forward / known_seconds, 2) if known_seconds else 0.0
 
     @cached
     def tokens_before(self) -> int | None:
         """Known with the first word of tokens; those of the steps up to that word are counted with them."""
         report, old = self.ctx.round.report, self.ctx.status
-        told = report.progress if report else None
-        if old.internal.tokens_before is not None or told is None or told.tokens is None:
+        progress = report.progress if report else None
+        if old.internal.tokens_before is not None or progress is None or progress.tokens is None:
             return old.internal.tokens_before
-        goes_on = old.progress is None and bool(told.restored_step)
-        return told.tokens if goes_on else 0
+        goes_on = old.progress is None and bool(progress.restored_step)
+        return progress.tokens if goes_on else 0
 
     @cached
     def _tokens(self) -> int | None:
         """That this job has trained on."""
-        known = self.progress.tokens if self.progress else None
-        return None if known is None else max(0, known - (self.tokens_before or 0))
+        tokens = self.progress.tokens if self.progress else None
+        return None if tokens is None else max(0, tokens - (self.tokens_before or 0))
 
     def _move_waits(self, spent: dict[str, float], source: str, counted: float) -> None:
         """Move what is new of them out of the class that the time was counted in.
@@ -256,22 +256,22 @@ class Account:
     @cached
     def replayed_seconds(self) -> float:
         """What the steps that are trained again took before."""
-        told, reported = self.ctx.status.progress, self.ctx.round.report.progress if self.ctx.round.report else None
-        seconds = (told.step_seconds if told else None) or (reported.step_seconds if reported else 0.0)
+        before, reported = self.ctx.status.progress, self.ctx.round.report.progress if self.ctx.round.report else None
+        seconds = (before.step_seconds if before else None) or (reported.step_seconds if reported else 0.0)
         return min(self.replayed * seconds, self.ctx.status.goodput.productive_seconds)
 
     def _recovery(self, seconds: float) -> tuple[RecoveryTime, ...]:
         """By cause: with those, and with the incident that has ended."""
-        found = {entry.cause: entry for entry in self.ctx.status.goodput.recovery}
+        time_by_cause = {entry.cause: entry for entry in self.ctx.status.goodput.recovery}
         incident, ended = self._with_this, self._ended
         if incident is None or (seconds <= 0 and ended is None):
             return self.ctx.status.goodput.recovery
-        cause = incident.cause if incident.cause in found or len(found) < MOST_CAUSES - 1 else OTHER
-        entry = found.get(cause, RecoveryTime(cause=cause))
-        found[cause] = entry.model_copy(
+        cause = incident.cause if incident.cause in time_by_cause or len(time_by_cause) < MOST_CAUSES - 1 else OTHER
+        entry = time_by_cause.get(cause, RecoveryTime(cause=cause))
+        time_by_cause[cause] = entry.model_copy(
             update={"seconds": round(entry.seconds + seconds, 3), "times": entry.times + (ended is not None)}
         )
-        return tuple(found.values())
+        return tuple(time_by_cause.values())
 
     # --- incidents ----------------------------------------------------------------------------------------------------
 

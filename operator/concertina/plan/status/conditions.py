@@ -111,8 +111,10 @@ def only_reworded(before: tuple[Condition, ...], after: tuple[Condition, ...]) -
     return _without_messages(before) == _without_messages(after)
 
 
-def _without_messages(those: tuple[Condition, ...]) -> list[object]:
-    return [(each.type, each.status, each.reason, each.observed_generation) for each in those]
+def _without_messages(conditions: tuple[Condition, ...]) -> list[object]:
+    return [
+        (condition.type, condition.status, condition.reason, condition.observed_generation) for condition in conditions
+    ]
 
 
 ANNOUNCED = frozenset(

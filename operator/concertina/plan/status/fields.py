@@ -186,13 +186,13 @@ def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> StatusAf
     this, old = Pass(ctx, decision, pods), ctx.status
     values = {name: row(this) for name, row in AT_ONCE.items()}
     internal = {name: row(this) for name, row in INTERNAL.items()}
-    said = conditions.only_reworded(old.conditions, this.conditions)
+    only_reworded = conditions.only_reworded(old.conditions, this.conditions)
     but_conditions = {name: value for name, value in values.items() if name != "conditions"}
     decided = _differ(old, but_conditions) or _differ(old.internal, internal)
-    changed = decided or (not said and _differ(old, {"conditions": this.conditions}))
+    changed = decided or (not only_reworded and _differ(old, {"conditions": this.conditions}))
     counts = {name: row(this) for name, row in COUNTS.items()}
-    if not changed and (left := progress.seconds_left(ctx)):
-        return StatusAfter(old, left if _differ(old, {**values, **counts}) else None)
+    if not changed and (seconds := progress.seconds_left(ctx)):
+        return StatusAfter(old, seconds if _differ(old, {**values, **counts}) else None)
     numbers = counts | {name: row(this) for name, row in PROGRESS.items()}
     if not changed and not _differ(old, {**values, **numbers}):
         count_due = progress.uncounted_seconds_left(ctx, decision.phase)
@@ -207,7 +207,8 @@ def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> StatusAf
 
 def _differ(old: JobStatus | Internal, values: Mapping[str, object]) -> bool:
     for name, value in values.items():
-        known = getattr(old, name)
-        if known is not value and known != value:  # most are the very same object; pydantic compares field by field
+        old_value = getattr(old, name)
+        # Most are the very same object; pydantic would compare them field by field.
+        if old_value is not value and old_value != value:
             return True
     return False

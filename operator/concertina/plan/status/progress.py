@@ -38,27 +38,27 @@ MOST_SHARES = 16
 
 def progress(ctx: JobContext) -> JobProgress | None:
     """From rank 0's last word; what the status had where there is none."""
-    told = ctx.round.report.progress if ctx.round.report else None
-    if told is None or told.step < 0 or not told.at:
+    reported = ctx.round.report.progress if ctx.round.report else None
+    if reported is None or reported.step < 0 or not reported.at:
         return ctx.status.progress
-    steps = told.steps
-    left = max(0, steps - told.step) if steps else 0  # a script of one's own may go on beyond what it had planned
-    percent, at = round(100 * min(1.0, told.step / steps), 2) if steps else None, rfc3339(round(told.at, 3))
-    if told.first_step_at is None:  # its numbers are none yet: what the last round measured is the last that is known
-        before = ctx.status.progress or JobProgress(step=told.step, at=at)
-        return before.model_copy(update={"step": told.step, "steps": steps, "percent": percent, "at": at})
+    steps = reported.steps
+    steps_left = max(0, steps - reported.step) if steps else 0  # a script may continue beyond the steps it planned
+    percent, at = round(100 * min(1.0, reported.step / steps), 2) if steps else None, rfc3339(round(reported.at, 3))
+    if reported.first_step_at is None:  # The round has measured nothing yet: keep the numbers of the last one.
+        before = ctx.status.progress or JobProgress(step=reported.step, at=at)
+        return before.model_copy(update={"step": reported.step, "steps": steps, "percent": percent, "at": at})
     return JobProgress(
-        step=told.step,
+        step=reported.step,
         steps=steps,
         percent=percent,
-        eta_seconds=round(left * told.step_seconds, 1) if steps and told.step_seconds else None,
-        loss=round(told.loss, 6) if math.isfinite(told.loss) else None,
-        step_seconds=round(told.step_seconds, 6) or None,
-        tokens=told.tokens,
-        tokens_per_second=round(told.tokens_per_second, 1) or None,  # a script of one's own may not know
-        mfu=_share(told.mfu),
-        mfu_full_attention=_share(told.mfu_full_attention),
-        evaluation=_evaluation(ctx, told),
+        eta_seconds=round(steps_left * reported.step_seconds, 1) if steps and reported.step_seconds else None,
+        loss=round(reported.loss, 6) if math.isfinite(reported.loss) else None,
+        step_seconds=round(reported.step_seconds, 6) or None,
+        tokens=reported.tokens,
+        tokens_per_second=round(reported.tokens_per_second, 1) or None,  # a script of one's own may not know
+        mfu=_share(reported.mfu),
+        mfu_full_attention=_share(reported.mfu_full_attention),
+        evaluation=_evaluation(ctx, reported),
         at=at,
     )
 
@@ -67,23 +67,23 @@ def _share(value: float | None) -> float | None:
     return None if value is None else round(value, 4) or None
 
 
-def _evaluation(ctx: JobContext, told: protocol.Progress) -> EvaluationMark | None:
+def _evaluation(ctx: JobContext, reported: protocol.Progress) -> EvaluationMark | None:
     """The last one, of an earlier round where this one had none yet; not one of steps that were undone."""
     old = ctx.status.progress.evaluation if ctx.status.progress else None
-    if told.evaluated is not None:
-        loss = round(told.evaluated.loss, 6) if math.isfinite(told.evaluated.loss) else None
-        return EvaluationMark(step=max(0, told.evaluated.step), loss=loss)
-    return old if old is not None and old.step <= told.step else None
+    if reported.evaluated is not None:
+        loss = round(reported.evaluated.loss, 6) if math.isfinite(reported.evaluated.loss) else None
+        return EvaluationMark(step=max(0, reported.evaluated.step), loss=loss)
+    return old if old is not None and old.step <= reported.step else None
 
 
 def history(ctx: JobContext, now: JobProgress | None) -> str | None:
     """With a point of this progress, where it is news and one is due."""
-    known = ctx.status.history
+    packed = ctx.status.history
     if now is None or now == ctx.status.progress:
-        return known
-    before = unpacked(known) if known else History()
+        return packed
+    before = unpacked(packed) if packed else History()
     after = before.with_point(Point(int(ctx.now), now.step, _short(now.loss), ctx.world.replicas))
-    return known if after is before else after.packed()
+    return packed if after is before else after.packed()
 
 
 def _short(loss: float | None) -> float | None:
@@ -95,29 +95,29 @@ def shares(ctx: JobContext) -> tuple[ShareMark, ...]:
     """status.shares, the least first. While the lead says nothing it stays as it was."""
     if ctx.round.report is None:
         return ctx.status.shares if ctx.round.committed else ()
-    told = ctx.round.report.progress.shares if ctx.round.report.progress else ()
-    if len(told) != ctx.world.workers or min(told, default=-1) < 0 or not sum(told):
+    reported = ctx.round.report.progress.shares if ctx.round.report.progress else ()
+    if len(reported) != ctx.world.workers or min(reported, default=-1) < 0 or not sum(reported):
         return ()
-    ranks, even = iter(told), sum(told) / len(told)
-    found = []
+    ranks, even = iter(reported), sum(reported) / len(reported)
+    sequences_by_replica = []
     for member in ctx.world.members:
         sequences = sum(itertools.islice(ranks, member.workers))
-        found.append((round(sequences / (even * member.workers), 3), sequences, member.replica))
+        sequences_by_replica.append((round(sequences / (even * member.workers), 3), sequences, member.replica))
     return tuple(
         ShareMark(replica=replica, node=ctx.node_of(replica), sequences=sequences, factor=factor)
-        for factor, sequences, replica in sorted(found, key=lambda share: share[0])[:MOST_SHARES]
+        for factor, sequences, replica in sorted(sequences_by_replica, key=lambda share: share[0])[:MOST_SHARES]
     )
 
 
 def interval(ctx: JobContext) -> CheckpointEvery | None:
-    told = ctx.round.report.progress.interval if ctx.round.report and ctx.round.report.progress else None
-    if told is None:
+    reported = ctx.round.report.progress.interval if ctx.round.report and ctx.round.report.progress else None
+    if reported is None:
         return ctx.status.checkpoint_interval
     return CheckpointEvery(
-        seconds=round(told.seconds or 0.0),
-        suggested_seconds=round(told.suggested),
-        save_seconds=round(told.save_seconds, 3),
-        failure_seconds=round(told.failure_seconds),
+        seconds=round(reported.seconds or 0.0),
+        suggested_seconds=round(reported.suggested),
+        save_seconds=round(reported.save_seconds, 3),
+        failure_seconds=round(reported.failure_seconds),
     )
 
 
@@ -132,24 +132,24 @@ def snapshot_interval(ctx: JobContext) -> SnapshotEvery | None:
 def replayed(ctx: JobContext) -> int:
     """Steps that a command of one's own trains again, as far as it reports them: known once, with the first word of a
     round, since where it goes on from is its own affair."""
-    told, old = ctx.round.report.progress if ctx.round.report else None, ctx.status
-    if ctx.spec.bundled or told is None or ctx.round.report is None:
+    reported, old = ctx.round.report.progress if ctx.round.report else None, ctx.status
+    if ctx.spec.bundled or reported is None or ctx.round.report is None:
         return 0
-    if told.restored_step is None or old.progress is None:
+    if reported.restored_step is None or old.progress is None:
         return 0
     return (
-        max(0, old.progress.step - told.restored_step)
+        max(0, old.progress.step - reported.restored_step)
         if old.internal.round_waits.round != ctx.round.report.round
         else 0
     )
 
 
 def last_snapshot(ctx: JobContext) -> SnapshotMark | None:
-    told = ctx.round.report.progress if ctx.round.report else None
+    reported = ctx.round.report.progress if ctx.round.report else None
     old = ctx.status.last_snapshot
-    if told is None or told.snapshot_step is None or (old and old.step == told.snapshot_step):
+    if reported is None or reported.snapshot_step is None or (old and old.step == reported.snapshot_step):
         return old
-    return SnapshotMark(step=told.snapshot_step, at=rfc3339(round(told.at, 3)))
+    return SnapshotMark(step=reported.snapshot_step, at=rfc3339(round(reported.at, 3)))
 
 
 def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
@@ -223,18 +223,18 @@ def lead_sentence(ctx: JobContext, field: str) -> str | None:
     if ctx.spec.launcher is Launcher.TORCHRUN:
         return None
     report = ctx.round.report
-    found: str | None = getattr(ctx.status if report is None else report, field)
-    return found[:1024] if found else None
+    sentence: str | None = getattr(ctx.status if report is None else report, field)
+    return sentence[:1024] if sentence else None
 
 
 def sentence_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Return an event for each sentence that is new or has changed."""
-    found = []
-    for field, said in SENTENCES.items():
+    events = []
+    for field, announced in SENTENCES.items():
         now = getattr(new, field)
         if now is not None and now != getattr(old, field):
-            found.append(Event(said.type, said.reason, _event_message(field, now)))
-    return tuple(found)
+            events.append(Event(announced.type, announced.reason, _event_message(field, now)))
+    return tuple(events)
 
 
 def annotate_world_mismatch(ctx: JobContext, decision: Decision) -> Decision:

@@ -41,16 +41,16 @@ def round_trace(ctx: JobContext, status: JobStatus) -> RoundTrace | None:
         return None
     if ctx.spec.launcher is Launcher.TORCHRUN:  # its rounds are made by torchrun, and told by nobody
         return None
-    told = _Told(ctx, claim)
-    if not _is_in(ctx.status, NOT_YET) or told.trained:
+    history = _RoundHistory(ctx, claim)
+    if not _is_in(ctx.status, NOT_YET) or history.trained:
         return None
     if _is_in(status, UNDER_WAY):
-        return RoundTrace(claim.round, told.root())
+        return RoundTrace(claim.round, history.root())
     if _is_in(status, NOT_YET) and after.claim_id == claim.claim_id:
         return None
     running = status.condition(ConditionType.RUNNING)
     why = running.message if running else after.reason
-    return RoundTrace(claim.round, told.root(f"given up before its first step: {why}"))
+    return RoundTrace(claim.round, history.root(f"given up before its first step: {why}"))
 
 
 def _is_in(status: JobStatus, phases: tuple[Phase, ...]) -> bool:
@@ -58,7 +58,7 @@ def _is_in(status: JobStatus, phases: tuple[Phase, ...]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _RoundHistory:
     """What is known of a round up to now."""
 
     ctx: JobContext
@@ -111,12 +111,12 @@ class _Told:
     @cached
     def accepted(self) -> dict[str, float]:
         """When each member has taken its rank, as this operator heard it."""
-        found = {}
+        accepted_at = {}
         for name in self.ctx.round.members:
             call = self.ctx.agent(name).assign
             if call and call.claim == self.claim.claim_id and isinstance(call.reply, protocol.Accepted):
-                found[name] = call.done_at or self.ctx.now
-        return found
+                accepted_at[name] = call.done_at or self.ctx.now
+        return accepted_at
 
     # --- spans --------------------------------------------------------------------------------------------------------
 
@@ -181,12 +181,12 @@ class _Told:
         """What rank 0 has told of its start; of a command of one's own, which tells nothing, all of it in one."""
         begin, now = self.accepted.get(self.ctx.world.lead or "", committed), self.ctx.now
         progress = self.ctx.round.report.progress if self.ctx.round.report else None
-        told = [(name, progress.timeline[name]) for name in START if name in progress.timeline] if progress else []
-        if not told:
+        timeline = [(name, progress.timeline[name]) for name in START if name in progress.timeline] if progress else []
+        if not timeline:
             yield _span(SpanName.START, begin, now)
             return
-        begin = max(committed, min(begin, now - sum(seconds for _, seconds in told)))
-        for name, seconds in told:
+        begin = max(committed, min(begin, now - sum(seconds for _, seconds in timeline)))
+        for name, seconds in timeline:
             yield _span(name, begin, min(now, begin + seconds))
             begin = min(now, begin + seconds)
 
