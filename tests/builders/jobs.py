@@ -9,7 +9,7 @@ import concertina_protocol as protocol
 from concertina.api.parse import parse_spec
 from concertina.api.status import JobStatus
 from concertina.plan.actions import Plan, Send
-from concertina.plan.observed import AgentView, Call, JobView, NodeView, Observed, PodPhase, PodView
+from concertina.plan.observed import AgentView, Call, JobObservation, JobView, NodeView, PodPhase, PodView
 
 UID = "uid-1"
 T0 = 1_800_000_000.0
@@ -95,12 +95,14 @@ def prepared(name: str, message: protocol.Prepare, **fields: Any) -> protocol.Pr
 
 def observed(
     job_view: JobView, pods: tuple[PodView, ...] = (), agents: dict[str, AgentView] | None = None, **fields: Any
-) -> Observed:
+) -> JobObservation:
     nodes = {pod.node: NodeView(pod.node, ready=True) for pod in pods}
-    return Observed(job=job_view, pods=pods, nodes=nodes, agents=agents or {}, **{"fresh_claim": "claim-a", **fields})
+    return JobObservation(
+        job=job_view, pods=pods, nodes=nodes, agents=agents or {}, **{"fresh_claim": "claim-a", **fields}
+    )
 
 
-def then(before: Observed, made: Plan, **fields: Any) -> Observed:
+def then(before: JobObservation, made: Plan, **fields: Any) -> JobObservation:
     """The observation after a plan's status was written."""
     return replace(before, job=replace(before.job, status=made.status), **fields)
 
@@ -120,7 +122,7 @@ def called(view: AgentView, message: Any, at: float, **fields: Any) -> AgentView
     return replace(view, **{type(message).__name__.lower(): call})
 
 
-def running(job_spec: Any, count: int = 3, now: float = T0 + 10, **fields: Any) -> Observed:
+def running(job_spec: Any, count: int = 3, now: float = T0 + 10, **fields: Any) -> JobObservation:
     """A job that trains with all replicas: round 1, lead demo-0-0, step 40."""
     from concertina.plan.plan import plan
 

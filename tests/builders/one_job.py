@@ -20,7 +20,7 @@ from concertina.kube.manifests.agent import PodSettings
 from concertina.kube.resources import Raw
 from concertina.kube.watch.events import Events
 from concertina.plan.actions import Event, Plan
-from concertina.plan.observed import JobView, Observed
+from concertina.plan.observed import JobObservation, JobView
 from concertina.plan.plan import plan
 
 UID = "uid-a"
@@ -87,7 +87,7 @@ class ToldEvents:
 
 class Operator:
     def __init__(
-        self, server: ApiServer, name: str, key: bytes, planner: Callable[[Observed, float], Plan] = plan
+        self, server: ApiServer, name: str, key: bytes, planner: Callable[[JobObservation, float], Plan] = plan
     ) -> None:
         self.server, self.said = server, ToldEvents()
         self.due: list[float] = []

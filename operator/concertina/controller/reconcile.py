@@ -22,7 +22,7 @@ from concertina.kube.errors import ApiError, Conflict, Forbidden, NotFound, Unau
 from concertina.kube.resources import TRAINING_JOBS
 from concertina.kube.watch.events import Events
 from concertina.plan.actions import Action, Event, Plan, Send
-from concertina.plan.observed import Observed, Refusal
+from concertina.plan.observed import JobObservation, Refusal
 from concertina_protocol.log import log_event
 
 log = logging.getLogger(__name__)
@@ -40,12 +40,12 @@ SERVED_BY_ANOTHER = Event(
     "concertina_jobs_of_another_operator counts them. Give each release namespaces of its own (watchNamespaces), or "
     "uninstall one of them",
 )
-Planner = Callable[[Observed, float], Plan]
+Planner = Callable[[JobObservation, float], Plan]
 
 
 @dataclass(frozen=True)
 class _Decision:
-    observed: Observed
+    observed: JobObservation
     plan: Plan
     change: StatusChange | None
     at: float

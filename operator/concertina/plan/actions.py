@@ -157,6 +157,6 @@ class Plan:
     """Whether its status is another one by numbers and sentences alone: a pass over it would decide the same."""
     silent: tuple[str, ...] = ()
     """Uids of pods that nothing but their silence speaks against, the longest silent first. The shell limits how many
-    of them are given up (`Observed.given_up`)."""
+    of them are given up (`JobObservation.given_up`)."""
     only_conditions: bool = False
     """Whether nothing but conditions and numbers of its status is other than it was: no action waits for that write."""

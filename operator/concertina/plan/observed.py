@@ -1,4 +1,4 @@
-"""What plan() is given: `Observed` is one consistent look at one job. Data only."""
+"""The input of plan(): `JobObservation` is one consistent look at one job. Data only."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ class UriHolder:
 
 
 @dataclass(frozen=True)
-class Observed:
+class JobObservation:
     job: JobView
     pods: tuple[PodView, ...]
     """Owned by this job (by owner uid), in their `order`."""

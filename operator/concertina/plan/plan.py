@@ -20,7 +20,7 @@ from concertina.plan.actions import Event, Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.lifecycle import admission, checkpoint_requests, end, start, suspend, torchrun
-from concertina.plan.observed import Observed, PodPhase
+from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.pods import backoff, bad_nodes
 from concertina.plan.pods.planner import plan_pods
 from concertina.plan.pods.pod_plan import PodPlan
@@ -92,7 +92,7 @@ EVENTS: tuple[Announcement, ...] = (
 )
 
 
-def plan(observed: Observed, now: float) -> Plan:
+def plan(observed: JobObservation, now: float) -> Plan:
     """`now` in Unix seconds."""
     job = observed.job
     if job.deleting and (job.spec is None or not suspend.held_by(job)):
@@ -135,7 +135,7 @@ def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
     return (Event("Warning", "UnknownFields", f"{message}; bring both to the same version"),)
 
 
-def _unreadable(observed: Observed, now: float) -> Plan:
+def _unreadable(observed: JobObservation, now: float) -> Plan:
     """A manifest that got past an older CRD: said, and left alone. A job that has ended stays as it ended."""
     job = observed.job
     if any(job.status.is_true(kind) for kind in ENDED):

@@ -18,7 +18,7 @@ from concertina.agents import calls
 from concertina.plan import plan
 from concertina.plan.actions import Plan
 from concertina.plan.facts import constants
-from concertina.plan.observed import Observed
+from concertina.plan.observed import JobObservation
 from concertina_protocol import addresses, connection
 
 FAULTS = Path(os.environ["FAULTS"])
@@ -50,7 +50,7 @@ async def _receive_unless_cut(self: connection.Connection, timeout: float | None
             return line
 
 
-def _plan_unless_raised(observed: Observed, now: float) -> Plan:
+def _plan_unless_raised(observed: JobObservation, now: float) -> Plan:
     if observed.job.name in _said("raise").split():
         raise ZeroDivisionError("planted")
     return _plan(observed, now)

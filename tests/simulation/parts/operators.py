@@ -18,9 +18,9 @@ from concertina.plan.observed import (
     AgentView,
     Call,
     ConnectionRefusal,
+    JobObservation,
     JobView,
     NodeView,
-    Observed,
     Place,
     PodView,
     Refused,
@@ -192,7 +192,7 @@ class OperatorProcess:
         if self.lacks_key:
             raise Violation(f"{self.name} acts on a job whose key it does not have: {action}")
 
-    def _plan(self, observed: Observed) -> Plan:
+    def _plan(self, observed: JobObservation) -> Plan:
         try:
             return plan(observed, self.now)
         except Exception as error:
@@ -205,12 +205,12 @@ class OperatorProcess:
             for contact in self.contacts.values():
                 contact.view = later(contact.view, seconds)
 
-    def _observed(self) -> Observed:
+    def _observed(self) -> JobObservation:
         self._take_out_stall()
         self.world.claims += 1
         rivalry = self.world.rivalry
         place = rivalry.place(self) if rivalry else Place()
-        return Observed(
+        return JobObservation(
             job=self.job_view,
             pods=tuple(sorted(self.pods.values(), key=lambda pod: pod.order)),
             nodes=self.nodes,
@@ -247,7 +247,7 @@ class OperatorProcess:
             finalizers=self.held_by,
         )
 
-    def _write(self, observed: Observed, made: Plan) -> None:
+    def _write(self, observed: JobObservation, made: Plan) -> None:
         if not self.alive:
             return
         cluster = self.world.cluster
@@ -263,7 +263,7 @@ class OperatorProcess:
         else:
             self._written(observed, made, cluster.job)
 
-    def _written(self, observed: Observed, made: Plan, job: JobVersion) -> None:
+    def _written(self, observed: JobObservation, made: Plan, job: JobVersion) -> None:
         """The API server has answered."""
         if not self.alive:
             return
@@ -278,14 +278,14 @@ class OperatorProcess:
             return
         self.clock.after(self.clock.between(0.002, 0.01), self._apply, made, list(made.actions))
 
-    def _decides_the_same(self, observed: Observed, made: Plan) -> None:
+    def _decides_the_same(self, observed: JobObservation, made: Plan) -> None:
         """What is only numbers is followed by no pass of its own."""
         job = dataclasses.replace(observed.job, status=made.status)
         again = self._plan(dataclasses.replace(observed, job=job))
         if (again.status, again.actions, again.watch) != (made.status, made.actions, made.watch) or again.events:
             raise Violation(f"numbers alone decide: {again} after {made}")
 
-    def _tell(self, observed: Observed, made: Plan) -> None:
+    def _tell(self, observed: JobObservation, made: Plan) -> None:
         for event in made.events:
             self.world.tell(f"{self.name}: {event.reason}: {event.message}")
 

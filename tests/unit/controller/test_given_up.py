@@ -7,7 +7,7 @@ import asyncio
 from builders.one_job import ApiServer, Operator
 from concertina.controller.silence_limit import SilenceLimit
 from concertina.plan.actions import Plan
-from concertina.plan.observed import Observed
+from concertina.plan.observed import JobObservation
 
 
 def test_one_silent_pod_is_given_up_at_once_and_the_next_after_ten_seconds() -> None:
@@ -15,7 +15,7 @@ def test_one_silent_pod_is_given_up_at_once_and_the_next_after_ten_seconds() -> 
     seen: list[frozenset[str]] = []
     now = 1000.0
 
-    def silences(observed: Observed, at: float) -> Plan:
+    def silences(observed: JobObservation, at: float) -> Plan:
         seen.append(observed.given_up)
         return Plan(observed.job.status, silent=silent)
 

@@ -13,7 +13,7 @@ from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.reconcile import Planner, Reconciler
 from concertina.plan.actions import Plan
-from concertina.plan.observed import Observed
+from concertina.plan.observed import JobObservation
 
 JOBS = 100
 Watched = Callable[[], bool]
@@ -38,7 +38,7 @@ def test_the_event_loop_serves_everything_else_between_two_decisions() -> None:
     the last one."""
     turn, decided_in = 0, list[int]()
 
-    def plan(observed: Observed, _: float) -> Plan:
+    def plan(observed: JobObservation, _: float) -> Plan:
         decided_in.append(turn)
         return Plan(observed.job.status)
 
@@ -66,7 +66,7 @@ def test_the_event_loop_serves_everything_else_between_two_decisions() -> None:
 def test_a_pass_that_waited_does_not_decide_once_another_operator_may_act() -> None:
     decided = list[str]()
 
-    def plan(observed: Observed, _: float) -> Plan:
+    def plan(observed: JobObservation, _: float) -> Plan:
         decided.append(observed.job.uid)
         return Plan(observed.job.status)
 

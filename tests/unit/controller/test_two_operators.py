@@ -12,7 +12,7 @@ from concertina.controller.cache import taken_back
 from concertina.controller.cache.taken_back import FIRST_YIELD_SECONDS, LONGEST_YIELD_SECONDS, TakenBack
 from concertina.controller.master_keys import key_id
 from concertina.plan.actions import Plan
-from concertina.plan.observed import Observed
+from concertina.plan.observed import JobObservation
 
 PASSES = 30
 """Of each operator, one after the other: as each write of one wakes the other."""
@@ -66,7 +66,7 @@ def test_conditions_that_another_client_takes_back_are_restored_once_and_then_ev
     server = ApiServer()
     stalled = Condition(type="Stalled", status="True", reason="Other", last_transition_time="2026-01-01T00:00:00Z")
 
-    def otherwise(observed: Observed, now: float) -> Plan:
+    def otherwise(observed: JobObservation, now: float) -> Plan:
         status = observed.job.status.model_copy(update={"conditions": (stalled,)})
         return Plan(status, only_conditions=True)
 

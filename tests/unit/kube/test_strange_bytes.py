@@ -26,7 +26,7 @@ from concertina.kube.errors import ApiError, Forbidden, from_status
 from concertina.kube.execute import outcome
 from concertina.kube.parse import notice_taints, refusals, room
 from concertina.kube.parse.views import job_view
-from concertina.plan.observed import JobView, Observed, Refusal
+from concertina.plan.observed import JobObservation, JobView, Refusal
 from concertina.plan.plan import plan
 from concertina.terminal.connection import Complaint
 
@@ -103,7 +103,7 @@ def viewed(content: bytes) -> JobView:
     return view
 
 
-def written_back(observed: Observed) -> JobStatus:
+def written_back(observed: JobObservation) -> JobStatus:
     """As the API server takes it."""
     return JobStatus.model_validate_json(json.dumps(plan(observed, jobs.T0 + 20).status.manifest(), allow_nan=False))
 

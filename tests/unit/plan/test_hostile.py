@@ -19,7 +19,7 @@ import concertina_protocol as protocol
 from builders import jobs
 from concertina.agents.bounds import bounded
 from concertina.api.status import JobStatus
-from concertina.plan.observed import Observed
+from concertina.plan.observed import JobObservation
 from concertina.plan.plan import plan
 from concertina_protocol.codec.typed_json import OpenEnum
 
@@ -67,7 +67,7 @@ def wire(message: Any) -> Any:
     return bounded(protocol.decode(protocol.encode(message)))
 
 
-def planned(seen: Observed, now: float) -> JobStatus:
+def planned(seen: JobObservation, now: float) -> JobStatus:
     """The status of a pass, as the API server takes it."""
     made = plan(seen, now)
     stored = json.dumps(made.status.manifest(), allow_nan=False)

@@ -18,7 +18,7 @@ from builders import jobs
 from concertina.api.status import JobStatus
 from concertina.kube.parse.views import OwnedPod, job_view, node_view, pod_view
 from concertina.plan.actions import CreatePod, DeletePod, EndPod, Plan
-from concertina.plan.observed import Observed
+from concertina.plan.observed import JobObservation
 from concertina.plan.plan import plan
 
 Raw = dict[str, Any]
@@ -128,7 +128,7 @@ TRAINS = (jobs.running(jobs.spec()), jobs.running(jobs.command_spec()))
 STORES = replace(TRAINS[0], job=replace(TRAINS[0].job, spec=jobs.spec(checkpoint={"uri": "s3://bucket/x"})))
 
 
-def seen(draw: random.Random, trains: Observed) -> tuple[Observed, set[str]]:
+def seen(draw: random.Random, trains: JobObservation) -> tuple[JobObservation, set[str]]:
     """A job that trains, as it is told of by altered objects; and the uids of the pods that are its own."""
     status = json.loads(json.dumps(trains.job.status.manifest()))
     told = job_view(
@@ -159,7 +159,7 @@ def seen(draw: random.Random, trains: Observed) -> tuple[Observed, set[str]]:
     return replace(trains, job=job, pods=tuple(sorted(pods.values(), key=lambda pod: pod.order)), nodes=nodes), own
 
 
-def check(made: Plan, observed: Observed, own: set[str]) -> None:
+def check(made: Plan, observed: JobObservation, own: set[str]) -> None:
     for action in made.actions:
         if isinstance(action, DeletePod | EndPod):
             assert action.uid in own, action

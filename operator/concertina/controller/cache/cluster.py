@@ -17,7 +17,7 @@ from concertina.controller.cache.uri_index import UriIndex
 from concertina.kube.parse.views import OwnedPod, job_view
 from concertina.kube.resources import Raw, version_of
 from concertina.plan.lifecycle.admission import by_quota
-from concertina.plan.observed import AgentView, NodeView, Observed, PodView, Refusal, Refused
+from concertina.plan.observed import AgentView, JobObservation, NodeView, PodView, Refusal, Refused
 
 log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.5
@@ -205,7 +205,7 @@ class ClusterCache:
 
     # --- what came of writes ---------------------------------------------------------------------------------------
 
-    def planned(self, uid: str, observed: Observed) -> None:
+    def planned(self, uid: str, observed: JobObservation) -> None:
         """All that follows from this look has been done."""
         if job := self._jobs.get(uid):
             job.planned = observed.pods
@@ -239,14 +239,14 @@ class ClusterCache:
 
     # --- one look --------------------------------------------------------------------------------------------------
 
-    def observe(self, uid: str) -> Observed | None:
+    def observe(self, uid: str) -> JobObservation | None:
         """None where the job is not known."""
         job = self._jobs.get(uid)
         if job is None:
             return None
         names = self._pod_names.get((job.view.namespace, job.view.name), {})
         now = time.monotonic()
-        return Observed(
+        return JobObservation(
             job=job.view,
             pods=tuple(sorted([*job.pods.values(), *job.ended_unseen()], key=lambda pod: pod.order)),
             nodes=self._nodes,

@@ -59,7 +59,7 @@ class CachedJob:
         return self.view.namespace, self.view.status.world.round > 0
 
     def counted_for(self, now: float) -> float | None:
-        """See Observed. `now`: on the monotonic clock."""
+        """See JobObservation. `now`: on the monotonic clock."""
         if self.counted is None or self.counted[0] != self.view.status.goodput.at:
             return None
         return now - self.counted[1]

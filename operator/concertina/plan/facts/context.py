@@ -13,12 +13,12 @@ from concertina.plan.facts.constants import since
 from concertina.plan.facts.health import Health
 from concertina.plan.facts.replicas import Replicas
 from concertina.plan.facts.round import Round
-from concertina.plan.observed import UNKNOWN_AGENT, UNKNOWN_NODE, AgentView, NodeView, Observed, PodView
+from concertina.plan.observed import UNKNOWN_AGENT, UNKNOWN_NODE, AgentView, JobObservation, NodeView, PodView
 
 
 @dataclass(frozen=True)
 class JobContext:
-    observed: Observed
+    observed: JobObservation
     spec: JobSpec
     now: float
     """Unix seconds, as all times here."""

@@ -17,7 +17,7 @@ from concertina.plan.facts.cached import cached
 from concertina.plan.facts.constants import since
 from concertina.plan.facts.decision import PLANNED
 from concertina.plan.facts.round import Round
-from concertina.plan.observed import ConnectionRefusal, Observed, PodPhase, PodView
+from concertina.plan.observed import ConnectionRefusal, JobObservation, PodPhase, PodView
 
 
 class Life(enum.Enum):
@@ -56,7 +56,7 @@ class Verdict:
     age: float | None = None
     """Seconds since it fell silent; None where silence is not the evidence."""
     waits: bool = False
-    """Whether it is to be given up for its silence, and not yet (`Observed.given_up`)."""
+    """Whether it is to be given up for its silence, and not yet (`JobObservation.given_up`)."""
 
     @property
     def dead(self) -> bool:
@@ -74,7 +74,7 @@ def _dead(evidence: Evidence, sentence: str, age: float | None = None) -> Verdic
 
 @dataclass(frozen=True)
 class Health:
-    observed: Observed
+    observed: JobObservation
     round: Round
     now: float
 

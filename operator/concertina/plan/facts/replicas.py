@@ -12,7 +12,7 @@ from concertina.plan.facts import notices, sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.health import Evidence, Health
 from concertina.plan.facts.round import Round
-from concertina.plan.observed import Call, Observed, PodPhase, PodView
+from concertina.plan.observed import Call, JobObservation, PodPhase, PodView
 from concertina_protocol import Prepared
 
 REPLACE_POD = "ReplacePod"
@@ -21,7 +21,7 @@ REPLACE_POD = "ReplacePod"
 
 @dataclass(frozen=True)
 class Replicas:
-    observed: Observed
+    observed: JobObservation
     spec: JobSpec
     now: float
     round: Round

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import concertina_protocol as protocol
 from concertina.api.world import Claim, Member, World
 from concertina.plan.facts.cached import cached
-from concertina.plan.observed import Call, Observed
+from concertina.plan.observed import Call, JobObservation
 
 
 @dataclass(frozen=True)
 class Round:
-    observed: Observed
+    observed: JobObservation
 
     @cached
     def world(self) -> World:

@@ -24,7 +24,7 @@ from concertina.kube.resources import TRAINING_JOBS
 from concertina.kube.watch.events import Events
 from concertina.local.cluster import LocalCluster
 from concertina.plan.actions import Plan
-from concertina.plan.observed import Observed
+from concertina.plan.observed import JobObservation
 from concertina.plan.plan import plan
 
 GIVE_UP = 60.0
@@ -35,7 +35,7 @@ class Broken:
 
     on, outdated = True, False
 
-    def __call__(self, observed: Observed, now: float) -> Plan:
+    def __call__(self, observed: JobObservation, now: float) -> Plan:
         if observed.job.name == "good" and not self.outdated:
             self.outdated = True
             raise PreconditionFailed("the claim is another's")

@@ -16,7 +16,7 @@ from concertina.plan.actions import DeletePod
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.health import Evidence, Life, Verdict
-from concertina.plan.observed import ConnectionRefusal, NodeView, Observed
+from concertina.plan.observed import ConnectionRefusal, JobObservation, NodeView
 from concertina.plan.plan import plan
 
 NOW = T0 + 1000
@@ -26,7 +26,9 @@ NEVER_LISTENED = {"connected": False, "refusal": ConnectionRefusal.NOT_LISTENING
 GONE = {**CUT_OFF, "closed": True, "refusal": ConnectionRefusal.NOT_LISTENING}
 
 
-def seen(replica: int, pod: dict[str, Any], agent: dict[str, Any], node: dict[str, Any], others: bool) -> Observed:
+def seen(
+    replica: int, pod: dict[str, Any], agent: dict[str, Any], node: dict[str, Any], others: bool
+) -> JobObservation:
     """A round of three, of which one replica's pod, agent and node are as given; whether others are heard."""
     before, name = jobs.running(jobs.spec()), f"demo-{replica}-0"
     agents = {each: view if others else replace(view, connected=False) for each, view in before.agents.items()}

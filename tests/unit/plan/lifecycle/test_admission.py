@@ -20,7 +20,7 @@ from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.lifecycle import admission, line
-from concertina.plan.observed import Hindrance, JobView, Observed, Place, PodView
+from concertina.plan.observed import Hindrance, JobObservation, JobView, Place, PodView
 from concertina.plan.plan import plan
 
 FIXED = jobs.spec(elastic=None)
@@ -30,7 +30,7 @@ TURN = JobStatus(internal=Internal(gang=Gang(turn=rfc3339(T0))))
 """Of a job whose turn began at T0."""
 
 
-def short(held: int = 2, status: JobStatus | None = None, spec: Any = FIXED, **fields: Any) -> Observed:
+def short(held: int = 2, status: JobStatus | None = None, spec: Any = FIXED, **fields: Any) -> JobObservation:
     """A job of three replicas, of which so many found room at T0."""
     pending = {"phase": "Pending", "waiting": "Unschedulable", "node": "", "ip": ""}
     pods = tuple(jobs.pod(index, **({} if index < held else pending)) for index in range(3))

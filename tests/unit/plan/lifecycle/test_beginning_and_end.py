@@ -14,7 +14,7 @@ from concertina.api.status import JobStatus, rfc3339
 from concertina.api.world import Base
 from concertina.plan.actions import CreatePod, DeleteJob, DeletePod, EndPod, Plan
 from concertina.plan.facts import constants
-from concertina.plan.observed import Observed, PodPhase, UriHolder
+from concertina.plan.observed import JobObservation, PodPhase, UriHolder
 from concertina.plan.plan import plan
 from concertina_protocol import Durable, Storage
 
@@ -27,7 +27,9 @@ def condition(made: Plan, type: str) -> tuple[str, str, str]:
     return found.status, found.reason, found.message
 
 
-def ready_agents(storage: Storage | None = None, count: int = 3, spec: Any = WITH_STORAGE, **fields: Any) -> Observed:
+def ready_agents(
+    storage: Storage | None = None, count: int = 3, spec: Any = WITH_STORAGE, **fields: Any
+) -> JobObservation:
     pods = tuple(jobs.pod(index) for index in range(3))
     agents = {
         pod.name: jobs.agent(pod.name, report=jobs.report(pod.name, storage=storage, ready=pod.index < count))
@@ -36,7 +38,7 @@ def ready_agents(storage: Storage | None = None, count: int = 3, spec: Any = WIT
     return jobs.observed(jobs.job(spec), pods, agents, **fields)
 
 
-def with_status(seen: Observed, status: JobStatus) -> Observed:
+def with_status(seen: JobObservation, status: JobStatus) -> JobObservation:
     return replace(seen, job=replace(seen.job, status=status))
 
 
@@ -166,11 +168,11 @@ def test_nothing_is_done_for_a_job_that_is_being_deleted() -> None:
 # --- suspend and resume
 
 
-def suspended(seen: Observed, spec: Any = WITH_STORAGE, **fields: Any) -> Observed:
+def suspended(seen: JobObservation, spec: Any = WITH_STORAGE, **fields: Any) -> JobObservation:
     return replace(seen, job=replace(seen.job, spec=spec.model_copy(update={"suspend": True, **fields})))
 
 
-def training() -> Observed:
+def training() -> JobObservation:
     """With storage: the lead trains in round 1."""
     seen = jobs.running(jobs.spec())
     return replace(seen, job=replace(seen.job, spec=WITH_STORAGE))
@@ -262,7 +264,7 @@ def test_a_suspend_that_can_not_be_saved_waits_and_says_so() -> None:
 # --- pods of another template
 
 
-def remade(seen: Observed, spec: Any = WITH_STORAGE, **hashes: str) -> Observed:
+def remade(seen: JobObservation, spec: Any = WITH_STORAGE, **hashes: str) -> JobObservation:
     """Resumed under the template `new`, with pods of these templates, by name; of the others nothing is known."""
     pods = tuple(replace(pod, template_hash=hashes.get(pod.name.replace("-", "_"), "")) for pod in seen.pods)
     return replace(seen, pods=pods, job=replace(seen.job, spec=spec, template_hash="new"))
@@ -377,7 +379,7 @@ PERMANENT = protocol.Failure(
 )
 
 
-def ending(policy: str, **fields: Any) -> tuple[Observed, dict[str, str]]:
+def ending(policy: str, **fields: Any) -> tuple[JobObservation, dict[str, str]]:
     """A job that ends with this lead's report: what was observed when its end was written, and what follows for its
     pods: at once for those that are told to end, after a while for those that are deleted. One had ended, one waits."""
     seen = jobs.running(jobs.spec(cleanPodPolicy=policy))

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import concertina_protocol as protocol
 from builders import jobs
-from concertina.plan.observed import Call, Observed
+from concertina.plan.observed import Call, JobObservation
 from concertina.plan.plan import plan
 from concertina_protocol import Durable, Progress, Storage
 
 STORED = {"checkpoint": {"uri": "s3://bucket/run"}}
 
 
-def asked(request: str = "r1", step: int = 40, durable: int = 0, **spec: object) -> Observed:
+def asked(request: str = "r1", step: int = 40, durable: int = 0, **spec: object) -> JobObservation:
     """A job that trains, at `step`, with a checkpoint of step `durable`."""
     seen = jobs.running(jobs.spec())
     job = replace(seen.job, spec=jobs.job(jobs.spec(**{**STORED, **spec})).spec, checkpoint_request=request)

@@ -12,18 +12,18 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import ConditionType
 from concertina.plan.actions import CreatePod, CreateSecret, DeleteJob, DeletePod, Plan
-from concertina.plan.observed import Observed, PodPhase
+from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.plan import plan
 
 HOLDER = "example.com/archive"
 CHECKPOINT = {"uri": "s3://bucket/run"}
 
 
-def deleted(seen: Observed, *finalizers: str) -> Observed:
+def deleted(seen: JobObservation, *finalizers: str) -> JobObservation:
     return replace(seen, job=replace(seen.job, deleting=True, finalizers=finalizers))
 
 
-def trains(**fields: Any) -> Observed:
+def trains(**fields: Any) -> JobObservation:
     seen = jobs.running(jobs.spec())
     return replace(seen, job=replace(seen.job, spec=jobs.spec(**fields)))
 

@@ -11,7 +11,7 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import ConditionType
 from concertina.plan.actions import CreatePod, DeletePod, Plan
-from concertina.plan.observed import AgentView, ConnectionRefusal, Observed
+from concertina.plan.observed import AgentView, ConnectionRefusal, JobObservation
 from concertina.plan.plan import plan
 
 KEYS = ("active", "older")
@@ -23,7 +23,7 @@ def stalled(made: Plan) -> tuple[str, str]:
     return condition.status, condition.reason
 
 
-def with_key(seen: Observed, key: str) -> Observed:
+def with_key(seen: JobObservation, key: str) -> JobObservation:
     status = seen.job.status.model_copy(update={"master_key": key})
     return replace(seen, job=replace(seen.job, status=status), master_keys=KEYS)
 

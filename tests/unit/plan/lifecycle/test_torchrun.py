@@ -12,7 +12,7 @@ from builders.jobs import T0
 from concertina.api.internal import Gang, Internal
 from concertina.controller.status import claim_tests
 from concertina.plan.actions import CreatePod, CreateRendezvous, DeletePod, Plan, Rendezvous
-from concertina.plan.observed import Observed, PodPhase
+from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.plan import plan
 
 ELASTIC = {"minReplicas": 2}
@@ -30,7 +30,7 @@ def members(*indexes: int, **fields: Any) -> tuple[Any, ...]:
     return tuple(jobs.pod(index, round=1, **fields) for index in indexes)
 
 
-def begun(*pods: Any, **fields: Any) -> Observed:
+def begun(*pods: Any, **fields: Any) -> JobObservation:
     """In round 1, with these pods."""
     first = jobs.observed(jobs.job(spec(**fields)))
     return jobs.then(first, plan(first, T0), pods=pods)

@@ -16,7 +16,7 @@ from concertina.api.status import JobStatus, rfc3339, unix_seconds
 from concertina.plan.actions import CreatePod, DeletePod
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.observed import NodeView, Observed, PodView
+from concertina.plan.observed import JobObservation, NodeView, PodView
 from concertina.plan.plan import plan
 from concertina.plan.pods import bad_nodes
 
@@ -32,7 +32,7 @@ def bad(node: str, until: float, **fields: Any) -> AvoidedNode:
 
 def seen(
     pods: tuple[PodView, ...] = (), spec: Any = None, ready: int = 6, known: tuple[AvoidedNode, ...] = ()
-) -> Observed:
+) -> JobObservation:
     """Of a job with those pods, in a cluster of that many nodes in service."""
     job = jobs.job(spec or jobs.spec(), JobStatus(avoided_nodes=known))
     return replace(

@@ -14,7 +14,7 @@ from concertina.api.restarts import AvoidedNode, Restart, Restarts
 from concertina.api.status import JobStatus, rfc3339
 from concertina.api.world import Claim, World
 from concertina.plan.actions import CreatePod, DeletePod, Plan
-from concertina.plan.observed import NodeView, Observed, Refusal, Refused
+from concertina.plan.observed import JobObservation, NodeView, Refusal, Refused
 from concertina.plan.plan import plan
 
 
@@ -99,7 +99,7 @@ def test_a_command_of_ones_own_is_not_forgotten_while_it_may_run(
     assert made.status.replicas == 2, "an HPA does not count it"
 
 
-def fixed_at(seen: Observed, replicas: int) -> JobStatus:
+def fixed_at(seen: JobObservation, replicas: int) -> JobStatus:
     """A rendezvous of that size."""
     status = seen.job.status
     return status.model_copy(update={"world": status.world.model_copy(update={"replicas": replicas})})
@@ -210,7 +210,7 @@ def test_an_evicted_pod_is_not_the_jobs_failure() -> None:
     assert made.status.restarts.total == 0
 
 
-def crashing(ends: list[tuple[float, str]], **last: Any) -> Observed:
+def crashing(ends: list[tuple[float, str]], **last: Any) -> JobObservation:
     """Pods of replica 1 that ended that long after T0, each planned for when it was seen; the last pod's fields."""
     seen = jobs.observed(jobs.job(jobs.spec()), (jobs.pod(0), jobs.pod(2)))
     for attempt, (after, reason) in enumerate(ends):

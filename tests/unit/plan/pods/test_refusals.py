@@ -14,7 +14,7 @@ from builders.jobs import T0
 from concertina.kube.errors import Conflict, Forbidden, Invalid, WebhookFailed, from_status
 from concertina.kube.parse.refusals import refusal
 from concertina.plan.actions import CreatePod, CreateRendezvous, Plan
-from concertina.plan.observed import Observed, Refusal, Refused
+from concertina.plan.observed import JobObservation, Refusal, Refused
 from concertina.plan.plan import plan
 
 TYPO = 'Pod in version "v1" cannot be handled as a Pod: strict decoding error: unknown field "spec.nodeSelectorr"'
@@ -89,7 +89,7 @@ def test_a_clock_that_is_set_back_delays_no_try() -> None:
     assert started(plan(seen, T0)) == [(0, 0)]
 
 
-def training(kind: Refusal = Refusal.FOR_GOOD) -> Observed:
+def training(kind: Refusal = Refusal.FOR_GOOD) -> JobObservation:
     """Two replicas train, and the pod of the third is refused."""
     seen = jobs.running(jobs.spec(replicas=2), count=2)
     return replace(seen, job=replace(seen.job, spec=jobs.spec()), refused=refused(kind, at=T0 + 20))

@@ -8,11 +8,11 @@ import pytest
 
 import concertina_protocol as protocol
 from builders import jobs
-from concertina.plan.observed import Observed
+from concertina.plan.observed import JobObservation
 from concertina.plan.plan import plan
 
 
-def restarted(seen: Observed, index: int = 1, **ended: object) -> Observed:
+def restarted(seen: JobObservation, index: int = 1, **ended: object) -> JobObservation:
     fields = {"restarts": 1, "last_exit_code": 137, "last_exit_reason": "OOMKilled", **ended}
     pods = tuple(replace(pod, **fields) if pod.index == index else pod for pod in seen.pods)
     return replace(seen, pods=pods)

@@ -16,7 +16,7 @@ from concertina.api.restarts import Restart, Restarts
 from concertina.api.status import CheckpointMark, rfc3339
 from concertina.plan.actions import Plan
 from concertina.plan.facts.context import JobContext
-from concertina.plan.observed import NodeView, Observed
+from concertina.plan.observed import JobObservation, NodeView
 from concertina.plan.plan import plan
 from concertina.plan.recovery import escalation
 
@@ -231,7 +231,7 @@ def test_the_ladder_never_goes_down_while_failures_repeat(blows: list[Blow]) -> 
 # --- through plan()
 
 
-def failing(seen: Observed, now: float, **fields: Any) -> Plan:
+def failing(seen: JobObservation, now: float, **fields: Any) -> Plan:
     values: dict[str, Any] = {"replica": "demo-1-0", "reason": "WorkerFailed", "message": "Rank 1 exited with code 1."}
     failure = protocol.Failure(**{**values, **fields})
     lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(failures=(failure,)))

@@ -8,7 +8,7 @@ import pytest
 
 import concertina_protocol as protocol
 from builders import jobs
-from concertina.plan.observed import Observed
+from concertina.plan.observed import JobObservation
 from concertina.plan.plan import plan
 
 STACK = (
@@ -23,7 +23,7 @@ HANG = protocol.Hang("demo-1-0", 1, 40, "loading data", "computing", 62.0, stack
 SAID = "no rank has moved for 62 s after step 40: rank 1 (replica demo-1-0 on node node-1) is loading data while the"
 
 
-def hanging(hang: protocol.Hang | None = HANG, **policy: object) -> Observed:
+def hanging(hang: protocol.Hang | None = HANG, **policy: object) -> JobObservation:
     """A job that trained, and whose lead has just said so."""
     seen = jobs.running(jobs.spec(failurePolicy=policy))
     lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(hang=hang))

@@ -12,7 +12,7 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.facts import constants
-from concertina.plan.observed import AgentView, NodeView, Observed
+from concertina.plan.observed import AgentView, JobObservation, NodeView
 from concertina.plan.plan import plan
 
 PULL: dict[str, Any] = {"phase": "Pending", "ip": "", "waiting": "ImagePullBackOff", "waiting_message": "no such tag"}
@@ -23,7 +23,7 @@ BROKEN: dict[str, Any] = {
 }
 
 
-def two_train(pod: dict[str, Any], view: dict[str, Any] | None, nodes: int = 6) -> Observed:
+def two_train(pod: dict[str, Any], view: dict[str, Any] | None, nodes: int = 6) -> JobObservation:
     """Replica 2 is there, and not in the round."""
     seen = jobs.running(jobs.spec(), 2)
     agents = dict(seen.agents)
@@ -33,7 +33,7 @@ def two_train(pod: dict[str, Any], view: dict[str, Any] | None, nodes: int = 6) 
     return replace(seen, pods=(*seen.pods, jobs.pod(2, **pod)), agents=agents, nodes=there)
 
 
-def answered(seen: Observed, now: float) -> tuple[Plan, Plan]:
+def answered(seen: JobObservation, now: float) -> tuple[Plan, Plan]:
     """The pass that sees it, and the next one."""
     made = plan(seen, now)
     return made, plan(jobs.then(seen, made), now + 0.1)
@@ -115,7 +115,7 @@ def test_a_round_that_goes_on_without_a_replica_says_why() -> None:
 CUT_OFF = "demo-1-0"
 
 
-def cut_off(minimum: int, nodes: int, seconds: float) -> tuple[Observed, float]:
+def cut_off(minimum: int, nodes: int, seconds: float) -> tuple[JobObservation, float]:
     """A job of three whose replica 1 the others can't reach, after so long, and when that is."""
     pods = tuple(jobs.pod(index) for index in range(3))
     seen = jobs.observed(

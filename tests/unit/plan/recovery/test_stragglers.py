@@ -8,7 +8,7 @@ from typing import Any
 import concertina_protocol as protocol
 from builders import jobs
 from concertina.plan.actions import DeletePod
-from concertina.plan.observed import Observed
+from concertina.plan.observed import JobObservation
 from concertina.plan.plan import plan
 
 FOUND = protocol.Straggler("demo-2-0", 2, 0.31, 0.05)
@@ -18,7 +18,7 @@ SAID = (
 )
 
 
-def lagging(*found: protocol.Straggler, **fields: Any) -> Observed:
+def lagging(*found: protocol.Straggler, **fields: Any) -> JobObservation:
     seen = jobs.running(jobs.spec(**fields))
     lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(stragglers=found))
     return replace(seen, agents={**seen.agents, "demo-0-0": lead})

@@ -13,14 +13,16 @@ from builders.jobs import T0
 from concertina.api.internal import Internal
 from concertina.api.status import rfc3339
 from concertina.plan.actions import CreatePod, DeletePod, Plan
-from concertina.plan.observed import Observed
+from concertina.plan.observed import JobObservation
 from concertina.plan.plan import plan
 
 SPARE = jobs.spec(elastic={"minReplicas": 2, "growAfterSeconds": 5, "spares": 1})
 FIXED = jobs.spec(elastic={"spares": 1})
 
 
-def with_pod(seen: Observed, index: int, attempt: int = 0, ready: bool = True, at: float = T0 + 10) -> Observed:
+def with_pod(
+    seen: JobObservation, index: int, attempt: int = 0, ready: bool = True, at: float = T0 + 10
+) -> JobObservation:
     """One more replica that runs, its agent ready or not."""
     pod = jobs.pod(index, attempt)
     view = jobs.agent(pod.name, ready_at=at, report=jobs.report(pod.name, ready=ready))
@@ -28,7 +30,7 @@ def with_pod(seen: Observed, index: int, attempt: int = 0, ready: bool = True, a
     return replace(seen, pods=pods, agents={**seen.agents, pod.name: view})
 
 
-def without(seen: Observed, index: int) -> Observed:
+def without(seen: JobObservation, index: int) -> JobObservation:
     """The pod of that index is gone."""
     name = f"demo-{index}-0"
     pods = tuple(pod for pod in seen.pods if pod.name != name)
@@ -39,7 +41,7 @@ def asked(made: Plan) -> set[str]:
     return set(jobs.sends(made, protocol.Prepare))
 
 
-def answered(seen: Observed, made: Plan, now: float, absent: tuple[str, ...] = ()) -> Observed:
+def answered(seen: JobObservation, made: Plan, now: float, absent: tuple[str, ...] = ()) -> JobObservation:
     """The plan's Prepares (or Assigns) are answered by all."""
     agents = dict(seen.agents)
     for name, message in jobs.sends(made, protocol.Prepare).items():
@@ -51,7 +53,7 @@ def answered(seen: Observed, made: Plan, now: float, absent: tuple[str, ...] = (
     return jobs.then(seen, made, agents=agents)
 
 
-def reported(seen: Observed, round: int, state: str = "running", **fields: Any) -> Observed:
+def reported(seen: JobObservation, round: int, state: str = "running", **fields: Any) -> JobObservation:
     """The lead's report of a round under claim-<round>."""
     lead = seen.job.status.world.members[0].replica
     claim = seen.job.status.world.claim
@@ -61,7 +63,7 @@ def reported(seen: Observed, round: int, state: str = "running", **fields: Any) 
     return replace(seen, agents={**seen.agents, lead: view})
 
 
-def new_round(seen: Observed, made: Plan, now: float, claim: str) -> Observed:
+def new_round(seen: JobObservation, made: Plan, now: float, claim: str) -> JobObservation:
     """From the plan that claims to a round that trains."""
     seen = replace(answered(seen, made, now), fresh_claim=claim)
     made = plan(seen, now)
@@ -145,11 +147,11 @@ def test_a_world_that_is_short_takes_a_spare_before_a_quiet_time_is_over_only_wh
 # --- growing, and how failures slow it down
 
 
-def two_and_a_joiner() -> Observed:
+def two_and_a_joiner() -> JobObservation:
     return with_pod(jobs.running(jobs.spec(), count=2), 2)
 
 
-def grown(seen: Observed, now: float, claim: str) -> Observed:
+def grown(seen: JobObservation, now: float, claim: str) -> JobObservation:
     """The joiner has joined."""
     made = plan(seen, now)
     assert made.status.condition("Ready").reason == "Draining"

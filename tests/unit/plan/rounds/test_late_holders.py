@@ -12,7 +12,7 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.plan.actions import Plan
 from concertina.plan.facts import constants
-from concertina.plan.observed import Observed, PodPhase
+from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.plan import plan
 
 ASKED = T0 + 11
@@ -35,7 +35,7 @@ def own_and_copy(rank: int, step: int = NEWEST) -> tuple[protocol.HeldSnapshot, 
     return holds(*sorted((rank, (rank - 1) % 4)), step=step)
 
 
-def running() -> Observed:
+def running() -> JobObservation:
     return jobs.running(jobs.spec(replicas=4, elastic={"minReplicas": 1}), 4)
 
 
@@ -45,7 +45,7 @@ def late(
     ends: dict[str, Any] | None = None,
     reached: bool = True,
     connected: bool = False,
-) -> Observed:
+) -> JobObservation:
     """A failed round of four, of which these have not answered the Prepare of the next. The others hold their own
     shard of the newest snapshot, the copy of their neighbour's, and the same of the one before. `held`: what some hold
     instead; `ends`: how the calls of the late end; `reached`: whether the others reach them."""
@@ -167,7 +167,7 @@ def test_a_member_whose_pod_has_ended_is_not_waited_for() -> None:
 # --- who has answered, and was not reached by others
 
 
-def cut_off() -> Observed:
+def cut_off() -> JobObservation:
     """Observe a round that all four have answered. The others did not reach ranks 1 and 2, who alone hold a shard of
     the newest snapshot."""
     seen = late(*ranked(1, 2), reached=False)

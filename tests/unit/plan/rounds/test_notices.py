@@ -11,28 +11,28 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.plan.actions import CreatePod, DeletePod, Plan
-from concertina.plan.observed import ConnectionRefusal, NodeView, Observed
+from concertina.plan.observed import ConnectionRefusal, JobObservation, NodeView
 from concertina.plan.plan import plan
 
 TAINT = "aws-node-termination-handler/spot-itn"
 
 
-def on_node(seen: Observed, *numbers: int, **fields: Any) -> Observed:
+def on_node(seen: JobObservation, *numbers: int, **fields: Any) -> JobObservation:
     """Those nodes are as the fields say."""
     nodes = {f"node-{n}": NodeView(f"node-{n}", ready=True, **fields) for n in numbers}
     return replace(seen, nodes={**seen.nodes, **nodes})
 
 
-def pods(seen: Observed, *indexes: int, **fields: Any) -> Observed:
+def pods(seen: JobObservation, *indexes: int, **fields: Any) -> JobObservation:
     """Those pods are as the fields say."""
     return replace(seen, pods=tuple(replace(pod, **fields) if pod.index in indexes else pod for pod in seen.pods))
 
 
-def lead(seen: Observed, **fields: Any) -> Observed:
+def lead(seen: JobObservation, **fields: Any) -> JobObservation:
     return replace(seen, agents={**seen.agents, "demo-0-0": replace(seen.agents["demo-0-0"], **fields)})
 
 
-def told(seen: Observed, name: str, **fields: Any) -> Observed:
+def told(seen: JobObservation, name: str, **fields: Any) -> JobObservation:
     """The lead says that of a member."""
     state = protocol.MemberState(name, f"i-{name}", 1, "claim-a", "draining", **fields)
     return lead(seen, report=jobs.lead_report(members={name: state}))
@@ -65,7 +65,9 @@ URGENT = {
 
 
 @pytest.mark.parametrize(("seen", "words", "avoided"), URGENT.values(), ids=list(URGENT))
-def test_an_urgent_notice_drains_the_round_and_asks_for_a_successor(seen: Observed, words: str, avoided: int) -> None:
+def test_an_urgent_notice_drains_the_round_and_asks_for_a_successor(
+    seen: JobObservation, words: str, avoided: int
+) -> None:
     made = plan(seen, T0 + 20)
     (drain,) = drains(made)
     assert "demo-1-0" in drain.reason
@@ -257,12 +259,12 @@ def test_neighbours_that_go_together_hand_over_what_only_they_hold(fields: dict[
     assert commits.status.steps_replayed == 0
 
 
-def alone(spare: bool = False, **fields: Any) -> Observed:
+def alone(spare: bool = False, **fields: Any) -> JobObservation:
     """A round of one."""
     return jobs.running(jobs.spec(replicas=1, elastic={"spares": 1} if spare else None, **fields), 1)
 
 
-def with_ready(seen: Observed, pod: Any) -> Observed:
+def with_ready(seen: JobObservation, pod: Any) -> JobObservation:
     every = tuple(sorted((*seen.pods, pod), key=lambda each: each.order))
     return replace(seen, pods=every, agents={**seen.agents, pod.name: jobs.agent(pod.name)})
 
@@ -294,7 +296,7 @@ def test_the_state_of_a_round_of_one_is_saved_before_it_moves_too() -> None:
     ],
     ids=["moves", "leaves, and its successor is ready", "leaves, and a spare is ready"],
 )
-def test_who_is_alone_hands_over_to_whoever_takes_its_place(seen: Observed, heir: str) -> None:
+def test_who_is_alone_hands_over_to_whoever_takes_its_place(seen: JobObservation, heir: str) -> None:
     """A round of one with the old replica would leave its state where it is."""
     made = plan(seen, T0 + 20)
     assert drains(made)
@@ -305,7 +307,7 @@ def test_who_is_alone_hands_over_to_whoever_takes_its_place(seen: Observed, heir
     assert deleted(made) == []
     held = (protocol.HeldSnapshot(protocol.SnapshotId(1, 40, "layout", 1), (0,)),)
 
-    def answered(*names: str, cut: bool = False) -> Observed:
+    def answered(*names: str, cut: bool = False) -> JobObservation:
         agents = dict(seen.agents)
         for name, message in prepares.items():
             found = {"snapshots": held} if name == "demo-0-0" else {}

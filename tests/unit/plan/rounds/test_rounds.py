@@ -13,7 +13,7 @@ from builders.jobs import T0
 from concertina.api.restarts import Restart, Restarts
 from concertina.api.status import JobStatus, rfc3339
 from concertina.plan.actions import CreatePod, DeletePod, Plan
-from concertina.plan.observed import Call, ConnectionRefusal, Observed
+from concertina.plan.observed import Call, ConnectionRefusal, JobObservation
 from concertina.plan.plan import plan
 from concertina.plan.rounds import claims
 
@@ -119,7 +119,7 @@ def test_what_is_said_of_where_a_round_goes_on_from(spec: Any, first: str, secon
 # --- what ends a round
 
 
-def with_lead(seen: Observed, **fields: Any) -> Observed:
+def with_lead(seen: JobObservation, **fields: Any) -> JobObservation:
     lead = replace(seen.agents["demo-0-0"], **fields)
     return replace(seen, agents={**seen.agents, "demo-0-0": lead})
 
@@ -301,7 +301,7 @@ def test_a_lead_that_leaves_after_a_drain_is_no_failure() -> None:
 # --- a claim
 
 
-def claimed(two: dict[str, Any] | None = None) -> Observed:
+def claimed(two: dict[str, Any] | None = None) -> JobObservation:
     """A failed round of three, and the Prepares of round 2: the first two have answered, `two` stands for the call to
     the third (None: it has answered too)."""
     failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1", at=T0 + 11)
@@ -409,7 +409,7 @@ def test_too_few_survivors_wait_for_replacements() -> None:
     assert prepares(made) == ["demo-0-0", "demo-1-1", "demo-2-0"]
 
 
-def anew(seen: Observed, *names: str, ready: bool) -> Observed:
+def anew(seen: JobObservation, *names: str, ready: bool) -> JobObservation:
     """The containers of these were started again."""
     reports = {name: jobs.report(name, instance="another", ready=ready) for name in names}
     agents = {name: replace(seen.agents[name], connected=True, report=report) for name, report in reports.items()}
@@ -431,7 +431,7 @@ def test_where_all_members_came_back_none_goes_on_without_the_others() -> None:
 # --- planned changes
 
 
-def joining(ready_at: float, **lead: Any) -> Observed:
+def joining(ready_at: float, **lead: Any) -> JobObservation:
     """Two of three train; the third has become ready."""
     seen = jobs.running(jobs.spec(), 2)
     third = jobs.agent("demo-2-0", ready_at=ready_at)

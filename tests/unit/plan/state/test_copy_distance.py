@@ -7,12 +7,12 @@ from typing import Any
 
 from builders import jobs
 from concertina.plan.actions import Plan
-from concertina.plan.observed import NodeView, Observed
+from concertina.plan.observed import JobObservation, NodeView
 from concertina.plan.plan import plan
 from concertina_protocol import Assign, Prepare
 
 
-def committed(places: list[tuple[str, str]], spec: Any = None) -> tuple[Observed, Plan]:
+def committed(places: list[tuple[str, str]], spec: Any = None) -> tuple[JobObservation, Plan]:
     """The first round of replicas that are on these nodes, in these zones."""
     pods = tuple(jobs.pod(index, node=node) for index, (node, _) in enumerate(places))
     agents = {pod.name: jobs.agent(pod.name) for pod in pods}

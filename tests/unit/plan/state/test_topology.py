@@ -14,7 +14,7 @@ from concertina.api.spec import Parallelism
 from concertina.api.status import JobStatus
 from concertina.api.world import World
 from concertina.plan.actions import Plan
-from concertina.plan.observed import NodeView, Observed
+from concertina.plan.observed import JobObservation, NodeView
 from concertina.plan.plan import plan
 from concertina.plan.state.topology import groups_of, layout
 from concertina.planning.layout import Layout
@@ -27,13 +27,13 @@ def spec(count: int, **fields: Any) -> Any:
     return jobs.spec(**{"replicas": count, "elastic": {"minReplicas": 2, "growAfterSeconds": 5}, **fields})
 
 
-def racks(seen: Observed, racks: str) -> Observed:
+def racks(seen: JobObservation, racks: str) -> JobObservation:
     """racks("aabb"): node-0 and node-1 are in rack a."""
     nodes = {f"node-{at}": NodeView(f"node-{at}", ready=True, labels={RACK: rack}) for at, rack in enumerate(racks)}
     return replace(seen, nodes={**seen.nodes, **nodes})
 
 
-def answered(seen: Observed, made: Plan, **held: protocol.HeldSnapshot) -> tuple[Observed, Plan]:
+def answered(seen: JobObservation, made: Plan, **held: protocol.HeldSnapshot) -> tuple[JobObservation, Plan]:
     """All whom a claim asks have answered; those named hold what is said."""
     agents = dict(seen.agents)
     for name, message in jobs.sends(made, protocol.Prepare).items():

@@ -14,7 +14,7 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.api.accounting import CLASSES, MOST_CAUSES, Goodput, RecoveryTime
 from concertina.api.status import JobStatus, unix_seconds
-from concertina.plan.observed import Observed, PodPhase
+from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.plan import plan
 from concertina.plan.status.accounting import OTHER
 from concertina.terminal import show
@@ -24,7 +24,7 @@ PRICE = {"perReplicaHour": 3600.0, "spotPerReplicaHour": 360.0, "currency": "EUR
 """One a second, and a tenth."""
 
 
-def with_lead(seen: Observed, **report: object) -> Observed:
+def with_lead(seen: JobObservation, **report: object) -> JobObservation:
     lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(**report))
     return replace(seen, agents={**seen.agents, "demo-0-0": lead})
 
@@ -33,7 +33,7 @@ def progress(step: int, at: float, **fields: Any) -> protocol.Progress:
     return protocol.Progress(step, 100, 2.0, 1000.0, 0.5, step * 32, "training", at, T0 + 6, **fields)
 
 
-def passed(seen: Observed, now: float) -> Observed:
+def passed(seen: JobObservation, now: float) -> JobObservation:
     return jobs.then(seen, plan(seen, now))
 
 
@@ -41,7 +41,7 @@ def failed(at: float) -> dict[str, Any]:
     return {"failures": (protocol.Failure("demo-1-0", "WorkerFailed", "x", at=at),)}
 
 
-def next_round(seen: Observed, now: float, held: int | None = None) -> Observed:
+def next_round(seen: JobObservation, now: float, held: int | None = None) -> JobObservation:
     """Who was asked to prepare has a snapshot of step `held`; the round is committed, and has made no step yet."""
     made = plan(seen, now)
     asked = jobs.sends(made, protocol.Prepare)
@@ -64,7 +64,7 @@ def next_round(seen: Observed, now: float, held: int | None = None) -> Observed:
     return jobs.then(seen, made, agents=agents)
 
 
-def at_work(seen: Observed, now: float, step: int, **fields: Any) -> Observed:
+def at_work(seen: JobObservation, now: float, step: int, **fields: Any) -> JobObservation:
     """The round has made a step."""
     lead = seen.job.status.world.lead
     told = protocol.Progress(step, 100, 2.0, 1000.0, 0.5, step * 32, "training", now, now, **fields)
@@ -286,12 +286,12 @@ def test_tokens_of_the_job_that_it_goes_on_from_are_not_its_own() -> None:
 # --- scripts, which report their steps or do not
 
 
-def silent(**fields: Any) -> Observed:
+def silent(**fields: Any) -> JobObservation:
     """A script in its first round, whose workers run since T0 + 10."""
     return jobs.running(jobs.command_spec(**fields), progress=None)
 
 
-def touched(seen: Observed) -> Observed:
+def touched(seen: JobObservation) -> JobObservation:
     """A change of the spec, so that the next pass writes the status."""
     return replace(seen, job=replace(seen.job, generation=seen.job.generation + 1))
 

@@ -9,7 +9,7 @@ import pytest
 
 from builders import jobs
 from concertina.api.status import Condition, ConditionType, JobStatus
-from concertina.plan.observed import Observed, PodPhase
+from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.plan import plan
 from concertina.plan.status.conditions import MOST
 from concertina_protocol import State, Storage, StorageHealth
@@ -31,12 +31,12 @@ def kstatus(status: JobStatus, generation: int) -> str:
     return "Current" if status.is_true(ConditionType.READY) else "InProgress"
 
 
-def changed(**fields: Any) -> Observed:
+def changed(**fields: Any) -> JobObservation:
     """The job that trains, just after its spec was changed."""
     return replace(RUNNING, job=replace(RUNNING.job, spec=jobs.spec(**fields), generation=2))
 
 
-def lead_says(seen: Observed, **fields: Any) -> Observed:
+def lead_says(seen: JobObservation, **fields: Any) -> JobObservation:
     lead = seen.agents["demo-0-0"]
     assert lead.report is not None
     return replace(seen, agents={**seen.agents, "demo-0-0": replace(lead, report=replace(lead.report, **fields))})

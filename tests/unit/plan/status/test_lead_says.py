@@ -6,14 +6,14 @@ import concertina_protocol as protocol
 from builders import jobs
 from concertina.api.spec import Launcher
 from concertina.api.status import ConditionType, JobStatus
-from concertina.plan.observed import Observed
+from concertina.plan.observed import JobObservation
 from concertina.plan.plan import plan
 
 NOW = jobs.T0 + 20
 WHY = "with -I Python is isolated"
 
 
-def says(seen: Observed, plainly: str, anew: str = "", tracking: str = "", mismatch: str = "") -> Observed:
+def says(seen: JobObservation, plainly: str, anew: str = "", tracking: str = "", mismatch: str = "") -> JobObservation:
     lead = seen.agents["demo-0-0"]
     assert lead.report is not None
     report = replace(lead.report, starts_plainly=plainly, imports_anew=anew, tracking=tracking, world_mismatch=mismatch)

@@ -9,12 +9,12 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.api.history import unpacked
 from concertina.plan.actions import Plan
-from concertina.plan.observed import Observed, PodPhase
+from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.plan import plan
 from concertina.plan.status.progress import MOST_SHARES
 
 
-def with_lead(seen: Observed, **report: object) -> Observed:
+def with_lead(seen: JobObservation, **report: object) -> JobObservation:
     lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(**report))
     return replace(seen, agents={**seen.agents, "demo-0-0": lead})
 
@@ -47,7 +47,7 @@ def test_a_job_that_starts_as_asked_has_four_statuses_written_and_no_event() -> 
     pods = tuple(jobs.pod(index) for index in range(3))
     statuses, events = [], []
 
-    def look(seen: Observed, now: float) -> tuple[Observed, Plan]:
+    def look(seen: JobObservation, now: float) -> tuple[JobObservation, Plan]:
         made = plan(seen, now)
         if made.status is not seen.job.status:
             statuses.append(made.status)

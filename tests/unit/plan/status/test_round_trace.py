@@ -8,7 +8,7 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.plan.actions import Plan, RoundTrace, Span
-from concertina.plan.observed import Observed
+from concertina.plan.observed import JobObservation
 from concertina.plan.plan import plan
 from concertina.plan.status.round_trace import MOST_MEMBERS
 
@@ -28,11 +28,11 @@ def told(made: Plan) -> RoundTrace:
     return made.trace
 
 
-def reported(seen: Observed, **report: object) -> Observed:
+def reported(seen: JobObservation, **report: object) -> JobObservation:
     return replace(seen, agents={**seen.agents, LEAD: replace(seen.agents[LEAD], report=jobs.lead_report(**report))})
 
 
-def prepared(seen: Observed, made: Plan, sent: float) -> Observed:
+def prepared(seen: JobObservation, made: Plan, sent: float) -> JobObservation:
     """All that were asked have answered, each a tenth of a second after the one before."""
     agents = dict(seen.agents)
     for position, (name, message) in enumerate(jobs.sends(made, protocol.Prepare).items(), 1):
@@ -41,7 +41,7 @@ def prepared(seen: Observed, made: Plan, sent: float) -> Observed:
     return jobs.then(seen, made, agents=agents)
 
 
-def assigned(seen: Observed, made: Plan, done: float) -> Observed:
+def assigned(seen: JobObservation, made: Plan, done: float) -> JobObservation:
     agents = dict(seen.agents)
     for name, message in jobs.sends(made, protocol.Assign).items():
         reply = protocol.Accepted(message.round, message.claim)
@@ -53,7 +53,7 @@ def first_step(at: float) -> protocol.Progress:
     return protocol.Progress(41, 100, 2.5, 1000.0, 0.1, 1312, "training", at, at, timeline=TIMELINE)
 
 
-def after_a_failure(failed: float, skew: float = 0.0) -> tuple[Observed, Plan]:
+def after_a_failure(failed: float, skew: float = 0.0) -> tuple[JobObservation, Plan]:
     """A worker dies `failed` after T0, by a clock that is `skew` ahead; the operator knows at T0 + 20, has its answers
     at 20.3, commits at 20.5, is heard at 20.75, and hears of the first step at T0 + 24: that pass."""
     death = protocol.Failure("demo-1-0", "WorkerSignaled", "killed by SIGKILL", at=T0 + failed + skew)
