@@ -85,17 +85,17 @@ def _failure_reported(ctx: JobContext) -> Failure | None:
     report = ctx.round.report
     if report is None or report.state == protocol.State.SUCCEEDED:
         return None
-    failure = first_failure(report)
-    if failure:
+    reported = first_failure(report)
+    if reported:
         return Failure(
-            failure.reason,
-            failure.message,
-            "" if failure.reason in NOBODYS or _by_damage(failure) else failure.replica,
-            counted=failure.reason in OWN_FAULT,
-            exit_code=failure.exit_code if failure.rank is not None else None,
-            last_lines=failure.last_lines,
-            error=repeats.signature(failure),
-            step=failure.step,
+            reported.reason,
+            reported.message,
+            "" if reported.reason in NOBODYS or _by_damage(reported) else reported.replica,
+            counted=reported.reason in OWN_FAULT,
+            exit_code=reported.exit_code if reported.rank is not None else None,
+            last_lines=reported.last_lines,
+            error=repeats.signature(reported),
+            step=reported.step,
         )
     if report.state == protocol.State.FAILED:
         return Failure("LeadFailed", f"the lead {report.replica} says that the round has failed", report.replica)
@@ -103,12 +103,12 @@ def _failure_reported(ctx: JobContext) -> Failure | None:
 
 
 def _by_damage(failure: protocol.Failure) -> bool:
-    """A checkpoint is damaged: whoever reads it fails."""
+    """Return whether a checkpoint is damaged: every replica that reads it fails."""
     return failure.rollback is not None and failure.rollback.damaged is not None
 
 
 def first_failure(report: protocol.Report) -> protocol.Failure | None:
-    """The cause: the first failure that doesn't follow from another."""
+    """Return the cause of the round's end: the first failure that doesn't follow from another."""
     primary = (failure for failure in report.failures if not failure.secondary)
     return next(primary, report.failures[0] if report.failures else None)
 

@@ -1,8 +1,8 @@
 """Escalation: the action that answers a failure, and what counts as one.
 
-ACTIONS lists them from the least disruptive one to the last resort (decision "The recovery ladder is a table"). A
-failure gets the strongest action that is called for; while failures repeat without progress between them, none is
-weaker than the one before. Each says in a sentence why it is called for, and has a budget of its own within
+ACTIONS goes from the least disruptive action to the last resort (decision "The recovery ladder is a table"). A failure
+gets the strongest action that is called for; while failures repeat without progress between them, none is weaker than
+the one before. Each says in a sentence why it is called for, and has a budget of its own within
 failurePolicy.windowSeconds. When the budget is spent, or the same bug shows again and again, the job has failed.
 
 A failure counts if its cause lies in the job; the death of a node does not (decision "What uses up maxRestarts").
@@ -31,8 +31,6 @@ WHOLE_RESTARTS = 2
 """Within a window."""
 REPLACE_AT_ONCE = frozenset({Reason.HANG, Reason.STRAGGLER, FailureReason.SILENT_CORRUPTION})
 """Verdicts on a replica that a new round with it would not mend."""
-
-
 LOST = frozenset(
     {
         FailureReason.MEMBER_LOST,
@@ -193,8 +191,9 @@ def _left(action: RecoveryAction, spec: JobSpec, entries: tuple[Restart, ...]) -
 
 # --- status.restarts and failurePolicy.maxRestarts
 
-KEPT = 1001
-WITH_ERROR = 50
+MOST_ENTRIES = 1001
+WITH_TEXTS = 50
+"""Entries, the newest ones, that keep their message and error."""
 
 
 def restart_entry(ctx: JobContext, failure: Failure) -> Restart:
@@ -305,7 +304,7 @@ def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
 
 def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:
     """Keep the texts of the newest failures only."""
-    old, new = entries[-KEPT:-WITH_ERROR], entries[-WITH_ERROR:]
+    old, new = entries[-MOST_ENTRIES:-WITH_TEXTS], entries[-WITH_TEXTS:]
     without = {"error": "", "message": ""}
     return (*(entry.model_copy(update=without) if entry.error or entry.message else entry for entry in old), *new)
 
