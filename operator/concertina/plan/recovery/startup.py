@@ -82,7 +82,7 @@ def _fault(ctx: JobContext, pod: PodView) -> tuple[str, str] | None:
     return None
 
 
-# --- some of them
+# --- some replicas that do not start while others do
 
 IMAGE_PATIENCE = 60.0
 """For an image that can't be pulled: the kubelet tries again by itself."""
