@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from concertina_state import uploader
-from concertina_trainer.config.trainer import of_any_version
+from concertina_trainer.config.trainer import TrainerConfig
 
 
 def main() -> NoReturn:
@@ -17,6 +17,6 @@ def main() -> NoReturn:
 
 
 def run(environment: Mapping[str, str]) -> uploader.Run:
-    config = of_any_version(json.loads(environment["CONCERTINA_TRAINER"]))
+    config = TrainerConfig.model_validate(json.loads(environment["CONCERTINA_TRAINER"]))
     trainer = config.model_dump(mode="json", by_alias=True, exclude_none=True)
     return uploader.Run(trainer, config.anomalies.reaches)

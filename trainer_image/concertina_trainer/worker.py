@@ -31,7 +31,7 @@ from concertina_state.snapshots import Snapshots
 from concertina_trainer.config.checkpoint import CheckpointConfig
 from concertina_trainer.config.data import Balancing
 from concertina_trainer.config.parallelism import ParallelismConfig
-from concertina_trainer.config.trainer import TrainerConfig, of_any_version
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
@@ -104,7 +104,7 @@ def _fault(
 def configuration() -> tuple[TrainerConfig, CheckpointConfig | None, ParallelismConfig]:
     """Of the environment. Raises BadInput."""
     try:
-        config = of_any_version(json.loads(os.environ["CONCERTINA_TRAINER"]))
+        config = TrainerConfig.model_validate(json.loads(os.environ["CONCERTINA_TRAINER"]))
     except ValidationError as error:
         said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise BadInput(f"spec.trainer can't be used: {said}") from error
@@ -146,8 +146,6 @@ def run(channel: WorkerEnd) -> Done:
     with reporter.timed("restore"):
         digest = built.reader.digest
         restored = restore(start.restore, start.uid, built.state, config, checkpoint, digest, world, channel)
-    for doubt in config.optimizer.doubts(config.steps):
-        reporter.note(doubt)
     reporter.begin(round_info(built, start.restore, restored))
     with tensor.loss_context(world):
         return train(assemble(built, start, restored, reporter, channel), restored.id.step, restored.position)

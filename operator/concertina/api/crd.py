@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from concertina.api import GROUP, KIND, PLURAL, VERSION
-from concertina.api.internal import OLD_PLACES
 from concertina.api.rules import RULES
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus
@@ -133,18 +132,6 @@ def _with_defaults_said(schema: Schema) -> Schema:
     return result
 
 
-def _with_old_places(status: Schema) -> Schema:
-    """What the operator remembers is written where older operators look for it, too."""
-    for new, old in OLD_PLACES.items():
-        place, field = status, status["properties"]["internal"]
-        for name in new:
-            field = field["properties"][name]
-        for name in old[:-1]:
-            place = place["properties"][name]
-        place["properties"][old[-1]] = {**field, "description": f"As internal.{'.'.join(new)}, for older operators."}
-    return status
-
-
 def job_schema() -> Schema:
     """openAPIV3Schema of a TrainingJob."""
     spec = JobSpec.model_json_schema(by_alias=True)
@@ -159,7 +146,7 @@ def job_schema() -> Schema:
             "metadata": {"type": "object"},
             "spec": _with_defaults_said(structural(spec, spec.get("$defs", {}))) | {"description": "What to run."},
             # A status is what the operator saw: the API server shall not make one up.
-            "status": _with_old_places(_without_defaults(structural(status, status.get("$defs", {})))),
+            "status": _without_defaults(structural(status, status.get("$defs", {}))),
         },
     }
     for rule in RULES:

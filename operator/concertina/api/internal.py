@@ -1,5 +1,4 @@
-"""status.internal: the operator's own memory, where it stood before there was one place for it, and what of the status
-is packed there."""
+"""status.internal: the operator's own memory, and the parts of the status that are packed there."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from concertina.api.accounting import Count, Incident, Name, RoundWaits, Timesta
 from concertina.api.model import Observed
 from concertina.api.packed import MOST_CHARACTERS
 from concertina.api.restarts import unpacked_restarts
-from concertina.api.world import LISTED_MEMBERS, unpacked_members
+from concertina.api.world import unpacked_members
 
 Packed = Annotated[str, Field(max_length=MOST_CHARACTERS)]
 
@@ -78,44 +77,8 @@ class Internal(Observed):
     )
 
 
-OLD_PLACES: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("attempts",): ("attempts",),
-    ("containerRestarts",): ("containerRestarts",),
-    ("gang",): ("gang",),
-    ("growth",): ("growth",),
-    ("undone",): ("undone",),
-    ("roundWaits", "round"): ("goodput", "round"),
-    ("roundWaits", "checkpointSeconds"): ("goodput", "roundCheckpointSeconds"),
-    ("roundWaits", "stalledSeconds"): ("goodput", "roundStalledSeconds"),
-}
-"""Where in the status each part of `internal` stood before there was `internal`. For now it is written there as well:
-an older CRD prunes `internal`, and an older operator looks in the old places only (decision "The operator's memory is
-status.internal")."""
-
-
-def with_internal(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A status with what is internal in its place, as any operator wrote it."""
-    if "internal" in status:
-        return status
-    internal: dict[str, Any] = {}
-    for new, old in OLD_PLACES.items():
-        value = _at(status, old)
-        if value is not None:
-            _put(internal, new, value)
-    return {**status, "internal": internal}
-
-
-def with_old_places(status: dict[str, Any]) -> dict[str, Any]:
-    """The same, with what is internal in its old places too, but for lists that are too long to stand there twice."""
-    for new, old in OLD_PLACES.items():
-        value = _at(status["internal"], new)
-        if not isinstance(value, list) or len(value) <= LISTED_MEMBERS:
-            _put(status, old, value)
-    return status
-
-
 PACKED = ("members", "restarts")
-"""Of `internal`: not for plan(), which finds all in world.members and restarts.recent."""
+"""Fields of `internal` that plan() does not read: it finds all entries in world.members and restarts.recent."""
 
 
 def with_packed(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -131,15 +94,3 @@ def with_packed(status: Mapping[str, Any]) -> Mapping[str, Any]:
         listed = told.get("recent") or ()
         found["restarts"] = {**told, "recent": [*unpacked_restarts(restarts), *listed]}
     return found
-
-
-def _at(manifest: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        manifest = manifest.get(name) if isinstance(manifest, Mapping) else None
-    return manifest
-
-
-def _put(manifest: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    for name in path[:-1]:
-        manifest = manifest.setdefault(name, {})
-    manifest[path[-1]] = value

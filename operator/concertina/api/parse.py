@@ -1,6 +1,6 @@
 """A manifest, as the API server stores it, to a JobSpec; or what is wrong with it, in sentences.
 
-The API server refuses all of this itself; what gets here was stored under an older CRD, or by an older version.
+The API server refuses all of this itself; what gets here was stored under another CRD.
 """
 
 from __future__ import annotations
@@ -16,15 +16,6 @@ from pydantic_core import ErrorDetails, to_json
 from concertina.api.rules import broken
 from concertina.api.shapes import Shapes
 from concertina.api.spec import JobSpec
-from concertina_trainer.config.trainer import RETIRED as RETIRED_BY_TRAINER
-
-RETIRED: dict[tuple[int | str, ...], object] = {
-    ("failurePolicy", "straggler"): {"factor": 2.0},
-    **{("trainer", *path): default for path, default in RETIRED_BY_TRAINER.items()},
-}
-"""Fields that are constants now, with the defaults that older CRDs fill in: as little worth a word as their absence
-(decision "Which knobs became constants")."""
-
 
 MOST_SPEC_BYTES = 256 << 10
 """As compact JSON. Decoded, a spec takes up to 30 times as much memory, and no real one has a tenth of it."""
@@ -45,27 +36,27 @@ class SpecError(ValueError):
 
 def parse_spec(manifest: Mapping[str, Any]) -> JobSpec:
     """The spec of a TrainingJob manifest; raises SpecError."""
-    return _parsed(_spec(manifest), stored=False)
+    return _parsed(_spec(manifest))
 
 
 def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]:
-    """As parse_spec, but without the fields that this version does not know, whose paths are returned as well (but for
-    RETIRED ones): the API server stores those that its CRD has, and another version's has others, with defaults of its
-    own (decision "Versions beside each other"). Nor does it ask for rules that jobs may be older than. Raises
-    SpecError."""
+    """As parse_spec, but without the fields that this version does not know, whose paths are returned as well.
+
+    The API server stores the fields of its CRD, and that of another version has others, with defaults of its own
+    (decision "Versions beside each other"). Raises SpecError.
+    """
     spec = _spec(manifest)
     try:
-        return _parsed(spec, stored=True), ()
+        return _parsed(spec), ()
     except SpecError:
         known, unknown = _without_unknown(spec)
         if known == spec:
             raise
-        return _parsed(known, stored=True), unknown
+        return _parsed(known), unknown
 
 
 def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec as it is written, but for `hangAction` and `straggler.action` of failurePolicy: as `onHang` and
-    `onStraggler`, which go before them: stored jobs still have the old ones (decision "onHang and onStraggler")."""
+    """The spec as it is written. Raises SpecError where there is none, or it is too large."""
     if not isinstance(manifest.get("spec"), Mapping):
         raise SpecError(("spec is missing: the manifest says nothing to run",))
     spec = dict(manifest["spec"])
@@ -75,18 +66,6 @@ def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
     for field in ("trainer", "model", "options"):
         options = options.get(field) if isinstance(options, Mapping) else None
     _refuse_large("spec.trainer.model.options", options, MOST_OPTIONS_BYTES)
-    if not isinstance(spec.get("failurePolicy"), Mapping):
-        return spec
-    policy = spec["failurePolicy"] = dict(spec["failurePolicy"])
-    if "hangAction" in policy:
-        action = policy.pop("hangAction")
-        policy.setdefault("onHang", action)
-    if isinstance(policy.get("straggler"), Mapping):
-        straggler = policy["straggler"] = dict(policy["straggler"])
-        if "action" in straggler:
-            policy.setdefault("onStraggler", straggler.pop("action"))
-        if not straggler:
-            del policy["straggler"]
     return spec
 
 
@@ -118,35 +97,34 @@ def _without_unknown(spec: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, .
     """A spec without the fields that are not ours, and their paths."""
     known, unknown = copy.deepcopy(spec), []
     try:
-        _checked(known, stored=True)
+        _checked(known)
     except ValidationError as error:
         details = error.errors(include_url=False)
         for *parents, last in (detail["loc"] for detail in details if detail["type"] == "extra_forbidden"):
             target: Any = known
             for part in parents:
                 target = target[part]
-            value, location = target.pop(last), (*parents, last)
-            if location not in RETIRED or RETIRED[location] != value:
-                unknown.append(_path(location))
+            del target[last]
+            unknown.append(_path((*parents, last)))
     except SpecError:
         pass
     return known, tuple(sorted(unknown))
 
 
-def _parsed(spec: dict[str, Any], stored: bool) -> JobSpec:
+def _parsed(spec: dict[str, Any]) -> JobSpec:
     try:
-        return _checked(spec, stored)
+        return _checked(spec)
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False)) from error
 
 
-def _checked(raw: Any, stored: bool) -> JobSpec:
+def _checked(raw: Any) -> JobSpec:
     """Raises ValidationError, and SpecError where fields that are each right don't go together."""
     # Through JSON, since only there strict types accept what YAML has: lists for tuples, strings for enums.
     text = json.dumps(raw)
     spec = JobSpec.model_validate_json(text, strict=True)
     Shapes.model_validate_json(text, strict=True)
-    if problems := tuple(f"{rule.path}: {rule.refusal(spec)}" for rule in broken(spec, stored)):
+    if problems := tuple(f"{rule.path}: {rule.refusal(spec)}" for rule in broken(spec)):
         raise SpecError(problems)
     return spec
 

@@ -29,9 +29,6 @@ class Rule:
     holds: Callable[[JobSpec], bool] | None = None
     says: Callable[[JobSpec], str] | None = None
     """What the message says, and more than the API server's language can work out: the nearest that is right."""
-    tolerated: bool = False
-    """In a job that was stored before the rule was there, which runs on as it did (decision "Rules that are younger
-    than jobs")."""
 
     def validation(self) -> dict[str, Any]:
         """The rule as it stands in the CRD."""
@@ -296,7 +293,6 @@ RULES: tuple[Rule, ...] = (
             cel=f"!self.matches('{DOTS}')",
             message=NO_DOTS,
             holds=holds,
-            tolerated=True,
         )
         for name, holds in {
             "uri": lambda spec: spec.checkpoint is None or _no_dots(spec.checkpoint.uri),
@@ -310,28 +306,24 @@ RULES: tuple[Rule, ...] = (
         f"(!has(self.mixture) || self.mixture.all(m, !m.uri.matches('{DOTS}')))",
         message=f"a uri {NO_DOTS}",
         holds=lambda spec: spec.trainer is None or _no_dots(*(source.uri for source in spec.trainer.data.sources)),
-        tolerated=True,
     ),
     Rule(
         at=".spec.template.spec.initContainers",
         cel=f"self.all(c, c.name != '{INIT_CONTAINER}')",
         message=f"{INIT_CONTAINER} is the operator's own init container: give yours another name",
         holds=lambda spec: all(each.name != INIT_CONTAINER for each in spec.template.spec.init_containers),
-        tolerated=True,
     ),
     Rule(
         at=".spec.template.spec.volumes",
         cel=f"self.all(v, !(v.name in {list(VOLUMES)}))",
         message=f"{', '.join(VOLUMES)} are the operator's own volumes: give yours another name",
         holds=lambda spec: all(each.name not in VOLUMES for each in spec.template.spec.volumes),
-        tolerated=True,
     ),
     Rule(
         at=".spec.template.spec.restartPolicy",
         cel="self in ['OnFailure', 'Never']",
         message="must be OnFailure or Never: with Always, workers that have ended well would be started again",
         holds=lambda spec: spec.template.spec.restart_policy in (None, "OnFailure", "Never"),
-        tolerated=True,
     ),
     Rule(
         at=".spec.template.spec.containers",
@@ -340,14 +332,12 @@ RULES: tuple[Rule, ...] = (
         + "))",
         message="the operator mounts volumes of its own at /concertina and /etc/concertina: choose another mountPath",
         holds=_no_mount_of_ours,
-        tolerated=True,
     ),
     Rule(
         at=".spec.template.spec.containers",
         cel=f"self.all(c, c.name != '{TRAINER}' || !has(c.env) || c.env.all(e, !(e.name in {list(VARIABLES)})))",
         message=f"{', '.join(VARIABLES)} are set by the operator: remove them from env",
         holds=_no_variable_of_ours,
-        tolerated=True,
     ),
     Rule(
         at=".spec.template.metadata",
@@ -357,7 +347,6 @@ RULES: tuple[Rule, ...] = (
         ),
         message=f"labels and annotations that begin with {PREFIX} are the operator's own: remove them",
         holds=_no_key_of_ours,
-        tolerated=True,
     ),
     Rule(
         at=".spec",
@@ -392,7 +381,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def broken(spec: JobSpec, stored: bool) -> tuple[Rule, ...]:
-    """The rules that a spec breaks; of one that is stored already, those with which it can't run."""
-    asked = (rule for rule in RULES if not (stored and rule.tolerated))
-    return tuple(rule for rule in asked if rule.holds is not None and not rule.holds(spec))
+def broken(spec: JobSpec) -> tuple[Rule, ...]:
+    """The rules that a spec breaks."""
+    return tuple(rule for rule in RULES if rule.holds is not None and not rule.holds(spec))

@@ -253,22 +253,6 @@ class Reaction(enum.StrEnum):
     REPORT = "Report"
 
 
-def _with_old_spellings(schema: dict[str, Any]) -> None:
-    """Stored objects may hold them: what the schema lacks, the API server prunes before the operator has read it. Nor
-    does it fill in the new fields, since a default would hide what the old ones say."""
-    fields = schema["properties"]
-    for name in ("onHang", "onStraggler"):
-        del fields[name]["default"]
-    old = {"type": "string", "enum": [each.value for each in Reaction]}
-    action = {**old, "description": "Deprecated: use onStraggler."}
-    straggler = {"type": "object", "properties": {"action": action}}
-    fields["hangAction"] = {**old, "description": "Deprecated: use onHang, which goes before it."}
-    fields["straggler"] = {
-        "anyOf": [straggler, {"type": "null"}],
-        "description": "Deprecated: use onStraggler, which goes before it.",
-    }
-
-
 class TrackingBackend(enum.StrEnum):
     NONE = "None"
     MLFLOW = "MLflow"
@@ -320,8 +304,6 @@ class Tracking(Model):
 class FailurePolicy(Model):
     """When to give up."""
 
-    model_config = ConfigDict(json_schema_extra=_with_old_spellings)
-
     max_restarts: int = Field(
         default=10,
         ge=0,
@@ -334,8 +316,7 @@ class FailurePolicy(Model):
     on_hang: Reaction = Field(
         default=Reaction.REPLACE,
         description="What follows when no worker moves any more, after the stacks of all were logged. Replace "
-        "restarts the workers, with a new pod for the one that the others wait for; Report only says so. "
-        "Absent: Replace.",
+        "restarts the workers, with a new pod for the one that the others wait for; Report only says so.",
     )
     hang_timeout_seconds: int | None = Field(
         default=None,
@@ -347,7 +328,7 @@ class FailurePolicy(Model):
     on_straggler: Reaction = Field(
         default=Reaction.REPORT,
         description="What follows when a worker takes twice as long for each step as the others. Report names it in "
-        "the status; Replace also moves its pod to another node, without losing a step. Absent: Report.",
+        "the status; Replace also moves its pod to another node, without losing a step.",
     )
     avoid_node_seconds: int = Field(
         default=900,

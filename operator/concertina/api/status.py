@@ -20,7 +20,7 @@ from concertina.api.accounting import (
     Timestamp,
 )
 from concertina.api.history import MOST_CHARACTERS as MOST_OF_HISTORY
-from concertina.api.internal import Internal, with_internal, with_old_places, with_packed
+from concertina.api.internal import Internal, with_packed
 from concertina.api.model import Observed
 from concertina.api.restarts import LISTED_RESTARTS, AvoidedNode, LastFailure, Restarts, packed_restarts
 from concertina.api.world import LISTED_MEMBERS, World, packed_members
@@ -308,12 +308,12 @@ class JobStatus(Observed):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_old_places(cls, raw: Any) -> Any:
-        return with_packed(with_internal(raw)) if isinstance(raw, Mapping) else raw
+    def _unpacked(cls, raw: Any) -> Any:
+        return with_packed(raw) if isinstance(raw, Mapping) else raw
 
     def manifest(self) -> dict[str, Any]:
-        """With what is internal in its old places too, and what is too long to list packed."""
-        return with_old_places(self._listed().model_dump(mode="json", by_alias=True, exclude_none=True))
+        """As the API server gets it, with lists that are too long packed."""
+        return self._listed().model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def _listed(self) -> JobStatus:
         members, recent = self.world.members, self.restarts.recent

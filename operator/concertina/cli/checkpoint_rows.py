@@ -78,7 +78,7 @@ def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
     """Since the parent: which of the order that data, seed and what was left out decide."""
     from concertina_protocol.messages.ranges import united
     from concertina_state.lineage import digest
-    from concertina_trainer.config.trainer import of_any_version
+    from concertina_trainer.config.trainer import TrainerConfig
     from concertina_trainer.data.consumed import consumed, positions
 
     if manifest.position == begin:
@@ -88,7 +88,7 @@ def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
         yield "Samples", f"{begin:,} to {manifest.position:,}, as the script counts them"
         return
     try:
-        config = of_any_version(manifest.trainer)
+        config = TrainerConfig.model_validate(manifest.trainer)
     except ValueError:  # of a newer version, say
         yield "Samples", f"{begin:,} to {manifest.position:,}, of an order that this version does not know"
         return

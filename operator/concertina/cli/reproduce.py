@@ -25,7 +25,7 @@ from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.checkpoints.retention import found
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config.trainer import of_any_version
+from concertina_trainer.config.trainer import TrainerConfig
 
 
 def reproduced(uri: str, step: int, wanted: Wanted) -> Reproduction:
@@ -56,7 +56,7 @@ def _check_data(manifest: Manifest) -> None:
     if not manifest.trainer:
         return
     try:
-        data = of_any_version(manifest.trainer).data
+        data = TrainerConfig.model_validate(manifest.trainer).data
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
         raise Irreproducible(f"this version can't read how its trainer was configured ({problem}).") from error

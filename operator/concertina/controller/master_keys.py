@@ -43,7 +43,7 @@ class MasterKeys:
     """The active one first."""
 
     def of(self, id: str) -> bytes | None:
-        """The key of a job by the id in its status; without one (no pods so far, or an older operator's) the active."""
+        """The key of a job by the id in its status; without one (no pods so far) the active."""
         return self.by_id.get(id or next(iter(self.by_id)))
 
 

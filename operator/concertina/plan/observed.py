@@ -94,7 +94,7 @@ class PodView:
     ending: bool = False
     """Its node was told to end it and to let it be (EndPod)."""
     template_hash: str = ""
-    """Its job's, when it was made; empty where that did not say (an older operator)."""
+    """Its job's, when it was made; empty where its annotation is gone."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
     """Of its containers by resource, and 1 of `pods`; empty where that is not known."""
     excluded: bool = False

@@ -136,7 +136,7 @@ def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
 
 
 def _unreadable(observed: JobObservation, now: float) -> Plan:
-    """A manifest that got past an older CRD: said, and left alone. A job that has ended stays as it ended."""
+    """A manifest that got past another version's CRD: said, and left alone. A job that has ended stays as it ended."""
     job = observed.job
     if any(job.status.is_true(kind) for kind in ENDED):
         return Plan(job.status)

@@ -49,7 +49,7 @@ SPECS: tuple[dict[str, Any], ...] = (
         "template": {"metadata": {"labels": {"team": "a"}}, "spec": {"containers": [CONTAINER]}},
         "trainer": {"data": {"uri": "/data"}, "precision": "float32"},
         "checkpoint": {"uri": "s3://bucket/run", "everySeconds": "auto"},
-        "failurePolicy": {"hangAction": "Replace", "straggler": {"action": "Replace", "factor": 2.0}},
+        "failurePolicy": {"onHang": "Replace", "onStraggler": "Replace"},
     },
     {"replicas": 2, "template": {"spec": {"containers": [{**CONTAINER, "command": ["python3", "-c", "pass"]}]}}},
 )

@@ -29,7 +29,7 @@ from concertina_state.format.shardfile import Chunk, Header, Layout, ShardMetada
 from concertina_state.objects import retry
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.config.model import ModelConfig
-from concertina_trainer.config.trainer import TrainerConfig, of_any_version
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data import packing
 from concertina_trainer.data.build import sources
 from concertina_trainer.data.build.sources import Source
@@ -217,7 +217,7 @@ READERS = {
     "text": Reader(documents("txt"), [LINES], (BadInput,), list),
     "Arrow": Reader(documents("arrow"), [arrow()], (BadInput,), list),
     "the trainer section of a manifest": Reader(
-        lambda text: of_any_version(manifest.parse(text, "s3://b/x").trainer),
+        lambda text: TrainerConfig.model_validate(manifest.parse(text, "s3://b/x").trainer),
         [(NEWER / manifest.NAME).read_bytes()[:-1] + b', "trainer": ' + TRAINER + b"}"],
         (BadInput, ValidationError),
         TrainerConfig,

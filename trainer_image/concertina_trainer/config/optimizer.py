@@ -10,25 +10,13 @@ from concertina_trainer.config.section import Section
 
 
 class OptimizerConfig(Section):
-    """AdamW with a linear warm-up, and a cosine down to a tenth of learningRate at the last step, where nothing else is
-    said."""
+    """AdamW with a linear warm-up, then a cosine down to minLearningRateFactor of learningRate at the last step."""
 
     learning_rate: float = Field(
         default=3e-4, ge=0.0, le=10.0, description="Highest learning rate, reached after the warm-up."
     )
-    min_learning_rate_factor: float | None = Field(
-        default=None,
-        ge=0.0,
-        le=1.0,
-        description="Learning rate at the last step, as a part of learningRate. Absent: 0.1, or what minLearningRate "
-        "says.",
-    )
-    min_learning_rate: float | None = Field(
-        default=None,
-        ge=0.0,
-        le=10.0,
-        description="Learning rate at the last step, whatever learningRate is. Rather set minLearningRateFactor, "
-        "which goes before it.",
+    min_learning_rate_factor: float = Field(
+        default=0.1, ge=0.0, le=1.0, description="Learning rate at the last step, as a part of learningRate."
     )
     warmup_steps: int | None = Field(
         default=None,
@@ -51,28 +39,8 @@ class OptimizerConfig(Section):
     )
 
     @property
-    def resolved_min_learning_rate(self) -> float:
-        if self.min_learning_rate_factor is None and self.min_learning_rate is not None:
-            return self.min_learning_rate
-        factor = 0.1 if self.min_learning_rate_factor is None else self.min_learning_rate_factor
-        return factor * self.learning_rate
+    def min_learning_rate(self) -> float:
+        return self.min_learning_rate_factor * self.learning_rate
 
     def resolved_warmup_steps(self, steps: int) -> int:
         return min(100, steps // 10) if self.warmup_steps is None else self.warmup_steps
-
-    def doubts(self, steps: int) -> list[str]:
-        """What is odd about the rates, in sentences. No refusal: manifests that were stored when minLearningRate was
-        3e-5 and warmupSteps 100 by default hold these as if somebody had set them."""
-        found = []
-        least, warmup = self.resolved_min_learning_rate, self.resolved_warmup_steps(steps)
-        if least > self.learning_rate:
-            found.append(
-                f"optimizer.minLearningRate ({least:g}) is above learningRate ({self.learning_rate:g}), so the rate "
-                "rises to it: set optimizer.minLearningRateFactor, which is a part of learningRate"
-            )
-        if warmup > steps:
-            found.append(
-                f"optimizer.warmupSteps ({warmup}) are more than steps ({steps}), so learningRate is never reached: "
-                "set fewer"
-            )
-        return found

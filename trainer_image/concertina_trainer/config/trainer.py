@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -134,6 +132,12 @@ class TrainerConfig(Section):
             "reproduction.lastStep must not be beyond steps",
         ),
         Rule(
+            "optimizer.warmupSteps",
+            "!has(self.optimizer.warmupSteps) || self.optimizer.warmupSteps <= self.steps",
+            lambda trainer: trainer.optimizer.resolved_warmup_steps(trainer.steps) <= trainer.steps,
+            "optimizer.warmupSteps is more than steps, so learningRate is never reached: set fewer",
+        ),
+        Rule(
             "microBatchSize",
             f"self.determinism != 'bitwise' || self.globalBatchSize <= {MOST_FIXED_MICROBATCHES} * self.microBatchSize",
             lambda trainer: (
@@ -179,32 +183,5 @@ class TrainerConfig(Section):
         if self.bitwise:
             without.remove("micro_batch_size")
         kept = self.model_dump(mode="json", exclude=without)
-        for name in ("experts", "entrypoint", "options", "lora"):
-            if kept["model"][name] is None:  # as before there were any
-                del kept["model"][name]
-        # As numbers, however they are said: a run from before there was another way to say them goes on as the same.
-        optimizer = kept["optimizer"]
-        del optimizer["min_learning_rate_factor"]
-        optimizer["min_learning_rate"] = self.optimizer.resolved_min_learning_rate
-        optimizer["warmup_steps"] = self.optimizer.resolved_warmup_steps(self.steps)
+        kept["optimizer"]["warmup_steps"] = self.optimizer.resolved_warmup_steps(self.steps)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
-
-
-RETIRED: dict[tuple[str, ...], object] = {
-    ("data", "fetchThreads"): 4,
-    ("data", "patienceSeconds"): 600,
-    ("logEverySteps",): 10,
-}
-"""Fields that older versions had, with the defaults that they had: nobody sets them any more."""
-
-
-def of_any_version(values: Mapping[str, Any]) -> TrainerConfig:
-    """A configuration as this or an older version wrote it, into a pod or a checkpoint. Raises ValidationError."""
-    config = copy.deepcopy(dict(values))
-    for *sections, field in RETIRED:
-        section: Any = config
-        for name in sections:
-            section = section.get(name) if isinstance(section, dict) else None
-        if isinstance(section, dict):
-            section.pop(field, None)
-    return TrainerConfig.model_validate(config)

@@ -19,10 +19,9 @@ from concertina_state.format.read_plan import Box, ReadPlan, reads
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.model import ModelConfig
-from concertina_trainer.config.trainer import TrainerConfig, of_any_version
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.export.tokenizer_files import exported
 from concertina_trainer.format import adapters, hf_experts, hf_names
-from concertina_trainer.format.earlier_names import of_today
 
 FILE_BYTES = 5 * 10**9
 """Of one file of weights, at most (but for a tensor that is larger)."""
@@ -79,7 +78,7 @@ def export(
             "another folder, or delete them first."
         )
     tensors = _tensors(checkpoint, trainer.model)
-    held = {number: of_today(part.header) for number, part in enumerate(checkpoint.shards)}
+    held = {number: part.header for number, part in enumerate(checkpoint.shards)}
     plan = reads(held, [chunk for tensor in tensors for chunk in tensor.read])
     plan.require(checkpoint.uri)
     files = _files(tensors, file_bytes)
@@ -112,7 +111,7 @@ def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
     if not checkpoint.manifest.trainer:
         raise BadInput(f"{checkpoint.uri} does not say what model it is of: its manifest has no trainer section.")
     try:
-        return of_any_version(checkpoint.manifest.trainer)
+        return TrainerConfig.model_validate(checkpoint.manifest.trainer)
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
         raise BadInput(f"{checkpoint.uri} is of a trainer that this version does not know ({problem}).") from error
@@ -124,7 +123,7 @@ def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
     wholes = {
         name: stored.chunk
         for part in checkpoint.shards
-        for name, stored in of_today(part.header).chunks.items()
+        for name, stored in part.header.chunks.items()
         if name.startswith(hf_names.MODEL)
     }
     found = []

@@ -16,7 +16,7 @@ from concertina_trainer.config.optimizer import OptimizerConfig
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
     """The rate of step `step` (from 0): linear warm-up, then a cosine that reaches the minimum at the last step."""
-    warmup, least = config.resolved_warmup_steps(steps), config.resolved_min_learning_rate
+    warmup, least = config.resolved_warmup_steps(steps), config.min_learning_rate
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - 1 - warmup)

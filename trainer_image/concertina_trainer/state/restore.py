@@ -25,7 +25,7 @@ from concertina_state.saved import InMemory, SavedState, find
 from concertina_trainer.config.changes import identity_changes, other_changes
 from concertina_trainer.config.checkpoint import CheckpointConfig, DamageResponse
 from concertina_trainer.config.model import ModelConfig
-from concertina_trainer.config.trainer import TrainerConfig, of_any_version
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format import hf_config
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.state.train_state import TrainState
@@ -127,7 +127,7 @@ def _trainer_of(header: Header) -> TrainerConfig:
             "checkpoint.uri."
         )
     try:
-        return of_any_version(json.loads(header.trainer))
+        return TrainerConfig.model_validate(json.loads(header.trainer))
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
         raise BadInput(

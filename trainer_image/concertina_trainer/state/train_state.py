@@ -17,7 +17,6 @@ from concertina_state.format.shardfile import Header, Layout
 from concertina_state.holdings import Elsewhere
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format.adapters import is_adapter
-from concertina_trainer.format.earlier_names import of_today
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
@@ -72,7 +71,6 @@ class TrainState:
         """What to read of a saved state of which these are the shards' headers, whatever world they were written by.
         Raises BadInput where it is not a whole state of this model."""
         known = {each.name for each in self._catalogue.held}
-        held = {number: of_today(header) for number, header in held.items()}
         for header in held.values():
             foreign = next((name for name in header.chunks if name not in known), None)
             if foreign is not None:
@@ -88,7 +86,7 @@ class TrainState:
         """Fill the weights alone, of whatever dtype they are; the rest stays as it is. Raises BadInput where they are
         not those of this model."""
         known = {each.name for each in self._catalogue.held}
-        held = {number: of_today(shard.header) for number, shard in enumerate(shards)}
+        held = {number: shard.header for number, shard in enumerate(shards)}
         there = {name for header in held.values() for name in header.chunks}
         # Adapters of weights that were trained without any begin as they are.
         weights = [

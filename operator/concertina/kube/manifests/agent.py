@@ -170,7 +170,7 @@ def _installer(trainer: Raw, settings: PodSettings, spec: JobSpec) -> Raw:
 
 
 def _values(job: JobView, spec: JobSpec, port: int) -> dict[str, str]:
-    # Without what is not said: the trainer's image may be older than the operator, and refuses fields it does not know.
+    # Absent fields stay absent: an image of another version may not know them.
     config = spec.trainer.model_dump_json(by_alias=True, exclude_none=True) if spec.trainer else "{}"
     checkpoint = spec.checkpoint.model_dump_json(by_alias=True) if spec.checkpoint else "null"
     tracking = spec.tracked.model_dump_json(by_alias=True, exclude_none=True) if spec.tracked else ""

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from concertina.api import CHECKPOINT_NOW, KIND, TRAINER, pod_names
-from concertina.api.internal import with_internal, with_packed
+from concertina.api.internal import with_packed
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
@@ -185,7 +185,7 @@ def status_of(obj: Raw) -> JobStatus:
     """What can be read of a TrainingJob's status: one word of a newer version must not make a Complete job run again,
     or a world be forgotten (decision "Of a newer status all is kept that can be read"). What can't is left out, with
     what is nothing without it."""
-    kept: Any = with_packed(with_internal(obj.get("status") or {}))
+    kept: Any = with_packed(obj.get("status") or {})
     while True:
         try:
             return JobStatus.model_validate(kept)

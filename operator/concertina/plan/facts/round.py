@@ -38,7 +38,7 @@ class Round:
     @property
     def disbanded(self) -> bool:
         """Whether no round goes on, nor is one being made: there was none so far, or the last claim is one that no
-        round follows. (Rounds of torchrun have no members, and those that an older version began no claim.)"""
+        round follows. (Rounds of torchrun have no members.)"""
         claim, world = self.claim, self.world
         if world.members:
             return False

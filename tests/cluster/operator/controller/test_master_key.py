@@ -174,7 +174,7 @@ GONE = (
 @pytest.mark.parametrize(
     "recorded",
     [True, pytest.param(False, marks=pytest.mark.long(law=f"{GONE}[the job's key has an id]"))],
-    ids=["the job's key has an id", "an older operator's job"],
+    ids=["the job's key has an id", "its status lacks the id"],
 )
 def test_a_job_whose_key_is_gone_is_left_alone_until_it_is_back(
     jobs: Jobs, operator: Operator, key: Key, tmp_path: Path, recorded: bool

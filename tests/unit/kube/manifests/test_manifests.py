@@ -24,7 +24,6 @@ TRAINER: Raw = {
     "command": ["python"],
     "args": ["train.py", "--lr", "1"],
     "env": [
-        {"name": "CONCERTINA_JOB", "value": "mine"},
         {"name": "CONCERTINA_PYTHON", "value": "/opt/python"},
         {"name": "PYTHONPATH", "value": "/site"},
         {"name": "PET_MAX_RESTARTS", "value": "7"},
@@ -42,7 +41,7 @@ TRAINER: Raw = {
 NODES: Raw = {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}
 RICH: Raw = {
     "metadata": {
-        "labels": {"team": "a", "concertina.dev/job": "mine"},
+        "labels": {"team": "a"},
         "annotations": {"note": "b", "config.linkerd.io/skip-inbound-ports": "1"},
     },
     "spec": {

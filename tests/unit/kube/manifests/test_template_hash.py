@@ -89,7 +89,7 @@ def test_what_this_version_does_not_know_is_nothing_to_judge_by() -> None:
 
 
 def test_parallelism_goes_into_pods_of_the_bundled_trainer_alone() -> None:
-    """Running scripts of an older operator's are not to be started anew for it."""
+    """Scripts are not told of it, so a change must not start them anew."""
     bundled = {**changed(command=[]), "trainer": {"steps": 10, "data": {"uri": "/data"}}}
     assert template_hash({**bundled, "parallelism": {"tensor": 2}}) != template_hash(bundled)
     assert template_hash({**bundled, "parallelism": {"tensor": 1}}) == template_hash(bundled)

@@ -61,7 +61,7 @@ def test_the_status_remembers_what_each_rollback_undid():
     both = (UndoneStates(round=0, step=9), UndoneStates(round=1, step=25))
     assert told("LossSpike", earlier).status.internal.undone == both
     assert told("LossSpike", {"rollback": earlier["rollback"]}).status.internal.undone == both, (
-        "written by an older operator"
+        "internal.undone was lost"
     )
 
 
