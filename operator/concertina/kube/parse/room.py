@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 
+from concertina_protocol.quantities import parse_quantity
+
 _NODES = re.compile(r"0/(\d+) nodes are available: (.+?)\.(?: |$)")
 _WHOLE_NODES = re.compile(
     r"preemption: 0/(?P<nodes>\d+) nodes are available: (?P=nodes) Preemption is not helpful for scheduling\."
@@ -58,6 +60,4 @@ def amounts(quantities: Mapping[str, object]) -> Mapping[str, Decimal]:
 
 @functools.lru_cache(maxsize=8192)
 def _amounts(quantities: tuple[tuple[str, str], ...]) -> Mapping[str, Decimal]:
-    from kubernetes.utils.quantity import parse_quantity  # 1 s of imports, as in `access`
-
-    return {name: parse_quantity(quantity) for name, quantity in quantities}  # type: ignore[no-untyped-call]
+    return {name: parse_quantity(quantity) for name, quantity in quantities}

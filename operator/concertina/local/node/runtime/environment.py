@@ -4,12 +4,13 @@ Nothing of the caller's environment is passed on, so that what works here works 
 """
 
 import base64
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from concertina.local.node.runtime.quantity import in_units
+from concertina_protocol.quantities import parse_quantity
 
 Object = dict[str, Any]
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -153,4 +154,9 @@ def resource_value(reference: Object, container: Object, allocatable: Mapping[st
         found = allocatable.get(resource)
     if found is None and kind == "requests":
         found = (resources.get("limits") or {}).get(resource)
-    return in_units(str(found or "0"), str(reference.get("divisor") or "1"))
+    return _in_units(str(found or "0"), str(reference.get("divisor") or "1"))
+
+
+def _in_units(quantity: str, divisor: str) -> str:
+    """A quantity as a whole number of divisors, rounded up, as the downward API gives it ("0" means 1)."""
+    return str(math.ceil(parse_quantity(quantity) / (parse_quantity(divisor) or 1)))
