@@ -77,7 +77,7 @@ class Subject:
     def __init__(self, mebibytes: float, world: DistContext, memory: Path) -> None:
         self.world = world
         self.config = TrainerConfig.model_validate(
-            {"data": {"uri": "/none"}, "precision": "float32", "model": _model(mebibytes)}
+            {"data": {"uri": "/none"}, "precision": "Float32", "model": _model(mebibytes)}
         )
         self.model = parallelized(self.config, world)
         self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)

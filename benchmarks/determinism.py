@@ -1,4 +1,4 @@
-"""What `determinism: bitwise` costs: seconds of a step beside `order`, in the same world, same model and batch.
+"""What `determinism: Bitwise` costs: seconds of a step beside `Order`, in the same world, same model and batch.
 
 python benchmarks/determinism.py [--world N] [--steps N] [--json FILE]
 
@@ -29,7 +29,7 @@ from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.agreement import agree
 from concertina_trainer.training.engine import WholeModel
 
-CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}, "precision": "float32"})
+CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}, "precision": "Float32"})
 
 
 class Kind:

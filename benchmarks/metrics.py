@@ -69,7 +69,7 @@ def job(number: int, pods: int) -> dict[str, Any]:
     last = {"at": at, "round": 2, "reason": "NodeLost", "message": "node n-0 is gone", "lastLines": ["a line"] * 20}
     spent = {f"{name.removesuffix(SUFFIX)}Seconds": 100.0 for name in CLASSES}
     recovery = [{"cause": reason, "times": 1, "seconds": 10.0} for reason in reasons]
-    checkpoint = {"uri": f"s3://bucket/{name}", "everySeconds": "auto", "secretName": "s3"}
+    checkpoint = {"uri": f"s3://bucket/{name}", "everySeconds": "Auto", "secretName": "s3"}
     container = {"name": "trainer", "image": "registry.example/concertina/trainer:0.1.0"}
     return {
         "metadata": {
@@ -77,7 +77,7 @@ def job(number: int, pods: int) -> dict[str, Any]:
             "resourceVersion": "1", "creationTimestamp": at,
         },
         "spec": {
-            "replicas": pods, "elastic": {"minReplicas": 1}, "price": {"perReplicaHour": 10.0},
+            "replicas": pods, "elastic": {"minReplicas": 1}, "price": {"perReplicaHour": "10.0"},
             "checkpoint": checkpoint, "template": {"spec": {"containers": [container]}},
             "tracking": {"backend": "MLflow", "uri": "http://mlflow.mlflow:5000"},
             "trainer": {"steps": 9000, "data": {"uri": "s3://bucket/data"}},

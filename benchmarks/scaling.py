@@ -177,7 +177,7 @@ def show_memory(data: Path) -> dict[str, list[float]]:
         parallelism = ParallelismConfig.model_validate(given)
         trainer = TrainerConfig.model_validate(
             {"data": {"uri": str(data)}, "model": SMALL, "globalBatchSize": ROWS * MOST, "microBatchSize": ROWS,
-             "precision": "float32"}
+             "precision": "Float32"}
         )  # fmt: skip
         for rank in fullest(trainer, parallelism, MOST):
             planned = sum(memory(trainer, parallelism, MOST, rank).peak.values())

@@ -17,7 +17,7 @@ MOST_NAME = 50
 """Of a job, as its pods are named after it."""
 REPRODUCES = f"{GROUP}/reproduces"
 """Annotation: the URI of the checkpoint."""
-BITWISE = "bitwise"
+BITWISE = "Bitwise"
 
 
 class Irreproducible(Exception):
@@ -190,7 +190,7 @@ def _differences(
         yield "a script decides itself what its numbers hang on, when it ends and what it leaves out"
     elif not spec.trainer.bitwise:
         changed = f", and it was trained by {' and '.join(map(str, worlds))} ranks in turn" if len(worlds) > 1 else ""
-        yield f"trainer.determinism was order, which leaves it open in which order numbers are added{changed}"
+        yield f"trainer.determinism was Order, which leaves it open in which order numbers are added{changed}"
     if len({each.setting for each in rounds}) > 1:
         numbers = ", ".join(str(each.round) for each in rounds)
         yield f"image, configuration or libraries were not the same in its rounds {numbers}"

@@ -1,4 +1,4 @@
-"""Commands of the container `trainer`, and whether `launcher: agent` refuses them because they start a launcher."""
+"""Commands of the container `trainer`, and whether `launcher: Agent` refuses them because they start a launcher."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ DIGITS = (b"9" * 400, b"9" * 5000)
 """More than a float holds, and more than Python reads."""
 STRANGE: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**80), 10**4000, math.nan, math.inf, -math.inf,
-    -0.0, 1e300, 0.5, "", "0", "\x00", "\ud800", "x" * 5000, "€" * 3000, "../../etc/passwd", "%s{}{0}", "auto", "int",
-    [], {}, [[]], [1], [[1]], [None], {"": None}, {"a": {"a": {}}}, {"int": 1, "auto": 2, "0": []}, [[1, 2, 3]],
+    -0.0, 1e300, 0.5, "", "0", "\x00", "\ud800", "x" * 5000, "€" * 3000, "../../etc/passwd", "%s{}{0}", "Auto", "int",
+    [], {}, [[]], [1], [[1]], [None], {"": None}, {"a": {"a": {}}}, {"int": 1, "Auto": 2, "0": []}, [[1, 2, 3]],
     "1e999", "NaN", NESTED,
 )  # fmt: skip
 """In the place of any part of a valid document."""
@@ -76,7 +76,7 @@ def altered(document: Any, draw: random.Random) -> Any:
         elif what < 0.9:
             inside[key] = copy.deepcopy(draw.choice(found)[0])
         elif isinstance(inside, dict):
-            another = draw.choice(("int", "auto", "", "v", "__class__", "\ud800", "x" * 300))
+            another = draw.choice(("int", "Auto", "", "v", "__class__", "\ud800", "x" * 300))
             inside[another] = copy.deepcopy(inside[key])
         else:
             inside.extend(map(copy.deepcopy, inside[:50]))

@@ -57,7 +57,7 @@ def test_tensor_groups_are_lost_and_come_back_and_a_pipeline_goes_on(cluster: Cl
 
 def test_adapters_are_trained_by_groups_within_a_pod_with_their_state_on_the_host(cluster: Cluster) -> None:
     """Two workers a replica, of which each replica is a tensor group; one worker's pod is lost."""
-    model = {**WIDE, "lora": {"rank": 4, "targets": ["query", "value", "down"]}}
+    model = {**WIDE, "lora": {"rank": 4, "targets": ["Query", "Value", "Down"]}}
     job = e2e.bundled_job(
         "adapters", e2e.pod(e2e.trainer(resources=RESOURCES)), model=model, memory={"offload": "State"}
     )

@@ -93,9 +93,9 @@ def hurt(cluster: Cluster, operator: None, data: None) -> Iterator[Hurt]:
     if tracking:
         container.setdefault("volumeMounts", []).append({"name": "runs", "mountPath": "/runs"})
         pod["volumes"].append({"name": "runs", "hostPath": {"path": str(runs()), "type": "DirectoryOrCreate"}})
-    job = e2e.bundled_job(JOB, pod, determinism="bitwise")
+    job = e2e.bundled_job(JOB, pod, determinism="Bitwise")
     job["spec"] |= {"elastic": {"minReplicas": 1, "growAfterSeconds": 1}, "failurePolicy": {"maxRestarts": 100}}
-    job["spec"]["price"] = {"perReplicaHour": 3.6, "currency": "EUR"}
+    job["spec"]["price"] = {"perReplicaHour": "3.6", "currency": "EUR"}
     with cluster.running(job | {"spec": job["spec"] | tracking}):
         cluster.training(2, name=JOB)
         before = cluster.until("a snapshot", lambda s: (s.get("lastSnapshot") or {}).get("step", 0) > 20, JOB)

@@ -9,12 +9,12 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has no two CUDA devices: nothing was sent"),
 ]
-BOUNDS = {"float32": 1e-4, "bfloat16": 3e-2}
+BOUNDS = {"Float32": 1e-4, "BFloat16": 3e-2}
 """Of a difference, as a part of the gradient's norm."""
 
 
 @pytest.mark.parametrize("rows", [2, 16], ids="{} sequences".format)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["Float32", "BFloat16"])
 @pytest.mark.parametrize("activations", ["Keep", "KeepProducts"])
 def test_gradients_are_those_of_groups_that_wait(data, parent, tmp_path, rows, precision, activations):
     """Of few tokens (up to 2048) torch gathers by multicast, where there is one; of more piece by piece."""

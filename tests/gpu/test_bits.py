@@ -1,4 +1,4 @@
-"""`determinism: bitwise` on CUDA and NCCL: the same bits in any world, and after a kill."""
+"""`determinism: Bitwise` on CUDA and NCCL: the same bits in any world, and after a kill."""
 
 import pytest
 
@@ -11,7 +11,7 @@ HISTORY = ((2, 4), (1, 8), (2, None))
 @pytest.mark.gpu
 def test_every_loss_and_weight_is_the_same(parent, trainer, folder):
     gpus.need(2)
-    bitwise = {**trainer, "steps": 12, "determinism": "bitwise"}
+    bitwise = {**trainer, "steps": 12, "determinism": "Bitwise"}
     whole = node.Job(folder / "whole", parent, bitwise)
     expected = whole.run(1)
     assert set(expected.codes.values()) == {0}, expected.output

@@ -33,7 +33,7 @@ LAYOUTS = {
 def test_gradients_are_those_of_one_gpu(parent, trainer, tmp_path, layout):
     world, parallelism, model = LAYOUTS[layout]
     gpus.need(world)
-    changed = {**trainer, "precision": "float32", "model": {**trainer["model"], **model}}
+    changed = {**trainer, "precision": "Float32", "model": {**trainer["model"], **model}}
     alone = whole_gradient(parent, changed, 1, tmp_path)
     together = whole_gradient(parent, changed, world, tmp_path, parallelism=parallelism)
     assert together["loss"] == pytest.approx(alone["loss"], rel=BOUND)
@@ -43,7 +43,7 @@ def test_gradients_are_those_of_one_gpu(parent, trainer, tmp_path, layout):
 
 def test_killed_in_one_layout_it_goes_on_in_another(parent, trainer, folder):
     gpus.need(4)
-    changed = {**trainer, "precision": "float32"}
+    changed = {**trainer, "precision": "Float32"}
     whole = node.Job(folder / "whole", parent, changed).run(1)
     job, losses, restore = node.Job(folder / "killed", parent, changed), {}, node.FRESH
     layouts = {"tensor": 2}, {"pipeline": 2}, {"shard": 2}

@@ -29,7 +29,7 @@ def losses(*outcomes):
 def test_a_run_is_offloaded_killed_and_goes_on_with_and_without(folder, parent, trainer):
     """With experts, whose biases are on the device; evaluated, and with digests of what lies still. In float32: which
     experts are chosen takes what bfloat16 rounds to 7 % of a loss (seen on an H200)."""
-    trainer["model"]["experts"], trainer["precision"] = EXPERTS, "float32"
+    trainer["model"]["experts"], trainer["precision"] = EXPERTS, "Float32"
     trainer |= {"evaluation": {"everySteps": 15, "sequences": 24}, "anomalies": {"corruptionCheckSteps": 5}}
     expected = losses(node.Job(folder / "plain", parent, trainer).run(1))
     job = node.Job(folder / "offloaded", parent, {**trainer, "memory": OFFLOADED})

@@ -20,7 +20,7 @@ SPEC: dict[str, Any] = {
     "suspend": False,
     "workersPerReplica": 2,
     "template": {"spec": {"containers": [{"name": "trainer", "image": "me/trainer:1"}]}},
-    "trainer": {"steps": 100, "determinism": "bitwise", "data": {"uri": "/data"}},
+    "trainer": {"steps": 100, "determinism": "Bitwise", "data": {"uri": "/data"}},
     "checkpoint": {"uri": "s3://bucket/run", "everySteps": 10, "resumeFrom": "s3://bucket/older"},
 }
 ROUNDS = (TrainedRound(1, 0, 0, 4, "s"), TrainedRound(2, 25, 800, 6, "s"))
@@ -74,7 +74,7 @@ def lineage(**changed: Any) -> Lineage:
     return dataclasses.replace(LINEAGE, **changed)
 
 
-ORDER = spec_with(trainer={**SPEC["trainer"], "determinism": "order"})
+ORDER = spec_with(trainer={**SPEC["trainer"], "determinism": "Order"})
 CHANGED = (ROUNDS[0], dataclasses.replace(ROUNDS[1], step=45, setting="t"))
 SCRIPT = spec_with(
     trainer=None,

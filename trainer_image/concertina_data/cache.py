@@ -194,7 +194,7 @@ class Stored:
                     draft.unlink()
                 raise StorageError(
                     f"{self._folder} can't take a shard of {len(content)} bytes ({error.strerror}): make room on this "
-                    "node, let the cache keep less (cacheMebibytes), or set CONCERTINA_CACHE to another folder."
+                    "node, let the cache keep less (trainer.data.cacheSize), or set CONCERTINA_CACHE to another folder."
                 ) from error
             draft.replace(path)
 

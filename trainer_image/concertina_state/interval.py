@@ -1,4 +1,4 @@
-"""How often to write durable checkpoints: what saves cost against what failures cost (decision "everySeconds: auto is
+"""How often to write durable checkpoints: what saves cost against what failures cost (decision "everySeconds: Auto is
 Daly's estimate")."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def best(cost: float, between_failures: float) -> float:
 
 
 class Interval:
-    """Of one round: `seconds` as spec.checkpoint says; with `auto` the best one, by what was measured so far."""
+    """Of one round: `seconds` as spec.checkpoint says; with `Auto` the best one, by what was measured so far."""
 
     def __init__(self, setting: int | str | None, history: JobHistory) -> None:
         self._setting, self._history = setting, history
@@ -52,7 +52,7 @@ class Interval:
     @property
     def seconds(self) -> float | None:
         """None: not by the clock."""
-        return self.suggested if self._setting == "auto" else None if self._setting is None else float(self._setting)
+        return self.suggested if self._setting == "Auto" else None if self._setting is None else float(self._setting)
 
     @property
     def reported(self) -> CheckpointInterval:

@@ -148,23 +148,23 @@ RULES = (
     ),
     LayoutRule(
         "trainer.data.documents",
-        f"{_GROUP} == 1 || self.trainer.data.documents != 'bucketed'",
+        f"{_GROUP} == 1 || self.trainer.data.documents != 'Bucketed'",
         lambda trainer, parallelism: parallelism.group == 1 or trainer.data.documents is not DocumentMode.bucketed,
-        "bucketed makes microbatches of different lengths, and tensor, pipeline and context parallelism need one: "
+        "Bucketed makes microbatches of different lengths, and tensor, pipeline and context parallelism need one: "
         "choose another documents",
     ),
     LayoutRule(
         "trainer.data.balance",
-        f"{_GROUP} == 1 || self.trainer.data.balance != 'speed'",
+        f"{_GROUP} == 1 || self.trainer.data.balance != 'Speed'",
         lambda trainer, parallelism: parallelism.group == 1 or trainer.data.balance is not Balancing.speed,
-        "speed gives single workers less, and those of a tensor, pipeline or context group compute the same sequences: "
-        "set balance to even",
+        "Speed gives single workers less, and those of a tensor, pipeline or context group compute the same sequences: "
+        "set balance to Even",
     ),
     LayoutRule(
         "trainer.determinism",
-        f"self.trainer.determinism != 'bitwise' || {_GROUP} == 1 && !has(self.parallelism.shard)",
+        f"self.trainer.determinism != 'Bitwise' || {_GROUP} == 1 && !has(self.parallelism.shard)",
         lambda trainer, parallelism: not trainer.bitwise or (parallelism.group == 1 and parallelism.shard is None),
-        "bitwise knows one order of summing over all workers, and no parallelism: set determinism to order, or remove "
+        "Bitwise knows one order of summing over all workers, and no parallelism: set determinism to Order, or remove "
         "parallelism",
     ),
 )

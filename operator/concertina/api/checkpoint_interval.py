@@ -8,7 +8,7 @@ from concertina.api.status import JobStatus, unix_seconds
 
 def checkpoint_interval(spec: JobSpec | None, status: JobStatus) -> float | None:
     """Seconds: the shorter of what the clock and the steps come to. None without checkpoints, and where it is not known
-    yet: steps are as long as the last one told of, and `auto` is what training has made of it."""
+    yet: steps are as long as the last one told of, and `Auto` is what training has made of it."""
     return min(filter(None, _intervals(spec, status)), default=None)
 
 

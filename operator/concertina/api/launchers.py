@@ -1,4 +1,4 @@
-"""Commands that start a world of their own, which `launcher: agent` refuses: torchrun, deepspeed, mpirun and the like.
+"""Commands that start a world of their own, which `launcher: Agent` refuses: torchrun, deepspeed, mpirun and the like.
 
 The agent starts the command once per worker. A launcher in the command starts processes with a RANK and WORLD_SIZE of
 its own, so each worker would train alone. Both checks here recognize a launcher only where the command certainly runs
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from concertina.api import TRAINER
 
 REMEDY = (
-    "remove the launcher from the command (python train.py), since launcher: agent starts the command once per worker, "
-    "with RANK and WORLD_SIZE set; or, if the command is torchrun, set launcher: torchrun"
+    "remove the launcher from the command (python train.py), since launcher: Agent starts the command once per worker, "
+    "with RANK and WORLD_SIZE set; or, if the command is torchrun, set launcher: Torchrun"
 )
 PROGRAMS = ("torchrun", "deepspeed", "horovodrun", "mpirun", "mpiexec")
 MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner")
@@ -204,7 +204,7 @@ def cel_in_text(expression: str) -> str:
 
 
 def _cel_rule(launches: str) -> str:
-    mine = f"self.launcher != 'agent' || {CONTAINER}.name != '{TRAINER}' || !has({COMMAND}) || size({COMMAND}) == 0"
+    mine = f"self.launcher != 'Agent' || {CONTAINER}.name != '{TRAINER}' || !has({COMMAND}) || size({COMMAND}) == 0"
     return f"{mine} || !({launches})"
 
 

@@ -162,8 +162,8 @@ SENTENCES = {
 }
 
 
-BRANCHES = ("constrained-int", "literal['auto']", "int")
-"""How pydantic names the alternatives of numbers that may be `auto`."""
+BRANCHES = ("constrained-int", "literal['Auto']", "int")
+"""How pydantic names the alternatives of numbers that may be `Auto`."""
 LARGEST = {"workersPerReplica": 1024, "everySeconds": 31536000}
 """Of these numbers."""
 
@@ -173,7 +173,7 @@ def _sentence(detail: ErrorDetails) -> str:
     if _is_branch(detail["loc"], len(detail["loc"]) - 1):
         largest = LARGEST[str(detail["loc"][-2])]
         return (
-            f"{_path(detail['loc'])} must be auto or a whole number from 1 to {largest}, not {_shown(detail['input'])}"
+            f"{_path(detail['loc'])} must be Auto or a whole number from 1 to {largest}, not {_shown(detail['input'])}"
         )
     template = SENTENCES.get(detail["type"], detail["msg"].replace("{", "{{").replace("}", "}}"))
     return f"{_path(detail['loc'])} {template.format(**{**detail.get('ctx', {}), 'value': _shown(detail['input'])})}"

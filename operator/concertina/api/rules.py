@@ -219,7 +219,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         at=".spec",
         field=".launcher",
-        cel="self.launcher != 'torchrun' || !has(self.trainer)",
+        cel="self.launcher != 'Torchrun' || !has(self.trainer)",
         message="the bundled trainer runs under the agent only: remove launcher, or bring a command of your own that "
         "is torchrun",
         holds=lambda spec: spec.launcher is not Launcher.TORCHRUN or not spec.bundled,
@@ -227,7 +227,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         at=".spec",
         field=".launcher",
-        cel="self.launcher != 'torchrun' || !has(self.elastic) || "
+        cel="self.launcher != 'Torchrun' || !has(self.elastic) || "
         "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context == 1 && "
         "(has(self.parallelism.shard) ? self.parallelism.shard : self.parallelism.expert) == 1",
         message="torchrun knows no blocks of ranks, so it may pick a size that parallelism doesn't allow: remove "
@@ -257,7 +257,7 @@ RULES: tuple[Rule, ...] = (
         at=".spec",
         field=".warmStart.preload",
         cel="!has(self.warmStart) || !has(self.warmStart.preload) || size(self.warmStart.preload) == 0 || "
-        "!has(self.trainer) && self.launcher != 'torchrun'",
+        "!has(self.trainer) && self.launcher != 'Torchrun'",
         message="warmStart.preload is for a command of your own that the agent starts: remove it, or spec.trainer and "
         "launcher",
         holds=lambda spec: not spec.warm_start.preload or (not spec.bundled and spec.launcher is not Launcher.TORCHRUN),
@@ -351,24 +351,24 @@ RULES: tuple[Rule, ...] = (
     Rule(
         at=".spec",
         field=".tracking",
-        cel="!has(self.tracking) || self.tracking.backend == 'None' || self.launcher != 'torchrun'",
-        message="the agent tells a tracker of the run, and with launcher torchrun there is none: remove tracking or "
+        cel="!has(self.tracking) || self.launcher != 'Torchrun'",
+        message="the agent tells a tracker of the run, and with launcher Torchrun there is none: remove tracking or "
         "launcher",
-        holds=lambda spec: spec.tracked is None or spec.launcher is not Launcher.TORCHRUN,
+        holds=lambda spec: spec.tracking is None or spec.launcher is not Launcher.TORCHRUN,
     ),
     Rule(
         at=".spec.tracking",
         field=".uri",
         cel="!(self.backend in ['MLflow', 'TensorBoard']) || has(self.uri)",
         message="MLflow and TensorBoard need a uri: http://server:port, or file:///folder",
-        holds=lambda spec: spec.tracked is None or _has_place(spec.tracked),
+        holds=lambda spec: spec.tracking is None or _has_place(spec.tracking),
     ),
     Rule(
         at=".spec.tracking",
         field=".uri",
         cel=f"self.backend != 'TensorBoard' || !has(self.uri) || self.uri.matches('{FILES}')",
         message="TensorBoard writes files: uri must be file:///folder, on a volume that all replicas mount",
-        holds=lambda spec: spec.tracked is None or _is_folder(spec.tracked),
+        holds=lambda spec: spec.tracking is None or _is_folder(spec.tracking),
     ),
     _while_suspended("template", optional=False, with_suspend=True),
     _while_suspended("trainer", optional=True),

@@ -29,7 +29,7 @@ from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
-"""Resources of which `workersPerReplica: auto` starts one worker each."""
+"""Resources of which `workersPerReplica: Auto` starts one worker each."""
 
 MOST_REPLICAS, MOST_SPARES = 1024, 16
 """What was shown to work: benchmarks/control_plane.py, with stand-ins for agents (decision
@@ -109,7 +109,7 @@ class PodSpec(Verbatim):
         default=None,
         alias="restartPolicy",
         max_length=63,
-        description="OnFailure or Never. Absent: OnFailure, and Never with launcher torchrun.",
+        description="OnFailure or Never. Absent: OnFailure, and Never with launcher Torchrun.",
     )
 
 
@@ -254,7 +254,6 @@ class Reaction(enum.StrEnum):
 
 
 class TrackingBackend(enum.StrEnum):
-    NONE = "None"
     MLFLOW = "MLflow"
     WANDB = "WandB"
     TENSORBOARD = "TensorBoard"
@@ -264,7 +263,6 @@ class Tracking(Model):
     """Where the run is told of: one run of a tool, through all rounds and restarts."""
 
     backend: TrackingBackend = Field(
-        default=TrackingBackend.NONE,
         description="The tool; the image of the container 'trainer' must hold its Python package: mlflow-skinny, wandb "
         "or tensorboard.",
     )
@@ -340,8 +338,8 @@ class FailurePolicy(Model):
 
 
 class Launcher(enum.StrEnum):
-    AGENT = "agent"
-    TORCHRUN = "torchrun"
+    AGENT = "Agent"
+    TORCHRUN = "Torchrun"
 
 
 class CleanPodPolicy(enum.StrEnum):
@@ -350,22 +348,30 @@ class CleanPodPolicy(enum.StrEnum):
     NONE = "None"
 
 
+Amount = Annotated[str, Field(max_length=16, pattern=r"^[0-9]{1,7}([.][0-9]{1,6})?$")]
+"""Money, as text: a number in JSON would be rounded to a binary fraction."""
+
+
 class Price(Model):
     """What a replica costs, for status.cost and what each incident cost."""
 
-    per_replica_hour: float = Field(ge=0, le=1e6, description="Of a replica on its node, whatever it does there.")
-    spot_per_replica_hour: float | None = Field(
+    per_replica_hour: Amount = Field(
+        description="Of a replica on its node for an hour, whatever it does there: a decimal number in quotes."
+    )
+    spot_per_replica_hour: Amount | None = Field(
         default=None,
-        ge=0,
-        le=1e6,
-        description="On a node whose labels say spot or preemptible (Karpenter's, EKS', GKE's and AKS' own). Absent: "
-        "as on any other.",
+        description="The same on a node whose labels say spot or preemptible (Karpenter's, EKS', GKE's and AKS' own). "
+        "Absent: as on any other.",
     )
     currency: str = Field(default="USD", max_length=3, pattern=r"^[A-Z]{3}$", description="Three letters (ISO 4217).")
 
     @property
-    def spot_hour(self) -> float:
-        return self.per_replica_hour if self.spot_per_replica_hour is None else self.spot_per_replica_hour
+    def replica_hour(self) -> float:
+        return float(self.per_replica_hour)
+
+    @property
+    def spot_replica_hour(self) -> float:
+        return float(self.spot_per_replica_hour or self.per_replica_hour)
 
 
 ModuleName = Annotated[
@@ -423,16 +429,16 @@ class JobSpec(Model):
         description="Template of the pods, with a container named 'trainer'. It changes only while the job is "
         "suspended."
     )
-    workers_per_replica: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
-        default="auto",
-        description="Training processes in each pod: a number, or auto for one for each GPU that the container "
+    workers_per_replica: Annotated[int, Field(ge=1, le=1024)] | Literal["Auto"] = Field(
+        default="Auto",
+        description="Training processes in each pod: a number, or Auto for one for each GPU that the container "
         "'trainer' is limited to, and one without GPUs.",
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "x-kubernetes-validations": [
                 {
-                    "rule": "type(self) == int ? self >= 1 && self <= 1024 : self == 'auto'",
-                    "message": "must be auto or a number from 1 to 1024",
+                    "rule": "type(self) == int ? self >= 1 && self <= 1024 : self == 'Auto'",
+                    "message": "must be Auto or a number from 1 to 1024",
                 }
             ],
         },
@@ -480,13 +486,13 @@ class JobSpec(Model):
     )
     launcher: Launcher = Field(
         default=Launcher.AGENT,
-        description="What starts the workers. agent starts the command once per worker, with RANK, WORLD_SIZE and the "
-        "other variables of torchrun set; the command must not start torchrun or another launcher. torchrun is for a "
+        description="What starts the workers. Agent starts the command once per worker, with RANK, WORLD_SIZE and the "
+        "other variables of torchrun set; the command must not start torchrun or another launcher. Torchrun is for a "
         "command that is torchrun itself (docs/launchers.md).",
     )
     warm_start: WarmStart = Field(
         default=WarmStart(),
-        description="How a command of your own, under launcher agent, starts again without importing anew. The bundled "
+        description="How a command of your own, under launcher Agent, starts again without importing anew. The bundled "
         "trainer always does.",
     )
     parallelism: Parallelism = Field(
@@ -524,14 +530,9 @@ class JobSpec(Model):
         return self.trainer is not None
 
     @property
-    def tracked(self) -> Tracking | None:
-        """Where the run is told of; None where it is nowhere."""
-        return self.tracking if self.tracking and self.tracking.backend is not TrackingBackend.NONE else None
-
-    @property
     def workers(self) -> int:
         """Training processes in each replica."""
-        if self.workers_per_replica != "auto":
+        if self.workers_per_replica != "Auto":
             return self.workers_per_replica
         return _gpus(self.template.trainer) or 1
 

@@ -152,7 +152,7 @@ class CheckpointEvery(Observed):
     """How often checkpoints are written, and how often would lose the least time (Young's and Daly's estimate)."""
 
     seconds: Seconds = Field(description="Between checkpoints by the clock; 0: by steps alone.")
-    suggested_seconds: Seconds = Field(description="The best, by what was measured; everySeconds: auto follows it.")
+    suggested_seconds: Seconds = Field(description="The best, by what was measured; everySeconds: Auto follows it.")
     save_seconds: Seconds = Field(default=0.0, description="What training waited for a save, at most.")
     failure_seconds: Seconds = Field(default=0.0, description="Between failures, the next one taken to come now.")
 
@@ -268,7 +268,7 @@ class JobStatus(Observed):
     shares: tuple[ShareMark, ...] = Field(
         default=(),
         max_length=16,
-        description="With trainer.data.balance speed: how much replicas compute, those with the least first.",
+        description="With trainer.data.balance Speed: how much replicas compute, those with the least first.",
     )
     starts_plainly: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,

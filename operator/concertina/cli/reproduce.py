@@ -63,7 +63,7 @@ def _check_data(manifest: Manifest) -> None:
     uris = [source.uri for source in data.sources]
     if len(uris) != len(lineage.data_sets):
         raise Irreproducible(f"it names {len(uris)} data sets, and digests of {len(lineage.data_sets)}")
-    cache = CacheSettings(data.cache_mebibytes << 20)
+    cache = CacheSettings(data.cache_bytes)
     now = [read_manifest(open_place(uri, cache)) for uri in uris]
     changed = [
         f"{uri} has digest {found.digest} ({found.documents:,} documents, {found.tokens:,} tokens), and the checkpoint "

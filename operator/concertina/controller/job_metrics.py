@@ -106,7 +106,7 @@ def _goodput(job: JobView, _: float) -> float | None:
 
 
 def _tracker(job: JobView, _: float) -> float | None:
-    return float(job.status.tracking is not None) if job.spec and job.spec.tracked else None
+    return float(job.status.tracking is not None) if job.spec and job.spec.tracking else None
 
 
 def _avoided(job: JobView, now: float) -> Values:

@@ -118,4 +118,4 @@ class Evidence:
     def hourly(self) -> float | None:
         """What the replicas that are there cost in an hour, at the price on demand."""
         price = self.spec.price if self.spec else None
-        return None if price is None else price.per_replica_hour * self.status.replicas
+        return None if price is None else price.replica_hour * self.status.replicas

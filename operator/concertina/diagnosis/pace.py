@@ -16,7 +16,7 @@ def input_bottleneck(seen: Evidence) -> Finding | None:
         problems.INPUT_BOTTLENECK,
         "training waits for data",
         "compare concertina_worker_cpu_seconds_total and _storage_read_bytes_total: a reader without processor time "
-        "waits for its store, so bring the data nearer or cache them (trainer.data.cacheMebibytes); one that is busy "
+        "waits for its store, so bring the data nearer or cache them (trainer.data.cacheSize); one that is busy "
         "needs more processes that read",
     )
 
@@ -42,7 +42,7 @@ def slow_checkpoint(seen: Evidence) -> Finding | None:
         Problem.SLOW_CHECKPOINT,
         problems.SLOW_CHECKPOINT,
         f"training waits for snapshots and checkpoints{each}",
-        "save less often (trainer.snapshot.overhead, checkpoint.everySeconds: auto), and see that the pods' memory "
+        "save less often (trainer.snapshot.overhead, checkpoint.everySeconds: Auto), and see that the pods' memory "
         "has room for two snapshots",
     )
 
@@ -68,7 +68,7 @@ def straggler(seen: Evidence) -> Finding | None:
     return warning(
         Problem.STRAGGLER,
         f"ranks wait for the slowest of them: {_percent(seen, 'straggler')}",
-        "no rank is slow all the time: lengths of samples may differ much (trainer.data.balance: speed), or nodes are "
+        "no rank is slow all the time: lengths of samples may differ much (trainer.data.balance: Speed), or nodes are "
         "shared; set metrics.perRank to compare processor times",
         _lost(seen, share),
     )

@@ -29,7 +29,7 @@ class CreateSecret:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What a member's torchrun is told, with `launcher: torchrun`."""
+    """What a member's torchrun is told, with `launcher: Torchrun`."""
 
     address: str
     """host:port of the store."""

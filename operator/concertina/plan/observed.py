@@ -90,7 +90,7 @@ class PodView:
     port: int = protocol.PORT
     """Where its agent listens."""
     round: int | None = None
-    """The rendezvous that it was made for, with `launcher: torchrun`."""
+    """The rendezvous that it was made for, with `launcher: Torchrun`."""
     ending: bool = False
     """Its node was told to end it and to let it be (EndPod)."""
     template_hash: str = ""

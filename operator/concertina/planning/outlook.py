@@ -116,7 +116,7 @@ def outlook(
     tokens = per_step * trainer.last_step if tokens is None else tokens
     seconds = tokens / per_step * time.total
     price = spec.price
-    cost = seconds / HOUR * replicas * price.per_replica_hour if price else None
+    cost = seconds / HOUR * replicas * price.replica_hour if price else None
     weights = snapshot_memory.Weights(layout.weights, layout.trained)
     tried = spec.model_copy(update={"trainer": trainer, "parallelism": layout.parallelism})
     return Outlook(
@@ -167,7 +167,7 @@ _WORDS = {
     "it a multiple of {data} x microBatchSize",
     "optimizer": "The optimizer: {share} of a step reads and writes weights and moments: shard over more ranks",
     "host": "The host's memory: {share} of a step copies weights from there and gradients to it: raise microBatchSize, "
-    "or set memory.offload to None",
+    "or remove memory.offload",
     "tensor": "Tensor parallelism: {share} of a step waits for its activations{tensor_link}: use fewer ranks a group",
     "expert": "Experts: {share} of a step sends tokens to experts and back{expert_link}: use fewer ranks a group, on a "
     "node if they can be",
@@ -198,7 +198,7 @@ def _less(seen: Outlook, kind: str) -> str:
     trainer, given = seen.layout.trainer, seen.layout.parallelism
     if kind in ("activations", "routed", "temporary"):
         if given.pipeline > 1 and given.schedule is PipelineSchedule.gpipe:
-            return "GPipe keeps those of all microbatches; choose parallelism.schedule 1F1B"
+            return "GPipe keeps those of all microbatches; choose parallelism.schedule OneForwardOneBackward"
         if trainer.memory.activations is not Activations.recompute:
             return "set trainer.memory.activations to Recompute, or lower microBatchSize"
         if trainer.micro_batch_size > 1:

@@ -9,7 +9,7 @@ from concertina.planning.hardware import USABLE, Gpu
 from concertina.planning.layout import Layout, OwnDescription
 from concertina.planning.timing import step_time
 from concertina.planning.traffic import COMPUTED, HELD, REDUCED, batch, rank_weights, reductions, stage_blocks
-from concertina_trainer.config.memory import Activations, Offload
+from concertina_trainer.config.memory import Activations
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.layouts import problems
@@ -66,7 +66,7 @@ def least_memory(layout: Layout) -> float:
     decoder's activations what no schedule can do without."""
     model, given, plan = layout.trainer.model, layout.parallelism, batch(layout)
     weights = rank_weights(layout)
-    held = weights.held if layout.trainer.memory.offload is Offload.none else 0.0
+    held = weights.held if layout.trainer.memory.offload is None else 0.0
     gradients = weights.whole if plan.microbatches > reductions(layout, plan) else held
     state = HELD * held + layout.trained_share * (MOMENTS * held + REDUCED * gradients)
     if layout.own is not None:

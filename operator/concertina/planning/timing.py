@@ -17,7 +17,7 @@ from concertina.planning.traffic import (
     stage_blocks,
     traffic,
 )
-from concertina_trainer.config.memory import Activations, Offload
+from concertina_trainer.config.memory import Activations
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.config.parallelism import PipelineSchedule
 from concertina_trainer.degrees import Dimension
@@ -114,7 +114,7 @@ def step_time(layout: Layout, gpu: Gpu, fabric: float) -> StepTime:
     within = (Dimension.tensor, Dimension.context, Carved.expert)
     busy = compute + sum(communication.get(each, 0.0) for each in within)
     bubble = busy * bubble_share(layout, plan.microbatches)
-    rate = gpu.memory_rate if trainer.memory.offload is Offload.none else HOST_MEMORY_RATE
+    rate = gpu.memory_rate if trainer.memory.offload is None else HOST_MEMORY_RATE
     optimizer = rank_weights(layout).held * layout.trained_share * OPTIMIZER_BYTES / rate
     host = left(host_bytes(layout) / (gpu.host_link * REACHED))
     return StepTime(compute, communication, bubble, optimizer, host, compute * (0.0 if plan.fixed else plan.filling))

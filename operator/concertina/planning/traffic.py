@@ -8,7 +8,7 @@ import dataclasses
 import math
 
 from concertina.planning.layout import Carved, Group, Layout
-from concertina_trainer.config.memory import Activations, Offload
+from concertina_trainer.config.memory import Activations
 from concertina_trainer.data.read.batch import BatchPlan, batch_plan
 from concertina_trainer.degrees import Dimension
 from concertina_trainer.layouts import frees_weights
@@ -125,7 +125,7 @@ def traffic(layout: Layout) -> list[Traffic]:
 def host_bytes(layout: Layout) -> float:
     """Between the device and host memory in a step, where the state is there: float32, each time that weights are
     gathered or gradients reduced."""
-    if layout.trainer.memory.offload is Offload.none:
+    if layout.trainer.memory.offload is None:
         return 0.0
     plan, weights = batch(layout), rank_weights(layout)
     gathers, of_ends = _gatherings(layout, plan)

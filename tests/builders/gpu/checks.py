@@ -89,7 +89,7 @@ CHECKS = (
     ),
     _tests(
         "bitwise",
-        "`determinism: bitwise` gives the same bits in any world and after a kill",
+        "`determinism: Bitwise` gives the same bits in any world and after a kill",
         "tests/gpu/test_bits.py",
         limit_seconds=120,
     ),

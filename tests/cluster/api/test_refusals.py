@@ -63,7 +63,7 @@ SIX_EXPERTS = ("spec.trainer.model.experts", {"count": 6})
 OWN_MODEL = ("spec.trainer.model.entrypoint", "package.module:spec")
 UNTIED = ("spec.trainer.model.tieEmbeddings", False)
 FEW_HEADS = ("spec.trainer.model.kvHeads", 2)
-BITWISE = [("spec.trainer.determinism", "bitwise")]
+BITWISE = [("spec.trainer.determinism", "Bitwise")]
 
 
 def mixture(weight: int) -> dict[str, Any]:
@@ -81,27 +81,29 @@ ALL_REFUSED = [
     ("label that is no string", JOB, [("spec.template.metadata", {"labels": {"a": True}})], "must be of type string"),
     ("no replicas", JOB, [("spec.replicas", 0)], "spec.replicas in body should be greater than or equal to 1"),
     ("size below the floor", JOB, [("spec.replicas", 1)], "elastic.minReplicas is larger than replicas: lower it"),
-    ("workers", OWN, [("spec.workersPerReplica", "many")], "must be auto or a number from 1 to 1024"),
+    ("workers", OWN, [("spec.workersPerReplica", "many")], "must be Auto or a number from 1 to 1024"),
     ("no trainer", JOB, [(f"{CONTAINER}.name", "main")], "no container is named trainer: name the one that"),
     ("no command", OWN, [(f"{CONTAINER}.command", None)], "the container trainer has no command: give it the one"),
     ("empty command", OWN, [(f"{CONTAINER}.command", [])], "the container trainer has no command: give it the one"),
     ("trainer and command", JOB, [(f"{CONTAINER}.command", ["x"])], "the container trainer has a command of its own"),
     ("trainer and args", JOB, [(f"{CONTAINER}.args", ["x"])], "the container trainer has a command of its own"),
     ("no data", JOB, [("spec.trainer.data", None)], "spec.trainer.data: Required value"),
-    ("precision", JOB, [("spec.trainer.precision", "float8")], 'supported values: "auto", "bfloat16", "float32"'),
+    ("cache", JOB, [("spec.trainer.data.cacheSize", "1Mi")], "cacheSize must be from 16Mi to 16Ti"),
+    ("price", JOB, [("spec.price", {"perReplicaHour": "12,3"})], "spec.price.perReplicaHour"),
+    ("precision", JOB, [("spec.trainer.precision", "float8")], 'supported values: "Auto", "BFloat16", "Float32"'),
     ("heads", JOB, [("spec.trainer.model.heads", 5)], "dim must be an even multiple of heads"),
     ("kvHeads", JOB, [("spec.trainer.model.kvHeads", 3)], "heads must be a multiple of kvHeads"),
     (
         "balance and bitwise",
         JOB,
-        [("spec.trainer.data.balance", "speed"), ("spec.trainer.determinism", "bitwise")],
-        "set balance to even, or determinism to order",
+        [("spec.trainer.data.balance", "Speed"), ("spec.trainer.determinism", "Bitwise")],
+        "set balance to Even, or determinism to Order",
     ),
     (
         "balance and buckets",
         JOB,
-        [("spec.trainer.data.balance", "speed"), ("spec.trainer.data.documents", "bucketed")],
-        "set balance to even, or choose another documents",
+        [("spec.trainer.data.balance", "Speed"), ("spec.trainer.data.documents", "Bucketed")],
+        "set balance to Even, or choose another documents",
     ),
     (
         "evaluation at every step 0",
@@ -150,16 +152,16 @@ ALL_REFUSED = [
     (
         "context and buckets",
         JOB,
-        [("spec.trainer.data.documents", "bucketed"), ("spec.parallelism", {"context": 2})],
-        "bucketed makes microbatches of different lengths",
+        [("spec.trainer.data.documents", "Bucketed"), ("spec.parallelism", {"context": 2})],
+        "Bucketed makes microbatches of different lengths",
     ),
     (
         "stages and balance",
         JOB,
-        [("spec.trainer.data.balance", "speed"), ("spec.parallelism", {"pipeline": 2})],
+        [("spec.trainer.data.balance", "Speed"), ("spec.parallelism", {"pipeline": 2})],
         "those of a tensor, pipeline or context group compute the same sequences",
     ),
-    ("copies and bitwise", JOB, [*BITWISE, ("spec.parallelism", {"shard": 2})], "bitwise knows one order of summing"),
+    ("copies and bitwise", JOB, [*BITWISE, ("spec.parallelism", {"shard": 2})], "Bitwise knows one order of summing"),
     ("expert and no experts", JOB, [("spec.parallelism", {"expert": 2})], "trainer.model.experts says of none"),
     (
         "expert and experts",
@@ -192,7 +194,7 @@ ALL_REFUSED = [
         "experts and bitwise",
         JOB,
         [*BITWISE, SIX_EXPERTS],
-        "determinism bitwise knows no experts",
+        "determinism Bitwise knows no experts",
     ),
     ("a model of one's own and layers", JOB, [OWN_MODEL, ("spec.trainer.model.layers", 5)], "beside entrypoint only"),
     ("a model of one's own and tied", JOB, [OWN_MODEL, UNTIED], "beside entrypoint only"),
@@ -219,13 +221,13 @@ ALL_REFUSED = [
     (
         "torchrun and experts",
         OWN,
-        [("spec.launcher", "torchrun"), ("spec.elastic", {"minReplicas": 1}), ("spec.parallelism", {"expert": 2})],
+        [("spec.launcher", "Torchrun"), ("spec.elastic", {"minReplicas": 1}), ("spec.parallelism", {"expert": 2})],
         "torchrun knows no blocks of ranks",
     ),
     (
         "torchrun and copies",
         OWN,
-        [("spec.launcher", "torchrun"), ("spec.elastic", {"minReplicas": 1}), ("spec.parallelism", {"shard": 2})],
+        [("spec.launcher", "Torchrun"), ("spec.elastic", {"minReplicas": 1}), ("spec.parallelism", {"shard": 2})],
         "torchrun knows no blocks of ranks",
     ),
     (
@@ -237,7 +239,7 @@ ALL_REFUSED = [
     (
         "preload for torchrun",
         OWN,
-        [("spec.launcher", "torchrun"), ("spec.warmStart", {"preload": ["torch"]})],
+        [("spec.launcher", "Torchrun"), ("spec.warmStart", {"preload": ["torch"]})],
         "warmStart.preload is for a command of your own that the agent starts",
     ),
     (
@@ -248,15 +250,15 @@ ALL_REFUSED = [
     ),
     ("no share", JOB, [("spec.trainer.data", mixture(0))], "weight in body should be greater than or equal to 1"),
     ("uri and mixture", JOB, [("spec.trainer.data.mixture", mixture(1)["mixture"])], "give either uri, or mixture"),
-    ("fixed microbatches", JOB, [*BITWISE, ("spec.trainer.globalBatchSize", 4096)], "bitwise takes at most 16"),
+    ("fixed microbatches", JOB, [*BITWISE, ("spec.trainer.globalBatchSize", 4096)], "Bitwise takes at most 16"),
     (
         "fixed shapes",
         JOB,
-        [*BITWISE, ("spec.trainer.data.documents", "bucketed")],
-        "bitwise has microbatches of one shape",
+        [*BITWISE, ("spec.trainer.data.documents", "Bucketed")],
+        "Bitwise has microbatches of one shape",
     ),
     ("ignored NaN", JOB, [("spec.trainer.anomalies", {"nonFinite": "Ignore"})], 'supported values: "Skip"'),
-    ("interval", JOB, [("spec.checkpoint.everySeconds", "often")], "must be auto or a number of seconds from 1 to 315"),
+    ("interval", JOB, [("spec.checkpoint.everySeconds", "often")], "must be Auto or a number of seconds from 1 to 315"),
     (
         "two beginnings",
         JOB,
@@ -411,4 +413,4 @@ def test_launchers_in_the_command_are_refused_where_python_refuses_them(cluster:
     said = refusal(cluster, namespace, {"kind": "List", "apiVersion": "v1", "items": jobs})
     for number, (words, refused) in enumerate(commands):
         assert (f'"job-{number}" is invalid' in said) == refused, words
-    assert said.count("set launcher: torchrun") == len(REFUSED)
+    assert said.count("set launcher: Torchrun") == len(REFUSED)

@@ -65,7 +65,7 @@ def test_what_goes_wrong_is_one_sentence_and_exit_1(cli: Cli, tmp_path: Path) ->
         assert (done.returncode, done.stdout) == (1, "")
 
 
-@pytest.mark.parametrize("launcher", ["agent", "torchrun"])
+@pytest.mark.parametrize("launcher", ["Agent", "Torchrun"])
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [

@@ -16,7 +16,7 @@ from concertina_trainer.model.decoder import Decoder
 
 KINDS = {
     "mixtral": {"count": 4, "hiddenDim": 24},
-    "glm4_moe": {"count": 5, "hiddenDim": 16, "scores": "sigmoid", "shared": 2, "biasRate": 0.1, "firstDense": 1},
+    "glm4_moe": {"count": 5, "hiddenDim": 16, "scores": "Sigmoid", "shared": 2, "biasRate": 0.1, "firstDense": 1},
 }
 
 

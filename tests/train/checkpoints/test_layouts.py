@@ -40,7 +40,7 @@ def with_model(trainer, **fields):
 @pytest.fixture(scope="module")
 def trained(folder_of_module, parent, trainer):
     """By one rank each: what was trained, and the checkpoint."""
-    experts = {"count": 4, "hiddenDim": 24, "scores": "sigmoid", "shared": 1, "firstDense": 1, "biasRate": 0.01}
+    experts = {"count": 4, "hiddenDim": 24, "scores": "Sigmoid", "shared": 1, "firstDense": 1, "biasRate": 0.01}
     found = {}
     for kind, config in (("dense", with_model(trainer)), ("experts", with_model(trainer, experts=experts))):
         uri = f"file://{folder_of_module}/{kind}-checkpoints"

@@ -64,7 +64,7 @@ def spec_of(trainer, uri, **more):
 def bitwise(folder_of_module, parent, trainer, tmp_path_factory):
     """12 steps: 2 workers that are killed in the eighth, and 3 to the end."""
     uri = f"file://{tmp_path_factory.mktemp('run')}/checkpoints"
-    trained = Trained(folder_of_module / "job", parent, spec_of({**trainer, "determinism": "bitwise"}, uri))
+    trained = Trained(folder_of_module / "job", parent, spec_of({**trainer, "determinism": "Bitwise"}, uri))
     trained.job.run(2, script=node.Script(kill=(8, (1,))))
     last = trained.job.run(3, trained.job.newest())
     assert set(last.codes.values()) == {0}, last.output
@@ -147,7 +147,7 @@ def test_what_a_checkpoint_says_of_itself(bitwise):
 
 def test_samples_that_were_left_out_are_left_out_again(folder, parent, trainer, tmp_path):
     """As by a rollback: from round 2 on."""
-    trained = Trained(folder / "a", parent, spec_of({**trainer, "determinism": "bitwise"}, f"file://{tmp_path}/run"))
+    trained = Trained(folder / "a", parent, spec_of({**trainer, "determinism": "Bitwise"}, f"file://{tmp_path}/run"))
     trained.job.run(2, script=node.Script(drain=(5, True)))
     drained = trained.job.newest()
     ahead = 7 * drained.step + 2

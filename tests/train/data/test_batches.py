@@ -22,7 +22,7 @@ from concertina_trainer.model.attention import _blocks, _pairs
 LENGTH = 24
 BLOCK_TENSORS = [f"{full}{name}" for full in ("", "full_") for name in
                  ("kv_num_blocks", "kv_indices", "q_num_blocks", "q_indices")]  # fmt: skip
-MODES = ["joined", "masked", "packed", "bucketed"]
+MODES = ["Joined", "Masked", "Packed", "Bucketed"]
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +80,11 @@ def of_all_ranks(reader, plan, at):
     assert total == pytest.approx(1, abs=1e-5)
     in_turn = zip(*ranks, strict=True) if plan.fixed else ranks
     rows = [row for some in in_turn for part in some for row, _ in consumed([part])]
-    return sorted(rows) if reader.mode == "bucketed" else rows
+    return sorted(rows) if reader.mode == "Bucketed" else rows
 
 
 def in_its_order(reader, rows):
-    return sorted(rows) if reader.mode == "bucketed" else rows
+    return sorted(rows) if reader.mode == "Bucketed" else rows
 
 
 @settings(max_examples=60, deadline=None)
@@ -93,7 +93,7 @@ def in_its_order(reader, rows):
     fixed=st.booleans(),
 )  # fmt: skip
 def test_slices_of_the_ranks_in_order_are_the_batch_for_every_world(reader, size, micro, world, at, fixed):
-    plan = plan_batch(size, micro, world, fixed and reader.mode != "bucketed")
+    plan = plan_batch(size, micro, world, fixed and reader.mode != "Bucketed")
     assert of_all_ranks(reader, plan, at) == in_its_order(reader, reference(reader, at, at + size))
 
 
@@ -107,7 +107,7 @@ made, where only an older checkpoint is left."""
 def test_any_schedule_of_kills_and_resizes_consumes_what_an_uninterrupted_run_does(reader, size, micro, fixed, rounds):
     step, history = 0, {}
     for world, made, lost in rounds:
-        plan = plan_batch(size, micro, world, fixed and reader.mode != "bucketed")
+        plan = plan_batch(size, micro, world, fixed and reader.mode != "Bucketed")
         for at in range(step, step + made):
             found = of_all_ranks(reader, plan, at * size)
             assert history.setdefault(at, found) == found, "what is trained again is the same"
@@ -159,7 +159,7 @@ def test_grains_elastic_iterator_gives_every_step_the_same_sequences(uris):
 
 def test_shares_move_the_edges_between_ranks_and_nothing_else(reader):
     """Ten batches, other shares from the third one on that is taken: as each rank was ahead by now, or was not."""
-    if reader.mode == "bucketed":
+    if reader.mode == "Bucketed":
         pytest.skip("it counts no sequences")
     plan, found = plan_batch(7, 2, 2), []
     for rank in range(2):
@@ -178,20 +178,20 @@ def test_shares_move_the_edges_between_ranks_and_nothing_else(reader):
 
 def test_buckets_waste_less(uris):
     packed = {}
-    for documents in ("packed", "bucketed"):
+    for documents in ("Packed", "Bucketed"):
         reader = Reader(DataConfig.model_validate({"uri": uris[0], "documents": documents}), LENGTH, 1)
         batch = microbatches(reader, plan_batch(32, 4, 1), 0, 0)
         packed[documents] = sum(part.weights.numel() for part in batch) / int(reader.predicted(0, 32).sum())
-    whole = Reader(DataConfig.model_validate({"uri": uris[0], "documents": "bucketed"}), LENGTH, 1).predicted(0, 32)
-    assert packed["packed"] < 1.5
-    assert packed["bucketed"] < 32 * LENGTH / whole.sum()
+    whole = Reader(DataConfig.model_validate({"uri": uris[0], "documents": "Bucketed"}), LENGTH, 1).predicted(0, 32)
+    assert packed["Packed"] < 1.5
+    assert packed["Bucketed"] < 32 * LENGTH / whole.sum()
 
 
 def test_tokens_of_a_batch_are_those_of_its_documents_where_a_sequence_is_one(reader):
     batches = Batches(reader, plan_batch(7, 2, 1), 0, 21, torch.device("cpu"))
     for at in (21, 28):
         batches.next(lambda *_: None)
-        documents = reader.mode == "bucketed"
+        documents = reader.mode == "Bucketed"
         assert batches.tokens == (int(reader.predicted(at, at + 7).sum()) if documents else 7 * LENGTH)
 
 
@@ -247,6 +247,6 @@ def test_both_kinds_of_mask_say_the_same():
 
 
 def test_data_that_were_not_packed_for_this_length_are_refused(uris):
-    config = DataConfig.model_validate({"uri": uris[0], "documents": "packed"})
+    config = DataConfig.model_validate({"uri": uris[0], "documents": "Packed"})
     with pytest.raises(BadInput, match=rf"concertina data pack {uris[0]} --length 25"):
         Reader(config, 25, 1)

@@ -69,7 +69,7 @@ def test_sequences_are_those_of_tokens_of_the_same_documents(data, tmp_path, dat
     assert reader.digest == manifest.digest
 
 
-@pytest.mark.parametrize("documents", ["masked", "packed", "bucketed"])
+@pytest.mark.parametrize("documents", ["Masked", "Packed", "Bucketed"])
 def test_documents_are_told_apart_as_those_of_text(data, data_cache, documents):
     out = ObjectPrefix(str(data))
     list(pack(out, parse(out.get("manifest.json"), ""), LENGTH, 1))

@@ -17,10 +17,10 @@ from concertina_trainer.data.read.reader import Reader
 
 LENGTH, POSITIONS = 24, 10_000
 GOLDEN = {
-    "joined": ("a3037da2f03978d2c054096c17975d539f761606d34de0a1f226c64cf86a5a76", "eccc5ee12f227650"),
-    "masked": ("33ca5c927ea42785c6809d3f91007fa6562ecf33e62c390863a121548983e3aa", "082c06f0cce00647"),
-    "packed": ("e228fdda7c1e28e09a361ab6b1c100a53a240a5215db18a77619a41973b1b11a", "b16bd7cb089c6adf"),
-    "bucketed": ("c2ae46ea956235ee3a24fa0cb0475e83d10fed528b4020f9dfa7a8356e34fa0a", "be7601d3acafe53f"),
+    "Joined": ("a3037da2f03978d2c054096c17975d539f761606d34de0a1f226c64cf86a5a76", "eccc5ee12f227650"),
+    "Masked": ("33ca5c927ea42785c6809d3f91007fa6562ecf33e62c390863a121548983e3aa", "082c06f0cce00647"),
+    "Packed": ("e228fdda7c1e28e09a361ab6b1c100a53a240a5215db18a77619a41973b1b11a", "b16bd7cb089c6adf"),
+    "Bucketed": ("c2ae46ea956235ee3a24fa0cb0475e83d10fed528b4020f9dfa7a8356e34fa0a", "be7601d3acafe53f"),
 }
 """By how documents are laid out: sha256 of what is consumed, and the digest that checkpoints carry."""
 

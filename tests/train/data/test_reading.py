@@ -78,7 +78,7 @@ def threads_of_readers():
 
 
 @pytest.mark.parametrize("make", [
-    lambda uri: Reader(DataConfig(uri=uri, documents="masked"), LENGTH, seed=1),
+    lambda uri: Reader(DataConfig(uri=uri, documents="Masked"), LENGTH, seed=1),
     lambda uri: Sequences(uri, LENGTH, 1, CacheSettings(1 << 20)),
 ], ids=["trainer", "script"])  # fmt: skip
 def test_a_reader_that_nobody_uses_ends_its_threads_and_closes_its_files(local, make):
@@ -143,7 +143,7 @@ def test_workers_that_begin_together_fetch_each_shard_once_between_them(stored, 
 
 
 def test_the_cache_is_bounded_for_all_workers_of_a_node_together(stored, expected, data_cache):
-    config = DataConfig.model_construct(**{**dict(DataConfig(uri=stored)), "cache_mebibytes": 2000 / 2**20})
+    config = DataConfig.model_construct(**{**dict(DataConfig(uri=stored)), "cache_size": "2000"})
     most = []
 
     def work():
@@ -161,7 +161,7 @@ def test_the_cache_is_bounded_for_all_workers_of_a_node_together(stored, expecte
 
 
 def test_the_cache_is_bounded(stored, expected, data_cache):
-    config = DataConfig.model_construct(**{**dict(DataConfig(uri=stored)), "cache_mebibytes": 2000 / 2**20})
+    config = DataConfig.model_construct(**{**dict(DataConfig(uri=stored)), "cache_size": "2000"})
     reader = Reader(config, LENGTH, seed=1)
     for start in range(0, 600, 20):
         assert (reader.read(start, start + 20) == expected[start : start + 20]).all()

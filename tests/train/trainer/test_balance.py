@@ -1,4 +1,4 @@
-"""`data.balance: speed`: a slow rank's share shrinks, and nothing else changes."""
+"""`data.balance: Speed`: a slow rank's share shrinks, and nothing else changes."""
 
 import math
 import re
@@ -21,7 +21,7 @@ LAW = f"{FILE}::test_a_slow_worker_has_less_and_nothing_else_is_other_also_when_
 
 @pytest.mark.long(law=LAW)
 def test_a_slow_rank_has_less_of_each_batch_and_the_loss_is_the_same(folder, parent, longer):
-    balanced = {**longer, "data": {**longer["data"], "balance": "speed"}}
+    balanced = {**longer, "data": {**longer["data"], "balance": "Speed"}}
     outcomes = []
     for name, trainer in (("even", longer), ("balanced", balanced)):
         job = node.Job(folder / name, parent, trainer)

@@ -105,7 +105,7 @@ def test_a_drain_leaves_an_evaluation_and_who_goes_on_makes_up_for_it(folder, pa
 
 
 def test_bitwise_it_is_the_same_bits_in_every_world(folder, parent, evaluated):
-    bitwise = {**evaluated, "determinism": "bitwise"}
+    bitwise = {**evaluated, "determinism": "Bitwise"}
     found = [evaluations(node.Job(folder / str(world), parent, bitwise).run(world)) for world in (1, 3)]
     assert found[0] == found[1]
     assert list(found[0]) == [4, 6]

@@ -1,5 +1,5 @@
 """The same seed in any history: interrupted five times, in worlds of 4, 3, 1, 2 and 4 workers, against one worker that
-nothing happens to. With `determinism: bitwise` every loss and the final weights are the same bits."""
+nothing happens to. With `determinism: Bitwise` every loss and the final weights are the same bits."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def longer(trainer):
 
 
 def test_bitwise_every_loss_and_weight_is_the_same(folder, parent, longer):
-    bitwise = {**longer, "determinism": "bitwise"}
+    bitwise = {**longer, "determinism": "Bitwise"}
     whole, expected = uninterrupted(folder / "a", parent, bitwise)
     job, losses, positions = interrupted(folder / "b", parent, bitwise)
     assert losses == expected

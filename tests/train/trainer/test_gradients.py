@@ -156,7 +156,7 @@ def packed_data(tmp_path_factory):
     return str(folder / "data")
 
 
-@pytest.mark.parametrize(("documents", "world"), [("masked", 1), ("packed", 2), ("bucketed", 2)])
+@pytest.mark.parametrize(("documents", "world"), [("Masked", 1), ("Packed", 2), ("Bucketed", 2)])
 def test_documents_don_t_see_each_other(parent, trainer, packed_data, tmp_path, documents, world):
     """The gradient is that of each document computed alone, over the tokens that are really there. In float32, as the
     tables of rotary positions are: alone, a document begins at another row of them."""

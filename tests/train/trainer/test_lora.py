@@ -62,7 +62,7 @@ def test_so_does_every_layout_from_the_one_before(course):
 def test_a_model_is_tuned_and_exported_with_its_adapters_added(parent, trainer, folder, tmp_path):
     """Begun with the weights of another run, on other ranks; transformers computes what we do."""
     [before] = node.Job(folder / "before", parent, trainer, {"uri": f"file://{tmp_path}/before"}).run(2).durable
-    tuned = {**trainer, "steps": 4, "model": {**trainer["model"], "lora": {**LORA, "targets": ["value", "down"]}}}
+    tuned = {**trainer, "steps": 4, "model": {**trainer["model"], "lora": {**LORA, "targets": ["Value", "Down"]}}}
     job = node.Job(folder / "tuned", parent, tuned, {"uri": f"file://{tmp_path}/tuned", "initFrom": before.uri})
     outcome = job.run(3)
     assert set(outcome.codes.values()) == {0}, outcome.output

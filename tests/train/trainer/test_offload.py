@@ -23,7 +23,7 @@ CASES = {
     "fsdp": (3, {}, {}),
     "fsdp, freed": (2, {}, FREED),
     "hsdp, freed": (4, {"shard": 2}, FREED),
-    "bitwise": (2, {}, {"determinism": "bitwise", "globalBatchSize": 8}),
+    "bitwise": (2, {}, {"determinism": "Bitwise", "globalBatchSize": 8}),
     "copies x tensor": (4, {"shard": 1, "tensor": 2}, {}),
     "context": (2, {"context": 2}, {}),
     "pipeline": (2, {"pipeline": 2}, {}),

@@ -168,7 +168,7 @@ def test_dropout_is_drawn_again_as_it_was(folder, parent, of_tokens):
 
 @pytest.mark.long(law=KILLED)
 def test_bitwise_has_the_same_bits_in_every_world_dropout_and_all(folder, parent, of_tokens):
-    trainer = {**of_tokens(dropout=0.3), "determinism": "bitwise", "steps": 4}
+    trainer = {**of_tokens(dropout=0.3), "determinism": "Bitwise", "steps": 4}
     losses = [node.Job(folder / str(world), parent, trainer).run(world).losses for world in (1, 3)]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 4

@@ -80,7 +80,7 @@ NEAR = {True: 0.002, False: 0.02}
 """By whether nothing but operations allocates; without context groups, which have a mask of pairs on a CPU."""
 
 
-def trainer(batch=32, rows=4, precision="float32", memory=None, **model):
+def trainer(batch=32, rows=4, precision="Float32", memory=None, **model):
     return {
         "data": {"uri": "/none"}, "model": {**MODEL, **model}, "globalBatchSize": batch, "microBatchSize": rows,
         "precision": precision, "memory": memory or {},
@@ -165,7 +165,7 @@ OWN = {
 OWN_LAW = "test_real_ranks_take_what_is_planned_of_a_model_of_one_s_own"
 
 
-def own_model(kind, batch=32, precision="float32", **memory):
+def own_model(kind, batch=32, precision="Float32", **memory):
     """What a worker is told, and the data."""
     entrypoint, options, data = OWN[kind]
     model = {"entrypoint": entrypoint, "options": options, "sequenceLength": 128}
@@ -222,7 +222,7 @@ def test_real_ranks_take_what_is_planned_of_a_model_of_one_s_own(parent, program
     ],
 )
 def test_512_ranks_send_what_is_planned_of_a_model_of_one_s_own(programs, layout, free):
-    asked, data = own_model("tokens", batch=4096, precision="bfloat16", reshardAfterForward=free)
+    asked, data = own_model("tokens", batch=4096, precision="BFloat16", reshardAfterForward=free)
     asked["model"]["options"] = {"dim": 512, "layers": 4}
     found, parallelism = TrainerConfig.model_validate(asked), ParallelismConfig.model_validate(LAYOUTS[layout])
     planned = planning.memory(found, parallelism, 512, 0, data)
@@ -246,7 +246,7 @@ def as_own(programs):
     """The decoder as if it were a model of one's own, and as it is."""
 
     def made(**model):
-        decoder = config(precision="bfloat16", memory={"reshardAfterForward": "Always"}, **model)
+        decoder = config(precision="BFloat16", memory={"reshardAfterForward": "Always"}, **model)
         options = {**MODEL, **model}
         own = {
             "entrypoint": "workers.own:bundled", "sequenceLength": options.pop("sequenceLength"), "options": options,
@@ -303,7 +303,7 @@ def test_operations_of_a_model_of_one_s_own_are_counted(programs, monkeypatch, a
 
 
 def test_real_ranks_take_what_is_planned_where_sums_are_bitwise(parent, tmp_path):
-    asked = {**trainer(), "determinism": "bitwise"}
+    asked = {**trainer(), "determinism": "Bitwise"}
     real = taken_by(parent, tmp_path, asked, {}, 4)[0]["peaks"]
     planned = planning.memory(TrainerConfig.model_validate(asked), ParallelismConfig(), 4, 0)
     assert planned.peaks.keys() == real.keys()
@@ -360,7 +360,7 @@ def test_depth_is_a_line_where_the_backward_s_buffers_are_most_of_what_is_left(m
 @pytest.mark.parametrize("activations", ["KeepProducts", "Recompute"])
 def test_what_is_sent_while_it_is_multiplied_is_kept_as_products_are(activations):
     parallelism = ParallelismConfig(tensor=2, async_tensor=True)
-    small = config(batch=8, precision="bfloat16", memory={"activations": activations})
+    small = config(batch=8, precision="BFloat16", memory={"activations": activations})
     counted = sum(size for name, size in planning.memory(small, parallelism, 2, 0).sent.items() if "tensor" in name)
     formula = sum(part.bytes for part in traffic(Layout(small, parallelism, 2, 8)))
     assert formula == pytest.approx(counted, rel=FORMULA)
@@ -384,7 +384,7 @@ def test_a_state_on_the_host_leaves_the_device(layout):
     parallelism = ParallelismConfig.model_validate(LAYOUTS[layout])
     without, found = (
         planning.memory(config(layers=6, memory={"reshardAfterForward": "Always", "offload": how}), parallelism, 4, 0)
-        for how in ("None", "State")
+        for how in (None, "State")
     )
     state = without.peaks[Phase.update]
     assert not any(without.host.values())
@@ -415,7 +415,7 @@ def test_512_ranks_are_planned_in_one_process(layout):
     batch = min(2048, 8 * degrees.data)
     model = {"experts": {**EXPERTS, "count": 512, "hiddenDim": 512}} if layout in ROUTED else {}
     wide = config(
-        dim=512, kvHeads=8, hiddenDim=1536, vocabSize=2048, batch=batch, layers=8, precision="bfloat16", **model
+        dim=512, kvHeads=8, hiddenDim=1536, vocabSize=2048, batch=batch, layers=8, precision="BFloat16", **model
     )
     found = planning.memory(wide, parallelism, 512, 0)
     state = wide.model.weights * 4 / 512 * degrees.replicate
@@ -439,16 +439,19 @@ def test_512_ranks_are_planned_in_one_process(layout):
 
 
 ZERO_BUBBLE = PipelineSchedule.zero_bubble.value
+ONE_BY_ONE = PipelineSchedule.one_f_one_b.value
 FULLEST_LAW = "test_the_fullest_ranks_are_among_those_tried"
 
 
 @pytest.mark.parametrize(
     ("schedule", "layers"),
     [
-        ("1F1B", 9),
+        (ONE_BY_ONE, 9),
         *(
-            pytest.param(schedule, layers, marks=pytest.mark.long(law=f"{FILE}::{FULLEST_LAW}[1F1B-9]"))
-            for schedule, layers in [("1F1B", 7), ("1F1B", 8), ("GPipe", 9), ("Interleaved1F1B", 9), (ZERO_BUBBLE, 9)]
+            pytest.param(schedule, layers, marks=pytest.mark.long(law=f"{FILE}::{FULLEST_LAW}[{ONE_BY_ONE}-9]"))
+            for schedule, layers in [
+                (ONE_BY_ONE, 7), (ONE_BY_ONE, 8), ("GPipe", 9), ("Interleaved1F1B", 9), (ZERO_BUBBLE, 9)
+            ]
         ),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which commands `launcher: agent` refuses because they start a launcher, as Python reads them."""
+"""Which commands `launcher: Agent` refuses because they start a launcher, as Python reads them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def job(command: tuple[str, ...], words: int, **spec: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("command", REFUSED, ids=lambda words: repr(words)[:100])
 def test_a_launcher_under_the_agent_is_refused(command: tuple[str, ...]) -> None:
     for words in {1, min(2, len(command)), len(command)}:
-        with pytest.raises(SpecError, match="set launcher: torchrun"):
+        with pytest.raises(SpecError, match="set launcher: Torchrun"):
             parse_spec(job(command, words))
-    parse_spec(job(command, len(command), launcher="torchrun"))
+    parse_spec(job(command, len(command), launcher="Torchrun"))
 
 
 @pytest.mark.parametrize("command", ACCEPTED, ids=lambda words: repr(words)[:100])

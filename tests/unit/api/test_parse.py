@@ -24,7 +24,7 @@ JOB: dict[str, Any] = {
                 ],
             },
         },
-        "trainer": {"data": {"uri": "/data"}, "precision": "float32"},
+        "trainer": {"data": {"uri": "/data"}, "precision": "Float32"},
         "checkpoint": {"uri": "s3://bucket/run"},
     }
 }
@@ -73,12 +73,12 @@ CONTAINER = "template.spec.containers.0"
         ("elastic", {"spares": -1}, "spec.elastic.spares must be at least 0, not -1"),
         ("suspend", 1, "spec.suspend must be true or false, not 1"),
         ("sizes", [1], "spec.sizes is not a field that this version of concertina knows"),
-        ("workersPerReplica", "two", 'spec.workersPerReplica must be auto or a whole number from 1 to 1024, not "two"'),
-        ("workersPerReplica", 0, "spec.workersPerReplica must be auto or a whole number from 1 to 1024, not 0"),
+        ("workersPerReplica", "two", 'spec.workersPerReplica must be Auto or a whole number from 1 to 1024, not "two"'),
+        ("workersPerReplica", 0, "spec.workersPerReplica must be Auto or a whole number from 1 to 1024, not 0"),
         (
             "checkpoint",
             {"uri": "s3://a/b", "everySeconds": "often"},
-            'spec.checkpoint.everySeconds must be auto or a whole number from 1 to 31536000, not "often"',
+            'spec.checkpoint.everySeconds must be Auto or a whole number from 1 to 31536000, not "often"',
         ),
         ("template", None, "spec.template is missing: add it"),
         ("template", 3, "spec.template must be a mapping of fields, not 3"),
@@ -89,7 +89,7 @@ CONTAINER = "template.spec.containers.0"
         (f"{CONTAINER}.env.0.value", 5, "spec.template.spec.containers[0].env[0].value must be a string (in quotes"),
         ("template.metadata.labels.team", True, "spec.template.metadata.labels.team must be a string (in quotes"),
         ("trainer", None, "spec.template.spec.containers: the container trainer has no command"),
-        ("trainer.precision", "float8", "spec.trainer.precision must be 'auto', 'bfloat16' or 'float32'"),
+        ("trainer.precision", "float8", "spec.trainer.precision must be 'Auto', 'BFloat16' or 'Float32'"),
         ("trainer.epochs", 2, "spec.trainer.epochs is not a field that this version of concertina knows"),
         ("trainer.model", {"dim": 24, "heads": 5}, "spec.trainer.model dim must be an even multiple"),
         (
@@ -122,11 +122,11 @@ def test_a_manifest_without_a_spec() -> None:
 @pytest.mark.parametrize(
     ("resources", "per_replica", "parallelism", "workers", "replica_step"),
     [
-        ({}, "auto", {}, 1, 1),
-        ({"limits": {"nvidia.com/gpu": "8"}}, "auto", {}, 8, 1),
-        ({"limits": {"nvidia.com/gpu": 4}, "requests": {"nvidia.com/gpu": 4}}, "auto", {"tensor": 8}, 4, 2),
+        ({}, "Auto", {}, 1, 1),
+        ({"limits": {"nvidia.com/gpu": "8"}}, "Auto", {}, 8, 1),
+        ({"limits": {"nvidia.com/gpu": 4}, "requests": {"nvidia.com/gpu": 4}}, "Auto", {"tensor": 8}, 4, 2),
         ({"limits": {"nvidia.com/gpu": 8}}, 2, {}, 2, 1),
-        ({}, "auto", {"tensor": 2, "pipeline": 3}, 1, 6),
+        ({}, "Auto", {"tensor": 2, "pipeline": 3}, 1, 6),
         ({}, 4, {"tensor": 6}, 4, 3),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_stored_job_obeys_the_same_rules_as_one_that_is_applied(path: str, val
 def test_what_a_person_has_named_as_pydantic_names_alternatives_is_told_by_its_name() -> None:
     with pytest.raises(SpecError, match=r"spec\.int is not a field") as refused:
         parse_spec({"spec": {**JOB["spec"], "int": 3, "workersPerReplica": "some"}})
-    assert "spec.workersPerReplica must be auto or a whole number from 1 to 1024" in str(refused.value)
+    assert "spec.workersPerReplica must be Auto or a whole number from 1 to 1024" in str(refused.value)
     with pytest.raises(SpecError, match=r"spec\.template\.metadata\.labels\.int must be a string"):
         parse_spec(changed("template.metadata.labels", {"int": 5}))
 

@@ -30,7 +30,7 @@ SPEC: dict[str, Any] = {
     "elastic": {"minReplicas": 2},
     "workersPerReplica": 2,
     "parallelism": {"tensor": 2},
-    "price": {"perReplicaHour": 12.0, "currency": "EUR"},
+    "price": {"perReplicaHour": "12.0", "currency": "EUR"},
     "template": {"spec": {"containers": [{"name": "trainer", "image": "concertina/trainer:test"}]}},
     "trainer": TRAINER,
 }

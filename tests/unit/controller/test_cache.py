@@ -166,7 +166,7 @@ def test_a_pod_that_has_lost_its_owner_is_none_of_the_jobs_any_more() -> None:
 
 def test_a_pod_that_no_pass_saw_going_is_seen_as_ended_until_one_has() -> None:
     known, torchrun = Known(), job("a", 1)
-    torchrun["spec"]["launcher"] = "torchrun"
+    torchrun["spec"]["launcher"] = "Torchrun"
     known.cache.on_job(torchrun)
     for name, index in (("gone", 0), ("seen-going", 1)):
         known.cache.on_pod(None, pod(name, "a", index=index, phase="Running"))

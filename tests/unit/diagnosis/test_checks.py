@@ -169,7 +169,7 @@ CASES: dict[str, tuple[Problem, Evidence, Evidence]] = {
     "no checkpoint, and no word of how often": (
         Problem.CHECKPOINT_OLD,
         evidence(status(), spec=spec(checkpoint=CHECKPOINT)),
-        evidence(status(), spec=spec(checkpoint={**CHECKPOINT, "everySeconds": "auto"})),
+        evidence(status(), spec=spec(checkpoint={**CHECKPOINT, "everySeconds": "Auto"})),
     ),
     "an operator that is silent": (
         Problem.OPERATOR_DOWN,
@@ -325,7 +325,7 @@ def test_the_most_costly_comes_first_and_what_is_critical_before_all() -> None:
 
 
 def test_what_it_costs_is_said_in_money_too() -> None:
-    seen = evidence(status(goodput=seconds(productive=50, input=50)), spec=spec(price={"perReplicaHour": 10}))
+    seen = evidence(status(goodput=seconds(productive=50, input=50)), spec=spec(price={"perReplicaHour": "10"}))
     (finding,) = diagnose(seen).findings
     assert cost(finding, seen.hourly, "EUR") == "it costs 30 s of each minute, 10.00 EUR an hour"
 

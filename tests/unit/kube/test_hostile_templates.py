@@ -27,7 +27,7 @@ BUNDLED: Raw = {
     "parallelism": {"tensor": 2, "asyncTensor": True},
     "trainer": {"steps": 10, "data": {"uri": "/data"}},
 }
-SPECS: tuple[Raw, ...] = (BUNDLED, {"replicas": 2}, {"replicas": 2, "launcher": "torchrun"})
+SPECS: tuple[Raw, ...] = (BUNDLED, {"replicas": 2}, {"replicas": 2, "launcher": "Torchrun"})
 GPU = "nvidia.com/gpu"
 WISHED, REQUIRED = ("preferredDuringSchedulingIgnoredDuringExecution", "requiredDuringSchedulingIgnoredDuringExecution")
 OF_CONTAINER = (

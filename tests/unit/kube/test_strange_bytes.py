@@ -45,10 +45,10 @@ SPECS: tuple[dict[str, Any], ...] = (
     {
         "replicas": 3,
         "elastic": {"minReplicas": 2},
-        "workersPerReplica": "auto",
+        "workersPerReplica": "Auto",
         "template": {"metadata": {"labels": {"team": "a"}}, "spec": {"containers": [CONTAINER]}},
-        "trainer": {"data": {"uri": "/data"}, "precision": "float32"},
-        "checkpoint": {"uri": "s3://bucket/run", "everySeconds": "auto"},
+        "trainer": {"data": {"uri": "/data"}, "precision": "Float32"},
+        "checkpoint": {"uri": "s3://bucket/run", "everySeconds": "Auto"},
         "failurePolicy": {"onHang": "Replace", "onStraggler": "Replace"},
     },
     {"replicas": 2, "template": {"spec": {"containers": [{**CONTAINER, "command": ["python3", "-c", "pass"]}]}}},

@@ -51,7 +51,7 @@ def anything(kind: Any, draw: random.Random) -> Any:
 
 HINTS = functools.cache(typing.get_type_hints)
 SEEDS = st.integers(0, 2**32)
-STORED = {"uri": "s3://bucket/x", "everySeconds": "auto"}
+STORED = {"uri": "s3://bucket/x", "everySeconds": "Auto"}
 SPECS = {
     "bundled": jobs.spec(),
     "stored": jobs.spec(checkpoint=STORED, failurePolicy={"onStraggler": "Replace"}),

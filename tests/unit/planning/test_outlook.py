@@ -55,9 +55,9 @@ def test_ranks_lie_in_blocks_the_tensor_group_innermost() -> None:
 def test_waiting_in_a_pipeline_by_schedule() -> None:
     shares = {
         name: bubble_share(layout(pipeline=4, schedule=name), 8)
-        for name in ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble")
+        for name in ("OneForwardOneBackward", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble")
     }
-    assert shares["1F1B"] == shares["GPipe"] == pytest.approx(3 / 8)
+    assert shares["OneForwardOneBackward"] == shares["GPipe"] == pytest.approx(3 / 8)
     assert shares["Interleaved1F1B"] == pytest.approx(3 / 16)
     assert shares["InterleavedZeroBubble"] == pytest.approx(1 / 16)
 
@@ -145,7 +145,7 @@ def test_a_state_in_host_memory_is_copied_and_updated_there() -> None:
 
 
 def test_a_budget_has_days_and_a_cost() -> None:
-    priced = job(price={"perReplicaHour": 10.0})
+    priced = job(price={"perReplicaHour": "10.0"})
     seen = outlook(priced, of(priced, 8), H100, NETWORK, tokens=1e12)
     assert seen.budget is not None
     assert seen.budget.seconds == pytest.approx(1e12 / seen.tokens_per_second)

@@ -30,9 +30,9 @@ def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
         ({"data": {}}, "give either uri, or mixture"),
         ({"data": {"uri": "/a", "mixture": [{"uri": "/b", "weight": 1}]}}, "give either uri, or mixture"),
         ({"data": {"mixture": [{"uri": "/b", "weight": 0.5}]}}, "valid integer"),
-        ({"data": {"uri": "/a", "documents": "bucketed"}, "determinism": "bitwise"}, "another data.documents"),
-        ({"data": {"uri": "/a", "balance": "speed"}, "determinism": "bitwise"}, "set balance to even"),
-        ({"data": {"uri": "/a", "balance": "speed", "documents": "bucketed"}}, "set balance to even"),
+        ({"data": {"uri": "/a", "documents": "Bucketed"}, "determinism": "Bitwise"}, "another data.documents"),
+        ({"data": {"uri": "/a", "balance": "Speed"}, "determinism": "Bitwise"}, "set balance to Even"),
+        ({"data": {"uri": "/a", "balance": "Speed", "documents": "Bucketed"}}, "set balance to Even"),
         ({"evaluation": {"everySteps": 0}}, "everySteps"),
         ({"evaluation": {"sequences": 0}}, "sequences"),
         ({"snapshot": {"overhead": 0}}, "overhead"),
@@ -41,13 +41,16 @@ def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
         ({"reproduction": {"leftOut": [[1, 2, 3]]}}, "at most 2 items"),
         ({"steps": 0}, "greater than or equal to 1"),
         ({"precision": "float8"}, "precision"),
-        ({"determinism": "bitwise", "globalBatchSize": 33, "microBatchSize": 2}, "at most 16 microbatches"),
+        ({"data": {"uri": "/a", "cacheSize": "15Mi"}}, "from 16Mi to 16Ti"),
+        ({"data": {"uri": "/a", "cacheSize": "17Ti"}}, "from 16Mi to 16Ti"),
+        ({"data": {"uri": "/a", "cacheSize": "4 GiB"}}, "cacheSize"),
+        ({"determinism": "Bitwise", "globalBatchSize": 33, "microBatchSize": 2}, "at most 16 microbatches"),
         ({"anomalies": {"nonFinite": "Ignore"}}, "nonFinite"),
         ({"model": {"experts": {}}}, "experts.count"),
         ({"model": {"experts": {"count": 4, "activePerToken": 5}}}, "must not be above count"),
         ({"model": {"layers": 2, "experts": {"count": 4, "firstDense": 2}}}, "must be below layers"),
         ({"model": {"hiddenDim": 100, "experts": {"count": 4}}}, "multiple of 8"),
-        ({"model": {"experts": {"count": 4}}, "determinism": "bitwise"}, "knows no experts"),
+        ({"model": {"experts": {"count": 4}}, "determinism": "Bitwise"}, "knows no experts"),
         ({"model": {"entrypoint": "a.b"}}, "pattern"),
         ({"model": {"entrypoint": "a.b:c", "kvHeads": 2}}, "beside entrypoint only options and sequenceLength"),
         ({"model": {"entrypoint": "a.b:c", "normEpsilon": 0.01}}, "beside entrypoint only options and sequenceLength"),
@@ -68,15 +71,20 @@ def test_data_may_be_in_every_store_that_checkpoints_may_be_in(uri):
 def test_the_digest_is_of_what_decides_the_numbers():
     config = TrainerConfig.model_validate(DATA)
     same = {"snapshot": {"everySteps": 5}, "microBatchSize": 2, "evaluation": {"everySteps": 5}}
-    same["data"] = {"uri": "s3://elsewhere/data", "cacheMebibytes": 99}
+    same["data"] = {"uri": "s3://elsewhere/data", "cacheSize": "99Mi"}
     assert TrainerConfig.model_validate({**DATA, **same}).digest() == config.digest()
     same["reproduction"] = {"lastStep": 5, "dataDigest": "d", "leftOut": [[1, 2]]}
     assert TrainerConfig.model_validate({**DATA, **same}).digest() == config.digest()
     assert TrainerConfig.model_validate({**DATA, "seed": 1}).digest() != config.digest()
-    bitwise = [{**DATA, "determinism": "bitwise", "microBatchSize": size} for size in (8, 4)]
+    bitwise = [{**DATA, "determinism": "Bitwise", "microBatchSize": size} for size in (8, 4)]
     assert len({TrainerConfig.model_validate(one).digest() for one in bitwise}) == 2
     own = [{**DATA, "model": {"entrypoint": "a:b", "options": {"dim": [dim, None]}}} for dim in (1, 2)]
     assert len({TrainerConfig.model_validate(one).digest() for one in own}) == 2
+
+
+@pytest.mark.parametrize(("size", "size_bytes"), [("16Mi", 16 << 20), ("1.5Gi", 3 << 29), ("20000000", 20_000_000)])
+def test_the_size_of_the_cache_is_a_quantity(size, size_bytes):
+    assert TrainerConfig.model_validate({"data": {"uri": "/a", "cacheSize": size}}).data.cache_bytes == size_bytes
 
 
 def test_a_default_that_is_written_out_is_the_same_run():

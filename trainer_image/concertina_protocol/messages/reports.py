@@ -168,7 +168,7 @@ class Progress:
     evaluated: Optional[Evaluated] = None
     """The last time in this round."""
     shares: tuple[int, ...] = ()
-    """Sequences of a step by rank, where that follows their speed (`data.balance: speed`)."""
+    """Sequences of a step by rank, where that follows their speed (`data.balance: Speed`)."""
     tokens: Optional[int] = None
     """Trained on since the run began, each once, whatever was trained again. None: not known."""
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -31,16 +31,16 @@ class CheckpointConfig(BaseModel):
     every_steps: int | None = Field(
         default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: everySeconds alone decides."
     )
-    every_seconds: Annotated[int, Field(ge=1, le=31536000)] | Literal["auto"] = Field(
+    every_seconds: Annotated[int, Field(ge=1, le=31536000)] | Literal["Auto"] = Field(
         default=600,
-        description="Most seconds between checkpoints, or auto for what loses the least time by how long saves take "
+        description="Most seconds between checkpoints, or Auto for what loses the least time by how long saves take "
         "and how often replicas fail (status.checkpointInterval).",
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "x-kubernetes-validations": [
                 {
-                    "rule": "type(self) == int ? self >= 1 && self <= 31536000 : self == 'auto'",
-                    "message": "must be auto or a number of seconds from 1 to 31536000",
+                    "rule": "type(self) == int ? self >= 1 && self <= 31536000 : self == 'Auto'",
+                    "message": "must be Auto or a number of seconds from 1 to 31536000",
                 }
             ],
         },

@@ -7,22 +7,27 @@ from typing import Annotated
 
 from pydantic import Field
 
+from concertina_protocol.quantities import parse_quantity
 from concertina_trainer.config.section import Rule, Section
 
 DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
 """Where data can be: a regular expression of RE2 and of Python."""
 
 
+SIZE = r"^[0-9]{1,18}([.][0-9]{1,3})?([kMGT]|[KMGT]i)?$"
+"""A quantity of bytes: a regular expression of RE2 and of Python."""
+
+
 class DocumentMode(enum.StrEnum):
-    joined = "joined"
-    masked = "masked"
-    packed = "packed"
-    bucketed = "bucketed"
+    joined = "Joined"
+    masked = "Masked"
+    packed = "Packed"
+    bucketed = "Bucketed"
 
 
 class Balancing(enum.StrEnum):
-    even = "even"
-    speed = "speed"
+    even = "Even"
+    speed = "Speed"
 
 
 class MixtureSource(Section):
@@ -54,27 +59,38 @@ class DataConfig(Section):
     )
     documents: DocumentMode = Field(
         default=DocumentMode.joined,
-        description="How documents become sequences: joined cuts through them, masked too but keeps them from seeing "
-        "each other, packed puts whole ones together, bucketed gives each a sequence of its own. The "
+        description="How documents become sequences: Joined cuts through them, Masked too but keeps them from seeing "
+        "each other, Packed puts whole ones together, Bucketed gives each a sequence of its own. The "
         "last two need `concertina data pack`.",
     )
     balance: Balancing = Field(
         default=Balancing.even,
-        description="even gives every worker the same part of a batch; speed gives slower ones less, down to half. "
-        "Set speed where nodes differ.",
+        description="Even gives every worker the same part of a batch; Speed gives slower ones less, down to half. "
+        "Set Speed where nodes differ.",
     )
-    cache_mebibytes: int = Field(
-        default=4096,
-        ge=16,
-        le=16777216,
-        description="Most MiB of training data from object stores that a node keeps on its disk.",
+    cache_size: str = Field(
+        default="4Gi",
+        max_length=24,
+        pattern=SIZE,
+        description="Most bytes of training data from object stores that a node keeps on its disk, from 16Mi to 16Ti.",
     )
 
     @property
     def sources(self) -> list[MixtureSource]:
         return [MixtureSource(uri=self.uri, weight=1)] if self.uri is not None else self.mixture
 
+    @property
+    def cache_bytes(self) -> int:
+        return int(parse_quantity(self.cache_size))
+
     RULES = (
+        Rule(
+            "cacheSize",
+            "isQuantity(self.cacheSize) && quantity(self.cacheSize).compareTo(quantity('16Mi')) >= 0 && "
+            "quantity(self.cacheSize).compareTo(quantity('16Ti')) <= 0",
+            lambda data: 16 << 20 <= data.cache_bytes <= 16 << 40,
+            "cacheSize must be from 16Mi to 16Ti",
+        ),
         Rule(
             "uri",
             "has(self.uri) != (has(self.mixture) && size(self.mixture) > 0)",

@@ -41,7 +41,6 @@ class Resharding(enum.StrEnum):
 
 
 class Offload(enum.StrEnum):
-    none = "None"
     state = "State"
 
 
@@ -65,8 +64,9 @@ class MemoryConfig(Section):
         "after each microbatch (Always: ZeRO-3; Never: ZeRO-2 with fewer gatherings, and whole gradients). Auto frees "
         "them in models of more than 100 million weights.",
     )
-    offload: Offload = Field(
-        default=Offload.none,
+    offload: Offload | None = Field(
+        default=None,
         description="What is in the host's memory instead of the device's. State: weights, reduced gradients and the "
-        "optimizer's moments, which processors update; weights are copied to the device as they are gathered.",
+        "optimizer's moments, which processors update; weights are copied to the device as they are gathered. Absent: "
+        "nothing.",
     )

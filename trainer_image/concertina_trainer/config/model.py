@@ -14,8 +14,8 @@ from concertina_trainer.config.section import Rule, Section
 
 
 class RouterScores(enum.StrEnum):
-    softmax = "softmax"
-    sigmoid = "sigmoid"
+    softmax = "Softmax"
+    sigmoid = "Sigmoid"
 
 
 class ExpertsConfig(Section):
@@ -74,13 +74,13 @@ class ExpertsConfig(Section):
 class Projection(enum.StrEnum):
     """A matrix of a decoder block."""
 
-    query = "query"
-    key = "key"
-    value = "value"
-    output = "output"
-    gate = "gate"
-    up = "up"
-    down = "down"
+    query = "Query"
+    key = "Key"
+    value = "Value"
+    output = "Output"
+    gate = "Gate"
+    up = "Up"
+    down = "Down"
 
 
 class LoraConfig(Section):

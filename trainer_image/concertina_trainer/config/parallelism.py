@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 
 class PipelineSchedule(enum.StrEnum):
-    one_f_one_b = "1F1B"
+    one_f_one_b = "OneForwardOneBackward"
     gpipe = "GPipe"
     interleaved = "Interleaved1F1B"
     zero_bubble = "InterleavedZeroBubble"

@@ -19,14 +19,14 @@ from concertina_trainer.config.section import Rule, Section
 
 
 class Precision(enum.StrEnum):
-    auto = "auto"
-    bfloat16 = "bfloat16"
-    float32 = "float32"
+    auto = "Auto"
+    bfloat16 = "BFloat16"
+    float32 = "Float32"
 
 
 class Determinism(enum.StrEnum):
-    order = "order"
-    bitwise = "bitwise"
+    order = "Order"
+    bitwise = "Bitwise"
 
 
 MOST_FIXED_MICROBATCHES = 16
@@ -88,11 +88,11 @@ class TrainerConfig(Section):
     )
     precision: Precision = Field(
         default=Precision.auto,
-        description="Precision of matrix products: auto is bfloat16 where the device has it, and float32 elsewhere.",
+        description="Precision of matrix products: Auto is BFloat16 where the device has it, and Float32 elsewhere.",
     )
     determinism: Determinism = Field(
         default=Determinism.order,
-        description="order trains on the same samples in the same order with any number of workers; bitwise has the "
+        description="Order trains on the same samples in the same order with any number of workers; Bitwise has the "
         "same weights to the last bit too, more slowly and in at most 16 microbatches.",
     )
     snapshot: SnapshotConfig = Field(
@@ -139,40 +139,40 @@ class TrainerConfig(Section):
         ),
         Rule(
             "microBatchSize",
-            f"self.determinism != 'bitwise' || self.globalBatchSize <= {MOST_FIXED_MICROBATCHES} * self.microBatchSize",
+            f"self.determinism != 'Bitwise' || self.globalBatchSize <= {MOST_FIXED_MICROBATCHES} * self.microBatchSize",
             lambda trainer: (
                 not trainer.bitwise or trainer.global_batch_size <= MOST_FIXED_MICROBATCHES * trainer.micro_batch_size
             ),
-            f"determinism bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches: raise microBatchSize, or lower "
+            f"determinism Bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches: raise microBatchSize, or lower "
             "globalBatchSize",
         ),
         Rule(
             "data.documents",
-            "self.determinism != 'bitwise' || self.data.documents != 'bucketed'",
+            "self.determinism != 'Bitwise' || self.data.documents != 'Bucketed'",
             lambda trainer: not trainer.bitwise or trainer.data.documents is not DocumentMode.bucketed,
-            "determinism bitwise has microbatches of one shape: choose another data.documents",
+            "determinism Bitwise has microbatches of one shape: choose another data.documents",
         ),
         Rule(
             "determinism",
-            "self.determinism != 'bitwise' || !has(self.model.experts)",
+            "self.determinism != 'Bitwise' || !has(self.model.experts)",
             lambda trainer: not trainer.bitwise or trainer.model.experts is None,
-            "determinism bitwise knows no experts, whose products are of other shapes in another world: set "
-            "determinism to order, or remove model.experts",
+            "determinism Bitwise knows no experts, whose products are of other shapes in another world: set "
+            "determinism to Order, or remove model.experts",
         ),
         Rule(
             "data.balance",
-            "self.data.balance != 'speed' || self.determinism != 'bitwise'",
+            "self.data.balance != 'Speed' || self.determinism != 'Bitwise'",
             lambda trainer: trainer.data.balance is not Balancing.speed or not trainer.bitwise,
-            "data.balance speed makes microbatches of different sizes, and determinism bitwise needs one shape: set "
-            "balance to even, or determinism to order",
+            "data.balance Speed makes microbatches of different sizes, and determinism Bitwise needs one shape: set "
+            "balance to Even, or determinism to Order",
         ),
         Rule(
             "data.balance",
-            "self.data.balance != 'speed' || self.data.documents != 'bucketed'",
+            "self.data.balance != 'Speed' || self.data.documents != 'Bucketed'",
             lambda trainer: (
                 trainer.data.balance is not Balancing.speed or trainer.data.documents is not DocumentMode.bucketed
             ),
-            "data.balance speed counts sequences, and with data.documents bucketed they differ in length: set balance "
+            "data.balance Speed counts sequences, and with data.documents Bucketed they differ in length: set balance "
             "to even, or choose another documents",
         ),
     )

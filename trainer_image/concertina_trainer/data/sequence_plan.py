@@ -96,7 +96,7 @@ def packed(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
 
 
 PLANNERS: Mapping[str, Callable[[_Numbers, int, int], SequencePlan]] = {
-    "masked": masked, "packed": packed, "bucketed": bucketed,
+    "Masked": masked, "Packed": packed, "Bucketed": bucketed,
 }  # fmt: skip
 """By trainer.data.documents, of where each document begins, how many tokens the shard has, and a sequence's length;
 `joined` needs no plan."""

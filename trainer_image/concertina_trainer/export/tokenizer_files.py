@@ -68,7 +68,7 @@ def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[O
     found = [_manifest(folder) for folder in folders]
     if len(found) == len(sources):
         digests, weights = [each.digest for each in found], [source.weight for source in sources]
-        if data_manifests.digest_of(trainer.data.documents, digests, weights) != digest:
+        if data_manifests.digest_of(trainer.data.documents.name, digests, weights) != digest:
             raise BadInput(f"{folders[0].uri} is not the data of this run: name their folder by --data.")
     return folders[0], found[0].tokenizer
 

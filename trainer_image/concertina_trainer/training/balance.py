@@ -1,4 +1,4 @@
-"""`data.balance: speed`: what each rank takes of a batch follows what it is measured to do.
+"""`data.balance: Speed`: what each rank takes of a batch follows what it is measured to do.
 
 Measured is what stragglers are told by (`Heartbeat.busy`): what a rank does in a step apart from waiting for others,
 which its wait for data is part of. The median of a window travels in the step's all-reduce, each rank's in a place of

@@ -1,7 +1,7 @@
 """The loss on documents that are set aside (`concertina data build --validation`), every so many steps.
 
 Always the same sequences, in batches of the training's size and shape: so the loss is the same in every world as far as
-a training step's is, to the bit with `determinism: bitwise`. Nothing of the training is touched: neither its order nor
+a training step's is, to the bit with `determinism: Bitwise`. Nothing of the training is touched: neither its order nor
 its gradients. A step is evaluated before the next one begins, so a round that goes on from it does so again, and one
 that ended before it could makes up for it. So no drain has to wait: all ranks leave an evaluation between two batches
 (decision "A drain leaves an evaluation").

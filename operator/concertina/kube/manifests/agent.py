@@ -173,7 +173,7 @@ def _values(job: JobView, spec: JobSpec, port: int) -> dict[str, str]:
     # Absent fields stay absent: an image of another version may not know them.
     config = spec.trainer.model_dump_json(by_alias=True, exclude_none=True) if spec.trainer else "{}"
     checkpoint = spec.checkpoint.model_dump_json(by_alias=True) if spec.checkpoint else "null"
-    tracking = spec.tracked.model_dump_json(by_alias=True, exclude_none=True) if spec.tracked else ""
+    tracking = spec.tracking.model_dump_json(by_alias=True, exclude_none=True) if spec.tracking else ""
     told = {"CONCERTINA_TRACKING": tracking.replace("$", "$$")} if tracking else {}
     if spec.bundled and spec.parallelism != Parallelism():
         told["CONCERTINA_PARALLELISM"] = spec.parallelism.model_dump_json(by_alias=True, exclude_none=True)

@@ -41,8 +41,8 @@ def storage_access(container: Raw, spec: JobSpec) -> Raw:
     sources = list(container.get("envFrom") or ())
     if spec.checkpoint and spec.checkpoint.secret_name:
         sources.append({"secretRef": {"name": spec.checkpoint.secret_name}})
-    if spec.tracked and spec.tracked.secret_name:
-        sources.append({"secretRef": {"name": spec.tracked.secret_name}})
+    if spec.tracking and spec.tracking.secret_name:
+        sources.append({"secretRef": {"name": spec.tracking.secret_name}})
     return {"envFrom": sources} if sources else {}
 
 

@@ -1,4 +1,4 @@
-"""torchrun's layer of a pod, and the pod of the store that its agents meet in (`launcher: torchrun`).
+"""torchrun's layer of a pod, and the pod of the store that its agents meet in (`launcher: Torchrun`).
 
 No Service: a member is made when the store's pod has its address, and no member outlives that store. Pure."""
 

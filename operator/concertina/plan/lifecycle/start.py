@@ -106,7 +106,7 @@ MASTER_KEY_REMEDY = (
 def master_key(ctx: JobContext) -> str:
     """Return status.masterKey: the key for new jobs as long as there are no pods.
 
-    For a job that an older operator started, the first agent that answers shows that it is the same key.
+    Where the status has lost it, the first agent that answers shows that it is the same key.
     """
     if ctx.status.master_key or ctx.spec.launcher is Launcher.TORCHRUN:
         return ctx.status.master_key

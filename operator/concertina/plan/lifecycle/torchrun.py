@@ -6,7 +6,7 @@ the store is lost (no member survives that), when torchrun gives up in one of th
 when a job of fixed size gets another one, or when one of its pods was made of another template than the job has now.
 It has a claim of its own, committed as it is made, so that an operator that has not heard of it can write nothing more
 (decision "A claim says whether it is committed"). What torchrun does inside, the operator can't know and doesn't say
-(decision "launcher: torchrun without a Service").
+(decision "launcher: Torchrun without a Service").
 """
 
 from __future__ import annotations

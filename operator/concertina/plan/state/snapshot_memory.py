@@ -22,7 +22,6 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled
 from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
 from concertina_protocol.tracking import spool
-from concertina_trainer.config.memory import Offload
 from concertina_trainer.degrees import Degrees
 
 SHIPPING = 1
@@ -43,7 +42,7 @@ def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
     """Bytes that each of so many replicas takes of its memory volume. `weights`: of a model of one's own."""
     copies = SNAPSHOT_SLOTS + (SHIPPING if spec.checkpoint else 0) + (COPY_SLOTS if replicas > 1 else 0)
     shards = copies * _bytes(spec, MOMENTS_BYTES, weights) // replicas + copies * spec.workers * HEADER
-    return shards + PROGRAM + (spool.MOST_BYTES if spec.tracked else 0)
+    return shards + PROGRAM + (spool.MOST_BYTES if spec.tracking else 0)
 
 
 def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None) -> int:
@@ -58,7 +57,7 @@ def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None) -> int:
 def offloaded(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
     """Bytes of the state itself that each of so many replicas has in host memory (`trainer.memory.offload`). `weights`:
     of a model of one's own."""
-    if spec.trainer is None or spec.trainer.memory.offload is Offload.none:
+    if spec.trainer is None or spec.trainer.memory.offload is None:
         return 0
     copies = Degrees.of(spec.parallelism, replicas * spec.workers).replicate
     return _bytes(spec, MOMENTS_BYTES + GRADIENT_BYTES, weights) * copies // replicas

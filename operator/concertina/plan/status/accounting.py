@@ -349,7 +349,7 @@ class Account:
         if price is None:
             return None
         plain, spot = self._replicas
-        return (plain * price.per_replica_hour + spot * price.spot_hour) / HOUR
+        return (plain * price.replica_hour + spot * price.spot_replica_hour) / HOUR
 
     @cached
     def cost(self) -> Cost | None:

@@ -100,7 +100,7 @@ def test_each_query_gives_what_its_panel_shows(jobs: Jobs, metrics: str, tmp_pat
     build_data(str(tmp_path / "data"), {}, "--validation", "0.3")
     trainer = endless(tmp_path / "data", evaluation={"everySteps": 10, "sequences": 4})
     checkpoint = {"uri": f"file://{tmp_path}/run", "everySteps": 10}
-    price = {"perReplicaHour": 2.5, "currency": "EUR"}
+    price = {"perReplicaHour": "2.5", "currency": "EUR"}
     pod = {"containers": [paced()]}
     tracking = {"backend": "TensorBoard", "uri": f"file://{tmp_path}/tracked"}
     more = {"checkpoint": checkpoint, "price": price, "tracking": tracking}

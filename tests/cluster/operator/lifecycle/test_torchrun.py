@@ -1,4 +1,4 @@
-"""launcher: torchrun, with the real one on gloo: members come and go, the store is lost, the job ends."""
+"""launcher: Torchrun, with the real one on gloo: members come and go, the store is lost, the job ends."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def create(jobs: Jobs, shared: Path, script: str = SCRIPT, **spec: Any) -> None:
         "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
     }
     volume = {"name": "shared", "hostPath": {"path": str(shared)}}
-    jobs.create("a", pod={"containers": [container], "volumes": [volume]}, launcher="torchrun", **spec)
+    jobs.create("a", pod={"containers": [container], "volumes": [volume]}, launcher="Torchrun", **spec)
 
 
 class Told:
@@ -156,7 +156,7 @@ def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Job
 def test_a_script_that_always_fails_uses_up_the_budget(jobs: Jobs) -> None:
     container = {"name": "trainer", "image": "concertina/trainer:test", "command": ["torchrun", "/nowhere.py"]}
     container["env"] = [{"name": "PET_MAX_RESTARTS", "value": "0"}]  # type: ignore[assignment]
-    jobs.create("a", pod={"containers": [container]}, launcher="torchrun", failurePolicy={"maxRestarts": 0})
+    jobs.create("a", pod={"containers": [container]}, launcher="Torchrun", failurePolicy={"maxRestarts": 0})
     job = jobs.wait_true("a", "Failed")
     assert "torchrun gave up" in jobs.condition(job, "Failed")["message"]
     failure = job["status"]["lastFailure"]
@@ -185,7 +185,7 @@ def test_torchrun_in_a_file_under_the_agent_is_told_and_stops_nothing(jobs: Jobs
     degraded = jobs.condition(job, "Degraded")
     assert degraded["reason"] == "WorldMismatch"
     assert "WORLD_SIZE=1 were started by torchrun in a round of 2 workers" in degraded["message"]
-    assert "set launcher: torchrun" in degraded["message"]
+    assert "set launcher: Torchrun" in degraded["message"]
     assert jobs.condition(job, "Running")["status"] == "True"
     (tmp_path / "stop").touch()
     job = jobs.wait_true("a", "Complete")

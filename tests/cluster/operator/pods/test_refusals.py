@@ -205,7 +205,7 @@ def held(jobs: Jobs) -> Iterator[None]:
 @pytest.mark.usefixtures("held")
 def test_torchruns_pods_do_not_wait_for_those_of_the_job_before(jobs: Jobs) -> None:
     command = {"name": "trainer", "image": IMAGE, "command": ["sleep", "3600"]}
-    spec: Object = {"replicas": 2, "launcher": "torchrun", "pod": {"containers": [command]}}
+    spec: Object = {"replicas": 2, "launcher": "Torchrun", "pod": {"containers": [command]}}
     jobs.create("a", **spec)
     jobs.wait_reason("a", "Training")
     old = {pod["metadata"]["name"] for pod in jobs.pods("a")}

@@ -20,7 +20,7 @@ Object = dict[str, Any]
 )
 def test_a_loss_that_jumps_is_undone_and_checkpoints_follow_the_clock(jobs: Jobs, data: Path, tmp_path: Path) -> None:
     """Both jobs at the same time, as the second one waits for its clock."""
-    checkpoint = {"uri": f"file://{tmp_path}/clock", "everySeconds": "auto"}
+    checkpoint = {"uri": f"file://{tmp_path}/clock", "everySeconds": "Auto"}
     jobs.create("clock", trainer=endless(data), pod={"containers": [paced()]}, checkpoint=checkpoint)
     bad = strange(tmp_path)
     jobs.create("spike", replicas=2, **rolling_back(bad, {"uri": f"file://{tmp_path}/spike"}))
@@ -31,7 +31,7 @@ def test_a_loss_that_jumps_is_undone_and_checkpoints_follow_the_clock(jobs: Jobs
 
 
 def follows_the_clock(jobs: Jobs) -> None:
-    """With `everySeconds: auto` alone there is a checkpoint at all only by its clock."""
+    """With `everySeconds: Auto` alone there is a checkpoint at all only by its clock."""
     job = jobs.wait("clock", lambda job: job.get("status", {}).get("checkpointInterval", {}).get("saveSeconds"))
     status = job["status"]
     assert status["checkpointInterval"]["seconds"] == status["checkpointInterval"]["suggestedSeconds"] >= 10

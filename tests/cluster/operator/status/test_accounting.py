@@ -37,7 +37,7 @@ def kill_worker(jobs: Jobs, replica: str) -> None:
 
 def killed_twice(jobs: Jobs, script: str, reports: bool) -> JobStatus:
     """Kill a worker in each of the first two rounds, and return the status after both incidents."""
-    jobs.create("a", script, replicas=2, price={"perReplicaHour": 3600})
+    jobs.create("a", script, replicas=2, price={"perReplicaHour": "3600"})
     for incidents in (1, 2):
         job = jobs.wait_training("a", 2, incidents - 1)
         if reports:  # a round that fails before the first report of the job leaves unknown time

@@ -36,7 +36,7 @@ def test_a_slow_worker_has_less_and_nothing_else_is_other_also_when_one_was_kill
     fault = tmp_path / "fault"
     fault.write_text("1 heavy 0.02")
     jobs.create("even", trainer=trainer)
-    balanced = {**trainer, "data": {**trainer["data"], "balance": "speed"}}
+    balanced = {**trainer, "data": {**trainer["data"], "balance": "Speed"}}
     pod = {"containers": [paced(FAULT=fault, PACE=0)]}
     jobs.create("balanced", trainer=balanced, pod=pod, replicas=2)
 

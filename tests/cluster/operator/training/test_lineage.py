@@ -33,7 +33,7 @@ def test_a_checkpoint_is_trained_again_by_the_job_that_concertina_reproduce_writ
         "model": model,
         "data": {"uri": str(data)},
         "globalBatchSize": 4,
-        "determinism": "bitwise",
+        "determinism": "Bitwise",
     }
     image = "concertina/trainer:test"
     containers = [{"name": "trainer", "image": image, "env": [{"name": "TOKEN", "value": "hunter2"}]}]

@@ -104,11 +104,11 @@ def manifests() -> Raw:
     made: Raw = {f"{spec}, {how}": pod(specs[spec], CREATES[how]) for spec in specs for how in CREATES}
     member = CreatePod(1, 2, rendezvous=Rendezvous("10.0.0.1:29400", round=3, least=4))
     for name in ("rich", "plain", "own shared memory"):
-        spec = {"launcher": "torchrun", "replicas": 4, **specs[name]}
+        spec = {"launcher": "Torchrun", "replicas": 4, **specs[name]}
         made[f"torchrun, {name}"] = pod(spec, member)
         made[f"rendezvous, {name}"] = rendezvous(spec)
     made["torchrun, elastic"] = pod(
-        {"launcher": "torchrun", "replicas": 4, "elastic": {"minReplicas": 2}, "template": PLAIN},
+        {"launcher": "Torchrun", "replicas": 4, "elastic": {"minReplicas": 2}, "template": PLAIN},
         CreatePod(1, 2, rendezvous=Rendezvous("10.0.0.1:29400", round=3, least=2)),
     )
     made["secret"] = secret_manifest(view(specs["plain"]), {"ca.crt": "Y2E="})

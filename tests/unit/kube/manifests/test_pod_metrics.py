@@ -119,7 +119,7 @@ def test_a_token_comes_from_a_secret_of_the_namespace_that_may_be_missing() -> N
 
 
 def test_torchruns_pods_have_no_agent_and_no_metrics() -> None:
-    found = pod(create=CreatePod(0, 0, rendezvous=Rendezvous("a:1", 1, 1)), more={"launcher": "torchrun"})
+    found = pod(create=CreatePod(0, 0, rendezvous=Rendezvous("a:1", 1, 1)), more={"launcher": "Torchrun"})
     assert "CONCERTINA_METRICS" not in environment(found)
     assert scraped(found) == {}
 

@@ -38,7 +38,7 @@ def changed(spec: Raw = SPEC, **container: Any) -> Raw:
         {**SPEC, "checkpoint": {"uri": "s3://bucket/y"}},
         {**SPEC, "checkpoint": None},
         {**SPEC, "workersPerReplica": 2},
-        {**SPEC, "launcher": "torchrun"},
+        {**SPEC, "launcher": "Torchrun"},
     ],
 )
 def test_what_goes_into_pods_makes_another_hash(other: Raw) -> None:
@@ -52,7 +52,7 @@ def test_what_goes_into_pods_makes_another_hash(other: Raw) -> None:
         {**SPEC, "suspend": True},
         {**SPEC, "failurePolicy": {"maxRestarts": 3}, "activeDeadlineSeconds": 9},
         {**SPEC, "parallelism": {"tensor": 2}},
-        {**SPEC, "launcher": "agent", "workersPerReplica": "auto"},
+        {**SPEC, "launcher": "Agent", "workersPerReplica": "Auto"},
         changed(env=[]),
     ],
     ids=str,

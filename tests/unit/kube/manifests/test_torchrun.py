@@ -1,4 +1,4 @@
-"""The pods of `launcher: torchrun`."""
+"""The pods of `launcher: Torchrun`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concertina.plan.actions import CreateRendezvous
 
 def rendezvous(trainer: dict[str, Any], **pod: Any) -> dict[str, Any]:
     own = {"name": "trainer", "image": "mine", "command": ["torchrun", "train.py"], **trainer}
-    view = job_view(job({"replicas": 2, "launcher": "torchrun", "template": {"spec": {"containers": [own], **pod}}}))
+    view = job_view(job({"replicas": 2, "launcher": "Torchrun", "template": {"spec": {"containers": [own], **pod}}}))
     assert view.spec is not None, view.spec_error
     return rendezvous_manifest(view, view.spec, CreateRendezvous(3))
 

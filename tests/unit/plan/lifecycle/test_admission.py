@@ -150,7 +150,7 @@ def test_a_job_that_room_does_not_help_and_holds_nothing_releases_nothing() -> N
 
 def test_a_torchrun_job_has_its_turn_too() -> None:
     status = TURN.model_copy(update={"world": World(round=1)})
-    seen = short(2, status, jobs.command_spec(launcher="torchrun", elastic=None), place=MINE)
+    seen = short(2, status, jobs.command_spec(launcher="Torchrun", elastic=None), place=MINE)
     seen = replace(seen, pods=tuple(replace(pod, round=1) for pod in seen.pods))
     assert plan(seen, T0 + 119).status.internal.gang.since is None
     made = plan(seen, T0 + 120)

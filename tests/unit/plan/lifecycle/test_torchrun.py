@@ -1,4 +1,4 @@
-"""launcher: torchrun: the store first, members within its round, everything anew when the round is over."""
+"""launcher: Torchrun: the store first, members within its round, everything anew when the round is over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ELASTIC = {"minReplicas": 2}
 
 
 def spec(**fields: Any) -> Any:
-    return jobs.command_spec(launcher="torchrun", **fields)
+    return jobs.command_spec(launcher="Torchrun", **fields)
 
 
 def store(**fields: Any) -> Any:

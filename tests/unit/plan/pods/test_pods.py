@@ -73,22 +73,22 @@ def test_a_successor_that_was_bound_to_a_node_just_dead_is_replaced_in_its_turn(
 
 
 @pytest.mark.parametrize("change", [{"suspend": True}, {"replicas": 2}, {}], ids=["suspend", "scale", "lost"])
-@pytest.mark.parametrize("launcher", ["agent", "torchrun"])
+@pytest.mark.parametrize("launcher", ["Agent", "Torchrun"])
 @pytest.mark.parametrize("out_of_service", [False, True])
 def test_a_command_of_ones_own_is_not_forgotten_while_it_may_run(
     change: dict[str, Any], launcher: str, out_of_service: bool
 ) -> None:
     """Nothing fences its writes: the pod stays until its node says that it has ended, or is out of service."""
-    round = 1 if launcher == "torchrun" else None
+    round = 1 if launcher == "Torchrun" else None
     pods = tuple(jobs.pod(index, round=round) for index in range(3))
     spec = jobs.command_spec(
-        launcher=launcher, elastic=None if launcher == "torchrun" else {"minReplicas": 1}, **change
+        launcher=launcher, elastic=None if launcher == "Torchrun" else {"minReplicas": 1}, **change
     )
     world = World(round=1, claim=Claim(round=1, claim_id="a", committed=True), replicas=3) if round else World()
     seen = jobs.observed(jobs.job(spec, JobStatus(world=world)), pods)
     away = NodeView("node-2", ready=False, out_of_service=out_of_service)
     seen = replace(seen, nodes={**seen.nodes, "node-2": away})
-    if launcher == "torchrun" and change != {"suspend": True}:
+    if launcher == "Torchrun" and change != {"suspend": True}:
         store = jobs.pod(None, 1, name="demo-rendezvous-1", round=1, node="node-0")
         seen = replace(seen, pods=(store, *pods), job=replace(seen.job, status=fixed_at(seen, spec.replicas)))
     made = plan(seen, T0 + 1)

@@ -112,7 +112,7 @@ def test_a_refusal_of_a_pod_that_is_no_longer_wanted_is_past() -> None:
 
 
 def test_torchruns_pods_are_refused_alike() -> None:
-    seen = jobs.observed(jobs.job(jobs.command_spec(launcher="torchrun")))
+    seen = jobs.observed(jobs.job(jobs.command_spec(launcher="Torchrun")))
     seen = jobs.then(seen, plan(seen, T0), refused=refused())
     made = plan(seen, T0 + 1)
     assert condition(made, "Stalled") == ("True", "PodRefused")

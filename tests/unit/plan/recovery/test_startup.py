@@ -48,14 +48,14 @@ def test_an_image_that_cannot_run_the_agent_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize("past", [{"template_hash": "old"}, {"deleting": True}], ids=["changed since", "deleted"])
-@pytest.mark.parametrize("launcher", ["agent", "torchrun"])
+@pytest.mark.parametrize("launcher", ["Agent", "Torchrun"])
 def test_a_pod_that_is_past_says_nothing_of_the_image_that_the_job_has_now(launcher: str, past: dict[str, Any]) -> None:
     job = replace(jobs.job(jobs.command_spec(replicas=1, elastic=None, launcher=launcher)), template_hash="new")
     first = jobs.observed(job)
     first = jobs.then(first, plan(first, T0))
     old = jobs.pod(0, phase="Failed", **NO_PYTHON, exit_message=NOT_FOUND, round=first.job.status.world.round, **past)
     store = jobs.pod(None, 1, name="demo-rendezvous-1", round=1, template_hash="new")
-    seen = replace(first, pods=(store, old) if launcher == "torchrun" else (old,), fresh_claim="claim-b")
+    seen = replace(first, pods=(store, old) if launcher == "Torchrun" else (old,), fresh_claim="claim-b")
     made = plan(seen, T0 + 5)
     assert condition(made, "Stalled")[0] == "False"
     assert made.actions or made.status.world.round == 2, "another pod, or another rendezvous first"

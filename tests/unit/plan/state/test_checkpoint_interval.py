@@ -1,4 +1,4 @@
-"""everySeconds: auto: what the trainer is told of the job's failures, and what it tells of the interval."""
+"""everySeconds: Auto: what the trainer is told of the job's failures, and what it tells of the interval."""
 
 from dataclasses import replace
 
@@ -45,6 +45,6 @@ def test_how_often_snapshots_are_taken_stands_in_the_status_until_it_is_reported
 
 
 def test_every_seconds_is_a_number_or_auto():
-    assert jobs.spec(checkpoint={"uri": "s3://bucket/x", "everySeconds": "auto"}).checkpoint.every_seconds == "auto"
+    assert jobs.spec(checkpoint={"uri": "s3://bucket/x", "everySeconds": "Auto"}).checkpoint.every_seconds == "Auto"
     with pytest.raises(SpecError, match="everySeconds"):
         jobs.spec(checkpoint={"uri": "s3://bucket/x", "everySeconds": "often"})

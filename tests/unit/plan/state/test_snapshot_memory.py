@@ -16,7 +16,7 @@ from concertina_trainer.model.decoder import Decoder
 LARGE = {"layers": 24, "dim": 1024, "heads": 16, "vocabSize": 32768}
 
 
-def limited(amount, replicas=4, least=None, model=LARGE, offload="None", **fields):
+def limited(amount, replicas=4, least=None, model=LARGE, offload=None, **fields):
     container = {"name": "trainer", "image": "x", "resources": {"limits": {"memory": amount}}}
     return jobs.spec(
         replicas=replicas,
@@ -40,7 +40,7 @@ UNEVEN = {"layers": 3, "dim": 64, "heads": 4, "kvHeads": 2, "tieEmbeddings": Fal
 
 @pytest.mark.parametrize(
     "model",
-    [{}, LARGE, UNEVEN, {**UNEVEN, "lora": {"rank": 5}}, {**UNEVEN, "lora": {"targets": ["key", "down", "key"]}}],
+    [{}, LARGE, UNEVEN, {**UNEVEN, "lora": {"rank": 5}}, {**UNEVEN, "lora": {"targets": ["Key", "Down", "Key"]}}],
 )
 def test_the_count_of_weights_is_the_model_s(model):
     config = ModelConfig.model_validate(model)

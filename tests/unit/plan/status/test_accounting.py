@@ -20,7 +20,7 @@ from concertina.plan.status.accounting import OTHER
 from concertina.terminal import show
 from concertina_protocol import StepPart
 
-PRICE = {"perReplicaHour": 3600.0, "spotPerReplicaHour": 360.0, "currency": "EUR"}
+PRICE = {"perReplicaHour": "3600.0", "spotPerReplicaHour": "360.0", "currency": "EUR"}
 """One a second, and a tenth."""
 
 

@@ -77,7 +77,7 @@ def test_replicas_that_train_alone_are_warned_of_once_and_degrade_the_job_until_
     (event,) = made.events
     assert (event.type, event.reason) == ("Warning", "WorldMismatch")
     assert event.message.startswith(f"each replica trains alone: {ALONE}. To train together, remove the launcher")
-    assert event.message.endswith("set launcher: torchrun")
+    assert event.message.endswith("set launcher: Torchrun")
     condition = made.status.condition(ConditionType.DEGRADED)
     assert condition is not None
     assert condition.message == event.message
@@ -92,7 +92,7 @@ def test_replicas_that_train_alone_are_warned_of_once_and_degrade_the_job_until_
 def test_a_long_sentence_still_ends_with_what_to_do() -> None:
     (event,) = plan(says(jobs.running(jobs.spec()), "", mismatch="x" * 2000), NOW).events
     assert len(event.message) == 1000
-    assert event.message.endswith("set launcher: torchrun")
+    assert event.message.endswith("set launcher: Torchrun")
 
 
 def test_a_job_that_completes_says_that_its_replicas_trained_alone() -> None:

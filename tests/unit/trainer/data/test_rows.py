@@ -33,7 +33,7 @@ def test_every_token_but_a_document_s_first_is_predicted_once(documents, sizes, 
             predicted[begin + 1 : end] += 1
     expected = np.ones(total, dtype=int)
     expected[starts(sizes)] = 0
-    if documents == "masked":
+    if documents == "Masked":
         expected[max(0, (total - 1) // length) * length + 1 :] = 0
     assert (predicted == expected).all()
     assert plan.predicted(np.arange(len(plan))).sum() == expected.sum()

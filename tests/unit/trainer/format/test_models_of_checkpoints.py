@@ -19,7 +19,7 @@ def checked(stored, mine):
     [
         (LORA, {"lora": {"rank": 16}}, r"lora\.alpha is 16\.0, and spec\.trainer\.model\.lora\.alpha is 32\.0: set it"),
         (EXPERTS, {"experts": {"count": 4, "activePerToken": 1}}, r"experts\.activePerToken is 2, and .* is 1: set"),
-        (EXPERTS, {"experts": {"count": 4, "scores": "sigmoid"}}, r'experts\.scores is "softmax", and .* is "sigmoid"'),
+        (EXPERTS, {"experts": {"count": 4, "scores": "Sigmoid"}}, r'experts\.scores is "Softmax", and .* is "Sigmoid"'),
         ({"ropeTheta": 1e4}, {"ropeTheta": 5e5}, r"rope_theta is 10000\.0"),
     ],
 )

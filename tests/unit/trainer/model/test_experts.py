@@ -46,7 +46,7 @@ def outcome(forward, moe, x, weights, loss):
 
 KINDS = [
     {"count": 5},
-    {"count": 8, "active_per_token": 3, "scores": "sigmoid", "bias_rate": 0.1},
+    {"count": 8, "active_per_token": 3, "scores": "Sigmoid", "bias_rate": 0.1},
     {"count": 4, "active_per_token": 1, "shared": 2, "balance_loss": 1.0},
     {"count": 3, "active_per_token": 3, "balance_loss": 0.0},
 ]

@@ -21,10 +21,10 @@ MODELS = {
     "experts beside dense layers": {"experts": {"count": 4, "shared": 1, "firstDense": 1, "biasRate": 0.1}},
     "adapters of all matrices": {"lora": LORA},
     "adapters, untied": {"lora": LORA, "tieEmbeddings": False},
-    "adapters of values": {"lora": {**LORA, "targets": ["value"]}},
-    "adapters of outputs": {"lora": {**LORA, "targets": ["output"]}},
-    "adapters of gates": {"lora": {**LORA, "targets": ["gate"]}},
-    "adapters of the last matrix": {"lora": {**LORA, "targets": ["down"]}, "layers": 1},
+    "adapters of values": {"lora": {**LORA, "targets": ["Value"]}},
+    "adapters of outputs": {"lora": {**LORA, "targets": ["Output"]}},
+    "adapters of gates": {"lora": {**LORA, "targets": ["Gate"]}},
+    "adapters of the last matrix": {"lora": {**LORA, "targets": ["Down"]}, "layers": 1},
 }
 
 

@@ -30,13 +30,13 @@ def test_young_s_estimate_is_its_first_term():
 def test_a_set_interval_stands_and_auto_follows_what_is_measured():
     history = JobHistory(seconds=36_000, failures=9)
     assert (Interval(None, history).seconds, Interval(300, history).seconds) == (None, 300.0)
-    auto = Interval("auto", history)
+    auto = Interval("Auto", history)
     auto.saved(2.0)
     assert auto.seconds == pytest.approx(best(2.0, 3600), rel=1e-3)
     assert auto.reported.suggested == pytest.approx(auto.seconds, abs=0.1)
-    more = Interval("auto", JobHistory(seconds=36_000, failures=99))
+    more = Interval("Auto", JobHistory(seconds=36_000, failures=99))
     more.saved(2.0)
     assert SHORTEST < more.seconds < auto.seconds
-    cheap = Interval("auto", history)
+    cheap = Interval("Auto", history)
     cheap.saved(1e-4)
     assert cheap.seconds == SHORTEST

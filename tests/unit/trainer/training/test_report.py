@@ -13,7 +13,7 @@ class Sent(list):
     send = list.append
 
 
-@pytest.mark.parametrize(("documents", "total"), [("joined", 32 * 2048), ("bucketed", None)])
+@pytest.mark.parametrize(("documents", "total"), [("Joined", 32 * 2048), ("Bucketed", None)])
 def test_tokens_are_those_of_the_step(monkeypatch, documents, total):
     """And no total of what steps had of which nothing is known any more."""
     monkeypatch.setenv("CONCERTINA_ROUND", "1")

@@ -49,13 +49,12 @@ class Reader:
         """`skipped`: see order.Skipped. `on_wait`: while a store is waited for. `begun`: the run has read these data
         in an earlier round, so that a store that refuses now is waited for. Raises BadInput or StorageError with a
         sentence."""
-        limit = int(config.cache_mebibytes * 2**20)
-        cache, opening = CacheSettings(limit, patience, begun), Threads(threads)
+        cache, opening = CacheSettings(config.cache_bytes, patience, begun), Threads(threads)
         sources, self.length, self.mode = config.sources, sequence_length, config.documents
         self._sets = [
             DataSet(
                 source.uri, config.documents, sequence_length, seed + (i << 32), cache, opening,
-                limit // len(sources), on_wait,
+                config.cache_bytes // len(sources), on_wait,
             )
             for i, source in enumerate(sources)
         ]  # fmt: skip
@@ -65,7 +64,7 @@ class Reader:
         weights = [source.weight for source in sources]
         self.digests = tuple(each.manifest.digest for each in self._sets)
         """Of each data set."""
-        self.digest = digest_of(config.documents, self.digests, weights)
+        self.digest = digest_of(config.documents.name, self.digests, weights)
         """Names the data and how sequences are made of them: a position under another digest is another sequence."""
 
     def leave_out(self, skipped: Sequence[tuple[int, int]]) -> None:
