@@ -160,7 +160,7 @@ def settle(stage: Stage, logs: Logs, before: dict[str, dict[str, float]], outcom
         hurt = sum(each.job == name for each in played)
         outcome.jobs[name] = {
             "steps": final,
-            "rounds": status["rounds"],
+            "rounds": status.get("rounds", 0),
             "replayed": verdict.replayed,
             "unheard": verdict.unheard,
             "worst_loss_difference": round(verdict.worst_difference, 6),

@@ -20,8 +20,8 @@ class Observed(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)
 
     def manifest(self) -> dict[str, Any]:
-        """As the API server gets it: absent where None."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        """As the API server gets it: fields with their defaults are absent, since absence is read as the default."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
 
 
 class Verbatim(BaseModel):

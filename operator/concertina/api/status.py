@@ -312,8 +312,16 @@ class JobStatus(Observed):
         return with_packed(raw) if isinstance(raw, Mapping) else raw
 
     def manifest(self) -> dict[str, Any]:
-        """As the API server gets it, with lists that are too long packed."""
-        return self._listed().model_dump(mode="json", by_alias=True, exclude_none=True)
+        """As the API server gets it: lists that are too long are packed, and what is empty is absent.
+
+        Two fields are always present for readers outside of this project: `restarts.total`, which has a column, and
+        the messages of conditions, which Kubernetes' own type requires.
+        """
+        manifest = super(JobStatus, self._listed()).manifest()
+        manifest.setdefault("restarts", {}).setdefault("total", 0)
+        for condition in manifest.get("conditions", ()):
+            condition.setdefault("message", "")
+        return manifest
 
     def _listed(self) -> JobStatus:
         members, recent = self.world.members, self.restarts.recent

@@ -140,7 +140,7 @@ class World(Observed):
 
 
 LISTED_MEMBERS = 64
-"""More of them are packed (decision "A large status is packed"). No version before this one runs larger worlds."""
+"""More of them are packed (decision "A large status is packed")."""
 
 
 @functools.lru_cache(maxsize=16)

@@ -34,7 +34,7 @@ def _saved(job: Raw, request: str) -> str:
     seen = (job.get("status") or {}).get("checkpointRequest") or {}
     if seen.get("id") in (request, asked):
         if seen.get("state") == "Done":
-            return str(seen["message"])
+            return str(seen.get("message", ""))
         if seen.get("state") == "Refused":
             raise Complaint(f"no checkpoint is made: {seen['message']}.")
     if not asked:

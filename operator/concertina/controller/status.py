@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from concertina import metrics
 from concertina.api.status import ConditionType, rfc3339, unix_seconds
@@ -179,21 +181,19 @@ def claim_tests(status: Raw) -> list[Raw]:
 
     Its texts are left out: the API server compares strings as they are escaped, and Go's way is not Python's (decision
     "One status write a pass")."""
-    if not status:
-        return [_test("", None)]
-    world, counted = status.get("world"), (status.get("restarts") or {}).get("total")
-    remembered = [_test("/skipped", status.get("skipped"))]
-    if counted is not None:
-        remembered.append(_test("/restarts/total", counted))
-    if world is None:
-        return [_test("/world", None), *remembered]
-    if (claim := world.get("claim")) is None:
-        return [_test("/world/claim", None), *remembered]
-    return [*(_test(f"/world/claim/{name}", claim.get(name)) for name in CLAIM_FIELDS), *remembered]
+    paths = ("skipped",), ("restarts", "total"), *(("world", "claim", name) for name in CLAIM_FIELDS)
+    return list({test["path"]: test for test in (_test(status, path) for path in paths)}.values())
 
 
-def _test(path: str, value: object) -> Raw:
-    return {"op": "test", "path": f"/status{path}", "value": value}
+def _test(status: Raw, path: tuple[str, ...]) -> Raw:
+    """That the field is as it is in `status`; where it or what holds it is absent, that this is absent."""
+    value: Any = status or None
+    at = "/status"
+    for name in path:
+        if not isinstance(value, Mapping):
+            break
+        value, at = value.get(name), f"{at}/{name}"
+    return {"op": "test", "path": at, "value": value}
 
 
 def _log_changes(job: CachedJob, before: Raw, after: Raw) -> None:

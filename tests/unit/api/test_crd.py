@@ -13,7 +13,8 @@ from concertina.api import crd
 from concertina.api.internal import Internal
 from concertina.api.restarts import Restart, Restarts
 from concertina.api.rules import RULES
-from concertina.api.status import JobStatus, rfc3339, unix_seconds
+from concertina.api.status import Condition, JobStatus, rfc3339, unix_seconds
+from concertina.api.world import Claim, World
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -141,3 +142,23 @@ def test_status_survives_a_newer_operator_and_a_round_trip() -> None:
     assert "progress" not in manifest
     assert JobStatus.model_validate(manifest | {"invented": 1}) == status
     assert unix_seconds(restart.at) == 10.5
+
+
+def test_a_status_leaves_out_what_is_empty_and_is_read_as_it_was() -> None:
+    waiting = Condition(type="Ready", status="False", reason="Waiting", last_transition_time=rfc3339(0))
+    status = JobStatus(conditions=(waiting,), rounds=1, world=World(claim=Claim(round=1, claim_id="c")))
+    assert status.manifest() == {
+        "conditions": [
+            {
+                "type": "Ready",
+                "status": "False",
+                "reason": "Waiting",
+                "message": "",
+                "lastTransitionTime": rfc3339(0),
+            }
+        ],
+        "world": {"claim": {"round": 1, "claimId": "c"}},
+        "rounds": 1,
+        "restarts": {"total": 0},
+    }
+    assert JobStatus.model_validate(status.manifest()) == status

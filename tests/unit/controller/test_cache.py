@@ -403,13 +403,18 @@ def test_a_write_tests_the_claim_as_it_was_observed() -> None:
         return {test["path"].removeprefix("/status"): test["value"] for test in tests}
 
     assert tested({}) == {"": None}
-    assert tested({"rounds": 1}) == {"/world": None, "/skipped": None}
-    assert tested({"world": {"round": 0}}) == {"/world/claim": None, "/skipped": None}
-    claim = {"round": 2, "claimId": "c", "committed": False, "message": "<any> text"}
-    assert tested({"world": {"claim": claim}}) == {
+    assert tested({"rounds": 1}) == {"/world": None, "/restarts": None, "/skipped": None}
+    assert tested({"world": {"round": 1}, "restarts": {}}) == {
+        "/world/claim": None,
+        "/restarts/total": None,
+        "/skipped": None,
+    }
+    claim = {"round": 2, "claimId": "c", "message": "<any> text"}
+    assert tested({"world": {"claim": claim}, "restarts": {"total": 0}}) == {
         "/world/claim/round": 2,
         "/world/claim/claimId": "c",
-        "/world/claim/committed": False,
+        "/world/claim/committed": None,
+        "/restarts/total": 0,
         "/skipped": None,
     }
     left_out = [{"begin": 76, "end": 80}]

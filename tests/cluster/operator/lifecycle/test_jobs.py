@@ -27,7 +27,7 @@ def test_a_job_runs_to_its_end(jobs: Jobs) -> None:
     job = jobs.wait_true("a", "Complete")
     assert jobs.condition(job, "Ready")["status"] == "True"
     assert jobs.condition(job, "Running")["status"] == "False"
-    assert job["status"]["rounds"] == 1
+    assert job["status"].get("rounds", 0) == 1
     assert job["status"]["restarts"]["total"] == 0
     assert job["status"]["observedGeneration"] == job["metadata"]["generation"]
     assert jobs.events("a", "Succeeded")
@@ -43,7 +43,7 @@ def test_a_worker_that_fails_says_why_in_the_status_and_an_event(jobs: Jobs) -> 
     job = jobs.wait_true("a", "Failed")
     assert "ZeroDivisionError: division by zero" in jobs.condition(job, "Failed")["message"]
     assert "about to divide" in job["status"]["lastFailure"]["lastLines"]
-    assert job["status"]["rounds"] == 2
+    assert job["status"].get("rounds", 0) == 2
     assert jobs.condition(job, "Stalled")["status"] == "True"
     assert any("ZeroDivisionError" in event["message"] for event in jobs.events("a", "WorkerFailed"))
 
@@ -117,7 +117,7 @@ def test_a_replica_that_dies_is_left_out_at_once_and_replaced(jobs: Jobs, victim
     lead = before["status"]["world"]["lead"]
     others = [m["replica"] for m in before["status"]["world"]["members"] if m["replica"] != lead]
     jobs.kill_pod([lead, *others][victim])
-    jobs.wait("a", lambda job: job["status"]["world"]["round"] > before["status"]["world"]["round"])
+    jobs.wait("a", lambda job: job["status"]["world"].get("round", 0) > before["status"]["world"]["round"])
     after = jobs.wait_training("a", 3)
     assert after["status"]["restarts"]["total"] >= 1
     kept = {m["uid"] for m in before["status"]["world"]["members"]} & {

@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 def rungs(job: Object) -> dict[str, int]:
     """Failures that each rung has answered."""
-    return {use["rung"]: use["inWindow"] for use in job["status"]["restarts"]["rungs"] if use["inWindow"]}
+    return {use["rung"]: use["inWindow"] for use in job["status"]["restarts"]["rungs"] if "inWindow" in use}
 
 
 def test_a_script_that_always_fails_the_same_way_is_a_bug(jobs: Jobs) -> None:
@@ -31,7 +31,7 @@ def test_a_script_that_always_fails_the_same_way_is_a_bug(jobs: Jobs) -> None:
     assert "failed 3 times soon after its start with the same error" in failed["message"]
     assert "a bug in the script, not bad luck" in failed["message"]
     assert "ValueError: cannot read shard" in failed["message"]
-    assert (job["status"]["rounds"], job["status"]["restarts"]["total"]) == (3, 3)
+    assert (job["status"].get("rounds", 0), job["status"]["restarts"]["total"]) == (3, 3)
     assert {each["error"] for each in job["status"]["restarts"]["recent"]} == {
         "Rank # exited with code 1: ValueError: cannot read shard #"
     }
@@ -44,7 +44,7 @@ def test_failures_that_differ_use_up_the_budget(jobs: Jobs) -> None:
     failed = jobs.condition(job, "Failed")
     assert failed["reason"] == "RestartsExhausted"
     assert "The job failed 4 times within 3600 s, and failurePolicy.maxRestarts is 3." in failed["message"]
-    assert (job["status"]["rounds"], job["status"]["restarts"]["total"]) == (4, 4)
+    assert (job["status"].get("rounds", 0), job["status"]["restarts"]["total"]) == (4, 4)
 
 
 @pytest.mark.long(
@@ -68,7 +68,7 @@ def test_the_bundled_trainer_on_data_that_it_can_not_digest(jobs: Jobs, tmp_path
     assert len(steps) == 1
     assert f"failed 3 times at step {steps.pop()} with the same error" in failed["message"]
     assert "IndexError" in failed["message"]
-    assert job["status"]["rounds"] == 3
+    assert job["status"].get("rounds", 0) == 3
 
 
 def test_a_bad_node_is_avoided_and_the_job_completes(jobs: Jobs, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_job_that_fits_nowhere_else_gets_its_bad_node_back(jobs: Jobs, tmp_pat
     job = jobs.wait(
         "a", lambda job: any(each["node"] == name for each in job.get("status", {}).get("avoidedNodes", ()))
     )
-    assert job["status"]["restarts"]["inWindow"] == 2
+    assert job["status"]["restarts"].get("inWindow", 0) == 2
     job = jobs.wait_true("a", "Complete")
     assert jobs.members(job, "node") == [name]
 

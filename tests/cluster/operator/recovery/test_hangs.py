@@ -76,7 +76,7 @@ def test_an_agent_that_dies_with_its_container_comes_back_in_place(jobs: Jobs) -
     job = jobs.wait("a", lambda job: job["status"].get("internal", {}).get("containerRestarts"))
     job = jobs.wait_training("a", 2, past=1)
     assert sorted(jobs.members(job)) == sorted(before)
-    job = jobs.wait("a", lambda job: job["status"]["restarts"]["inWindow"] == 1)
+    job = jobs.wait("a", lambda job: job["status"]["restarts"].get("inWindow", 0) == 1)
     (entry,) = job["status"]["restarts"]["recent"]
     assert (entry["replica"], entry["reason"]) == (before[1], "ContainerRestarted")
     assert "exit code 137" in jobs.events("a", "ContainerRestarted")[0]["message"]

@@ -141,8 +141,8 @@ def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewh
     jobs.wait("able", lambda job: tell(job) and time.monotonic() - began > PATIENCE)
     pods.delete("holder", gracePeriodSeconds=0)
     done = jobs.wait("able", lambda job: tell(job) and jobs.condition(job, "Complete").get("status") == "True")
-    assert done["status"]["rounds"] == 1
-    assert not any(status["internal"]["gang"]["releases"] for status in told if status)
+    assert done["status"].get("rounds", 0) == 1
+    assert not any(status.get("internal", {}).get("gang", {}).get("releases") for status in told if status)
     assert "alien" not in json.dumps(told)
     message = huge.events("alien", "GivesWay")[0]["message"]
     assert "only 4 of the 7 replicas needed found room, and more room would not help: all nodes together" in message
@@ -218,6 +218,6 @@ def test_scaling_a_training_job_up_and_down_loses_no_step(jobs: Jobs, data: Path
     for replicas in (1, 2, 1):
         jobs.patch("a", {"replicas": replicas})
         job = jobs.wait_training("a", replicas)
-    assert job["status"]["stepsReplayed"] == 0
+    assert job["status"].get("stepsReplayed", 0) == 0
     assert job["status"]["restarts"]["total"] == 0
-    assert job["status"]["internal"]["growth"]["failures"] == 0
+    assert not job["status"]["internal"].get("growth", {}).get("failures")

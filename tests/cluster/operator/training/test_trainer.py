@@ -89,7 +89,7 @@ def test_a_shard_with_a_wrong_checksum_fails_the_job_with_its_name(jobs: Jobs, d
     assert shard.name in message
     assert "is damaged" in message
     assert jobs.condition(job, "Stalled")["reason"] == "Damaged", "by which the alert knows it"
-    assert job["status"]["rounds"] == 1, "what can't be helped was tried again"
+    assert job["status"].get("rounds", 0) == 1, "what can't be helped was tried again"
 
 
 @pytest.mark.long(law="tests/drill/test_drills.py::test_the_drill_passes[storage-outage]")
@@ -185,4 +185,4 @@ def test_a_job_created_again_on_a_complete_checkpoint_is_complete_at_once(
     jobs.wait_gone("tj/a")
     create(jobs, data, bucket="there")
     job = jobs.wait_true("a", "Complete")
-    assert job["status"]["rounds"] == 0
+    assert job["status"].get("rounds", 0) == 0
