@@ -9,6 +9,8 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "TrainingJob"
 PLURAL = "trainingjobs"
+MANAGER = f"{GROUP}/operator"
+"""spec.managedBy of jobs that this operator runs; absence means the same."""
 
 CHECKPOINT_NOW = "concertina.dev/checkpoint-now"
 """Annotation of a TrainingJob: a new value asks for a durable checkpoint at the next step."""

@@ -36,6 +36,15 @@ COLUMNS = (
     ("Failures", "integer", ".status.restarts.total", "Failures since the job was created."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
 )
+WIDE_COLUMNS = (
+    ("Replicas", "integer", ".status.replicas", "Pods of the job that are not finished, without spares."),
+    ("Round", "integer", ".status.world.round", "Number of the current round."),
+    ("Queue", "string", r".metadata.labels['kueue\.x-k8s\.io/queue-name']", "Kueue's queue that the job waits in."),
+    ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', "Why the job does what it does."),
+)
+"""Columns that `kubectl get -o wide` adds."""
+SELECTABLE = (".spec.suspend", ".spec.managedBy")
+"""Fields that a field selector may name."""
 
 KEPT = ("type", "description", "default", "enum", "pattern", "format", "minLength", "maxLength", "minItems", "maxItems")
 BOUNDS = ("minimum", "maximum", "multipleOf", "maxProperties")
@@ -57,6 +66,7 @@ def structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schem
         result["format"] = "int64" if result.get("maximum", 2**31) >= 2**31 else "int32"
     if "items" in node:
         result["items"] = structural(node["items"], definitions)
+        result.setdefault("x-kubernetes-list-type", "atomic")
     if node.get("type") == "object":
         result |= _object(node, definitions)
     return result
@@ -175,7 +185,12 @@ def crd() -> dict[str, Any]:
         "additionalPrinterColumns": [
             {"name": name, "type": kind, "jsonPath": path, "description": description}
             for name, kind, path, description in COLUMNS
+        ]
+        + [
+            {"name": name, "type": kind, "jsonPath": path, "description": description, "priority": 1}
+            for name, kind, path, description in WIDE_COLUMNS
         ],
+        "selectableFields": [{"jsonPath": path} for path in SELECTABLE],
     }
     names = {
         "kind": KIND,

@@ -370,6 +370,13 @@ RULES: tuple[Rule, ...] = (
         message="TensorBoard writes files: uri must be file:///folder, on a volume that all replicas mount",
         holds=lambda spec: spec.tracking is None or _is_folder(spec.tracking),
     ),
+    Rule(
+        at=".spec",
+        field=".managedBy",
+        cel="has(self.managedBy) == has(oldSelf.managedBy) && "
+        "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
+        message="managedBy never changes: delete the job and create it again",
+    ),
     _while_suspended("template", optional=False, with_suspend=True),
     _while_suspended("trainer", optional=True),
     _while_suspended("checkpoint", optional=True),

@@ -76,7 +76,9 @@ class Container(Verbatim):
         "launcher (see spec.launcher). Absent: the bundled trainer.",
     )
     args: tuple[Argument, ...] = Field(default=(), max_length=256, description="Arguments to the command.")
-    env: tuple[EnvVar, ...] = Field(default=(), max_length=1024, description="Environment variables.")
+    env: tuple[EnvVar, ...] = Field(
+        default=(), max_length=1024, description="Environment variables.", json_schema_extra=keyed("name")
+    )
     volume_mounts: tuple[VolumeMount, ...] = Field(
         default=(),
         alias="volumeMounts",
@@ -505,6 +507,13 @@ class JobSpec(Model):
         default=None,
         description="For jobs with parallelism: ranks are ordered so that tensor groups, then context groups, then "
         "pipelines and blocks stay within the innermost domain of nodes. Absent: within zones and nodes.",
+    )
+    managed_by: str | None = Field(
+        default=None,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-A-Za-z0-9_./]+$",
+        description="Controller that runs the job, such as kueue.x-k8s.io/multikueue. concertina's operator leaves a "
+        "job of another controller alone. It never changes. Absent: concertina.dev/operator.",
     )
     metrics: Metrics = Field(
         default=Metrics(), description="What the job's pods tell Prometheus (docs/metrics.md), under launcher agent."

@@ -16,7 +16,7 @@ from concertina.api.accounting import Cost, Goodput, Incident
 from concertina.api.status import CheckpointEvery, Condition, ConditionType, JobProgress, JobStatus, unix_seconds
 from concertina.api.world import World
 from concertina.durations import duration
-from concertina.kube.parse.views import status_of
+from concertina.kube.parse.views import other_manager, status_of
 from concertina.kube.resources import Raw
 from concertina.terminal import advice, curves, unserved
 from concertina_protocol import FailureReason, MemberState, Report, State
@@ -155,6 +155,8 @@ def _state(status: JobStatus, no_operator: str) -> Text:
 
 
 def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
+    if manager := other_manager(job):
+        yield "Managed by", f"{manager} (spec.managedBy), so concertina's operator leaves it alone"
     world = status.world
     nodes = {member.node for member in world.members if member.node}
     where = f" on {amount(len(nodes), 'node')}" if nodes or not world.members else ""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from concertina.api.status import ConditionType, JobStatus, unix_seconds
 from concertina.durations import duration
+from concertina.kube.parse.views import other_manager
 from concertina.kube.resources import Raw
 
 SEEN_SECONDS = 15.0
@@ -32,6 +33,8 @@ def _evidence(job: Raw, status: JobStatus, now: float) -> str:
     meta = job["metadata"]
     if meta.get("deletionTimestamp") or status.is_true(ConditionType.COMPLETE) or status.is_true(ConditionType.FAILED):
         return ""  # an operator has nothing to write there
+    if other_manager(job):
+        return ""
     if not status.conditions:
         waited = now - unix_seconds(created) if (created := meta.get("creationTimestamp")) else 0.0
         return f"no operator has looked at this job in {duration(waited)}" if waited > SEEN_SECONDS else ""

@@ -82,6 +82,22 @@ def test_columns(cluster: LocalCluster, namespace: str, job: str) -> None:
     assert cells[7] == "2"
 
 
+def test_wide_columns_and_selectable_fields(cluster: LocalCluster, namespace: str, job: str) -> None:
+    cluster.kubectl("-n", namespace, "label", "tj", job, "kueue.x-k8s.io/queue-name=research")
+    header, row = cluster.kubectl("-n", namespace, "get", "tj", job, "-o", "wide").splitlines()
+    assert header.split()[-4:] == ["REPLICAS", "ROUND", "QUEUE", "MESSAGE"]
+    assert row.endswith("3 of 4 train")
+    assert row.split()[9:12] == ["3", "4", "research"]
+    selected = cluster.kubectl("-n", namespace, "get", "tj", "--field-selector", "spec.suspend=false", "-o", "name")
+    assert selected.split() == ["trainingjob.concertina.dev/demo"]
+
+
+def test_the_manager_of_a_job_never_changes(cluster: LocalCluster, namespace: str, job: str) -> None:
+    patch = json.dumps({"spec": {"managedBy": "kueue.x-k8s.io/multikueue"}})
+    with pytest.raises(LocalClusterError, match="managedBy never changes"):
+        cluster.kubectl("-n", namespace, "patch", "tj", job, "--type=merge", "-p", patch)
+
+
 @pytest.mark.parametrize("words", ["trainingjobs", "trainingjob", "tj", "concertina"])
 def test_names_and_categories(cluster: LocalCluster, namespace: str, job: str, words: str) -> None:
     assert "trainingjob.concertina.dev/demo" in cluster.kubectl("-n", namespace, "get", words, "-o", "name")

@@ -64,6 +64,14 @@ def test_each_enumerated_value_of_the_spec_is_a_camel_case_identifier() -> None:
     }
 
 
+def test_every_list_says_how_it_is_merged() -> None:
+    lists = {path: node for path, node in ALL.items() if node.get("type") == "array"}
+    assert [path for path, node in lists.items() if "x-kubernetes-list-type" not in node] == []
+    containers = ".spec.template.spec.containers"
+    assert lists[f"{containers}[].env"]["x-kubernetes-list-map-keys"] == ["name"]
+    assert lists[f"{containers}[].args"]["x-kubernetes-list-type"] == "atomic"
+
+
 def test_every_list_and_string_of_the_spec_is_bounded() -> None:
     loose = [
         path
@@ -95,8 +103,9 @@ def test_the_status_and_the_template_are_never_filled_in() -> None:
 
 
 def test_columns_and_rules_name_fields_that_exist() -> None:
-    paths = [column[2] for column in crd.COLUMNS if column[2].startswith(".status") and "?" not in column[2]]
-    assert [path for path in paths if path not in ALL] == []
+    columns = [*crd.COLUMNS, *crd.WIDE_COLUMNS]
+    paths = [column[2] for column in columns if column[2].startswith(".status") and "?" not in column[2]]
+    assert [path for path in (*paths, *crd.SELECTABLE) if path not in ALL] == []
     assert [rule for rule in RULES if rule.at + (rule.field or "") not in ALL] == []
 
 

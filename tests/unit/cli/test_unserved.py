@@ -84,3 +84,13 @@ def test_the_screen_and_the_table_say_so() -> None:
     assert "watchNamespaces" in screen
     assert "Next" not in screen
     assert "Unserved" in table
+
+
+def test_a_job_of_another_controller_is_said_to_be_left_to_it() -> None:
+    raw = job(created=40)
+    raw["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    assert unserved.sentence(raw, JobStatus(), NOW) == ""
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(show.detail(raw))
+    assert "kueue.x-k8s.io/multikueue (spec.managedBy), so concertina's operator leaves it alone" in captured.get()

@@ -55,6 +55,20 @@ def pod(name: str, job_uid: str, node: str = "", index: int = 0, attempt: int = 
     return OwnedPod(job_uid, "n", view)
 
 
+@pytest.mark.parametrize(
+    ("manager", "is_served"),
+    [(None, True), ("concertina.dev/operator", True), ("kueue.x-k8s.io/multikueue", False)],
+)
+def test_a_job_that_another_controller_manages_is_left_alone(manager: str | None, is_served: bool) -> None:
+    known = Known()
+    managed = job("a", 1)
+    if manager is not None:
+        managed["spec"]["managedBy"] = manager
+    known.cache.on_job(managed)
+    assert (known.cache.job("a") is not None) == is_served
+    assert (known.cache.observe("a") is not None) == is_served
+
+
 def test_an_older_word_than_the_answer_to_our_own_write_is_ignored() -> None:
     known = Known()
     known.cache.on_job(job("a", 10))

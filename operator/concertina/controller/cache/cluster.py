@@ -14,7 +14,7 @@ from concertina.api import pod_names
 from concertina.controller.cache.capacity_queue import CapacityQueue, Later, at_once
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.cache.uri_index import UriIndex
-from concertina.kube.parse.views import OwnedPod, job_view
+from concertina.kube.parse.views import OwnedPod, job_view, other_manager
 from concertina.kube.resources import Raw, version_of
 from concertina.plan.lifecycle.admission import by_quota
 from concertina.plan.observed import AgentView, JobObservation, NodeView, PodView, Refusal, Refused
@@ -99,7 +99,7 @@ class ClusterCache:
         so is one that is gone: it would stay for good, since nobody tells of its deletion twice.
         `only_numbers`: its status is one that this operator has just written, and no news (`Plan.only_numbers`)."""
         uid, version = obj["metadata"]["uid"], version_of(obj)
-        if uid in self._forgotten or not self._serves(obj["metadata"]["namespace"]):
+        if uid in self._forgotten or not self._serves(obj["metadata"]["namespace"]) or other_manager(obj):
             return
         job = self._jobs.get(uid)
         if job is not None and version <= job.version:

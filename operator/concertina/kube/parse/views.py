@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from concertina.api import CHECKPOINT_NOW, KIND, TRAINER, pod_names
+from concertina.api import CHECKPOINT_NOW, KIND, MANAGER, TRAINER, pod_names
 from concertina.api.internal import with_packed
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
@@ -174,6 +174,13 @@ def _sentence(problems: Sequence[str]) -> str:
     more = len(problems) - MOST_PROBLEMS
     kept = [problem[:SENTENCE] for problem in problems[:MOST_PROBLEMS]]
     return "; ".join([*kept, *([f"and {more} more"] if more > 0 else [])])
+
+
+def other_manager(obj: Raw) -> str:
+    """Return the controller that spec.managedBy names instead of this operator, or nothing."""
+    spec = obj.get("spec")
+    manager = spec.get("managedBy") if isinstance(spec, dict) else None
+    return manager if isinstance(manager, str) and manager != MANAGER else ""
 
 
 def checkpoint_asked(obj: Raw) -> str:
