@@ -29,7 +29,7 @@ def manifest(name: str, replicas: int, workers: int) -> Raw:
     template = {"spec": {"terminationGracePeriodSeconds": GRACE_SECONDS, "containers": [container]}}
     elastic = {"minReplicas": max(1, replicas - 1), "growAfterSeconds": GROW_SECONDS}
     return {
-        "apiVersion": "concertina.dev/v1alpha1",
+        "apiVersion": "concertina.dev/v1beta1",
         "kind": "TrainingJob",
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {

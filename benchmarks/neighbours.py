@@ -44,7 +44,7 @@ HEALTHY, TENANTS = "healthy", "tenants"
 HEALTH_PORT, ASK_SECONDS, AT_LEAST_SECONDS = 8080, 0.02, 60.0
 """Of the operator's health: asked so often, for so long at least."""
 LARGEST, QUEUE, FLOOD = "largest", "queue", "flood"
-JOBS = "/apis/concertina.dev/v1alpha1/namespaces/{}/trainingjobs"
+JOBS = "/apis/concertina.dev/v1beta1/namespaces/{}/trainingjobs"
 STEPS = """
 import time, trainingjob
 step = 0
@@ -59,7 +59,7 @@ def job(name: str, namespace: str, script: str, replicas: int = 1, **pod: Any) -
     container = {"name": "trainer", "image": "concertina/trainer:bench", "command": ["python3", "-uc", script]}
     spec = {"replicas": replicas, "template": {"spec": {"containers": [container], **pod}}}
     metadata = {"name": name, "namespace": namespace}
-    return {"apiVersion": "concertina.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
+    return {"apiVersion": "concertina.dev/v1beta1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
 
 
 def small(stage: Stage, name: str, samples: dict[str, list[float]], kind: str) -> None:

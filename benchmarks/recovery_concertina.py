@@ -80,7 +80,7 @@ def commit_share(trace: Path) -> list[float]:
 def job(name: str, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
     """A TrainingJob of three replicas that goes on for longer than any benchmark."""
     return {
-        "apiVersion": "concertina.dev/v1alpha1",
+        "apiVersion": "concertina.dev/v1beta1",
         "kind": "TrainingJob",
         "metadata": {"name": name},
         "spec": {

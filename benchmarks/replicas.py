@@ -21,7 +21,7 @@ from concertina.demo.stage import Stage
 
 LIMIT = 240.0
 NODES = 4
-PATH = "/apis/concertina.dev/v1alpha1/namespaces/default/trainingjobs"
+PATH = "/apis/concertina.dev/v1beta1/namespaces/default/trainingjobs"
 STAY = "import time; time.sleep(3600)"
 
 
@@ -30,7 +30,7 @@ def job(name: str, replicas: int) -> dict[str, Any]:
     elastic = {"minReplicas": 1, "growAfterSeconds": 1}
     pod = {"containers": [container], "terminationGracePeriodSeconds": 1}
     spec = {"replicas": replicas, "elastic": elastic, "template": {"spec": pod}}
-    return {"apiVersion": "concertina.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+    return {"apiVersion": "concertina.dev/v1beta1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
 
 
 def seconds(begun: float, what: str, check: Callable[[], Any]) -> float:

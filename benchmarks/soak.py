@@ -48,7 +48,7 @@ WINDOW_SECONDS = 30
 """In which failures count: longer than a drill of one, and no longer than from one drill to the next."""
 HOSTILE = "hostile"
 """The namespace of another tenant."""
-TRAINING_JOBS = f"/apis/concertina.dev/v1alpha1/namespaces/{HOSTILE}/trainingjobs"
+TRAINING_JOBS = f"/apis/concertina.dev/v1beta1/namespaces/{HOSTILE}/trainingjobs"
 SHARED = frozenset({
     "kill-node", "stop-node", "operator-kill", "apiserver-restart", "storage-outage", "hostile-agent", "long-queue",
 })  # fmt: skip

@@ -119,7 +119,7 @@ def ready(release: Release, namespace: str, name: str) -> dict[str, Any]:
 
 
 JOB = """
-apiVersion: concertina.dev/v1alpha1
+apiVersion: concertina.dev/v1beta1
 kind: TrainingJob
 metadata: {name: simple}
 spec:

@@ -49,7 +49,7 @@ def test_it_is_the_job_as_it_was_from_its_parent_on() -> None:
     found = reproduction(checkpoint(skipped=((3, 7),)), "s3://bucket/run/u/round-2/step-50", BEGINNING, WANTED)
     assert found.differences == ()
     assert found.manifest == {
-        "apiVersion": "concertina.dev/v1alpha1",
+        "apiVersion": "concertina.dev/v1beta1",
         "kind": "TrainingJob",
         "metadata": {
             "name": "job-reproduce-50",

@@ -5,7 +5,7 @@ sentences what is wrong with it, `crd` writes the CustomResourceDefinition.
 """
 
 GROUP = "concertina.dev"
-VERSION = "v1alpha1"
+VERSION = "v1beta1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "TrainingJob"
 PLURAL = "trainingjobs"

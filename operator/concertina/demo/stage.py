@@ -35,7 +35,7 @@ class Stage:
 
     def job(self, name: str, namespace: str = "default") -> dict[str, Any]:
         """The TrainingJob as it is now."""
-        path = f"/apis/concertina.dev/v1alpha1/namespaces/{namespace}/trainingjobs/{name}"
+        path = f"/apis/concertina.dev/v1beta1/namespaces/{namespace}/trainingjobs/{name}"
         job: dict[str, Any] = self.cluster.api.call("GET", path)
         return job
 

@@ -33,7 +33,7 @@ NETWORK_POLICIES = Resource("apis/networking.k8s.io/v1", "networkpolicies")
 WEBHOOKS = Resource("apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations", namespaced=False)
 TOKEN_REVIEWS = Resource("apis/authentication.k8s.io/v1", "tokenreviews", namespaced=False)
 ACCESS_REVIEWS = Resource("apis/authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
-TRAINING_JOBS = Resource("apis/concertina.dev/v1alpha1", "trainingjobs")
+TRAINING_JOBS = Resource("apis/concertina.dev/v1beta1", "trainingjobs")
 
 
 def version_of(obj: Raw) -> int:

@@ -31,7 +31,7 @@ TRAINER: Object = {
 def manifest(pod: Object, data: str, checkpoint: Object) -> Object:
     """Three small replicas that train until they are deleted. `pod`: the template; `data`: the URI of its shards."""
     return {
-        "apiVersion": "concertina.dev/v1alpha1",
+        "apiVersion": "concertina.dev/v1beta1",
         "kind": "TrainingJob",
         "metadata": {"name": JOB},
         "spec": {

@@ -99,7 +99,7 @@ def job() -> Object:
 def own_job(name: str, template: Object, **spec: Any) -> Object:
     """A job of a test's own, of two replicas."""
     return {
-        "apiVersion": "concertina.dev/v1alpha1",
+        "apiVersion": "concertina.dev/v1beta1",
         "kind": "TrainingJob",
         "metadata": {"name": name},
         "spec": {"replicas": 2, "template": {"spec": template}, **spec},

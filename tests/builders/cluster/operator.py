@@ -24,7 +24,7 @@ ENDLESS = 1_000_000
 PACE = {"PACE": "0.1", "TINY_PAUSE": "0.1"}
 NAMELESS = ("unshare", "--user", "--map-user=65532", "--map-group=65532", "--")
 """As in a container: the user that the operator runs as has no name."""
-JOBS = "/apis/concertina.dev/v1alpha1/namespaces/{}/trainingjobs"
+JOBS = "/apis/concertina.dev/v1beta1/namespaces/{}/trainingjobs"
 
 
 def bundled(data: Path, fault: Path) -> Object:
@@ -104,7 +104,7 @@ class Jobs:
             container["command"] = ["python3", "-uc", script]
         template = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [container], **(pod or {})}}
         body = {
-            "apiVersion": "concertina.dev/v1alpha1",
+            "apiVersion": "concertina.dev/v1beta1",
             "kind": "TrainingJob",
             "metadata": {"name": name},
             "spec": {"replicas": replicas, "template": template, **spec},

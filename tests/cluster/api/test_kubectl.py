@@ -110,7 +110,7 @@ def test_what_deletes_all_of_a_namespace_spares_jobs(cluster: LocalCluster, name
 
 def test_scale(cluster: LocalCluster, namespace: str, job: str) -> None:
     cluster.kubectl("-n", namespace, "scale", "tj", job, "--replicas=5")
-    path = f"/apis/concertina.dev/v1alpha1/namespaces/{namespace}/trainingjobs/{job}/scale"
+    path = f"/apis/concertina.dev/v1beta1/namespaces/{namespace}/trainingjobs/{job}/scale"
     scale = json.loads(cluster.kubectl("get", "--raw", path))
     assert scale["spec"] == {"replicas": 5}
     assert scale["status"] == {"replicas": 3, "selector": "concertina.dev/job=demo"}

@@ -56,7 +56,7 @@ def test_what_goes_wrong_is_one_sentence_and_exit_1(cli: Cli, tmp_path: Path) ->
             cli("run", "-", stdin=DEMO.read_text().replace("minReplicas", "minReplica")),
             "minReplica: field not declared",
         ),
-        (cli("run", "-", stdin=DEMO.read_text().replace("v1alpha1", "v9")), "this concertina knows concertina.dev/v1"),
+        (cli("run", "-", stdin=DEMO.read_text().replace("v1beta1", "v9")), "this concertina knows concertina.dev/v1"),
         (cli("status", "--kubeconfig", str(tmp_path / "none")), "No cluster to talk to"),
     ]
     for done, sentence in cases:
@@ -231,7 +231,7 @@ def test_top_and_the_events_of_a_job(cli: Cli) -> None:
     assert "--sort takes attention" in cli("top", "--sort", "size").stderr
 
     uid = cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.metadata.uid}")
-    about = {"apiVersion": "concertina.dev/v1alpha1", "kind": "TrainingJob", "name": "demo", "namespace": cli.namespace}
+    about = {"apiVersion": "concertina.dev/v1beta1", "kind": "TrainingJob", "name": "demo", "namespace": cli.namespace}
     event = {
         "apiVersion": "v1", "kind": "Event", "metadata": {"name": "demo.1"}, "involvedObject": {**about, "uid": uid},
         "type": "Warning", "reason": "MemberLost", "message": "demo-2-0 fell silent", "count": 3, "lastTimestamp": NOW,

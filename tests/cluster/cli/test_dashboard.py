@@ -55,7 +55,7 @@ def two_jobs(cli: Cli) -> None:
     cli("run", "-", "--detach", stdin=DEMO.read_text().replace("name: demo", "name: other", 1))
     cli.kubectl("label", "tj", "demo", "team=red")
     cli.write("demo", status("Training", EVIL, "Running"))
-    about = {"apiVersion": "concertina.dev/v1alpha1", "kind": "TrainingJob", "name": "demo", "namespace": cli.namespace}
+    about = {"apiVersion": "concertina.dev/v1beta1", "kind": "TrainingJob", "name": "demo", "namespace": cli.namespace}
     uid = cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.metadata.uid}")
     event = {
         "apiVersion": "v1", "kind": "Event", "metadata": {"name": "demo.1"}, "involvedObject": {**about, "uid": uid},

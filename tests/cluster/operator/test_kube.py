@@ -73,7 +73,7 @@ def test_a_list_is_read_in_chunks(cluster: LocalCluster, namespace: str) -> None
 def test_a_test_that_fails_is_told_from_a_schema_that_is_broken(cluster: LocalCluster, namespace: str) -> None:
     container = {"name": "trainer", "image": "i", "command": ["x"]}
     spec = {"suspend": True, "template": {"spec": {"containers": [container]}}}
-    head = {"apiVersion": "concertina.dev/v1alpha1", "kind": "TrainingJob"}
+    head = {"apiVersion": "concertina.dev/v1beta1", "kind": "TrainingJob"}
     job = {**head, "metadata": {"name": "a"}, "spec": spec}
     unknown = {**head, "metadata": {"name": "b"}, "spec": {**spec, "no": 1}}
 

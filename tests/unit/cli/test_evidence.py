@@ -17,7 +17,7 @@ from concertina.terminal.connection import Complaint
 
 T0 = 1_800_000_000.0
 JOB = {
-    "apiVersion": "concertina.dev/v1alpha1",
+    "apiVersion": "concertina.dev/v1beta1",
     "kind": "TrainingJob",
     "metadata": {"namespace": "team", "name": "a", "creationTimestamp": rfc3339(T0)},
     "spec": {"template": {"spec": {"containers": [{"name": "trainer", "command": ["x"]}]}}},

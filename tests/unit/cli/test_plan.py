@@ -53,7 +53,7 @@ def written(folder: Path, **changes: Any) -> Path:
     """A manifest, which is YAML too."""
     spec = {name: value for name, value in {**SPEC, **changes}.items() if value is not None}
     metadata = {"name": "planned"}
-    manifest = {"apiVersion": "concertina.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
+    manifest = {"apiVersion": "concertina.dev/v1beta1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
     path = folder / "job.yaml"
     path.write_text(json.dumps(manifest))
     return path

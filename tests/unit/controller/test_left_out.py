@@ -59,11 +59,11 @@ class ApiServer:
         known: dict[str, Raw] = {
             "/api": {"versions": ["v1"]},
             "/api/v1": {"resources": [kind("namespaces", "Namespace", False), kind("events", "Event", True)]},
-            "/apis": {"groups": [group("apiextensions.k8s.io", "v1"), group("concertina.dev", "v1alpha1")]},
+            "/apis": {"groups": [group("apiextensions.k8s.io", "v1"), group("concertina.dev", "v1beta1")]},
             "/apis/apiextensions.k8s.io/v1": {
                 "resources": [kind("customresourcedefinitions", "CustomResourceDefinition", False)]
             },
-            "/apis/concertina.dev/v1alpha1": {"resources": [kind("trainingjobs", "TrainingJob", True)]},
+            "/apis/concertina.dev/v1beta1": {"resources": [kind("trainingjobs", "TrainingJob", True)]},
         }
         return web.json_response(known[path]) if path in known else web.json_response({}, status=503)
 

@@ -23,7 +23,7 @@ from concertina.local.host import namespaces
 MOST_MIB = 300
 EMPTY_LISTS = 430_000
 """1.3 MB of what takes most memory when it is decoded; the API server stores 1.5 MiB."""
-JOBS = "/apis/concertina.dev/v1alpha1/trainingjobs"
+JOBS = "/apis/concertina.dev/v1beta1/trainingjobs"
 
 
 @dataclass

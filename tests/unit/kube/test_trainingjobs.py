@@ -19,7 +19,7 @@ from concertina.kube.client import Client
 from concertina.kube.resources import Raw
 from concertina.kube.watch import trainingjobs
 
-GROUP, VERSION = "concertina.dev", "v1alpha1"
+GROUP, VERSION = "concertina.dev", "v1beta1"
 LIMIT = 20.0  # only to give up
 
 

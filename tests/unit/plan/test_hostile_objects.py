@@ -40,7 +40,7 @@ QUANTITIES = ("0", "1", "1n", "100m", "1e3", "1.5Gi", "9E", "9223372036854775807
 
 def pod(index: int) -> Raw:
     name = f"demo-{index}-0"
-    owner = {"apiVersion": "concertina.dev/v1alpha1", "kind": "TrainingJob", "name": "demo", "uid": jobs.UID}
+    owner = {"apiVersion": "concertina.dev/v1beta1", "kind": "TrainingJob", "name": "demo", "uid": jobs.UID}
     trainer = {"name": "trainer", "ready": True, "restartCount": 1, "state": {"running": {}}, "lastState": {}}
     ended = {"exitCode": 1, "reason": "Error", "message": "it ended"}
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}

@@ -177,7 +177,7 @@ def test_a_job_and_its_pods_are_told_of_until_they_are_gone(
 
 
 def everywhere(cluster: LocalCluster) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = cluster.api.call("GET", "/apis/concertina.dev/v1alpha1/trainingjobs")["items"]
+    found: list[dict[str, object]] = cluster.api.call("GET", "/apis/concertina.dev/v1beta1/trainingjobs")["items"]
     return found
 
 

@@ -14,6 +14,7 @@ import yaml
 from builders.cluster.operator import Jobs, Operator
 from builders.until import until
 from concertina.local.cluster import LocalCluster
+from concertina.local.control_plane.api import ApiError
 
 pytestmark = pytest.mark.usefixtures("operator")
 OURS = yaml.safe_load((Path(__file__).resolve().parents[4] / "crds" / "concertina.dev_trainingjobs.yaml").read_text())
@@ -84,3 +85,31 @@ def test_a_crd_that_is_older_than_the_operator(jobs: Jobs, install: Install, ope
     assert "Apply the crds/" in event["message"]
     said = [line for line in operator.lines("outdated crd") if line["job"].startswith(f"{jobs.namespace}/")]
     assert sum("status.restarts.rungs" in line["message"] for line in said) == 1
+
+
+def test_a_second_version_is_served_beside_the_stored_one(jobs: Jobs, install: Install) -> None:
+    """A rehearsal of the next version of the API: a job that is written in it runs under this operator."""
+    crd = copy.deepcopy(OURS)
+    (stored,) = crd["spec"]["versions"]
+    crd["spec"]["versions"].append({**copy.deepcopy(stored), "name": "v1", "storage": False})
+    path = jobs.path.replace("v1beta1", "v1")
+
+    def served() -> bool:
+        group = jobs.cluster.api.call("GET", "/apis/concertina.dev")
+        return {"v1beta1", "v1"} <= {version["version"] for version in group["versions"]}
+
+    install(crd, served)
+    container = {"name": "trainer", "image": "concertina/trainer:test", "command": ["python3", "-uc", SAY]}
+    body = {"apiVersion": "concertina.dev/v1", "kind": "TrainingJob", "metadata": {"name": "a"}}
+    template = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}
+    until(lambda: created(jobs, path, {**body, "spec": {"template": template}}), "a job of the second version")
+    jobs.wait_true("a", "Complete")
+    assert jobs.cluster.api.call("GET", f"{path}/a")["spec"] == jobs.get("a")["spec"]
+
+
+def created(jobs: Jobs, path: str, body: Object) -> bool:
+    """Whether the API server took it; it serves a version some moments after it names it."""
+    try:
+        return bool(jobs.cluster.api.call("POST", path, body))
+    except ApiError:
+        return False

@@ -153,7 +153,7 @@ def test_manifests_that_are_nested_deeply_are_their_senders_own_affair(jobs: Job
     for depth in depths:
         container = {"name": "trainer", "image": "i", "command": ["x"]}
         job = {
-            "apiVersion": "concertina.dev/v1alpha1",
+            "apiVersion": "concertina.dev/v1beta1",
             "kind": "TrainingJob",
             "metadata": {"name": f"deep-{depth}"},
             "spec": {"template": {"spec": {"affinity": "HERE", "containers": [container]}}},
@@ -176,7 +176,7 @@ def test_a_template_of_odd_types_is_its_senders_own_affair(jobs: Jobs, operator:
     """The API server keeps what the schema does not know; asyncTensor asks for the number of GPUs in the first look."""
     container = {"name": "trainer", "image": "i", "resources": "x"}
     job = {
-        "apiVersion": "concertina.dev/v1alpha1",
+        "apiVersion": "concertina.dev/v1beta1",
         "kind": "TrainingJob",
         "metadata": {"name": "odd"},
         "spec": {

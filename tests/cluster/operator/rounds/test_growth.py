@@ -204,7 +204,7 @@ def autoscaler(metric: str) -> Object:
     return {
         "metadata": {"name": "a"},
         "spec": {
-            "scaleTargetRef": {"apiVersion": "concertina.dev/v1alpha1", "kind": "TrainingJob", "name": "a"},
+            "scaleTargetRef": {"apiVersion": "concertina.dev/v1beta1", "kind": "TrainingJob", "name": "a"},
             "minReplicas": 1,
             "maxReplicas": 3,
             "metrics": [{"type": "External", "external": {"metric": {"name": metric}, "target": target}}],
