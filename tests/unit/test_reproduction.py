@@ -85,7 +85,7 @@ SCRIPT = spec_with(
 @pytest.mark.parametrize(
     ("made", "beginning", "reason"),
     [
-        (ORDER, BEGINNING, "determinism was order"),
+        (ORDER, BEGINNING, "determinism was Order"),
         (ORDER, Beginning(10, "s3://bucket/run/u/round-1/step-10"), "by 4 and 6 ranks in turn"),
         (lineage(rounds=CHANGED), BEGINNING, "were not the same in its rounds 1, 2"),
         (lineage(images=(IMAGE, IMAGE.replace("a", "b"))), BEGINNING, "different images"),

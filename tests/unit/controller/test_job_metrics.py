@@ -92,7 +92,7 @@ def test_a_job_is_told_of_by_its_status() -> None:
     }
     rest = {(name, *labels): value for (name, _, *labels), value in found.items() if name != "time_seconds_total"}
     assert rest == {
-        ("info", "agent", "command", "uid-j"): 1,
+        ("info", "Agent", "command", "uid-j"): 1,
         ("phase", "Training"): 1,
         ("condition", "True", "Ready"): 1,
         ("condition", "False", "Stalled"): 1,

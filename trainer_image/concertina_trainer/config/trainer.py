@@ -173,7 +173,7 @@ class TrainerConfig(Section):
                 trainer.data.balance is not Balancing.speed or trainer.data.documents is not DocumentMode.bucketed
             ),
             "data.balance Speed counts sequences, and with data.documents Bucketed they differ in length: set balance "
-            "to even, or choose another documents",
+            "to Even, or choose another documents",
         ),
     )
 

@@ -87,19 +87,6 @@ def test_environment_of_the_agent() -> None:
     }
 
 
-def test_ours_wins_over_a_variable_of_the_same_name() -> None:
-    spec = copy.deepcopy(OWN)
-    spec["template"]["spec"]["containers"][0]["env"] = [
-        {"name": "CONCERTINA_UID", "value": "mine"},
-        {"name": "OTHER", "value": "kept"},
-    ]
-    pod = made(job(spec))
-    names = [entry["name"] for entry in container(pod)["env"]]
-    assert len(names) == len(set(names))
-    assert environment(pod)["CONCERTINA_UID"] == UID
-    assert environment(pod)["OTHER"] == "kept"
-
-
 def test_all_else_of_the_template_is_as_the_user_wrote_it() -> None:
     spec: dict[str, Any] = {
         "template": {

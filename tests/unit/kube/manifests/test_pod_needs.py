@@ -112,7 +112,6 @@ def test_quantities(quantity: object, expected: int) -> None:
         ("OnFailure", {"terminated": {"exitCode": 9}}, ("Running", False)),
         ("OnFailure", {"terminated": {"exitCode": 0}}, ("Succeeded", True)),
         ("OnFailure", {"waiting": {"reason": "CrashLoopBackOff"}}, ("Failed", True)),
-        ("Always", {"waiting": {"reason": "CrashLoopBackOff"}}, ("Failed", True)),
         ("OnFailure", {"waiting": {"reason": "ContainerCreating"}}, ("Running", False)),
         ("Never", {"running": {}}, ("Running", False)),
     ],
