@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -21,16 +22,18 @@ def kubeconfig(server: str, **cluster: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def api_server(folder: Path, answer: Answer, as_proxy: bool = False) -> AsyncIterator[Path]:
+async def api_server(
+    folder: Path, answer: Answer, as_proxy: bool = False, ssl_context: ssl.SSLContext | None = None
+) -> AsyncIterator[Path]:
     """Its kubeconfig. `answer`: to each request. `as_proxy`: of an API server that can be reached by it alone."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=ssl_context).start()
     try:
         host, port = runner.addresses[0][:2]
-        address = f"http://{host}:{port}"
+        address = f"http{'s' if ssl_context else ''}://{host}:{port}"
         written = kubeconfig("http://kube.invalid", **{"proxy-url": address}) if as_proxy else kubeconfig(address)
         (folder / "config").write_text(written)
         yield folder / "config"

@@ -37,6 +37,7 @@ from concertina.kube.watch.events import Events
 from concertina.kube.watch.lease import Lease, LeaseLost
 from concertina.kube.watch.namespaces import SelectedNamespaces
 from concertina.kube.watch.reflector import Reflector
+from concertina.kube.watch.trainingjobs import Follower, TrainingJobs
 from concertina.plan.facts.decision import Phase
 from concertina.plan.observed import NodeView
 from concertina.plan.plan import plan
@@ -48,8 +49,6 @@ GIVE_UP_SECONDS = 10.0
 COLLECT = (50_000, 20, 20)
 """Python's own thresholds made a quarter of the operator's processor time of looking for cycles among the objects of a
 thousand jobs, up to 0.75 s at a time; nearly all that it drops is in no cycle."""
-KOPF_SECONDS = 5.0
-"""It has so long to end its own tasks."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
 """Until a part that ended is begun again, or a job is looked up again."""
 STEADY_SECONDS = 60.0
@@ -75,7 +74,6 @@ async def serve(settings: Settings) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     access = await load()
-    trainingjobs.check(access)
     looks: list[serving.Look] = []
     metrics.LEADER.labels(LEASE).set(0)
     async with (
@@ -87,16 +85,27 @@ async def serve(settings: Settings) -> int:
         serving.endpoints(settings, looks, TokenReviews(reviewer)),
     ):
         lease = Lease(lease_client, settings.namespace, settings.lease, settings.identity)
-        if not await _unless(stop, lease.acquire()):
-            return 0
-        try:
-            # Not before: the keys may have changed while another operator acted.
-            keys = await master_keys.read(client, settings)
-            operator = Operator(settings, client, pods, lease, keys, trace)
-            looks.append(operator.look)
-            return await operator.run(stop)
-        finally:
-            await lease.release()
+        jobs = TrainingJobs(client, settings.identity, settings.watch_namespaces, settings.health, lambda: lease.held)
+        async with jobs.running():
+            _on_signals(stop)  # kopf has taken them
+            jobs.ended.add_done_callback(functools.partial(_kopf_ended, stop))
+            if not await _unless(stop, lease.acquire()):
+                return int(jobs.ended.done())
+            try:
+                # Not before: the keys may have changed while another operator acted.
+                keys = await master_keys.read(client, settings)
+                operator = Operator(settings, client, pods, lease, keys, trace)
+                looks.append(operator.look)
+                return max(await operator.run(stop, jobs), int(jobs.ended.done()))
+            finally:
+                await lease.release()
+
+
+def _kopf_ended(stop: asyncio.Event, ended: asyncio.Task[None]) -> None:
+    """Stop the process, unless it stops already: kopf can't be begun again in it."""
+    if not stop.is_set():
+        log_event("ended", task="kopf", error=repr(None if ended.cancelled() else ended.exception()))
+        stop.set()
 
 
 Part = Callable[[], Coroutine[Any, Any, None]]
@@ -184,38 +193,28 @@ class Operator:
         self._listings: set[asyncio.Task[None]] = set()
         """Of jobs in namespaces that have just been selected."""
 
-    async def run(self, stop: asyncio.Event) -> int:
-        """The exit code: 0 after `stop`, 1 where kopf has ended, which can't be begun again in the same process."""
+    async def run(self, stop: asyncio.Event, jobs: TrainingJobs) -> int:
+        """The exit code: 0 after `stop`."""
         parts = [asyncio.create_task(_kept_running(name, part), name=name) for name, part in self._parts().items()]
-        stop_kopf = asyncio.Event()
-        kopf: list[asyncio.Task[None]] = []
         try:
             if not await _unless(stop, self._sync()):
                 return 0
             self._queue.start()
-            jobs = trainingjobs.run(
-                self._client,
-                self._settings.identity,
-                self._settings.watch_namespaces,
+            follower = Follower(
                 self._job_versions,
                 ready=lambda namespace: self._pods[namespace].synced.wait(),
                 on_job=self._cache.on_job,
                 on_deleted=self._on_deleted,
                 on_listed=self._on_listed,
-                stop=stop_kopf,
-                started=lambda: _on_signals(stop),
             )
-            kopf.append(asyncio.create_task(jobs, name="kopf"))
-            return await self._watch_over([*kopf, *parts], stop)
+            jobs.follow(follower)
+            return await self._watch_over(parts, stop)
         finally:
             await self._queue.close()  # before the others: no pass may see half of them
             self._reconciler.close()
             self._connections.close()
             for task in (*self._checks.values(), *self._listings):
                 task.cancel()
-            stop_kopf.set()
-            if kopf:
-                await asyncio.wait(kopf, timeout=KOPF_SECONDS)
             for task in parts:
                 task.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
@@ -238,7 +237,7 @@ class Operator:
 
     async def _sync(self) -> None:
         """Returns when all is known that was there before this operator: no pass is made on less. A named namespace
-        that may not be listed is not waited for; its jobs are heard of by `trainingjobs.run`."""
+        that may not be listed is not waited for; its jobs are heard of by `TrainingJobs`."""
         if self._selected is not None:
             await self._selected.reflector.synced.wait()
         pods = (each.synced if namespace is None else each.answered for namespace, each in self._pods.items())
@@ -325,7 +324,7 @@ class Operator:
 
     def _on_listed(self, namespace: str | None, uids: set[str]) -> None:
         """Jobs that are not on a new list of their namespace, or of all, are looked up: they are newer, or their
-        deletion was missed, of which kopf never tells (decision "kopf's tasks without kopf's operator()")."""
+        deletion was missed, of which kopf never tells (decision "kopf through its public API")."""
         for job in [job.view for job in self._cache.jobs()]:
             if job.uid not in uids and namespace in (None, job.namespace):
                 if (under_way := self._checks.get(job.uid)) is not None:

@@ -1,4 +1,4 @@
-"""What this process answers to others by HTTP: the kubelet whether it lives, Prometheus what it has counted."""
+"""What this process answers to Prometheus by HTTP. The kubelet's probes are kopf's."""
 
 from __future__ import annotations
 
@@ -32,28 +32,22 @@ Look = Callable[[], Collector | None]
 async def endpoints(
     settings: Settings, looks: Iterable[Look], reviews: TokenReviews | None = None
 ) -> AsyncIterator[None]:
-    """Serve each endpoint on its own address, with the Lease or without it; `looks` is gone through at each scrape.
-    `reviews`: for `MetricsAccess.REVIEW`. The probes ask for no token: the kubelet has none to show."""
+    """Serve the metrics on their address, with the Lease or without it; `looks` is gone through at each scrape.
+    `reviews`: for `MetricsAccess.REVIEW`."""
     guard = _Guard(settings.metrics_access, settings.metrics_token, reviews)
     disable_created_metrics()  # else each counter has a second series
-    async with contextlib.AsyncExitStack() as open_ones:
-        for path, address, answer in (
-            ("/healthz", settings.health, _healthy),
-            ("/metrics", settings.metrics, _Metrics(guard, looks).answer),
-        ):
-            if address is not None:
-                app = web.Application()
-                app.add_routes([web.get(path, answer)])
-                runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
-                await runner.setup()
-                open_ones.push_async_callback(runner.cleanup)
-                await web.TCPSite(runner, *address).start()
+    if settings.metrics is None:
         yield
-
-
-async def _healthy(_: web.Request) -> web.Response:
-    """200 for as long as the event loop turns."""
-    return web.Response(text="ok")
+        return
+    app = web.Application()
+    app.add_routes([web.get("/metrics", _Metrics(guard, looks).answer)])
+    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, *settings.metrics).start()
+        yield
+    finally:
+        await runner.cleanup()
 
 
 class _Guard:

@@ -19,13 +19,9 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]')
 
 
 def loads(text: str | bytes) -> Any:
-    """As json.loads, in half the time; where that gives up, as shallow_loads."""
+    """As json.loads, in half the time; where that gives up, without what is nested deeply."""
     try:
-        return from_json(text)
-    except ValueError:  # nested deeper than it reads, or no JSON
-        pass
-    try:
-        return json.loads(text)
+        return _loads_whole(text)
     except RecursionError:
         return _loads_cut(text)
 
@@ -38,10 +34,22 @@ def dumps(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
-def shallow_loads(text: str | bytes) -> Any:
-    """With LEFT_OUT in the place of what is nested deeper than DEEPEST."""
-    decoded = loads(text)
-    return _loads_cut(text) if _is_deep(decoded) else decoded
+def cut(text: bytes) -> bytes:
+    """The same JSON, with LEFT_OUT in the place of what is nested deeper than DEEPEST."""
+    if text.count(b"[") + text.count(b"{") <= DEEPEST:
+        return text
+    try:
+        deep = _is_deep(_loads_whole(text))
+    except RecursionError:
+        deep = True
+    return _cut(text).encode() if deep else text
+
+
+def _loads_whole(text: str | bytes) -> Any:
+    try:
+        return from_json(text)
+    except ValueError:  # nested deeper than it reads, or no JSON
+        return json.loads(text)
 
 
 def _loads_cut(text: str | bytes) -> Any:

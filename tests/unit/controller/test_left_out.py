@@ -19,8 +19,9 @@ from concertina.controller.settings import from_environment
 from concertina.kube import access
 from concertina.kube.client import Client
 from concertina.kube.resources import Raw
-from concertina.kube.watch import reflector, trainingjobs
+from concertina.kube.watch import kopf_session, reflector
 from concertina.kube.watch.lease import Lease
+from concertina.kube.watch.trainingjobs import TrainingJobs
 
 ENVIRONMENT = {
     "CONCERTINA_NAMESPACE": "concertina",
@@ -90,7 +91,9 @@ async def acting(folder: Path, server: ApiServer, namespaces: str) -> AsyncItera
         reached = await access.load(str(await stack.enter_async_context(api_server(folder, server.answer))))
         client = await stack.enter_async_context(Client(reached, give_up_after=0.0))
         known = operator.Operator(settings, client, client, Lease(client, "concertina", "l", "me"), keys, None)
-        running = asyncio.create_task(known.run(stop))
+        jobs = TrainingJobs(client, "me", settings.watch_namespaces)
+        await stack.enter_async_context(jobs.running())
+        running = asyncio.create_task(known.run(stop, jobs))
         try:
             async with asyncio.timeout(LIMIT):
                 yield known
@@ -110,8 +113,7 @@ def served(known: operator.Operator) -> list[str]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reflector, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(reflector, "LONGEST_FORBIDDEN_SECONDS", 0.01)
-    monkeypatch.setattr(trainingjobs, "UNKNOWN_SECONDS", 0.01)
-    monkeypatch.setattr(operator, "KOPF_SECONDS", 0.05)  # it would wait for the server's tasks, too
+    monkeypatch.setattr(kopf_session, "UNKNOWN_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize("refused", [{"b/pods", "b/trainingjobs"}, {"b/pods"}, {"b/trainingjobs"}])

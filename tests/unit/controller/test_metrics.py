@@ -124,8 +124,8 @@ def served(
     asyncio.run(scenario())
 
 
-def test_metrics_are_looked_at_and_served_in_either_format_and_health_beside_them() -> None:
-    health, port = processes.free_ports("127.0.0.1", 2)
+def test_metrics_are_looked_at_and_served_in_either_format() -> None:
+    (port,) = processes.free_ports("127.0.0.1", 1)
     url = f"http://127.0.0.1:{port}/metrics"
     looked: list[None] = []
 
@@ -139,13 +139,8 @@ def test_metrics_are_looked_at_and_served_in_either_format_and_health_beside_the
             assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
             assert {family.name for family in parse_openmetrics(await answer.text())} == plain.keys()
         assert len(looked) == 2
-        async with session.get(f"http://127.0.0.1:{health}/healthz") as answer:
-            assert await answer.text() == "ok"
-        async with session.get(f"http://127.0.0.1:{health}/metrics") as answer:
-            assert answer.status == 404
 
-    addresses = {"CONCERTINA_HEALTH": f"127.0.0.1:{health}", "CONCERTINA_METRICS": f"127.0.0.1:{port}"}
-    served(ask, [lambda: looked.append(None)], **addresses)
+    served(ask, [lambda: looked.append(None)], CONCERTINA_METRICS=f"127.0.0.1:{port}")
 
 
 def test_a_crowd_that_asks_at_once_shares_what_is_made() -> None:

@@ -95,9 +95,13 @@ def written(content: bytes) -> JobSpec:
     return parse_spec({"spec": json.loads(content)})
 
 
+def as_kopf_reads(content: bytes) -> Any:
+    return json.loads(deep_json.cut(content))
+
+
 def viewed(content: bytes) -> JobView:
     """As the reflector has it: whatever nested, a view with a spec or a sentence."""
-    view = job_view({"metadata": METADATA, "spec": deep_json.shallow_loads(content)})
+    view = job_view({"metadata": METADATA, "spec": as_kopf_reads(content)})
     assert bool(view.spec) != bool(view.spec_error)
     written_back(dataclasses.replace(TRAINS, job=dataclasses.replace(view, status=TRAINS.job.status)))
     return view
@@ -110,7 +114,7 @@ def written_back(observed: JobObservation) -> JobStatus:
 
 def status(content: bytes) -> JobStatus:
     """What is kept of it, planned on and written again."""
-    told = deep_json.shallow_loads(content)
+    told = as_kopf_reads(content)
     view = job_view({"metadata": METADATA, "spec": {}, "status": told if isinstance(told, dict) else {}})
     return written_back(dataclasses.replace(TRAINS, job=dataclasses.replace(TRAINS.job, status=view.status)))
 
@@ -152,7 +156,7 @@ READERS = {
     "a view of a job": Reader(viewed, [json.dumps(each).encode() for each in SPECS], (ValueError,), JobView),
     "a status": Reader(status, [STATUS], (ValueError,), JobStatus),
     "what is nested": Reader(deep_json.loads, [json.dumps(JOB).encode()], (ValueError,)),
-    "what is nested, for kopf": Reader(deep_json.shallow_loads, [json.dumps(JOB).encode()], (ValueError,)),
+    "what is nested, for kopf": Reader(as_kopf_reads, [json.dumps(JOB).encode()], (ValueError,)),
     "a refusal": Reader(refused, [json.dumps(REFUSED).encode()], (), ApiError),
     "why there is no room": Reader(said, SAYS, (), (int, type(None))),
     "the end of a command in a pod": Reader(

@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
-from builders.api_server import api_server, group, kind
+from builders.api_server import api_server, group, kind, kubeconfig, no_success
 from builders.until import until_async
 from concertina.kube import access
 from concertina.kube.client import Client
 from concertina.kube.resources import Raw
-from concertina.kube.watch import trainingjobs
+from concertina.kube.watch import kopf_session
+from concertina.kube.watch.trainingjobs import Follower, TrainingJobs
+from concertina.local.control_plane.certificates import Authority
+from concertina.local.host import processes
 
 GROUP, VERSION = "concertina.dev", "v1beta1"
 LIMIT = 20.0  # only to give up
@@ -29,20 +35,31 @@ def job(uid: str, namespace: str = "a") -> Raw:
 
 @dataclass
 class ApiServer:
-    """`jobs` is what its lists say, by uid; `forget()` ends each watch as one that began too long ago."""
+    """`jobs` is what its lists say, by uid, and `sent` what each watch begins with; `forget()` ends each watch as one
+    that began too long ago, `hang_up()` without a word."""
 
     jobs: dict[str, Raw] = field(default_factory=dict)
+    sent: bytes = b""
     discovered: bool = True
+    token: str = ""
+    queries: list[dict[str, str]] = field(default_factory=list)
+    """Of the watches."""
     scans: int = 0
     lists: int = 0
     watches: int = 0
-    _gone: asyncio.Event = field(default_factory=asyncio.Event)
+    _ends: asyncio.Future[bytes] = field(default_factory=asyncio.Future)
 
     def forget(self) -> None:
-        self._gone.set()
-        self._gone = asyncio.Event()
+        status = {"kind": "Status", "code": 410, "message": "too old resource version"}
+        self.hang_up(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+
+    def hang_up(self, last_words: bytes = b"") -> None:
+        self._ends.set_result(last_words)
+        self._ends = asyncio.Future()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Authorization", "") != self.token:
+            return no_success(401, "Unauthorized")
         if request.path.endswith("/trainingjobs"):
             namespace = request.path.split("/namespaces/")[1].split("/")[0] if "/namespaces/" in request.path else None
             return await (self._watch(request) if "watch" in request.query else self._list(namespace))
@@ -71,9 +88,9 @@ class ApiServer:
         response = web.StreamResponse()
         await response.prepare(request)
         self.watches += 1
-        await self._gone.wait()
-        status = {"kind": "Status", "code": 410, "message": "too old resource version"}
-        await response.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+        self.queries.append(dict(request.query))
+        await response.write(self.sent)
+        await response.write(await asyncio.shield(self._ends))
         return response
 
 
@@ -101,26 +118,17 @@ async def following(
         api_server(folder, server.answer, as_proxy) as config,
         Client(await access.load(str(config)), give_up_after=0.0) as client,
     ):
-        kopf = asyncio.create_task(
-            trainingjobs.run(
-                client,
-                "me",
-                namespaces,
-                dict(versions or {}),
-                ready=lambda namespace: (holds or {}).get(namespace, passed).wait(),
-                on_job=lambda obj: told.jobs.append(obj["metadata"]["uid"]),
-                on_deleted=told.deleted.append,
-                on_listed=lambda namespace, uids: told.listed.append((namespace, uids)),
-                stop=asyncio.Event(),
-                started=lambda: None,
-            )
+        follower = Follower(
+            dict(versions or {}),
+            ready=lambda namespace: (holds or {}).get(namespace, passed).wait(),
+            on_job=lambda obj: told.jobs.append(obj["metadata"]["uid"]),
+            on_deleted=told.deleted.append,
+            on_listed=lambda namespace, uids: told.listed.append((namespace, uids)),
         )
-        try:
-            async with asyncio.timeout(LIMIT):
-                yield told
-        finally:
-            kopf.cancel()  # it would wait for the server's tasks, as for all that it does not know
-            await asyncio.wait([kopf], timeout=LIMIT)
+        jobs = TrainingJobs(client, "me", namespaces)
+        async with jobs.running(), asyncio.timeout(LIMIT):
+            jobs.follow(follower)
+            yield told
 
 
 def test_a_list_that_names_no_job_is_told_as_well(tmp_path: Path) -> None:
@@ -177,7 +185,7 @@ def test_a_namespace_is_listed_once_it_is_ready_and_waited_for_by_no_other(tmp_p
 
 def test_kopf_looks_for_the_resource_until_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks once, and says only to the log that it found nothing; a list may be had before."""
-    monkeypatch.setattr(trainingjobs, "UNKNOWN_SECONDS", 0.01)
+    monkeypatch.setattr(kopf_session, "UNKNOWN_SECONDS", 0.01)
 
     async def scenario() -> None:
         server = ApiServer({"u1": job("u1")}, discovered=False)
@@ -195,5 +203,124 @@ def test_kopf_goes_through_the_proxy_of_the_kubeconfig(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with following(tmp_path, ApiServer({"u1": job("u1")}), as_proxy=True) as told:
             await until_async(lambda: told.jobs, "the job", lambda: told)
+
+    asyncio.run(scenario())
+
+
+def event(obj: Raw, kind: str = "MODIFIED") -> bytes:
+    return json.dumps({"type": kind, "object": obj}).encode() + b"\n"
+
+
+def test_a_watch_begins_at_the_list_and_goes_on_where_it_broke(tmp_path: Path) -> None:
+    """The API server sends none of its own initial events: their memory has no bound."""
+
+    async def scenario() -> None:
+        server = ApiServer({"u1": job("u1")}, sent=event({"metadata": {"resourceVersion": "12"}}, "BOOKMARK"))
+        async with following(tmp_path, server) as told:
+            await until_async(lambda: server.watches, "the watch", lambda: told)
+            server.hang_up()
+            await until_async(lambda: server.watches == 2, "the watch again", lambda: told)
+            assert [query["resourceVersion"] for query in server.queries] == ["9", "12"]
+            assert not {"sendInitialEvents", "resourceVersionMatch"}.intersection(*server.queries)
+            assert server.lists == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_nests_too_deeply_keeps_from_no_other_job(tmp_path: Path) -> None:
+    deep = event({**job("deep"), "spec": "SPEC"}).replace(b'"SPEC"', b"[" * 20_000 + b"]" * 20_000)
+
+    async def scenario() -> None:
+        server = ApiServer(sent=deep + event(job("next")) + event(job("deep"), "DELETED"))
+        async with following(tmp_path, server) as told:
+            await until_async(lambda: told.deleted, "the end of the first", lambda: told)
+            assert (sorted(told.jobs), told.deleted) == (["deep", "next"], ["deep"])
+            assert server.lists == 1
+
+    asyncio.run(scenario())
+
+
+def test_half_an_event_before_the_stream_ends_is_no_event(tmp_path: Path) -> None:
+    """A proxy that is stopped ends it like this."""
+
+    async def scenario() -> None:
+        server = ApiServer(sent=event(job("u1"))[:-20])
+        async with following(tmp_path, server) as told:
+            await until_async(lambda: server.watches, "the watch", lambda: told)
+            server.sent = event(job("u2"))
+            server.hang_up()
+            await until_async(lambda: told.jobs, "the next event", lambda: told)
+            assert told.jobs == ["u2"]
+
+    asyncio.run(scenario())
+
+
+def test_a_token_that_is_refused_is_renewed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = ApiServer({"u1": job("u1")}, token="Bearer second")
+        async with api_server(tmp_path, server.answer) as config:
+            written = json.loads(config.read_text())
+            token = tmp_path / "token"
+            token.write_text("first")
+            written["users"][0]["user"] = {"tokenFile": str(token)}
+            config.write_text(json.dumps(written))
+            async with (
+                Client(await access.load(str(config)), give_up_after=0.0) as client,
+                TrainingJobs(client, "me", ()).running(),
+                asyncio.timeout(LIMIT),
+            ):
+                token.write_text("second")
+                await until_async(lambda: server.scans, "the discovery", lambda: server)
+
+    asyncio.run(scenario())
+
+
+def test_a_name_of_the_server_that_is_not_in_its_address_holds_for_kopf_too(tmp_path: Path) -> None:
+    """As a tunnel needs it."""
+    authority = Authority.create(tmp_path / "ca")
+    pair = authority.issue("server", "kube.example", hosts=["kube.example"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+
+    async def scenario() -> None:
+        server = ApiServer({"u1": job("u1")})
+        async with api_server(tmp_path, server.answer, ssl_context=context) as config:
+            trusted = {"certificate-authority": str(authority.pair.certificate), "tls-server-name": "kube.example"}
+            (address,) = [each["cluster"]["server"] for each in json.loads(config.read_text())["clusters"]]
+            config.write_text(kubeconfig(address, **trusted))
+            async with (
+                Client(await access.load(str(config)), give_up_after=0.0) as client,
+                TrainingJobs(client, "me", ()).running(),
+                asyncio.timeout(LIMIT),
+            ):
+                await until_async(lambda: server.scans, "the discovery", lambda: server)
+
+    asyncio.run(scenario())
+
+
+def test_probes_are_answered_before_jobs_are_followed(tmp_path: Path) -> None:
+    """A standby lives, too."""
+    (port,) = processes.free_ports("127.0.0.1", 1)
+    url = f"http://127.0.0.1:{port}/healthz"
+
+    async def health(session: aiohttp.ClientSession) -> tuple[int, Any] | None:
+        with contextlib.suppress(aiohttp.ClientConnectionError):
+            async with session.get(url) as answer:
+                return answer.status, await answer.json()
+        return None
+
+    async def scenario() -> None:
+        server = ApiServer()
+        async with (
+            api_server(tmp_path, server.answer) as config,
+            Client(await access.load(str(config)), give_up_after=0.0) as client,
+            TrainingJobs(client, "me", (), ("127.0.0.1", port), lambda: True).running(),
+            aiohttp.ClientSession() as session,
+            asyncio.timeout(LIMIT),
+        ):
+            while (answer := await health(session)) is None:
+                await asyncio.sleep(0.01)
+            assert answer == (200, {"leads": True})
+            assert server.watches == 0
 
     asyncio.run(scenario())

@@ -1,38 +1,35 @@
-"""TrainingJobs through kopf: events only. kopf writes nothing into the user's object and holds none of our state."""
+"""TrainingJobs through kopf's public API: its event handlers, its probes, its settings, and an HTTP session of ours.
+
+kopf writes nothing into the user's object and holds none of our state.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import logging
-import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import kopf
-from kopf._cogs.clients import api as kopf_client
-from kopf._cogs.clients import fetching, scanning
 
-from concertina import backoff, metrics
+from concertina import backoff
 from concertina.api import GROUP, PLURAL, VERSION
-from concertina.kube import deep_json
-from concertina.kube.access import Access, NoAccess
 from concertina.kube.client import Client, once_reachable
 from concertina.kube.errors import Forbidden, Gone, NotFound
 from concertina.kube.resources import TRAINING_JOBS, Raw
-from concertina.kube.watch.reflector import WatchEnd
+from concertina.kube.watch import kopf_session
 
 log = logging.getLogger(__name__)
-_stream, _scan = kopf_client.stream, scanning.scan_resources
-UNKNOWN_SECONDS = 1.0
-"""Until the API server is asked again whether it knows TrainingJobs."""
 WORKER_SECONDS = 3600.0
 """For which kopf keeps a job's worker that has nothing to do. To begin one costs its watch a turn of the event loop:
 with a thousand jobs it fell behind, was ended by the API server, and told of deletions a minute late."""
-
-
+END_SECONDS = 5.0
+"""kopf has so long to end its own tasks."""
 KEPT_OF_METADATA = {"name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"}
 """By kopf, of an object that has been handled."""
 
@@ -58,16 +55,6 @@ class _NoDiffs(kopf.DiffBaseStorage):
         pass
 
 
-def check(access: Access) -> None:
-    """Raises NoAccess where kopf would never connect, while all other requests are answered."""
-    if access.server_name is not None:
-        raise NoAccess(
-            f"The kubeconfig's tls-server-name ({access.server_name}) can't be used by the operator: kopf, which "
-            "watches TrainingJobs for it, knows the API server by its address alone. Give it a `server` whose name "
-            "is in the API server's certificate, or run the operator in the cluster."
-        )
-
-
 @dataclass(frozen=True)
 class Listed:
     """The uids that a list named, and its resourceVersion."""
@@ -91,7 +78,7 @@ async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw
             if not warned:
                 log.warning("TrainingJobs are not known to the API server: install the chart's CRD; waiting for it")
             warned = True
-            await asyncio.sleep(UNKNOWN_SECONDS)
+            await asyncio.sleep(kopf_session.UNKNOWN_SECONDS)
 
 
 async def list_jobs_once_allowed(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
@@ -105,7 +92,7 @@ async def list_jobs_once_allowed(client: Client, namespace: str | None, on_job: 
                 what = "no job is" if namespace is None else f"namespace {namespace} is not"
                 log.warning("%s served until its TrainingJobs may be listed: %s", what, error)
             warned = True
-            await asyncio.sleep(UNKNOWN_SECONDS)
+            await asyncio.sleep(kopf_session.UNKNOWN_SECONDS)
 
 
 async def _list(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
@@ -118,56 +105,122 @@ async def _list(client: Client, namespace: str | None, on_job: Callable[[Raw], N
     return Listed(uids, version)
 
 
-async def run(
-    client: Client,
-    identity: str,
-    namespaces: Sequence[str],
-    versions: dict[str | None, str],
-    ready: Callable[[str | None], Awaitable[object]],
-    on_job: Callable[[Raw], None],
-    on_deleted: Callable[[str], None],
-    on_listed: Callable[[str | None, set[str]], None],
-    stop: asyncio.Event,
-    started: Callable[[], None],
-) -> None:
-    """Until `stop` is set: `on_job` gets each TrainingJob that is new or has changed, `on_deleted` the uid of one that
-    is gone, and `on_listed` the uids of all jobs of a namespace (None: of all) each time that they have been listed, as
-    kopf tells of no deletion that it missed. `versions`: of lists that the caller has just made, by namespace, from
-    which the first watch goes on. Another namespace is listed as soon as `ready` of it returns. `started` is called
-    once kopf has set itself up: it has taken over the handling of signals by then, which the caller may want back."""
-    # kopf has no setting for how it decodes: with the standard library's limits, one tenant's manifest ends the watch.
-    setattr(kopf_client, "json", types.SimpleNamespace(loads=deep_json.shallow_loads))  # noqa: B010
-    _count_watches()
-    setattr(scanning, "scan_resources", _scan_until_known)  # noqa: B010
-    listing = functools.partial(_listing, client, versions, ready, on_job, on_listed)
-    setattr(fetching, "fetch_objs", listing)  # noqa: B010
-    others = asyncio.all_tasks()
-    registry = kopf.OperatorRegistry()
+@dataclass(frozen=True)
+class Follower:
+    """What hears of TrainingJobs."""
 
-    @kopf.on.login(registry=registry)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await _connection(client.access)
+    versions: dict[str | None, str]
+    """Of lists that the follower has just made, by namespace (None: of all): their watches go on from there."""
+    ready: Callable[[str | None], Awaitable[object]]
+    """Another namespace is listed as soon as this returns."""
+    on_job: Callable[[Raw], None]
+    """Gets each TrainingJob that is new or has changed."""
+    on_deleted: Callable[[str], None]
+    """Gets the uid of one that is gone."""
+    on_listed: Callable[[str | None, set[str]], None]
+    """Gets the uids of all jobs of a namespace each time that they have been listed, as kopf tells of no deletion that
+    it missed."""
 
-    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def on_event(type: str | None, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
-        if type == "DELETED":
-            on_deleted(body["metadata"]["uid"])
-            return
-        on_job(dict(body))
-        strip(event["object"])  # type: ignore[arg-type] # kopf's type knows no other fields
 
-    tasks = await kopf.spawn_tasks(
-        registry=registry,
-        settings=_settings(),
-        identity=identity,  # type: ignore[arg-type] # kopf's own guess asks for the user's name, and pods' have none
-        standalone=True,
-        clusterwide=not namespaces,
-        namespaces=namespaces,
-        stop_flag=stop,
-    )
-    started()
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: _complain(loop, context, stop))
-    await kopf.run_tasks(tasks, ignored=others)
+class TrainingJobs:
+    """kopf's operator. It answers probes from its start, and watches jobs once somebody follows them."""
+
+    def __init__(
+        self,
+        client: Client,
+        identity: str,
+        namespaces: Sequence[str],
+        health: tuple[str, int] | None = None,
+        leads: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`health`: host and port of /healthz, which says in JSON whether this process `leads`."""
+        self._client = client
+        self._identity = identity
+        self._namespaces = namespaces
+        self._health = health
+        self._leads = leads
+        self._followed = asyncio.Event()
+        self._follower: Follower
+        self.ended: asyncio.Task[None]
+        """Done once a task of kopf's has ended, with its error."""
+
+    def follow(self, follower: Follower) -> None:
+        """Begin to watch. There is one follower in the life of a process."""
+        self._follower = follower
+        self._followed.set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run kopf. It takes over the handling of signals, which the caller may want back."""
+        stop = asyncio.Event()
+        tasks = await kopf.spawn_tasks(
+            registry=self._registry(),
+            settings=_settings(),
+            identity=self._identity,  # type: ignore[arg-type] # kopf's own guess asks for the user's name: pods have none
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+            liveness_endpoint=None if self._health is None else _url(*self._health),
+            stop_flag=stop,
+        )
+        self.ended = asyncio.create_task(_first_end(tasks), name="kopf")
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: _complain(loop, context, stop))
+        try:
+            yield
+        finally:
+            # Not by kopf.run_tasks(), which waits 5 s for every task of the process and cancels it then.
+            stop.set()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait([*tasks, self.ended], timeout=END_SECONDS)
+
+    def _registry(self) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+        session = kopf_session.KopfSession(self._client.access, self._begin, self._begun)
+
+        @kopf.on.login(registry=registry)
+        async def login(**_: Any) -> kopf.AiohttpSession:
+            return session.login()
+
+        @kopf.on.probe(id="leads", registry=registry)
+        async def leads(**_: Any) -> bool:
+            return self._leads()
+
+        @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+        async def on_event(type: str | None, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
+            if type == "DELETED":
+                self._follower.on_deleted(body["metadata"]["uid"])
+                return
+            self._follower.on_job(dict(body))
+            strip(event["object"])  # type: ignore[arg-type] # kopf's type knows no other fields
+
+        return registry
+
+    async def _begin(self, namespace: str | None) -> str:
+        """List the jobs of a namespace, unless it has been done and no watch has begun since."""
+        await self._followed.wait()
+        follower = self._follower
+        if namespace not in follower.versions:
+            await follower.ready(namespace)
+            listed = await list_jobs_once_allowed(self._client, namespace, follower.on_job)
+            follower.on_listed(namespace, listed.uids)
+            follower.versions[namespace] = listed.version
+        return follower.versions[namespace]
+
+    def _begun(self, namespace: str | None) -> None:
+        self._follower.versions.pop(namespace, None)
+
+
+async def _first_end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Return, or raise what ended it, when the first of these tasks has ended."""
+    ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in ended:
+        if not task.cancelled():
+            task.result()
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/healthz"
 
 
 def strip(obj: Raw) -> None:
@@ -178,61 +231,6 @@ def strip(obj: Raw) -> None:
         del obj[field]
     for field in metadata.keys() - KEPT_OF_METADATA:
         del metadata[field]
-
-
-def _count_watches() -> None:
-    """kopf tells nobody of a watch that ended, and watches nothing but TrainingJobs here."""
-    metrics.begin_at_zero(metrics.WATCH_RESTARTS, [PLURAL], WatchEnd)
-    setattr(kopf_client, "stream", _counted)  # noqa: B010
-
-
-async def _counted(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-    end = WatchEnd.CLOSED
-    try:
-        async for event in _stream(*args, **kwargs):
-            if event["type"] == "ERROR":
-                end = WatchEnd.GONE
-            yield event
-    except Exception:
-        end = WatchEnd.BROKEN
-        raise
-    finally:
-        metrics.WATCH_RESTARTS.labels(PLURAL, end).inc()
-
-
-async def _scan_until_known(**kwargs: Any) -> Collection[Any]:
-    """kopf looks once what the API server knows, and would run on without TrainingJobs: they are listed a moment before
-    they are named there, and behind a load balancer another API server may be asked that does not know them yet."""
-    warned = False
-    while True:
-        known = await _scan(**kwargs)
-        if any((found.group, found.version, found.plural) == (GROUP, VERSION, PLURAL) for found in known):
-            return known
-        if not warned:
-            log.warning("the API server does not name TrainingJobs among its resources yet; asked again until it does")
-        warned = True
-        await asyncio.sleep(UNKNOWN_SECONDS)
-
-
-async def _listing(
-    client: Client,
-    versions: dict[str | None, str],
-    ready: Callable[[str | None], Awaitable[object]],
-    on_job: Callable[[Raw], None],
-    on_listed: Callable[[str | None, set[str]], None],
-    *,
-    namespace: str | None,
-    **_: Any,
-) -> AsyncIterator[tuple[Collection[Raw], str]]:
-    """Replace kopf's own list, which reads 500 objects at a time, whatever their size. kopf hears of no object of
-    it: it would begin a worker for each, and its handlers hear neither that nothing is listed nor of a list's end."""
-    version = versions.pop(namespace, "")
-    if not version:
-        await ready(namespace)
-        listed = await list_jobs_once_allowed(client, namespace, on_job)
-        on_listed(namespace, listed.uids)
-        version = listed.version
-    yield (), version
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any], stop: asyncio.Event) -> None:
@@ -248,27 +246,13 @@ def _settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.networking.error_backoffs = Backoffs()
-    settings.networking.request_timeout = 15
+    settings.networking.request_timeout = None  # the session's are counted without the time that a request waits
+    settings.watching.initial_streaming = True  # no list of kopf's own: the session begins each watch at one of ours
+    settings.watching.inactivity_timeout = math.inf
     settings.watching.server_timeout = 300
     settings.watching.reconnect_backoff = 0.05
     settings.queueing.exit_timeout = 0.5
     settings.queueing.idle_timeout = WORKER_SECONDS
-    logging.getLogger("kopf").setLevel(logging.WARNING)
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+    for logger in ("kopf", "kopf.objects", "aiohttp.access"):  # the last has a line for each probe
+        logging.getLogger(logger).setLevel(logging.WARNING)
     return settings
-
-
-async def _connection(access: Access) -> kopf.ConnectionInfo:
-    scheme, _, token = (await access.authorization()).partition(" ")
-    certificate, key = access.certificate or (None, None)
-    return kopf.ConnectionInfo(
-        server=access.server,
-        ca_path=access.ca_file,
-        insecure=not access.verify,
-        scheme=scheme or None,
-        token=token or None,
-        certificate_path=certificate,
-        private_key_path=key,
-        default_namespace=access.namespace,
-        proxy_url=access.proxy,
-    )

@@ -1,0 +1,158 @@
+"""The HTTP session that kopf is given: its public hook for what it has no setting for.
+
+kopf lists by a number of objects, whatever their size, tells nobody of what a later list no longer names, decodes with
+Python's limits, and looks once for the kinds that the API server knows. Here each of its watches begins at a list of
+ours, and what it reads is made safe to read (decision "kopf through its public API").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import kopf
+
+from concertina import metrics
+from concertina.api import GROUP, PLURAL, VERSION
+from concertina.kube import deep_json
+from concertina.kube.access import Access
+from concertina.kube.client import READ_AHEAD, REQUEST_SECONDS, WATCH_SILENCE_SECONDS
+from concertina.kube.watch.reflector import WatchEnd
+
+log = logging.getLogger(__name__)
+UNKNOWN_SECONDS = 1.0
+"""Until the API server is asked again whether it knows TrainingJobs."""
+_INITIAL_EVENTS = {"sendInitialEvents", "resourceVersionMatch"}
+_ERROR = b'{"type":"ERROR"'
+
+
+class KopfSession:
+    """A middleware for kopf's requests: discovery and watches."""
+
+    def __init__(
+        self,
+        access: Access,
+        begin: Callable[[str | None], Awaitable[str]],
+        begun: Callable[[str | None], None],
+    ) -> None:
+        """`begin` returns the resourceVersion at which the watch of a namespace (None: of all) begins. It may wait for
+        as long as it likes. `begun` is called once the API server has accepted that watch."""
+        self._access = access
+        self._begin = begin
+        self._begun = begun
+        self._warned = False
+        metrics.begin_at_zero(metrics.WATCH_RESTARTS, [PLURAL], WatchEnd)
+
+    def login(self) -> kopf.AiohttpSession:
+        """Return a new session; kopf closes it."""
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._access.ssl_context()),
+            headers={"User-Agent": "concertina"},
+            proxy=self._access.proxy,
+            read_bufsize=READ_AHEAD,
+            middlewares=(self._requested,),
+        )
+        return kopf.AiohttpSession(
+            server=self._access.server, default_namespace=self._access.namespace, aiohttp_session=session
+        )
+
+    async def _requested(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if "watch" in request.url.query:
+            return await self._watch(request, handler)
+        while True:
+            response = await self._answer(request, handler)
+            if _names_training_jobs(request.url.path, response.status, await response.read()):
+                return response
+            if not self._warned:
+                log.warning("the API server does not name TrainingJobs among its resources yet; asked until it does")
+            self._warned = True
+            await asyncio.sleep(UNKNOWN_SECONDS)
+
+    async def _watch(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Begin a watch at a list of ours instead of the API server's initial events."""
+        *_, above, namespace, _plural = request.url.parts
+        of = namespace if above == "namespaces" else None
+        begins = "resourceVersion" not in request.url.query
+        if begins:
+            query = {name: value for name, value in request.url.query.items() if name not in _INITIAL_EVENTS}
+            request.url = request.url.with_query({**query, "resourceVersion": await self._begin(of)})
+        response = await self._answer(request, handler, streams=True)
+        if response.status < 400:
+            if begins:
+                self._begun(of)
+            response.content = _Lines(response.content)  # type: ignore[assignment] # it stands in for a StreamReader
+        return response
+
+    async def _answer(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType, streams: bool = False
+    ) -> aiohttp.ClientResponse:
+        """The API server's answer, with its body unless it `streams`. kopf's own timeouts would count the waiting."""
+        response = await self._authorized(request, handler, streams)
+        if response.status == 401:
+            response.close()
+            await self._access.renew(request.headers.get("Authorization", ""))
+            response = await self._authorized(request, handler, streams)
+        return response
+
+    async def _authorized(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType, streams: bool
+    ) -> aiohttp.ClientResponse:
+        request.server_hostname = self._access.server_name
+        if authorization := await self._access.authorization():
+            request.headers["Authorization"] = authorization
+        async with asyncio.timeout(WATCH_SILENCE_SECONDS if streams else REQUEST_SECONDS):
+            response = await handler(request)
+            if not streams:
+                await response.read()
+        return response
+
+
+def _names_training_jobs(path: str, status: int, body: bytes) -> bool:
+    """Return False where a page of discovery should name TrainingJobs and does not yet: they are listed a moment before
+    they are named there, and behind a load balancer another API server may be asked that does not know them yet."""
+    if status >= 400 and status != 404:
+        return True  # kopf asks again
+    try:
+        if path.endswith("/apis"):
+            return any(group["name"] == GROUP for group in deep_json.loads(body)["groups"])
+        if path.endswith(f"/apis/{GROUP}/{VERSION}"):
+            return any(kind["name"] == PLURAL for kind in deep_json.loads(body)["resources"])
+    except (ValueError, KeyError, TypeError):  # a proxy's page, or no such group yet
+        return False
+    return True
+
+
+class _Lines:
+    """The body of a watch: complete lines that kopf can decode, and silence is an end."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
+        end, rest = WatchEnd.CLOSED, b""
+        try:
+            while data := await self._read():
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    if line.startswith(_ERROR):
+                        end = WatchEnd.GONE
+                    yield deep_json.cut(line) + b"\n"
+        except Exception:
+            end = WatchEnd.BROKEN
+            raise
+        finally:
+            metrics.WATCH_RESTARTS.labels(PLURAL, end).inc()
+
+    async def _read(self) -> bytes:
+        async with asyncio.timeout(WATCH_SILENCE_SECONDS):
+            return await self._content.readany()
