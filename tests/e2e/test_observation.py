@@ -23,7 +23,8 @@ from builders.until import until
 from concertina.api.status import JobStatus
 from concertina.cli.diagnose import FOUND
 from concertina.diagnosis.problems import Problem
-from concertina_data.places import CacheSettings, open_place, read_manifest
+from concertina_data.opening import open_place, read_manifest
+from concertina_data.places import CacheSettings
 from concertina_protocol.traces import trace_id
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(600)]

@@ -1,4 +1,4 @@
-"""Shards opened ahead of their use, by several threads, and so many at most."""
+"""How a data set is opened: its place and manifest, and its shards, ahead of their use and a bounded number of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
+from concertina_data.manifest import NAME, DataManifest, parse
 from concertina_data.order import WINDOW
+from concertina_data.places import CacheSettings, InPlace, OnWait, Place
+from concertina_state.errors import BadInput
 
 FETCH_THREADS = 4
 """Shards that a worker fetches and checks at once: of one store more make nothing faster, and all share the cores."""
@@ -21,6 +24,37 @@ LAST_SECONDS = 5.0
 """For which the interpreter's end waits for what is being fetched: a thread that comes back from a library after that
 would abort the process."""
 T = TypeVar("T")
+
+
+def open_place(uri: str, cache: CacheSettings) -> Place:
+    """Open the folder or the store that holds a data set.
+
+    Args:
+        uri: A path, or a URI of `file://`, `s3://`, `gs://` or `az://`.
+        cache: How this machine keeps what a store gives. A folder is read in place.
+
+    Raises:
+        BadInput: It does not exist, or the settings for the store can't be used.
+        StorageError: The store can't be reached.
+    """
+    if uri.partition("://")[0] == "file" or "://" not in uri:
+        return InPlace(uri)
+    from concertina_data.cache import Stored  # needs obstore
+
+    return Stored(uri, cache)
+
+
+def read_manifest(place: Place, on_wait: OnWait = lambda reason, seconds: None) -> DataManifest:
+    """Read the manifest of a data set.
+
+    Raises:
+        BadInput: There is none, or it can't be parsed.
+        StorageError: The store can't be reached.
+    """
+    text = place.get(NAME, on_wait)
+    if text is None:
+        raise BadInput(f"{place.uri} has no {NAME}: build the data there, or correct the URI of the data.")
+    return parse(text, place.uri)
 
 
 class Threads:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Protocol
 
 from concertina_data.files import Content, ManifestFile, mapped
-from concertina_data.manifest import NAME, DataManifest, parse
 from concertina_state.errors import BadInput
 
 OnWait = Callable[[str, float], None]
@@ -102,20 +101,3 @@ class InPlace:
         if not wanted.matches(content):
             raise wanted.damaged(self.uri, len(content))
         return content
-
-
-def open_place(uri: str, cache: CacheSettings) -> Place:
-    """Raises BadInput, or StorageError, where it is not there or the settings for it can't be used."""
-    if uri.partition("://")[0] == "file" or "://" not in uri:
-        return InPlace(uri)
-    from concertina_data.cache import Stored  # which needs obstore
-
-    return Stored(uri, cache)
-
-
-def read_manifest(place: Place, on_wait: OnWait = lambda reason, seconds: None) -> DataManifest:
-    """Raises BadInput, or StorageError."""
-    text = place.get(NAME, on_wait)
-    if text is None:
-        raise BadInput(f"{place.uri} has no {NAME}: build the data there, or correct the URI of the data.")
-    return parse(text, place.uri)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from concertina_data.files import tokens_file
 from concertina_data.manifest import TOO_SHORT, DataManifest
-from concertina_data.opening import FETCH_THREADS, OpenShards, Threads
+from concertina_data.opening import FETCH_THREADS, OpenShards, Threads, open_place, read_manifest
 from concertina_data.order import Order
-from concertina_data.places import CacheSettings, Place, open_place, read_manifest
+from concertina_data.places import CacheSettings, Place
 from concertina_state.errors import BadInput
 
 TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}

@@ -17,7 +17,8 @@ from concertina.reproduction import (
     reproduction,
     without_checkpoint,
 )
-from concertina_data.places import CacheSettings, open_place, read_manifest
+from concertina_data.opening import open_place, read_manifest
+from concertina_data.places import CacheSettings
 from concertina_state.checkpoints import catalogue
 from concertina_state.checkpoints.ancestry import ancestors
 from concertina_state.checkpoints.manifest import NAME, Manifest

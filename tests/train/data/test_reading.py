@@ -24,7 +24,8 @@ import torch
 from concertina_data import cache
 from concertina_data.files import tokens_file
 from concertina_data.manifest import parse
-from concertina_data.places import CacheSettings, read_manifest
+from concertina_data.opening import read_manifest
+from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix, StorageError

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from concertina_data.manifest import FrameFacts
-from concertina_data.places import CacheSettings, open_place, read_manifest
+from concertina_data.opening import open_place, read_manifest
+from concertina_data.places import CacheSettings
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import StorageError
 from concertina_trainer.config.data import DocumentMode

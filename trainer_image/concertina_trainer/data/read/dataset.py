@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from concertina_data.files import documents_file, tokens_file
 from concertina_data.manifest import TOO_SHORT, DataManifest
-from concertina_data.opening import OpenShards, Threads
-from concertina_data.places import CacheSettings, OnWait, Place, open_place, read_manifest
+from concertina_data.opening import OpenShards, Threads, open_place, read_manifest
+from concertina_data.places import CacheSettings, OnWait, Place
 from concertina_state.errors import BadInput
 from concertina_trainer.config.data import DocumentMode
 from concertina_trainer.data import packing
