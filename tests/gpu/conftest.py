@@ -7,7 +7,7 @@ import pytest
 from builders.train import node
 from concertina.demo import text
 from concertina_trainer.data.build.build import build
-from concertina_trainer.data.build.write import Recipe
+from concertina_trainer.data.build.recipe import Recipe
 
 
 @pytest.fixture(scope="session")

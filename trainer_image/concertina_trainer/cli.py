@@ -17,7 +17,7 @@ from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.data.build import arrays
 from concertina_trainer.data.build import build as building
 from concertina_trainer.data.build.find import find, find_evaluation
-from concertina_trainer.data.build.write import Recipe
+from concertina_trainer.data.build.recipe import Recipe
 
 _WIDTH = 30
 _SHOWN = 20

@@ -14,7 +14,7 @@ import yaml
 from concertina.local.cluster import LocalCluster
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.find import find
-from concertina_trainer.data.build.write import Recipe
+from concertina_trainer.data.build.recipe import Recipe
 
 COMMAND = [str(Path(sys.executable).parent / "concertina"), "data", "build", "--cluster"]
 SHARD_BYTES = int(0.01 * 2**20)

@@ -14,7 +14,7 @@ from concertina.cli.checkpoint import app
 from concertina_data.manifest import parse
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.build.build import build
-from concertina_trainer.data.build.write import Recipe
+from concertina_trainer.data.build.recipe import Recipe
 from concertina_trainer.export.tokenizer_files import exported
 
 TEXTS = [f"Document {i}: naïve words, again and again. <s> " * (1 + i % 5) for i in range(60)]

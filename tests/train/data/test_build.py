@@ -19,7 +19,7 @@ from concertina_trainer import cli
 from concertina_trainer.data import tokenizer as tokenizers
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.find import find
-from concertina_trainer.data.build.write import Recipe
+from concertina_trainer.data.build.recipe import Recipe
 
 TEXTS = [f"Document {i}: " + "naïve words — again and again. " * (i % 7) for i in range(300)]
 

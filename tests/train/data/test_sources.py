@@ -24,7 +24,7 @@ from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer import cli
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.find import find
-from concertina_trainer.data.build.write import Recipe
+from concertina_trainer.data.build.recipe import Recipe
 
 TEXTS = [f"Document {i}: naïve words, " + "again and again. " * (i % 7) for i in range(120)]
 LINES = [json.dumps({"text": text}).encode() + b"\n" for text in TEXTS]

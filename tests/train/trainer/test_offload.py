@@ -11,7 +11,7 @@ from builders.train import node, states
 from concertina.demo import text
 from concertina_protocol import Restore
 from concertina_trainer.data.build.build import build
-from concertina_trainer.data.build.write import Recipe
+from concertina_trainer.data.build.recipe import Recipe
 
 STEPS = 5
 REASSOCIATION = 2e-4

@@ -25,8 +25,9 @@ from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.data.build.find import find_evaluation
+from concertina_trainer.data.build.recipe import Recipe
 from concertina_trainer.data.build.sources import Piece, Source, check, cut
-from concertina_trainer.data.build.write import Recipe, ShardInput, Written, write
+from concertina_trainer.data.build.write import ShardInput, Written, write
 
 SHARD_BYTES = 64 * 2**20
 _HEADS_AT_ONCE = 16

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from concertina_state.errors import BadInput
 from concertina_trainer.data.build.find import find_evaluation
+from concertina_trainer.data.build.recipe import Overlap, Recipe
 from concertina_trainer.data.build.sources import cut, read_documents
-from concertina_trainer.data.build.write import Overlap, Recipe
 from concertina_trainer.data.order import mix
 
 _Hashes = NDArray[np.uint64]

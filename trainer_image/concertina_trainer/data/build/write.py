@@ -10,40 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from concertina_data.manifest import FrameFacts, TokenShard
+from concertina_data.manifest import TokenShard
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.data import frames as elements
-from concertina_trainer.data import tokenizer as tokenizers
 from concertina_trainer.data.build import arrays
+from concertina_trainer.data.build.overlap import Search
+from concertina_trainer.data.build.recipe import Overlap, Recipe
 from concertina_trainer.data.build.sources import Piece, read_documents
 
 _BATCH = 256
 """Documents tokenized at once."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """What, beside the sources, decides the bytes of the result."""
-
-    tokenizer: str = tokenizers.BYTES
-    separator: str = ""
-    split_pattern: str = ""
-    column: str = "text"
-    validation: float = 0.0
-    """Share of the documents that are set aside, by the hash of their text."""
-    against: tuple[str, ...] = ()
-    """Evaluation files whose n-grams are looked for."""
-    ngram: int = 13
-    """Words."""
-    against_column: str = ""
-    """Of the evaluation files; "": `column`."""
-    frames: FrameFacts | None = None
-    """Where documents are arrays."""
-
-    def load_tokenizer(self) -> tokenizers.Tokenizer:
-        if self.frames is not None:
-            return elements.as_tokenizer(self.frames)
-        return tokenizers.load(self.tokenizer, self.separator, self.split_pattern)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +32,6 @@ class ShardInput:
     pieces: tuple[Piece, ...]
     size: int
     """Bytes of text, about."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Overlap:
-    """Of one shard: which of the evaluation's n-grams it has, and in how many documents."""
-
-    documents: int = 0
-    ngrams: tuple[int, ...] = ()
-    """Their places in the sorted table of all that are looked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +107,7 @@ def write(
     taken over the folder meanwhile.
     """
     tokenizer = recipe.load_tokenizer()
-    seen = _search(recipe)
+    seen = Search(recipe) if recipe.against else None
     name = f"shard-{source.index:06}"
     training, validation = (
         Shards(folder, name, tokenizer.token_bytes, shard_bytes, check) for folder in (uri, f"{uri}/{aside}")
@@ -173,11 +139,3 @@ def set_aside(text: bytes, share: float) -> bool:
 def _batches(texts: Iterator[bytes]) -> Iterator[Sequence[bytes]]:
     while batch := list(itertools.islice(texts, _BATCH)):
         yield batch
-
-
-def _search(recipe: Recipe):  # type: ignore[no-untyped-def]
-    if not recipe.against:
-        return None
-    from concertina_trainer.data.build.overlap import Search
-
-    return Search(recipe)
