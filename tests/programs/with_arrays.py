@@ -82,7 +82,7 @@ def main() -> None:
     weights, momentum = new(options.library, FEATURES), new(options.library, len(mine))
     if options.wrong == "differs":
         weights[0] = WORLD.rank
-    part = trainingjob.Part(momentum, [mine.start + (options.wrong == "part")], [FEATURES])
+    part = trainingjob.ArrayShard(momentum, [mine.start + (options.wrong == "part")], [FEATURES])
     kept = {"weights": weights, "momentum": part, "seen": 0}
     gather = (lambda data: [data]) if options.wrong == "gather" else star.gather
     state = trainingjob.State(kept=kept, gather=gather if WORLD.size > 1 else None, overhead=1000.0)

@@ -14,7 +14,7 @@ from concertina_state import filling
 from concertina_state.filling import Place, ShardReader
 from concertina_state.format.read_plan import Box, ReadItem, ReadPlan
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk, Layout
-from concertina_state.holdings import Copies, Held, Holdings, Part, held_part, own_chunk
+from concertina_state.holdings import ArrayShard, Copies, Held, Holdings, held_part, own_chunk
 from concertina_state.live import Arrival
 
 DTYPES = {
@@ -75,7 +75,9 @@ class BufferCatalogue(Holdings[Buffer]):
     """Ranks read all that they hold, each by itself: what several hold alike is saved once, and read by each, as this
     knows no way to hand arrays from rank to rank."""
 
-    def __init__(self, arrays: Mapping[str, Buffer | Part], own: Mapping[str, Buffer], rank: int, world: int) -> None:
+    def __init__(
+        self, arrays: Mapping[str, Buffer | ArrayShard], own: Mapping[str, Buffer], rank: int, world: int
+    ) -> None:
         """`arrays`: by names that all ranks know, each Buffer the same on all ranks. `own`: bytes that this rank alone
         has, by names of its own. Raises BadInput for what can't be saved."""
         everyone = Copies(tuple(range(world)), rank)
@@ -95,7 +97,7 @@ class BufferCatalogue(Holdings[Buffer]):
         whole = (each.part(0, each.box.shape[0] if each.whole else 1) for each in self.held)
         return {chunk.name: (chunk, buffer) for chunk, buffer in whole}
 
-    def still(self, arrays: Mapping[str, Buffer | Part]) -> bool:
+    def still(self, arrays: Mapping[str, Buffer | ArrayShard]) -> bool:
         """Whether these are the very arrays that it was made of."""
         return arrays.keys() == self._addresses.keys() and all(
             _buffer(array).address == self._addresses[name] for name, array in arrays.items()
@@ -107,15 +109,15 @@ class BufferCatalogue(Holdings[Buffer]):
         filling.execute(plan, shards, lambda item: _place(item, wanted[item.target.name][1]))
 
 
-def _buffer(array: Buffer | Part) -> Buffer:
-    found = array.array if isinstance(array, Part) else array
+def _buffer(array: Buffer | ArrayShard) -> Buffer:
+    found = array.array if isinstance(array, ArrayShard) else array
     assert isinstance(found, Buffer)
     return found
 
 
-def _held(name: str, array: Buffer | Part, everyone: Copies) -> Held[Buffer]:
+def _held(name: str, array: Buffer | ArrayShard, everyone: Copies) -> Held[Buffer]:
     buffer = _buffer(array)
-    if isinstance(array, Part):
+    if isinstance(array, ArrayShard):
         return held_part(name, array, buffer, buffer.shape, buffer.dtype)
     whole = buffer.shape
     return Held(name, whole, Box((0,) * len(whole), whole), buffer.dtype, buffer, everyone, "whole")

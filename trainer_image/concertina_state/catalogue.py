@@ -22,7 +22,7 @@ from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import Box, ReadPlan
 from concertina_state.format.shardfile import Chunk
-from concertina_state.holdings import ALONE, Copies, Elsewhere, Held, Holdings, Part, held_part, own_chunk, parts
+from concertina_state.holdings import ALONE, ArrayShard, Copies, Elsewhere, Held, Holdings, held_part, own_chunk, parts
 from concertina_state.placement import Cut, box
 from concertina_state.tensors import NAMES, Tensors, execute
 
@@ -33,7 +33,7 @@ BUCKET = 64 << 20
 class Catalogue(Holdings[Tensor]):
     def __init__(
         self,
-        tensors: Mapping[str, Tensor | Part | Elsewhere],
+        tensors: Mapping[str, Tensor | ArrayShard | Elsewhere],
         own: Mapping[str, Tensor],
         rank: int,
         world: int,
@@ -41,8 +41,8 @@ class Catalogue(Holdings[Tensor]):
         whole_cut: str = "",
         buffers: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        """`tensors`: by names that all ranks know, each whole tensor the same on all ranks, or a DTensor, or a Part.
-        `whole_cut`: see Holdings.
+        """`tensors`: by names that all ranks know, each a whole tensor that is the same on all ranks, a DTensor, or an
+        ArrayShard. `whole_cut`: see Holdings.
         `own`: what this rank alone has, by names of its own. `together`: ranks can talk to each other by
         torch.distributed; else each saves, and reads, all that it has. `buffers`: tensors that are the same on all
         ranks, and of which rank 0 saves each whole. Raises BadInput for what can't be saved."""
@@ -58,7 +58,7 @@ class Catalogue(Holdings[Tensor]):
         places = [(each.name, each.local) for each in self.held] + [(chunk.name, tensor) for chunk, tensor in alone]
         self._addresses = {name: tensor.data_ptr() for name, tensor in places}
 
-    def still(self, tensors: Mapping[str, Tensor | Part]) -> bool:
+    def still(self, tensors: Mapping[str, Tensor | ArrayShard]) -> bool:
         """Whether these are the very tensors that it was made of: arrays, buffers and what this rank alone has."""
         return tensors.keys() == self._addresses.keys() and all(
             live(tensor).data_ptr() == self._addresses[name] for name, tensor in tensors.items()
@@ -105,17 +105,17 @@ def _buckets(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Iterator[tupl
             yield devices[0], [part for _, part in piece]
 
 
-def _held(name: str, given: Tensor | Part | Elsewhere, everyone: Copies) -> Held[Tensor]:
+def _held(name: str, given: Tensor | ArrayShard | Elsewhere, everyone: Copies) -> Held[Tensor]:
     if isinstance(given, Elsewhere):
         zeros = (0,) * len(given.shape)
         return Held(
             name, tuple(given.shape), Box(zeros, zeros), NAMES[given.dtype], torch.empty(zeros, dtype=given.dtype),
             ALONE, "elsewhere",
         )  # fmt: skip
-    tensor: Tensor = given.array if isinstance(given, Part) else given
+    tensor: Tensor = given.array if isinstance(given, ArrayShard) else given
     check_kind(name, tensor)
     dtype, whole = NAMES[tensor.dtype], tuple(tensor.shape)
-    if isinstance(given, Part):
+    if isinstance(given, ArrayShard):
         return held_part(name, given, tensor.detach(), whole, dtype)
     if isinstance(tensor, ShardedTensor):  # FSDP1's
         found = tensor.local_shards()
@@ -178,9 +178,9 @@ def _has_memory(tensor: Tensor) -> bool:
         return False
 
 
-def live(given: Tensor | Part) -> Tensor:
+def live(given: Tensor | ArrayShard) -> Tensor:
     """What this rank has of it, itself: of a thousand tensors a view of each takes longer than to ask where it lies."""
-    tensor: Tensor = given.array if isinstance(given, Part) else given
+    tensor: Tensor = given.array if isinstance(given, ArrayShard) else given
     if isinstance(tensor, ShardedTensor):
         shards = tensor.local_shards()
         found: Tensor = shards[0].tensor if shards else torch.empty((0,) * tensor.dim(), dtype=tensor.dtype)

@@ -69,7 +69,7 @@ class Held(Generic[A]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class ArrayShard:
     """A box of a global array, where nothing else says how it is cut: what this rank holds of it."""
 
     array: Any
@@ -87,14 +87,14 @@ class Elsewhere:
     dtype: Any
 
 
-def held_part(name: str, part: Part, local: A, shape: Sequence[int], dtype: str) -> Held[A]:
+def held_part(name: str, part: ArrayShard, local: A, shape: Sequence[int], dtype: str) -> Held[A]:
     """`local`, `shape`, `dtype`: of the part's array. Raises BadInput."""
     offsets, own, whole = tuple(part.offsets), tuple(shape), tuple(part.shape)
     fits = len(offsets) == len(own) == len(whole) > 0
     if not fits or any(o < 0 or o + n > end for o, n, end in zip(offsets, own, whole, strict=True)):
         raise BadInput(
             f"{name} is said to be a box of {list(own)} at {list(offsets)} of an array of {list(whole)}, which it is "
-            "not within: correct its Part."
+            "not within: correct its ArrayShard."
         )
     # Each array may be as large in a world that is cut otherwise: only its box tells that state from this one.
     return Held(name, whole, Box(offsets, own), dtype, local, ALONE, f"{offsets} {own}")

@@ -27,24 +27,24 @@ from typing import TYPE_CHECKING, Mapping, Optional
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
-    from concertina_state.holdings import Part
+    from concertina_state.holdings import ArrayShard
     from trainingjob._channel import Channel, Tracing
     from trainingjob._data import Data
     from trainingjob._state import State
 
-__all__ = ["Part", "State", "World", "checkpoint_dir", "data", "report", "should_checkpoint", "world"]
+__all__ = ["ArrayShard", "State", "World", "checkpoint_dir", "data", "report", "should_checkpoint", "world"]
 
 
 def __getattr__(name: str) -> object:
     """Not before it is asked for: it takes a newer Python, and a tenth of a second."""
-    if name not in ("Part", "State"):
+    if name not in ("ArrayShard", "State"):
         raise AttributeError(f"module 'trainingjob' has no attribute {name!r}")
     if sys.version_info < (3, 10):
         raise ImportError(f"trainingjob.{name} needs Python 3.10 or newer")
-    if name == "Part":
-        from concertina_state.holdings import Part
+    if name == "ArrayShard":
+        from concertina_state.holdings import ArrayShard
 
-        return Part
+        return ArrayShard
     from trainingjob._state import State
 
     return State

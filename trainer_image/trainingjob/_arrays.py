@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from concertina_state.buffers import DTYPES, Buffer
-from concertina_state.holdings import Part
+from concertina_state.holdings import ArrayShard
 
 FORMATS = {
     "d": "F64", "f": "F32", "e": "F16", "b": "I8", "B": "U8", "?": "BOOL",
@@ -22,7 +22,7 @@ FORMATS = {
 @dataclasses.dataclass(frozen=True)
 class Leaf:
     array: Any
-    """A tensor, a Buffer, or a Part of one: the value itself, or a copy where that can't be written to as it is."""
+    """A tensor, a Buffer, or an ArrayShard of one: itself, or a copy where it is read-only."""
     filled: Callable[[], Any]
     """Once that has been filled: what stands in the value's place."""
     whole: bool = True
@@ -31,7 +31,7 @@ class Leaf:
 
 def is_array(value: Any) -> bool:
     """Small arrays that can't be written to are values."""
-    if isinstance(value, Part):
+    if isinstance(value, ArrayShard):
         return True
     if (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor):
         return True
@@ -47,7 +47,7 @@ def is_array(value: Any) -> bool:
 
 def leaf(value: Any) -> Leaf:
     """Of what is an array."""
-    if isinstance(value, Part):
+    if isinstance(value, ArrayShard):
         inner = leaf(value.array)
         part = dataclasses.replace(value, array=inner.array)
         return Leaf(part, lambda: dataclasses.replace(value, array=inner.filled()), whole=False)

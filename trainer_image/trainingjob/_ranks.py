@@ -15,7 +15,7 @@ from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Header
-from concertina_state.holdings import Part
+from concertina_state.holdings import ArrayShard
 from concertina_state.live import Live
 from trainingjob import World
 
@@ -59,7 +59,7 @@ class Ranks(Protocol):
         ...
 
     def array(self, array: Any, name: str) -> Any:
-        """A tensor, a Buffer, or a Part of one, as the others here take it: the same memory. `name`: for an error."""
+        """A tensor, a Buffer, or an ArrayShard of one, with the same memory. `name`: for an error."""
         ...
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
@@ -124,11 +124,11 @@ class GatheringRanks:
         mine = pickle.dumps(value) if self._world.rank == 0 else b""
         return pickle.loads(self._gather(mine)[0])
 
-    def array(self, array: Any, name: str) -> Buffer | Part:
-        found = array.array if isinstance(array, Part) else array
+    def array(self, array: Any, name: str) -> Buffer | ArrayShard:
+        found = array.array if isinstance(array, ArrayShard) else array
         if not isinstance(found, Buffer):
             raise BadInput(f"{name} holds a tensor of torch's: {LEAVE_OUT}.")
-        return Part(found, array.offsets, array.shape) if isinstance(array, Part) else found
+        return ArrayShard(found, array.offsets, array.shape) if isinstance(array, ArrayShard) else found
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
         names = sorted(arrays)

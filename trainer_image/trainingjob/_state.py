@@ -518,7 +518,7 @@ class State:
             raise BadInput(
                 f"{differs[0]} is not the same on all ranks, and no DTensor that says how it is cut: make it "
                 "one (torch.distributed.tensor), or let DistributedDataParallel keep it the same; of an array in a "
-                f"dict, say which part it is (trainingjob.Part). ({len(differs)} of {len(whole)} differ.)"
+                f"dict, say which part it is (trainingjob.ArrayShard). ({len(differs)} of {len(whole)} differ.)"
             )
 
 

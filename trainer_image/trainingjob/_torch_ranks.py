@@ -15,7 +15,7 @@ from concertina_state.buffers import Buffer
 from concertina_state.catalogue import Catalogue, live
 from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
-from concertina_state.holdings import Part
+from concertina_state.holdings import ArrayShard
 from concertina_state.tensors import DTYPES, NAMES, memory
 from trainingjob import World
 from trainingjob._ranks import DIGEST_BITS, all_alike, halves
@@ -54,11 +54,11 @@ class TorchRanks:
         dist.broadcast_object_list(box, src=0, device=_device())
         return box[0]
 
-    def array(self, array: Any, name: str) -> Tensor | Part:
-        tensor = _tensor(array.array if isinstance(array, Part) else array)
+    def array(self, array: Any, name: str) -> Tensor | ArrayShard:
+        tensor = _tensor(array.array if isinstance(array, ArrayShard) else array)
         if live(tensor).is_meta:
             raise BadInput(f"{name} is on the meta device, so it has no content to save: materialize it (to_empty).")
-        return Part(tensor, array.offsets, array.shape) if isinstance(array, Part) else tensor
+        return ArrayShard(tensor, array.offsets, array.shape) if isinstance(array, ArrayShard) else tensor
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
         """By their sums, so that nothing leaves the device but these."""

@@ -9,7 +9,7 @@ import numpy
 from jax.experimental import multihost_utils
 
 from concertina_state.errors import BadInput
-from concertina_state.holdings import Part
+from concertina_state.holdings import ArrayShard
 from trainingjob._arrays import Leaf, numpy_buffer
 
 __all__ = ["gather"]
@@ -34,7 +34,7 @@ def leaf_of(value: jax.Array) -> Leaf:
         copy, offsets = numpy.array(value), (0,) * value.ndim
         return Leaf(numpy_buffer(copy), lambda: _placed(value, copy, offsets))
     copy, offsets = _box(value)
-    part = Part(numpy_buffer(copy), offsets, value.shape)
+    part = ArrayShard(numpy_buffer(copy), offsets, value.shape)
     return Leaf(part, lambda: _placed(value, copy, offsets), whole=False)
 
 

@@ -178,7 +178,7 @@ def carried(run: Run, hidden: torch.Tensor, **keeps: object) -> None:
 def carried_as_part(run: Run) -> None:
     mine = run.share()
     hidden = torch.zeros(len(mine), HIDDEN)
-    carried(run, hidden, memory={"hidden": trainingjob.Part(hidden, [mine.start, 0], [BATCH, HIDDEN])})
+    carried(run, hidden, memory={"hidden": trainingjob.ArrayShard(hidden, [mine.start, 0], [BATCH, HIDDEN])})
 
 
 def carried_in_dict(run: Run) -> None:

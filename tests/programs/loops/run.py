@@ -215,7 +215,7 @@ def _plain_name(name: str) -> str:
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    from trainingjob import Part
+    from trainingjob import ArrayShard
 
     if isinstance(value, Mapping):
         for key, each in value.items():
@@ -223,7 +223,7 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (list, tuple)) and not all(isinstance(each, (int, float)) for each in value):
         for index, each in enumerate(value):
             yield from _flat(each, f"{path}.{index}")
-    elif isinstance(value, Part):
+    elif isinstance(value, ArrayShard):
         yield path, {"part": value.array, "offsets": tuple(value.offsets), "shape": tuple(value.shape)}
     elif isinstance(value, memoryview):
         yield path, value.tolist()

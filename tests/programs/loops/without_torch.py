@@ -23,7 +23,7 @@ def train(run: Run) -> None:
     gather = Gather(run)
     mine = run.share(FEATURES)
     weights, momentum = numpy.zeros(FEATURES), numpy.zeros(len(mine))
-    part = trainingjob.Part(momentum, [mine.start], [FEATURES])
+    part = trainingjob.ArrayShard(momentum, [mine.start], [FEATURES])
     kept: dict[str, Any] = {"weights": weights, "momentum": part, "seen": 0}
     state = trainingjob.State(kept=kept, gather=gather if run.size > 1 else None, overhead=1000.0)
     for step in range(state.restore(default=0), run.steps):

@@ -248,7 +248,7 @@ PARTS = """
     mine = range(7 * rank // world, 7 * (rank + 1) // world)
     rows, whole = torch.zeros(len(mine), 2), numpy.zeros(5, numpy.uint32)
     plain = array.array("d", [0.0])
-    kept = {"rows": trainingjob.Part(rows, (mine.start, 0), (7, 2)), "whole": whole, "plain": plain}
+    kept = {"rows": trainingjob.ArrayShard(rows, (mine.start, 0), (7, 2)), "whole": whole, "plain": plain}
     state = trainingjob.State(kept=kept)
     start = state.restore()
     assert rows[:, 1].tolist() == [start * row for row in mine] and whole.tolist() == [start * 3] * 5, (rows, whole)

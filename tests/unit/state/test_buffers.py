@@ -11,7 +11,7 @@ from concertina_protocol import SnapshotId
 from concertina_state.buffers import Buffer, BufferCatalogue
 from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
-from concertina_state.holdings import Part
+from concertina_state.holdings import ArrayShard
 from concertina_state.saved import LocalShard
 
 SHAPE = (5, 4, 3)
@@ -50,7 +50,7 @@ def test_any_box_from_any_cut(tmp_path_factory, cuts, box):
     grid = itertools.product(*(itertools.pairwise(cut) for cut in cuts))
     shards = {number: write(folder / f"shard-{number}", whole, each) for number, each in enumerate(grid)}
     mine = np.full([end - begin for begin, end in box], -1.0, np.float32)
-    part = Part(buffer(mine), [begin for begin, _ in box], SHAPE)
+    part = ArrayShard(buffer(mine), [begin for begin, _ in box], SHAPE)
     catalogue = BufferCatalogue({"w": part}, {}, 0, 1)
     catalogue.fill(catalogue.plan({number: shard.header for number, shard in shards.items()}, ""), shards)
     assert (mine == whole[within(box)]).all()
@@ -69,11 +69,11 @@ def test_what_all_ranks_hold_is_saved_once_and_read_whole(shapes, world):
 
 @pytest.mark.parametrize(("offsets", "shape"), [([3], [4]), ([0, 0], [4]), ([-1], [4]), ([], [])])
 def test_a_part_that_lies_beyond_its_array_is_refused(offsets, shape):
-    with pytest.raises(BadInput, match=r"w is said to be a box of .* which it is not within: correct its Part"):
-        BufferCatalogue({"w": Part(buffer(np.zeros(2, np.float32)), offsets, shape)}, {}, 0, 1)
+    with pytest.raises(BadInput, match=r"w is said to be a box of .* which it is not within: correct its ArrayShard"):
+        BufferCatalogue({"w": ArrayShard(buffer(np.zeros(2, np.float32)), offsets, shape)}, {}, 0, 1)
 
 
 def test_another_cut_is_another_state():
     half = buffer(np.zeros(2, np.float32))
-    digests = {BufferCatalogue({"w": Part(half, [begin], [4])}, {}, 0, 2).digest for begin in (0, 2)}
+    digests = {BufferCatalogue({"w": ArrayShard(half, [begin], [4])}, {}, 0, 2).digest for begin in (0, 2)}
     assert len(digests) == 2
