@@ -45,7 +45,7 @@ def main() -> None:
             with turns.hooks.timed("commit"):
                 state.commit(step)
         else:  # what its pace knows of a step's length is that of one
-            state._began = None
+            state._saver._commit_began = None
         step += 1
     turns.write()
     dist.barrier()

@@ -30,7 +30,7 @@ def main() -> None:
     step = state.restore(default=0)
     while True:
         state.commit(step)
-        if state._snapshots.step_of(state._snapshots.count - 1) > LEAST:
+        if state._shard.snapshots.step_of(state._shard.snapshots.count - 1) > LEAST:
             break
         time.sleep(0.01)
         step += 1

@@ -1,12 +1,12 @@
-"""Lines on the standard error of a training process."""
+"""Lines on the standard error of a training process. Standard library only, Python 3.9+."""
 
 import sys
 
 
-def log(sentence: str) -> None:
+def write_line(sentence: str) -> None:
     """Write a line to stderr in a single system call.
 
-    `print` makes two calls where PYTHONUNBUFFERED is set, as it is in workers. Processes that share the stream, such as
+    `print` makes two calls if PYTHONUNBUFFERED is set, as it is in workers. Processes that share the stream, such as
     those of a DataLoader, could then write between the sentence and the end of its line.
     """
     sys.stderr.write(f"{sentence}\n")

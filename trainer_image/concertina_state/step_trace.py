@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from concertina_protocol import step_traces
-from concertina_protocol.stderr import log
+from concertina_protocol.stderr import write_line
 from concertina_protocol.worker_channel import TraceSteps
 
 
@@ -106,7 +106,7 @@ class StepTrace:
 
     def _fail(self, error: Exception) -> None:
         sentence = f"no trace of rank {self._rank}: {type(error).__name__}: {error}"
-        log(sentence)
+        write_line(sentence)
         self._put(step_traces.error_file(self._path), sentence.encode())
 
     def _put(self, path: Path, content: bytes) -> None:
@@ -117,7 +117,7 @@ class StepTrace:
                 part.write_bytes(content)
                 os.replace(part, path)
         except OSError as error:
-            log(f"the trace can't be written: {error}")
+            write_line(f"the trace can't be written: {error}")
 
 
 def flight_record() -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""What a training script of your own can say to, and hear from, the TrainingJob that it runs in. All of it is optional.
+"""The interface between a training script of your own and the TrainingJob that it runs in. All of it is optional.
+
+Example::
 
     import trainingjob
 
@@ -10,25 +12,27 @@
         if trainingjob.should_checkpoint() or (step + 1) % 500 == 0:
             save(folder, step + 1)
 
-It is there in every replica whose command is your own: on PYTHONPATH, for Python 3.9+, with `concertina_protocol`
-beside it and nothing else but the standard library; `State` takes Python 3.10, `data` torch, too. Outside of a
-TrainingJob nothing happens: `should_checkpoint()` is False, `world()` is one worker, `checkpoint_dir()` a folder in
-the current one. Importing it does nothing at all; the first call of `report` or `should_checkpoint` connects.
+The package is on PYTHONPATH in every replica that runs a command of its own. It needs Python 3.9 and, beside it,
+`concertina_protocol` and the standard library. `State` needs Python 3.10, and `data` needs torch as well.
+
+Outside of a TrainingJob nothing happens: `should_checkpoint()` is False, `world()` is one worker, and
+`checkpoint_dir()` is a folder in the current one. Importing the package opens no connection; the first call of
+`report` or `should_checkpoint` does.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Mapping, Optional
 from urllib.parse import unquote, urlsplit
 
+from trainingjob._connection import agent_channel, checkpoint_settings
+from trainingjob._world import World, world
+
 if TYPE_CHECKING:
     from concertina_state.holdings import ArrayShard
-    from trainingjob._channel import Channel, Tracing
     from trainingjob._data import Data
     from trainingjob._state import State
 
@@ -36,7 +40,12 @@ __all__ = ["ArrayShard", "State", "World", "checkpoint_dir", "data", "report", "
 
 
 def __getattr__(name: str) -> object:
-    """Not before it is asked for: it takes a newer Python, and a tenth of a second."""
+    """Import `State` and `ArrayShard` on first use: they need a newer Python, and take a tenth of a second.
+
+    Raises:
+        AttributeError: The module has no such attribute.
+        ImportError: Python is older than 3.10.
+    """
     if name not in ("ArrayShard", "State"):
         raise AttributeError(f"module 'trainingjob' has no attribute {name!r}")
     if sys.version_info < (3, 10):
@@ -50,47 +59,21 @@ def __getattr__(name: str) -> object:
     return State
 
 
-@dataclasses.dataclass(frozen=True)
-class World:
-    """Who this process is among the workers of the job. A worker keeps its world as long as it lives."""
-
-    rank: int = 0
-    size: int = 1
-    """Workers in all."""
-    local_rank: int = 0
-    local_size: int = 1
-    """Workers in this replica."""
-    replica: int = 0
-    """Place of this replica among those that take part, from 0."""
-    replicas: int = 1
-    round: int = 0
-    """Grows whenever the world changes; 0 outside of a job."""
-
-
-def world() -> World:
-    """From the environment, so it costs nothing; under plain torchrun it is torchrun's."""
-
-    def number(name: str, default: int) -> int:
-        return int(os.environ.get(name) or default)
-
-    return World(
-        rank=number("RANK", 0),
-        size=number("WORLD_SIZE", 1),
-        local_rank=number("LOCAL_RANK", 0),
-        local_size=number("LOCAL_WORLD_SIZE", 1),
-        replica=number("GROUP_RANK", 0),
-        replicas=number("GROUP_WORLD_SIZE", 1),
-        round=number("CONCERTINA_ROUND", 0),
-    )
-
-
 def checkpoint_dir() -> Path:
-    """Where checkpoints belong; it exists.
+    """Return the folder for the script's own checkpoints, and create it if it does not exist.
 
-    The folder of spec.checkpoint.uri, which must be a file:// URI then, on a volume that every replica mounts. Without
-    spec.checkpoint: a folder of the replica itself, which survives its workers and containers, but not its pod. Outside
-    of a job: ./checkpoints. Raises ValueError where the URI names no folder, OSError where it can't be made."""
-    uri = (json.loads(os.environ.get("CONCERTINA_CHECKPOINT") or "null") or {}).get("uri", "")
+    With `spec.checkpoint`, this is the folder of `spec.checkpoint.uri`, on a volume that every replica mounts. Without
+    it, this is a folder of the replica, which survives its workers and containers but not its pod. Outside of a job it
+    is `./checkpoints`.
+
+    Returns:
+        The path of an existing folder.
+
+    Raises:
+        ValueError: `spec.checkpoint.uri` is not a `file://` URI.
+        OSError: The folder can't be created.
+    """
+    uri = checkpoint_settings().get("uri", "")
     if uri:
         parts = urlsplit(uri)
         if parts.scheme != "file":
@@ -117,17 +100,27 @@ def report(
     tokens: Optional[int] = None,
     metrics: Optional[Mapping[str, float]] = None,
 ) -> None:
-    """Say that `step` steps are finished since the run began, of `steps` in all (0: not known).
+    """Report the progress of the run to the job.
 
-    From rank 0 it becomes status.progress, from the others a sign of life; call it on every rank, after every step. It
-    never waits. `samples`: consumed since the run began; `tokens`: trained on since then, each counted once: what a
-    token costs follows from it. `phase`: training, checkpointing, evaluating or compiling; the time from a report of
-    evaluating or compiling to the next one counts as that. `metrics`: up to 32 numbers by name, as of this step:
-    gradient_norm, learning_rate, loss_scale or what you like."""
-    if channel := connection():
-        from trainingjob._channel import Reported
+    Call this function on every rank, after every step. The report of rank 0 becomes `status.progress`; a report of
+    another rank shows that the rank is alive. The call never waits. Outside of a job it does nothing.
 
-        channel.report(Reported(step, steps, loss, tokens_per_second, samples, phase, tokens, metrics or {}))
+    Args:
+        step: Number of steps finished since the run began.
+        steps: Number of steps in the whole run, or 0 if it is not known.
+        loss: Loss of the last step, or None if it is not known.
+        tokens_per_second: Throughput of all ranks together.
+        samples: Number of samples consumed since the run began.
+        phase: What the rank does now: `training`, `checkpointing`, `evaluating` or `compiling`. The time from a
+            report of `evaluating` or `compiling` to the next report counts as evaluation or compilation.
+        tokens: Number of tokens trained on since the run began, each counted once. The job's cost of a token follows
+            from it.
+        metrics: Up to 32 numbers by name, as of this step, for example `gradient_norm` or `learning_rate`.
+    """
+    if channel := agent_channel():
+        from trainingjob._channel import StepReport
+
+        channel.report(StepReport(step, steps, loss, tokens_per_second, samples, phase, tokens, metrics or {}))
 
 
 def data(
@@ -140,15 +133,32 @@ def data(
     size: Optional[int] = None,
     cache_mebibytes: int = 4096,
 ) -> Data:
-    """An iterator over what `concertina data build` has written to this folder or store: each `next` is this rank's
-    rows of a step, int64 [rows, length + 1] on the CPU (inputs, and shifted by one what is predicted).
+    """Open training data that `concertina data build` has written, as an iterator over this rank's batches.
 
-    `batch`: sequences of a step, of all ranks together. The n-th sequence of a run is a function of the data, `length`,
-    `seed` and n: of no world, no failure. Each rank has its part of the batch; where it doesn't divide, some have one
-    row more, and `loss * data.weight` has the true mean as its mean over the ranks. Give it to `State`, and what was
-    consumed is consumed once, in any world, also with another `batch`. `rank`, `size`: of the ranks that share a batch
-    out, where that is not the whole world (tensor parallelism). `cache_mebibytes`: most that the node keeps of what a
-    store gives. Raises concertina_state.errors.BadInput with a sentence."""
+    Each `next` returns this rank's rows of one step: an int64 tensor of shape `[rows, length + 1]` on the CPU. The
+    inputs are `rows[:, :-1]`, the targets `rows[:, 1:]`.
+
+    The n-th sequence of a run depends only on the data, `length`, `seed` and n, not on the world or on failures. Each
+    rank gets its part of the batch. If the batch does not divide evenly, some ranks get one row more; multiply the
+    loss by `data.weight`, so that the mean over the ranks is the mean over the batch. Pass the iterator to `State`,
+    and each sequence is consumed once, in any world, also with another `batch`.
+
+    Args:
+        uri: Folder or store (`file://`, `s3://`, `gs://`, `az://`) that holds the data.
+        length: Tokens in a sequence.
+        batch: Sequences in a step, of all ranks together.
+        seed: Seed of the order in which sequences are consumed.
+        rank: Number of this rank among those that share a batch. By default, its rank in the world.
+        size: Number of ranks that share a batch. Give it if that is not the whole world (tensor parallelism).
+        cache_mebibytes: Most that the node keeps of what a store delivers, in MiB.
+
+    Returns:
+        An endless iterator with the attributes `weight`, `samples`, `epoch_size` and `vocab_size`.
+
+    Raises:
+        ImportError: Python is older than 3.10.
+        concertina_state.errors.BadInput: The data are missing or damaged, or the batch can't be shared by the ranks.
+    """
     if sys.version_info < (3, 10):
         raise ImportError("trainingjob.data needs Python 3.10 or newer")
     from trainingjob._data import Data
@@ -158,29 +168,23 @@ def data(
 
 
 def should_checkpoint() -> bool:
-    """Whether this is the step after which the job has to be saved, because this world is about to end: a replica was
-    given notice, or one joins. Call it on every rank, once after every step.
+    """Return whether the script must save after this step because this world is about to end.
 
-    It becomes True on all ranks at the same call (their first, second, ... of this world), so all save the same step,
-    and none is lost. Once saved, the script may exit; if it goes on, its next call of should_checkpoint() ends the
-    process (SystemExit), as the save is known to be finished then. It talks to no other rank, so it may stand anywhere
-    in the loop; only when the world is about to end does it wait, for about a round trip in the network."""
-    channel = connection()
+    A world ends when a replica receives a termination notice or a replica joins. Call this function on every rank,
+    once after every step. It returns True on all ranks at the same call (the n-th of this world on each of them), so
+    all ranks save the same step and none is lost.
+
+    After the save the script may exit. If it goes on, its next call of this function ends the process, because the
+    save is finished by then.
+
+    The call talks to no other rank, so it may stand anywhere in the loop. It waits only when the world is about to
+    end, for about one round trip in the network. Outside of a job it returns False.
+
+    Returns:
+        True after the one step that must be saved.
+
+    Raises:
+        SystemExit: The previous call returned True.
+    """
+    channel = agent_channel()
     return channel is not None and channel.should_checkpoint()
-
-
-def connection() -> Optional[Channel]:
-    """To the agent; None outside of a job."""
-    path, rank = os.environ.get("CONCERTINA_SOCKET"), os.environ.get("RANK")
-    if not path or rank is None:
-        return None
-    from trainingjob import _channel  # not before it is needed: it takes tens of milliseconds
-
-    return _channel.connected(path, int(rank), _traces)
-
-
-def _traces(rank: int) -> Tracing:
-    """Needs a newer Python, as `State` does."""
-    from concertina_state.step_trace import Traces
-
-    return Traces(rank)

@@ -1,4 +1,4 @@
-"""The script's side of the conversation that `concertina_protocol.worker_channel.worker` tells."""
+"""The script's side of the conversation with its agent (see `concertina_protocol.worker_channel.worker`)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 from concertina_protocol import MOST_METRICS, Durable, JobHistory, Progress, ProtocolError, StepPart
 from concertina_protocol import worker_channel as w
 from concertina_protocol.heartbeat import WorkerPhase
-from concertina_protocol.stderr import log
+from concertina_protocol.stderr import write_line
 
 T = TypeVar("T")
 MOST_NAME = 64
-"""Characters of a metric's name."""
+"""Most characters of a metric's name."""
 PARTS: Mapping[str, StepPart] = {WorkerPhase.EVALUATING: StepPart.EVALUATION, WorkerPhase.COMPILING: StepPart.COMPILE}
+"""Parts of a step whose time is counted by the phases that a script reports."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Reported:
-    """What a script says of a step: see `trainingjob.report`."""
+class StepReport:
+    """A script's report of a finished step (see `trainingjob.report`)."""
 
     step: int
     steps: int = 0
@@ -36,122 +37,166 @@ class Reported:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-class Tracing(Protocol):
-    """Makes traces of steps that a person asks for."""
+class Tracer(Protocol):
+    """Traces steps on request (see `concertina_state.step_trace.Traces`)."""
 
-    def ask(self, wish: w.TraceSteps) -> None: ...
+    def ask(self, wish: w.TraceSteps) -> None:
+        """Trace the steps that a request names."""
+        ...
 
-    def after(self, step: int) -> None: ...
+    def after(self, step: int) -> None:
+        """Record that a step has finished."""
+        ...
 
 
 class Channel:
-    def __init__(self, path: str, rank: int, tracing: Callable[[int], Tracing]) -> None:
-        """`tracing`: for this rank, at the first wish. Raises OSError where no agent listens."""
+    """The connection of one worker to its agent. Its methods may be called from any thread."""
+
+    def __init__(self, path: str, rank: int, make_tracer: Callable[[int], Tracer]) -> None:
+        """Connect to the agent.
+
+        Args:
+            path: Path of the agent's socket.
+            rank: Rank of this process.
+            make_tracer: Returns the tracer of a rank. It is called at the first request for a trace.
+
+        Raises:
+            OSError: No agent listens there.
+        """
         self._rank, self._pid = rank, os.getpid()
-        self._tracing = tracing
-        self._traces: Optional[Tracing] = None
+        self._make_tracer = make_tracer
+        self._tracer: Optional[Tracer] = None
         self._end = w.WorkerEnd(path)
         self._changed = threading.Condition()
-        self._open, self._asked, self._attends = True, False, False
-        self._passed = 0
-        """Calls of should_checkpoint() that have returned False, or are about to."""
+        self._open = True
+        self._registered = False
+        """Whether the agent knows that this rank calls should_checkpoint()."""
+        self._must_wait = False
+        """Whether the next call of should_checkpoint() waits for a message of the agent."""
+        self._calls = 0
+        """Calls of should_checkpoint() that have returned, or are about to."""
         self._stop_at = 0
-        self._last: Optional[Tuple[int, float]] = None
+        """Number of the call that returns True; 0 until the agents have agreed on one."""
+        self._last_step: Optional[Tuple[int, float]] = None
+        """Last reported step, and when it was reported (monotonic seconds)."""
         self._step_seconds = 0.0
         self._first_step_at: Optional[float] = None
         self._restored_step: Optional[int] = None
         self._restored_from = ""
         self._samples: Callable[[], int] = int
         self._stalled_seconds = 0.0
-        self._seconds: Dict[str, float] = {}
-        """By StepPart, as phases were reported."""
+        self._seconds_by_part: Dict[str, float] = {}
+        """Seconds by StepPart, as phases were reported."""
         self._phase: Tuple[str, float] = ("", 0.0)
-        """The last one, and since when (monotonic)."""
-        self._sent: Union[Progress, w.Beat, None] = None
-        """Of a step, the last."""
+        """Last reported phase, and when it was reported (monotonic seconds)."""
+        self._last_message: Union[Progress, w.Beat, None] = None
+        """Last message about a step."""
         self._received: List[Any] = []
-        """For `State`."""
+        """Messages for `State`."""
         self._snapshots: Tuple[Optional[int], float] = (None, 0.0)
-        """Step of the newest one that is complete on peers, and seconds that all have taken."""
+        """Step of the newest snapshot that is complete on peers, and the seconds that all snapshots have taken."""
         self._send(w.Hello(rank, self._pid, traces=True))
         threading.Thread(target=self._listen, name="trainingjob", daemon=True).start()
 
     @property
-    def ours(self) -> bool:
-        """False in a process that was forked from the worker, such as a data loader's."""
+    def in_own_process(self) -> bool:
+        """True in the worker itself, False in a process that it has forked, such as a data loader's."""
         return os.getpid() == self._pid
 
-    # --- what the script calls --------------------------------------------------------------------------------------
+    # --- calls of the script ----------------------------------------------------------------------------------------
 
     def should_checkpoint(self) -> bool:
-        with self._changed:
-            if self._stop_at and self._passed >= self._stop_at:
-                raise SystemExit(0)
-            if not self._attends:
-                self._attends = self._asked = True
-                self._send(w.Register(self._rank))
-            self._changed.wait_for(lambda: not self._open or not self._asked)
-            self._passed += 1
-            return self._open and self._passed == self._stop_at
+        """Return whether the script must save after this step. See `trainingjob.should_checkpoint`.
 
-    def passes(self) -> bool:
-        """Whether this world ends with this commit; a call of should_checkpoint() that nobody has to heed."""
-        if self._stop_at and self._passed >= self._stop_at:
+        Raises:
+            SystemExit: The previous call returned True.
+        """
+        with self._changed:
+            if self._stop_at and self._calls >= self._stop_at:
+                raise SystemExit(0)
+            if not self._registered:
+                self._registered = self._must_wait = True
+                self._send(w.Register(self._rank))
+            self._changed.wait_for(lambda: not self._open or not self._must_wait)
+            self._calls += 1
+            return self._open and self._calls == self._stop_at
+
+    def must_stop(self) -> bool:
+        """Return whether this world ends with the current commit.
+
+        This counts as a call of should_checkpoint(), but one whose result the caller may act on at a later commit.
+        """
+        if self._stop_at and self._calls >= self._stop_at:
             return True
         return self.should_checkpoint()
 
-    def counts(self, samples: Callable[[], int]) -> None:
-        """How many were consumed, where a report does not say so."""
+    def count_samples_by(self, samples: Callable[[], int]) -> None:
+        """Set the function that returns the number of consumed samples, for reports that do not say it."""
         self._samples = samples
 
-    def waited(self, seconds: float) -> None:
-        """For data."""
+    def add_stall(self, seconds: float) -> None:
+        """Count seconds for which the script has waited for data."""
         self._stalled_seconds += seconds
 
-    def stalled(self, reason: str, seconds: float) -> None:
-        """While data don't come for want of their store: that is no hang. `seconds`: of this wait, so far."""
-        if isinstance(self._sent, Progress):
-            stalled = self._stalled_seconds + seconds
-            told = dataclasses.replace(self._sent, stalled_seconds=stalled, waits_for=reason[:500], at=time.time())
-            self._send(dataclasses.replace(told, phase=WorkerPhase.LOADING_DATA))
-        elif self._sent is not None:
-            self._send(dataclasses.replace(self._sent, phase=WorkerPhase.LOADING_DATA))
+    def report_stall(self, reason: str, seconds: float) -> None:
+        """Report that the script waits for its data's store, so that the agents do not take it for a hang.
 
-    def restored(self, step: int, source: str) -> None:
+        Args:
+            reason: A sentence that says what the script waits for.
+            seconds: Duration of the current wait so far.
+        """
+        if isinstance(self._last_message, Progress):
+            stalled = self._stalled_seconds + seconds
+            message = dataclasses.replace(
+                self._last_message, stalled_seconds=stalled, waits_for=reason[:500], at=time.time()
+            )
+            self._send(dataclasses.replace(message, phase=WorkerPhase.LOADING_DATA))
+        elif self._last_message is not None:
+            self._send(dataclasses.replace(self._last_message, phase=WorkerPhase.LOADING_DATA))
+
+    def report_restored(self, step: int, source: str) -> None:
+        """Set the step at which this round begins, and where its state came from, for later reports."""
         self._restored_step, self._restored_from = step, source
 
-    def finished(self, step: int, snapshot_step: Optional[int], seconds: float) -> None:
-        """A step of a script with `State`; its own report of that step, if it makes one, says more."""
+    def report_commit(self, step: int, snapshot_step: Optional[int], seconds: float) -> None:
+        """Report a step that a script has committed, unless the script has reported it itself.
+
+        Args:
+            step: Number of finished steps.
+            snapshot_step: Step of the newest snapshot that is complete on peers, or None.
+            seconds: Seconds that all snapshots of this round have taken.
+        """
         self._snapshots = snapshot_step, seconds
-        if self._last is None or step > self._last[0]:
-            self._tell(Reported(step))
+        if self._last_step is None or step > self._last_step[0]:
+            self._report(StepReport(step))
 
-    def report(self, said: Reported) -> None:
-        if self._stop_at and self._passed >= self._stop_at:
-            return None  # a step beyond the checkpoint will be trained again
-        return self._tell(said)
+    def report(self, report: StepReport) -> None:
+        """Report a finished step."""
+        if self._stop_at and self._calls >= self._stop_at:
+            return  # a step beyond the checkpoint will be trained again
+        self._report(report)
 
-    def _tell(self, said: Reported) -> None:
-        self._enter(said.phase)
-        now, step = time.time(), int(said.step)  # numbers may be numpy's or torch's, which JSON does not know
-        if self._last is None:
+    def _report(self, report: StepReport) -> None:
+        self._enter_phase(report.phase)
+        now, step = time.time(), int(report.step)  # numbers may be numpy's or torch's, which JSON does not know
+        if self._last_step is None:
             self._first_step_at = now
             if self._restored_step is None:
                 self._restored_step = max(0, step - 1)
-        elif step > self._last[0]:
-            self._step_seconds = (time.monotonic() - self._last[1]) / (step - self._last[0])
-        self._last = step, time.monotonic()
-        self._sent = w.Beat(self._rank, step, said.phase)
+        elif step > self._last_step[0]:
+            self._step_seconds = (time.monotonic() - self._last_step[1]) / (step - self._last_step[0])
+        self._last_step = step, time.monotonic()
+        self._last_message = w.Beat(self._rank, step, report.phase)
         if self._rank == 0:
-            first = itertools.islice(said.metrics.items(), MOST_METRICS)
-            self._sent = Progress(
+            metrics = itertools.islice(report.metrics.items(), MOST_METRICS)
+            self._last_message = Progress(
                 step=step,
-                steps=int(said.steps) or None,
-                loss=float("nan") if said.loss is None else float(said.loss),
-                tokens_per_second=float(said.tokens_per_second),
+                steps=int(report.steps) or None,
+                loss=float("nan") if report.loss is None else float(report.loss),
+                tokens_per_second=float(report.tokens_per_second),
                 step_seconds=self._step_seconds,
-                position=int(said.samples) or self._samples(),
-                phase=said.phase,
+                position=int(report.samples) or self._samples(),
+                phase=report.phase,
                 at=now,
                 first_step_at=self._first_step_at,
                 restored_step=self._restored_step,
@@ -159,79 +204,100 @@ class Channel:
                 snapshot_step=self._snapshots[0],
                 checkpoint_seconds=self._snapshots[1],
                 stalled_seconds=self._stalled_seconds,
-                tokens=None if said.tokens is None else int(said.tokens),
-                seconds=dict(self._seconds),
-                metrics={str(name)[:MOST_NAME]: float(value) for name, value in first},
+                tokens=None if report.tokens is None else int(report.tokens),
+                seconds=dict(self._seconds_by_part),
+                metrics={str(name)[:MOST_NAME]: float(value) for name, value in metrics},
             )
-        self._send(self._sent)
-        if self._traces is not None:
-            self._traces.after(step)
+        self._send(self._last_message)
+        if self._tracer is not None:
+            self._tracer.after(step)
 
-    def _enter(self, phase: str) -> None:
-        """What was evaluated or compiled since the last report counts as that."""
-        before, since = self._phase
+    def _enter_phase(self, phase: str) -> None:
+        """Count the time since the last report as that report's phase, and begin another phase."""
+        previous, since = self._phase
         now = time.monotonic()
-        if before in PARTS:
-            part = PARTS[before]
-            self._seconds[part] = self._seconds.get(part, 0.0) + now - since
+        if previous in PARTS:
+            part = PARTS[previous]
+            self._seconds_by_part[part] = self._seconds_by_part.get(part, 0.0) + now - since
         self._phase = phase, now
 
-    # --- what its state asks ----------------------------------------------------------------------------------------
+    # --- calls of `State` -------------------------------------------------------------------------------------------
 
     @property
     def round(self) -> int:
+        """Number of this round."""
         return int(os.environ["CONCERTINA_ROUND"])
 
     @property
     def snapshots(self) -> Path:
+        """Folder for the snapshots of this round."""
         return Path(os.environ["CONCERTINA_SNAPSHOTS"])
 
     @property
     def history(self) -> JobHistory:
+        """Failures of the job so far, from which the interval between checkpoints follows."""
         return self.start().history
 
     @property
     def durable(self) -> Optional[Durable]:
-        """The checkpoint that LATEST names, if the job may go on from it: the next checkpoint is due by it."""
+        """The checkpoint that LATEST names, or None if the job must not use it. The next checkpoint is due by it."""
         start = self.start()
         durable = start.durable
         return None if durable and start.restore.bars(durable, start.uid) else durable
 
     @property
     def images(self) -> Tuple[str, ...]:
+        """Images of the round's containers."""
         return self.start().images
 
     def start(self) -> w.Start:
-        """Where this round goes on from. Raises ChannelClosed where the agent is gone."""
+        """Return the message that says where this round begins.
+
+        Raises:
+            ChannelClosed: The agent is gone.
+        """
         return self._wait_for(w.Start, keep=True)
 
     def request(self, message: w.Message, kind: Type[T]) -> T:
+        """Send a message, and return the answer of this type.
+
+        Raises:
+            ChannelClosed: The agent is gone.
+        """
         self._send(message)
         return self._wait_for(kind)
 
     def poll(self) -> List[object]:
+        """Return the messages about saving that have come since the last call."""
         with self._changed:
-            found: List[object] = [m for m in self._received if isinstance(m, (w.CopiedUpTo, w.SaveNow))]
-            self._received = [message for message in self._received if message not in found]
-            return found
+            messages: List[object] = [m for m in self._received if isinstance(m, (w.CopiedUpTo, w.SaveNow))]
+            self._received = [message for message in self._received if message not in messages]
+            return messages
 
     def send(self, message: w.Message) -> None:
+        """Send a message. If the agent is gone, nothing happens."""
         self._send(message)
 
     def _wait_for(self, kind: Type[T], keep: bool = False) -> T:
+        """Wait for a message of this type, and remove it from those received unless `keep` is true.
+
+        Raises:
+            ChannelClosed: The agent is gone.
+        """
+
         def first() -> Optional[T]:
             return next((message for message in self._received if isinstance(message, kind)), None)
 
         with self._changed:
             self._changed.wait_for(lambda: not self._open or first() is not None)
-            found = first()
-            if found is None:
+            message = first()
+            if message is None:
                 raise w.ChannelClosed("the agent is gone")
             if not keep:
-                self._received.remove(found)
-            return found
+                self._received.remove(message)
+            return message
 
-    # --- the wire ---------------------------------------------------------------------------------------------------
+    # --- the socket -------------------------------------------------------------------------------------------------
 
     def _send(self, message: w.Message) -> None:
         with contextlib.suppress(w.ChannelClosed):
@@ -249,37 +315,40 @@ class Channel:
     def _on_message(self, message: object) -> None:
         with self._changed:
             if isinstance(message, w.QueryCalls):
-                self._asked = True
-                self._send(w.CallCount(self._rank, self._passed))
+                self._must_wait = True
+                self._send(w.CallCount(self._rank, self._calls))
             elif isinstance(message, w.Registered):
-                self._asked = False
+                self._must_wait = False
             elif isinstance(message, w.StopAtCall):
-                self._asked, self._stop_at = False, message.call
+                self._must_wait, self._stop_at = False, message.call
             elif isinstance(message, w.TraceSteps):
                 self._trace(message)
             else:
                 self._received.append(message)
             self._changed.notify_all()
 
-    def _trace(self, wish: w.TraceSteps) -> None:
+    def _trace(self, request: w.TraceSteps) -> None:
         try:
-            self._traces = self._traces or self._tracing(self._rank)
-            self._traces.ask(wish)
-        except Exception as error:  # training goes on without
-            log(f"trainingjob: no trace: {type(error).__name__}: {error}")
+            self._tracer = self._tracer or self._make_tracer(self._rank)
+            self._tracer.ask(request)
+        except Exception as error:  # training continues without a trace
+            write_line(f"trainingjob: no trace: {type(error).__name__}: {error}")
 
 
 _channel: Optional[Channel] = None
 _tried = False
 
 
-def connected(path: str, rank: int, tracing: Callable[[int], Tracing]) -> Optional[Channel]:
-    """The connection of this process, opened at the first call; None where no agent listens."""
+def connected(path: str, rank: int, make_tracer: Callable[[int], Tracer]) -> Optional[Channel]:
+    """Return the connection of this process, which the first call opens, or None if no agent listens.
+
+    See `Channel` for the arguments.
+    """
     global _channel, _tried
     if not _tried:
         _tried = True
         try:
-            _channel = Channel(path, rank, tracing)
+            _channel = Channel(path, rank, make_tracer)
         except OSError as error:
-            log(f"trainingjob: the agent can't be reached ({error}); nothing is reported")
-    return _channel if _channel is not None and _channel.ours else None
+            write_line(f"trainingjob: the agent can't be reached ({error}); nothing is reported")
+    return _channel if _channel is not None and _channel.in_own_process else None

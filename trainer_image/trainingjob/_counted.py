@@ -1,13 +1,15 @@
-"""What counts the samples that it has given out."""
+"""The count of samples that a data iterator has delivered."""
 
 from __future__ import annotations
 
 
-class Counted:
+class SampleCounter:
+    """An object that counts the samples that it has delivered. `State` reports the count to the job."""
+
     samples: int
-    """Consumed of the data, by all ranks together."""
+    """Samples consumed by all ranks together since the run began."""
 
     @property
     def digest(self) -> str:
-        """Names the data."""
+        """Digest of the data."""
         raise NotImplementedError

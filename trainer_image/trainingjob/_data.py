@@ -1,133 +1,161 @@
 """`trainingjob.data`: this rank's rows of each step's batch, read ahead by a thread.
 
-Which sequences a step has is told by how many were consumed before it, and by nothing of the world; the world only says
-which of them are this rank's."""
+The sequences of a step depend only on the number of sequences consumed before it, not on the world. The world decides
+which of them are this rank's.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-import trainingjob
 from concertina_data.opening import Threads
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
-from concertina_protocol.stderr import log
+from concertina_protocol.stderr import write_line
 from concertina_state.errors import BadInput, DataChanged
-from trainingjob import _storage
-from trainingjob._counted import Counted
-from trainingjob._refusals import told
+from trainingjob import _connection, _storage
+from trainingjob._counted import SampleCounter
+from trainingjob._refusals import faults_reported
+from trainingjob._world import world
 
 AHEAD = 2
-"""Batches that are read before they are asked for."""
-TELL_SECONDS = 1.0
-"""Between two words of why data are waited for."""
+"""Batches that are read before they are needed."""
+REPORT_SECONDS = 1.0
+"""Seconds between two reports of a wait for data."""
 
 
-class Data(Counted):
+class Data(SampleCounter):
+    """An endless iterator over this rank's rows of each step, as `trainingjob.data` returns it.
+
+    Each item is an int64 tensor of shape `[rows, length + 1]` on the CPU.
+    """
+
     def __init__(
         self, uri: str, length: int, batch: int, seed: int, rank: int, size: int, cache_mebibytes: int
     ) -> None:
-        """See `trainingjob.data`."""
+        """Open the data. See `trainingjob.data` for the arguments and errors."""
         _storage.find_client()
         self._uri, self._length, self._batch, self._seed = uri, length, batch, seed
         self._begin, self._end = batch * rank // size, batch * (rank + 1) // size
         self.weight = (self._end - self._begin) * size / batch
-        """By which the mean over this rank's rows is multiplied, so that the mean over all ranks is that over the
-        batch; 1.0 where the batch divides evenly."""
+        """Factor for the mean loss over this rank's rows, so that the mean over the ranks is the mean over the batch.
+
+        It is 1.0 if the batch divides evenly by the number of ranks.
+        """
         self.samples = 0
         """Sequences that all ranks together have consumed since the run began."""
-        begun = trainingjob.world().round > 1
-        with told():
+        has_read_before = world().round > 1
+        with faults_reported():
             _check(length, batch, rank, size)
-            self._sequences = Sequences(uri, length, seed, CacheSettings(cache_mebibytes << 20, begun=begun))
+            self._sequences = Sequences(uri, length, seed, CacheSettings(cache_mebibytes << 20, begun=has_read_before))
         self._threads = Threads(1)
         self._ahead: deque[concurrent.futures.Future[Tensor]] = deque()
-        self._told = ""
+        self._logged_reason = ""
 
     @property
     def digest(self) -> str:
-        """Names the data: the same wherever they lie."""
+        """Digest of the data, which is the same wherever they lie."""
         return self._sequences.digest
 
     @property
     def epoch_size(self) -> int:
-        """Sequences of the data; after so many another epoch begins, in another order."""
+        """Number of sequences in the data. After that many, the next epoch begins, in another order."""
         return self._sequences.epoch_size
 
     @property
     def vocab_size(self) -> int:
-        """Tokens are below this."""
+        """Number of different tokens. Every token is below it."""
         return self._sequences.vocab_size
 
     def __iter__(self) -> Data:
         return self
 
     def __next__(self) -> Tensor:
-        """This rank's rows of the next step: int64 [rows, length + 1], on the CPU."""
+        """Return this rank's rows of the next step: int64 `[rows, length + 1]`, on the CPU.
+
+        Raises:
+            concertina_state.errors.BadInput: The data are damaged.
+            concertina_state.objects.prefix.StorageError: The store has not answered for ten minutes.
+        """
         while len(self._ahead) <= AHEAD:
             start = self.samples + len(self._ahead) * self._batch
-            self._ahead.append(self._threads.submit(self._reading(start)))
+            self._ahead.append(self._threads.submit(self._reader(start)))
         try:
-            with told():
+            with faults_reported():
                 rows = self._wait(self._ahead.popleft())
         except BaseException:
-            self._begin_anew()
+            self._discard_ahead()
             raise
         self.samples += self._batch
         return rows
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data, and what decides which sequence is at a position."""
         return {"samples": self.samples, "data": self.digest, "length": self._length, "seed": self._seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on behind what was consumed, in whatever world and batch. Raises BadInput where a position there is
-        another sequence here."""
-        with told():
+        """Continue after the sequences that were consumed, in any world and with any batch.
+
+        Args:
+            state: The result of `state_dict`.
+
+        Raises:
+            concertina_state.errors.BadInput: The data, `length` or `seed` differ, so a position is another sequence.
+        """
+        with faults_reported():
             self._check_same(state)
         self.samples = int(state["samples"])
-        self._begin_anew()
+        self._discard_ahead()
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
-        mine = self.state_dict()
-        for name, what in (("data", "digest of data"), ("length", "length"), ("seed", "seed")):
-            if state[name] != mine[name]:
-                refused = DataChanged if name == "data" else BadInput
-                raise refused(
-                    f"the saved state has consumed sequences of the {what} {state[name]}, and {self._uri} is read "
-                    f"with the {what} {mine[name]}, by which they are others: give what the run began with, or "
-                    "begin another run."
+        own = self.state_dict()
+        for name, description in (("data", "digest of data"), ("length", "length"), ("seed", "seed")):
+            if state[name] != own[name]:
+                error = DataChanged if name == "data" else BadInput
+                raise error(
+                    f"the saved state has consumed sequences of the {description} {state[name]}, and {self._uri} is "
+                    f"read with the {description} {own[name]}, by which they are others: give what the run began with, "
+                    "or begin another run."
                 )
 
-    def _reading(self, start: int) -> Any:
+    def _reader(self, start: int) -> Callable[[], Tensor]:
+        """Return a function that reads this rank's rows of the batch that begins at sequence `start`."""
         sequences, begin, end = self._sequences, start + self._begin, start + self._end
         return lambda: sequences.rows(begin, end)
 
-    def _begin_anew(self) -> None:
+    def _discard_ahead(self) -> None:
+        """Drop the batches that were read ahead."""
         for future in self._ahead:
             future.cancel()
         self._ahead.clear()
 
     def _wait(self, future: concurrent.futures.Future[Tensor]) -> Tensor:
-        channel, began = trainingjob.connection(), time.perf_counter()
-        while not concurrent.futures.wait([future], TELL_SECONDS).done:
+        """Wait for a batch, and report why if it takes long."""
+        channel, began = _connection.agent_channel(), time.perf_counter()
+        while not concurrent.futures.wait([future], REPORT_SECONDS).done:
             reason = self._sequences.waiting_for
-            if reason and reason != self._told:
-                log(f"trainingjob: waiting for data: {reason}")
-                self._told = reason
+            if reason and reason != self._logged_reason:
+                write_line(f"trainingjob: waiting for data: {reason}")
+                self._logged_reason = reason
             if reason and channel:
-                channel.stalled(reason, time.perf_counter() - began)
+                channel.report_stall(reason, time.perf_counter() - began)
         if channel:
-            channel.waited(time.perf_counter() - began)
+            channel.add_stall(time.perf_counter() - began)
         return future.result()
 
 
 def _check(length: int, batch: int, rank: int, size: int) -> None:
+    """Refuse a batch that the ranks can't share.
+
+    Raises:
+        BadInput: A number is out of range, or there are fewer sequences in a batch than ranks.
+    """
     if length < 1 or batch < 1 or not 0 <= rank < size:
         raise BadInput(f"there is no rank {rank} of {size} with sequences of {length} tokens in batches of {batch}.")
     if batch < size:

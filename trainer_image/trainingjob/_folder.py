@@ -1,4 +1,4 @@
-"""Where there is no job: a state's snapshots in a folder, which outlast the process."""
+"""Snapshots in a folder that outlasts the process, for a script that runs outside of a job."""
 
 from __future__ import annotations
 
@@ -16,97 +16,121 @@ from concertina_protocol.worker_channel import Committed, CopiedUpTo, Message
 from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import Header
 from concertina_state.saved import LocalShard
-from trainingjob import World
+from trainingjob._world import World
 
 LOCK_SECONDS = 2.0
-"""How long the end of a process that held the folder is waited for."""
+"""How long to wait for the end of a process that holds the folder's lock."""
 
 
 class Folder:
-    """In the agent's place: what is committed counts as safe at once. `<folder>/round-<r>/shard-<k>/slot-<n>`."""
+    """A folder that takes the agent's place: a committed snapshot is safe at once.
+
+    A shard's file is `<folder>/round-<r>/shard-<k>/slot-<n>`.
+    """
 
     durable: Durable | None = None
     images: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, world: World, same: Callable[[Any], Any]) -> None:
-        """`same`: rank 0's value, on all ranks. Raises BadInput if another script saves to this folder."""
+        """Open a folder, and lock it for this script.
+
+        Args:
+            folder: The folder. It is created if it does not exist.
+            world: The world of this process.
+            same: Returns the value of rank 0, on all ranks.
+
+        Raises:
+            BadInput: Another script saves to this folder.
+        """
         self._folder, self._rank = folder, world.rank
         self._lock = None if world.rank else Lock(folder)
-        if refused := same(self._lock and self._lock.refused):
-            raise BadInput(refused)
+        if refusal := same(self._lock and self._lock.refusal):
+            raise BadInput(refusal)
         self._size = world.size
         self.round: int = same(1 + max(self._rounds(), default=0))
         self.history = JobHistory()
-        self._said: list[Message] = []
-        self._alone = False
-        """Older rounds have been removed."""
+        self._messages: list[Message] = []
+        self._removed_older_rounds = False
 
     @property
     def snapshots(self) -> Path:
+        """Folder for the snapshots of this round."""
         return self._folder / f"round-{self.round}"
 
-    def newest(self) -> InFolder | None:
-        held: dict[SnapshotId, dict[int, Path]] = {}
+    def newest(self) -> StateInFolder | None:
+        """Return the newest complete snapshot of earlier rounds, or None if there is none."""
+        paths_by_id: dict[SnapshotId, dict[int, Path]] = {}
         for path in self._folder.glob("round-*/shard-*/slot-?"):
             sidecar = read_sidecar(path)
             if sidecar is not None and sidecar.id.round < self.round:
-                held.setdefault(sidecar.id, {})[sidecar.shard] = path
-        whole = [id for id, shards in held.items() if len(shards) == id.shards]
-        newest = max(whole, key=lambda id: (id.round, id.step), default=None)
-        return InFolder(newest, held[newest]) if newest else None
+                paths_by_id.setdefault(sidecar.id, {})[sidecar.shard] = path
+        complete = [id for id, paths in paths_by_id.items() if len(paths) == id.shards]
+        newest = max(complete, key=lambda id: (id.round, id.step), default=None)
+        return StateInFolder(newest, paths_by_id[newest]) if newest else None
 
     def send(self, message: Message) -> None:
+        """Take a message for the agent. A committed snapshot is answered as if a peer had copied it."""
         if isinstance(message, Committed):
-            self._said.append(CopiedUpTo(message.id.step))
+            self._messages.append(CopiedUpTo(message.id.step))
 
     def poll(self) -> list[Message]:
-        said, self._said = self._said, []
-        return said
+        """Return the answers since the last call."""
+        messages, self._messages = self._messages, []
+        return messages
 
-    def passes(self) -> bool:
+    def must_stop(self) -> bool:
+        """Return False: without a job the world does not end."""
         return False
 
-    def counts(self, samples: Callable[[], int]) -> None:
-        """Nobody is told."""
+    def count_samples_by(self, samples: Callable[[], int]) -> None:
+        """Do nothing: there is no job to report to."""
 
-    def restored(self, step: int, source: str) -> None:
-        """Nobody is told."""
+    def report_restored(self, step: int, source: str) -> None:
+        """Do nothing: there is no job to report to."""
 
-    def finished(self, step: int, snapshot_step: int | None, seconds: float) -> None:
-        if snapshot_step is None or self._rank != 0 or self._alone:
+    def report_commit(self, step: int, snapshot_step: int | None, seconds: float) -> None:
+        """Remove the snapshots of earlier rounds once this round has a complete one."""
+        if snapshot_step is None or self._rank != 0 or self._removed_older_rounds:
             return
-        self._alone = True
+        self._removed_older_rounds = True
         for round in self._rounds():
             if round < self.round:
                 shutil.rmtree(self._folder / f"round-{round}", ignore_errors=True)
 
     def _rounds(self) -> list[int]:
-        found = (path.name.partition("-")[2] for path in self._folder.glob("round-*"))
-        return [int(number) for number in found if number.isdecimal()]
+        """Return the numbers of the rounds that have a folder."""
+        numbers = (path.name.partition("-")[2] for path in self._folder.glob("round-*"))
+        return [int(number) for number in numbers if number.isdecimal()]
 
 
 class Lock:
-    """A folder's lock, held by rank 0 as long as it lives: a killed process lets go of it.
+    """A folder's lock, which rank 0 holds as long as it lives. A killed process releases it.
 
-    It is a POSIX record lock, so a forked process (a data loader's worker) does not keep it, and NFS knows it."""
+    It is a POSIX record lock, so a forked process (a data loader's worker) does not keep it, and NFS supports it.
+    """
 
-    refused = ""
-    """A sentence, if another process has it."""
+    refusal = ""
+    """A sentence that says why the lock could not be taken; empty if it was."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / "lock").open("a+b")
-        until = time.monotonic() + LOCK_SECONDS
-        while not self._taken():
-            if time.monotonic() > until:
-                self.refused = (
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not self._try():
+            if time.monotonic() > deadline:
+                self.refusal = (
                     f"another process saves its state to {folder.resolve()}: give this script a folder of its own, "
                     "State(folder=...), or end the other one."
                 )
                 return
             time.sleep(0.05)
 
-    def _taken(self) -> bool:
+    def _try(self) -> bool:
+        """Take the lock if it is free, and return whether this process has it.
+
+        Raises:
+            OSError: The file system has no locks.
+        """
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -116,7 +140,9 @@ class Lock:
         return True
 
 
-class InFolder:
+class StateInFolder:
+    """A complete snapshot in a folder (see `concertina_state.saved.SavedState`)."""
+
     def __init__(self, id: SnapshotId, paths: dict[int, Path]) -> None:
         self.id, self._paths = id, paths
 

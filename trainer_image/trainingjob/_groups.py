@@ -10,17 +10,25 @@ from trainingjob import _values
 from trainingjob._refusals import INSTEAD
 
 
-def matched(
+def match_groups(
     optimizer: str, saved: Sequence[tuple[Sequence[str], Mapping[str, Any]]], now: Sequence[Sequence[str]]
 ) -> list[int]:
-    """Return, for each group of today, the number of the saved group whose options it takes.
+    """Return the number of the saved group whose options each group of today takes.
 
-    `saved` holds the parameter names and the options of each saved group, `now` the parameter names of each group of
-    today. A group of today may hold parameters of several saved groups if these have the same options. Raises BadInput
-    if a parameter is missing on either side, or if parameters with different options are in one group now."""
+    A group of today may hold parameters of several saved groups if these have the same options.
+
+    Args:
+        optimizer: Name of the optimizer in an error message.
+        saved: Parameter names and options of each saved group.
+        now: Parameter names of each group of today.
+
+    Raises:
+        BadInput: A parameter is missing on either side, or parameters that were saved with different options are in
+            one group now.
+    """
     group_by_name = {name: number for number, (names, _) in enumerate(saved) for name in names}
-    have = {name for names in now for name in names}
-    if missing := [name for name in group_by_name if name not in have]:
+    current_names = {name for names in now for name in names}
+    if missing := [name for name in group_by_name if name not in current_names]:
         raise BadInput(
             f"{optimizer} was saved with {_list(missing)}, which is in none of its groups now: add it "
             "(optimizer.add_param_group) before State.restore()."
@@ -39,6 +47,11 @@ def _source(
     number: int,
     group_by_name: Mapping[str, int],
 ) -> int:
+    """Return the number of the saved group whose options the group with these parameter names takes.
+
+    Raises:
+        BadInput: The parameters were saved with different options.
+    """
     sources = list(dict.fromkeys(group_by_name[name] for name in names))
     if not sources:  # an empty group has nothing but its place
         return min(number, len(saved) - 1)
@@ -69,8 +82,17 @@ def _list(names: Sequence[str]) -> str:
 def check_by_position(scheduler: str, state: Any, sources: Sequence[int], saved_count: int) -> None:
     """Refuse a scheduler's state that has a value for each group, if groups have changed their places.
 
-    Schedulers keep such values (`base_lrs`) in lists, by position. `sources` is what `matched` returned, `saved_count`
-    the number of saved groups. Raises BadInput."""
+    Schedulers keep such values (`base_lrs`) in lists, by position.
+
+    Args:
+        scheduler: Name of the scheduler in an error message.
+        state: State of the scheduler.
+        sources: Result of `match_groups` for the scheduler's optimizer.
+        saved_count: Number of saved groups.
+
+    Raises:
+        BadInput: The state has such a list, and the groups are not where they were.
+    """
     if list(sources) == list(range(saved_count)):
         return
     for key, value in state.items() if isinstance(state, Mapping) else ():

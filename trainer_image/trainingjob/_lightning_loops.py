@@ -1,32 +1,34 @@
-"""Where Lightning's loops are, and where its loaders are in their data."""
+"""The position of Lightning's loops, and of its loaders in their data."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import trainingjob
 from trainingjob._order import StatefulSampler, order_of
+from trainingjob._world import world
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
-class Loops:
-    """Saved between two batches, when the next one has been fetched and is not begun.
+class LightningLoops:
+    """The state of a fit, saved between two batches: the next one has been fetched, and is not begun.
 
-    Lightning counts batches on after a restart, but begins its loaders at their first item: here they go on where they
-    were. The place in an epoch is counted in items of all ranks, so it holds in a world of another size, too."""
+    After a restart, Lightning continues its count of batches, but begins its loaders at their first item. This class
+    continues them where they were. It counts the position in an epoch in items of all ranks, so that it holds in a
+    world of another size too.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self._fit = trainer.fit_loop
-        self._saved: list[dict[str, Any]] | None = None
-        """Of loaders, from `load_state_dict` until these are there."""
-        self._told: deque[list[Any]] = deque()
-        """By loaders that tell their places themselves: the first is of the batch that was trained last."""
+        self._saved_positions: list[dict[str, Any]] | None = None
+        """Positions of loaders, from `load_state_dict` until the loaders exist."""
+        self._loader_states: deque[list[Any]] = deque()
+        """States of loaders that have `state_dict`. The first is as of the batch that was trained last."""
         self._epoch_ends = False
 
-    # --- what is saved ----------------------------------------------------------------------------------------------
+    # --- the saved state --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         loops = self._fit.state_dict()
@@ -36,20 +38,20 @@ class Loops:
             counts["ready"] = counts["started"] = counts["processed"] = counts["completed"]
         if self._epoch_ends:
             batches["current"] = dict.fromkeys(batches["current"], 0)
-        else:  # also where max_steps has ended training in the middle of it
+        else:  # also if max_steps has ended training in the middle of the epoch
             for counts in (epochs["total"], epochs["current"]):
                 counts["started"] = counts["ready"]
                 counts["processed"] = counts["completed"] = counts["ready"] - 1
-        if self._told:
-            loops["state_dict"]["combined_loader"] = self._told[0]
-        return {"loops": loops, "loaders": [] if self._epoch_ends else [_place(each) for each in self._loaders]}
+        if self._loader_states:
+            loops["state_dict"]["combined_loader"] = self._loader_states[0]
+        return {"loops": loops, "loaders": [] if self._epoch_ends else [_position(loader) for loader in self._loaders]}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        self._saved = values["loaders"]
+        self._saved_positions = values["loaders"]
         self._fit.load_state_dict(values["loops"])
 
     def end(self) -> None:
-        """No batch comes any more."""
+        """Record that no further batch comes."""
         self._epoch_ends = self._fit.epoch_loop._num_ready_batches_reached()
 
     # --- the loaders ------------------------------------------------------------------------------------------------
@@ -60,62 +62,64 @@ class Loops:
         return [] if combined is None else list(combined.flattened)
 
     @property
-    def _tell(self) -> bool:
-        """Lightning saves the places of these, and tells them."""
-        return any(hasattr(each, "state_dict") and hasattr(each, "load_state_dict") for each in self._loaders)
+    def _are_stateful(self) -> bool:
+        """True if a loader saves its own position. Lightning saves and restores these loaders."""
+        return any(hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") for loader in self._loaders)
 
-    def fetched(self) -> None:
-        """A batch was trained; others may have been fetched in advance."""
-        if not self._tell:
+    def record_position(self) -> None:
+        """Record the states of the loaders after a batch. Further batches may have been fetched ahead."""
+        if not self._are_stateful:
             return
-        self._told.append(self._fit._combined_loader._state_dicts())
+        self._loader_states.append(self._fit._combined_loader._state_dicts())
         ahead = len(getattr(self._fit._data_fetcher, "batches", ()))
-        while len(self._told) > 1 + ahead:
-            self._told.popleft()
+        while len(self._loader_states) > 1 + ahead:
+            self._loader_states.popleft()
 
-    def follow(self) -> None:
-        """The order of these loaders is to be known, from their first item on."""
-        if self._tell:
+    def follow_order(self) -> None:
+        """Begin to follow the order of the loaders, from the first item of this epoch."""
+        if self._are_stateful:
             return
-        new = [order_of(each) for each in self._loaders if not isinstance(_sampler(each), StatefulSampler)]
+        new = [order_of(loader) for loader in self._loaders if not isinstance(_sampler(loader), StatefulSampler)]
         if any(new):
             iter(self._fit._data_fetcher)
 
-    def go_on(self) -> None:
-        """Behind the batches that were trained in this epoch."""
-        saved, self._saved = self._saved, None
-        if self._tell:
-            return self.fetched()
+    def resume(self) -> None:
+        """Continue the loaders after the batches that were trained in this epoch."""
+        saved, self._saved_positions = self._saved_positions, None
+        if self._are_stateful:
+            self.record_position()
+            return
         if not saved:
-            return self.follow()
+            self.follow_order()
+            return
         fetcher, counts = self._fit._data_fetcher, self._fit.epoch_loop.batch_progress.current
-        done, world, orders = counts.completed, trainingjob.world().size, [order_of(each) for each in self._loaders]
-        known = all(order is not None and was["began"] for order, was in zip(orders, saved, strict=True))
-        for loader, order, was in zip(reversed(self._loaders), reversed(orders), reversed(saved), strict=True):
-            if order is None or was["began"] is None:
+        done, ranks, orders = counts.completed, world().size, [order_of(loader) for loader in self._loaders]
+        all_known = all(order is not None and position["began"] for order, position in zip(orders, saved, strict=True))
+        loaders = zip(reversed(self._loaders), reversed(orders), reversed(saved), strict=True)
+        for loader, order, position in loaders:
+            if order is None or position["began"] is None:
                 continue
-            items = done * was["batch"] % was["items"] // world if known else 0
-            order.go_on(was["began"], items)
+            items = done * position["batch"] % position["items"] // ranks if all_known else 0
+            order.resume(position["began"], items)
             left = len(order) - items
             size = loader.batch_sampler.batch_size
             batches = len(loader) - (left // size if loader.batch_sampler.drop_last else -(-left // size))
-            if known:
+            if all_known:
                 counts.ready = counts.started = counts.processed = counts.completed = batches
         iter(fetcher)
-        if not known:
+        if not all_known:
             for _ in range(done):
                 next(fetcher)
             fetcher.fetched -= done  # Lightning adds them
-        return None
 
 
 def _sampler(loader: Any) -> Any:
     return getattr(getattr(loader, "batch_sampler", None), "sampler", None)
 
 
-def _place(loader: Any) -> dict[str, Any]:
-    """By what the order of its pass was drawn, and, of all ranks, items of a batch and of a pass."""
-    order, world = order_of(loader), trainingjob.world().size
+def _position(loader: Any) -> dict[str, Any]:
+    """Return the random state of the loader's order, and the items in a batch and in a pass of all ranks."""
+    order, ranks = order_of(loader), world().size
     if order is None:
         return {"began": None}
-    return {"began": order.began, "batch": loader.batch_sampler.batch_size * world, "items": len(order) * world}
+    return {"began": order.began, "batch": loader.batch_sampler.batch_size * ranks, "items": len(order) * ranks}

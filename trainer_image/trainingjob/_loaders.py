@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from concertina_protocol.stderr import log
+from concertina_protocol.stderr import write_line
 from concertina_state.errors import BadInput
 from trainingjob._objects import RandomNumbers
 from trainingjob._order import order_of
@@ -13,40 +13,47 @@ from trainingjob._refusals import NotSavable
 
 
 class Loaders:
-    """All loaders that a script has given to `State.batches`, in the order of their first use."""
+    """All loaders that a script has passed to `State.batches`, in the order of their first use."""
 
     def __init__(self) -> None:
-        self._passes: list[Passes] = []
+        self._positions: list[LoaderPosition] = []
         self._saved: list[Mapping[str, Any]] = []
-        """Positions that were restored."""
+        """Saved positions, by the number of the loader."""
         self._random: Mapping[str, Any] | None = None
+        """Random numbers as they were saved."""
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        known = next((passes for passes in self._passes if passes.loader is loader), None)
-        if known is None:
-            number = len(self._passes)
-            known = Passes(loader, number)
+        """Return an iterator over the next pass of a loader: the rest of the saved one after a restore.
+
+        Raises:
+            NotSavable: The loader's order can't be followed.
+            BadInput: The loader's data, or the epoch of its sampler, are not those that were saved.
+        """
+        position = next((position for position in self._positions if position.loader is loader), None)
+        if position is None:
+            number = len(self._positions)
+            position = LoaderPosition(loader, number)
             if number < len(self._saved):
-                known.load_state_dict(self._saved[number], self._random)
-            self._passes.append(known)
-        return known.batches()
+                position.load_state_dict(self._saved[number], self._random)
+            self._positions.append(position)
+        return position.batches()
 
     def state_dict(self) -> dict[str, Any]:
-        positions = [passes.state_dict() for passes in self._passes]
+        positions = [position.state_dict() for position in self._positions]
         return {"passes": positions + self._saved[len(positions) :]}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        if self._passes:
+        if self._positions:
             raise BadInput("State.restore() comes before the first State.batches(): correct the script's order.")
         self._saved = list(values["passes"])
 
-    def restored(self) -> None:
-        """Remember the random numbers as they were saved: a pass that goes on draws anew when it begins."""
+    def remember_random_numbers(self) -> None:
+        """Remember the restored random numbers, because a pass that continues draws others when it begins."""
         self._random = RandomNumbers().state_dict() if self._saved else None
 
 
-class Passes:
-    """The passes over one loader, and how far the current one is, in items of all ranks."""
+class LoaderPosition:
+    """The position of one loader in its current pass, in items that all ranks together have consumed."""
 
     def __init__(self, loader: Any, number: int) -> None:
         order = order_of(loader)
@@ -57,35 +64,37 @@ class Passes:
                 "torchdata.StatefulDataLoader, and that to State(loader=...)."
             )
         self.loader, self._order, self._number = loader, order, number
-        self._items = self._restored = 0
+        self._items = self._restored_items = 0
         self._random: Mapping[str, Any] | None = None
+        """Random numbers to restore once the first batch of a continued pass has been fetched."""
 
     def batches(self) -> Iterator[Any]:
-        share = self._share()
-        begin, self._restored = self._restored // share * share, 0
-        if begin and self._is_over(begin // share) and self._counts_next_epoch():
+        """Yield the batches of one pass, and count them."""
+        ranks = self._rank_count()
+        begin, self._restored_items = self._restored_items // ranks * ranks, 0
+        if begin and self._is_over(begin // ranks) and self._counts_next_epoch():
             begin, self._random = 0, None
         if begin:
             self._check_epoch()
         else:
-            self._order.begin_anew()
+            self._order.draw_anew()
         self._items, batch_size = begin, self.loader.batch_sampler.batch_size
         try:
             for batch in self.loader:
-                self._put_back_random()
-                self._items += batch_size * share
+                self._restore_random_numbers()
+                self._items += batch_size * ranks
                 yield batch
-            self._put_back_random()
+            self._restore_random_numbers()
         finally:
             self._items = 0  # also after `break`: the next pass is another one
 
-    def _share(self) -> int:
-        """Ranks that share a pass."""
+    def _rank_count(self) -> int:
+        """Return the number of ranks that share a pass."""
         return int(getattr(self._order, "num_replicas", 1))
 
-    def _is_over(self, done: int) -> bool:
-        """Return whether no batch is left of a pass of which each rank has consumed so many items."""
-        batches, left = self.loader.batch_sampler, len(self._order) - done
+    def _is_over(self, consumed: int) -> bool:
+        """Return whether no batch is left of a pass of which each rank has consumed this number of items."""
+        batches, left = self.loader.batch_sampler, len(self._order) - consumed
         return bool(left < (batches.batch_size if batches.drop_last else 1))
 
     def _counts_next_epoch(self) -> bool:
@@ -94,13 +103,17 @@ class Passes:
         return saved is not None and now == saved + 1
 
     def _epochs(self) -> tuple[int | None, int | None]:
-        """The epoch of the saved pass, and the sampler's; None for a sampler without epochs."""
+        """Return the epoch of the saved pass and that of the sampler, None for a sampler without epochs."""
         began = self._order.next_began
         saved = None if began is None else began["seeds"].get("epoch")
         return saved, getattr(self._order, "epoch", saved)
 
     def _check_epoch(self) -> None:
-        """The next epochs follow from the script's own count."""
+        """Refuse a script that is at another epoch than the saved pass.
+
+        Raises:
+            BadInput: The epochs differ. The next ones would follow from the script's count, and repeat data.
+        """
         saved, now = self._epochs()
         if saved is not None and now != saved:
             raise BadInput(
@@ -108,7 +121,7 @@ class Passes:
                 "the loop over epochs there. Keep the epoch in the state, or compute it from the step."
             )
 
-    def _put_back_random(self) -> None:
+    def _restore_random_numbers(self) -> None:
         if self._random is not None:
             RandomNumbers().load_state_dict(self._random)
             self._random = None
@@ -117,6 +130,15 @@ class Passes:
         return {"items": self._items, "of": len(self.loader.dataset), "began": self._order.began}
 
     def load_state_dict(self, values: Mapping[str, Any], random: Mapping[str, Any] | None) -> None:
+        """Continue a saved pass.
+
+        Args:
+            values: The saved position.
+            random: Random numbers as they were saved.
+
+        Raises:
+            BadInput: The data have another length.
+        """
         if values["of"] != (length := len(self.loader.dataset)):
             raise BadInput(
                 f"loader {self._number} of State.batches() has {length} items, and {values['of']} when it was saved: "
@@ -125,11 +147,11 @@ class Passes:
         if not values["items"] or values["began"] is None:
             return
         self._random = random
-        self._items = self._restored = values["items"]
-        share = self._share()
-        if again := self._restored % share:
-            log(
-                f"trainingjob: loader {self._number}: {again} items of this pass are consumed again, as "
-                f"{self._restored} can't be shared by {share} ranks"
+        self._items = self._restored_items = values["items"]
+        ranks = self._rank_count()
+        if repeated := self._restored_items % ranks:
+            write_line(
+                f"trainingjob: loader {self._number}: {repeated} items of this pass are consumed again, as "
+                f"{self._restored_items} can't be shared by {ranks} ranks"
             )
-        self._order.go_on(values["began"], self._restored // share)
+        self._order.resume(values["began"], self._restored_items // ranks)

@@ -1,5 +1,4 @@
-"""What a script keeps, taken apart: large arrays by name, which are saved as boxes, and everything else as values.
-Without torch, which has its own `_torch_objects`."""
+"""Adapters for the objects of a script: those without torch here, torch's own in `_torch_objects`."""
 
 from __future__ import annotations
 
@@ -9,92 +8,70 @@ import struct
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, Protocol
+from typing import Any
 
 from concertina_state.errors import BadInput
-from trainingjob._arrays import Leaf, is_array, leaf
+from trainingjob._adapter import StateAdapter, StatefulAdapter
+from trainingjob._arrays import is_array, leaf
+from trainingjob._leaf import Leaf
 from trainingjob._ranks import LEAVE_OUT
 from trainingjob._refusals import INSTEAD, NotSavable
 
-
-class Kept(Protocol):
-    """One of a script's objects."""
-
-    def arrays(self) -> Mapping[str, Any]:
-        """Live tensors, Buffers and Parts of these: what is written into them is in the object, once it has been
-        loaded."""
-        ...
-
-    def alike(self) -> Mapping[str, Any]:
-        """Of these, those of which each rank has to have the same."""
-        ...
-
-    def buffers(self) -> Mapping[str, Any]:
-        """Return live tensors beside the arrays that `arrays` or `now` gave last: a module's buffers, of which each
-        rank may have its own."""
-        ...
-
-    def now(self) -> tuple[Mapping[str, Any], Any]:
-        """Its arrays, and what it has beside them: for `_values`, of this rank."""
-        ...
-
-    def prepare(self, values: Any) -> None:
-        """Make the arrays that an object with these values had, so that they can be filled."""
-        ...
-
-    def load(self, values: Any) -> None:
-        """After the arrays have been filled."""
-        ...
-
-
 ARRAY = "$array"
-"""In the place of an array, in the values of a dict."""
+"""Stands in the place of an array in the values of a dict."""
 
 
-class KeptDict:
-    """Arrays in dicts, lists and tuples: those that can be written to are filled, the rest is replaced."""
+class DictAdapter:
+    """A dict that holds arrays, also within dicts, lists and tuples.
+
+    When the dict is restored, arrays that can be written to are filled where they are, and everything else is replaced.
+    """
 
     def __init__(self, tree: MutableMapping[str, Any]) -> None:
-        self.tree = tree
-        self._leaves: dict[str, Leaf] = {}
+        self._tree = tree
+        self._leaf_by_path: dict[str, Leaf] = {}
 
     def arrays(self) -> dict[str, Any]:
-        self._leaves = dict(_leaves(self.tree, ""))
-        return {path: each.array for path, each in self._leaves.items()}
+        self._leaf_by_path = dict(_leaves(self._tree, ""))
+        return {path: leaf.array for path, leaf in self._leaf_by_path.items()}
 
-    def alike(self) -> dict[str, Any]:
-        return {path: each.array for path, each in self._leaves.items() if each.whole}
+    def replicated_arrays(self) -> dict[str, Any]:
+        return {path: leaf.array for path, leaf in self._leaf_by_path.items() if leaf.whole}
 
     def buffers(self) -> dict[str, Any]:
         return {}
 
-    def now(self) -> tuple[dict[str, Any], Any]:
-        return self.arrays(), _without_arrays(self.tree)
+    def contents(self) -> tuple[dict[str, Any], Any]:
+        return self.arrays(), _without_arrays(self._tree)
 
     def prepare(self, values: Any) -> None:
         pass
 
     def load(self, values: Any) -> None:
-        self._put_back(self.tree, values, "")
+        self._restored(self._tree, values, "")
 
-    def _put_back(self, tree: Any, values: Any, path: str) -> Any:
-        """What stands in the place of `tree` from now on."""
+    def _restored(self, tree: Any, values: Any, path: str) -> Any:
+        """Return what takes the place of `tree`: `tree` itself, with the saved values, if it can be changed.
+
+        Raises:
+            BadInput: An array was saved here, and there is none now.
+        """
         if isinstance(values, str) and values == ARRAY:
-            if path not in self._leaves:
+            if path not in self._leaf_by_path:
                 raise BadInput(f"{path} was saved as an array, and is none now: {INSTEAD}.")
-            return self._leaves[path].filled()
-        if isinstance(tree, list) and isinstance(values, list) and not any(_has_array(each) for each in values):
+            return self._leaf_by_path[path].filled()
+        if isinstance(tree, list) and isinstance(values, list) and not any(_has_array(value) for value in values):
             tree[:] = values
             return tree
         kinds = (list, tuple, Mapping)
         if not any(isinstance(tree, kind) and isinstance(values, kind) for kind in kinds):
             return values
-        old = dict(_below(tree))
-        new = {key: self._put_back(old.get(key), value, _path(path, key)) for key, value in _below(values)}
+        old = dict(_children(tree))
+        new = {key: self._restored(old.get(key), value, _path(path, key)) for key, value in _children(values)}
         if isinstance(tree, MutableMapping):
-            if path:  # above, a script may keep more than it did
+            if path:  # at the top, a script may keep more than it did
                 tree.clear()
-            for key, value in new.items():  # a Counter's `update` adds
+            for key, value in new.items():  # not by `update`, which adds in a Counter
                 tree[key] = value
             return tree
         if isinstance(tree, list):
@@ -107,10 +84,11 @@ class KeptDict:
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Leaf]]:
+    """Yield the path and the leaf of each array in a tree."""
     if is_array(tree):
         yield path, leaf(tree)
         return
-    for key, value in _below(tree):
+    for key, value in _children(tree):
         yield from _leaves(value, _path(path, key))
 
 
@@ -118,54 +96,36 @@ def _path(path: str, key: Any) -> str:
     return f"{path}/{key}" if path else str(key)
 
 
-def _below(tree: Any) -> Iterable[tuple[Any, Any]]:
+def _children(tree: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the keys and values directly below a dict, list or tuple; nothing for a value of another kind."""
     return tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, (list, tuple)) else ()
 
 
 def _without_arrays(tree: Any) -> Any:
+    """Return a copy of a tree with ARRAY in the place of each array."""
     if is_array(tree):
         return ARRAY
     if isinstance(tree, Mapping):
-        found = {key: _without_arrays(value) for key, value in tree.items()}
-        return Counter(found) if isinstance(tree, Counter) else found
+        values = {key: _without_arrays(value) for key, value in tree.items()}
+        return Counter(values) if isinstance(tree, Counter) else values
     if isinstance(tree, list):
         return [_without_arrays(value) for value in tree]
     return tuple(map(_without_arrays, tree)) if isinstance(tree, tuple) else tree
 
 
 def _has_array(values: Any) -> bool:
-    return (isinstance(values, str) and values == ARRAY) or any(_has_array(each) for _, each in _below(values))
-
-
-class KeptStateful:
-    """Anything with state_dict and load_state_dict: schedulers, samplers, data loaders, scalers."""
-
-    def __init__(self, stateful: Any) -> None:
-        self.stateful = stateful
-
-    def arrays(self) -> dict[str, Any]:
-        return {}
-
-    def alike(self) -> dict[str, Any]:
-        return {}
-
-    def buffers(self) -> dict[str, Any]:
-        return {}
-
-    def now(self) -> tuple[dict[str, Any], Any]:
-        return {}, self.stateful.state_dict()
-
-    def prepare(self, values: Any) -> None:
-        pass
-
-    def load(self, values: Any) -> None:
-        self.stateful.load_state_dict(values)
+    """Return whether saved values stand for a tree that holds an array."""
+    return (isinstance(values, str) and values == ARRAY) or any(_has_array(value) for _, value in _children(values))
 
 
 class RandomNumbers:
-    """Of Python, and of numpy and torch as far as the script has imported them: in this process and on its GPU."""
+    """The states of the random number generators in this process and on its GPU.
+
+    They are Python's, and those of numpy and torch if the script has imported these.
+    """
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the generators' states, None for a library that the script has not imported."""
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
         version, numbers, gauss = random.getstate()
         return {
@@ -176,6 +136,7 @@ class RandomNumbers:
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Set the generators that this process has to these states."""
         version, numbers, gauss = values["python"]
         random.setstate((version, struct.unpack(f"<{len(numbers) // 4}I", numbers), gauss))
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
@@ -186,33 +147,48 @@ class RandomNumbers:
             if values["cuda"] is not None and torch.cuda.is_available():
                 torch.cuda.set_rng_state(values["cuda"])
 
-    def draw_others(self, rank: int) -> None:
-        """Than the rank whose numbers these are."""
-        drawn = hashlib.sha256(repr(random.getstate()).encode() + str(rank).encode()).digest()
-        random.seed(drawn)
+    def reseed(self, rank: int) -> None:
+        """Seed the generators of a new rank from the states that it took over, so that it draws other numbers."""
+        digest = hashlib.sha256(repr(random.getstate()).encode() + str(rank).encode()).digest()
+        random.seed(digest)
         if numpy := sys.modules.get("numpy"):
-            numpy.random.seed(int.from_bytes(drawn[8:12], "little"))
+            numpy.random.seed(int.from_bytes(digest[8:12], "little"))
         if torch := sys.modules.get("torch"):
-            torch.manual_seed(int.from_bytes(drawn[:8], "little"))
+            torch.manual_seed(int.from_bytes(digest[:8], "little"))
 
 
-def kept(objects: Mapping[str, Any], with_torch: bool, before: Mapping[str, Kept]) -> dict[str, Kept]:
-    """`with_torch`: tensors can be saved. `before`: what the state keeps already. Raises NotSavable for what has no
-    state."""
+def adapters_of(
+    objects: Mapping[str, Any], with_torch: bool, existing: Mapping[str, StateAdapter]
+) -> dict[str, StateAdapter]:
+    """Return an adapter for each object, by name.
+
+    Args:
+        objects: The objects that a script adds to its `State`.
+        with_torch: Whether tensors can be saved, because the ranks agree by torch.distributed.
+        existing: The adapters of the objects that the `State` has already.
+
+    Raises:
+        NotSavable: An object has no state, or a state that can't be saved.
+    """
     for name, value in objects.items():
-        _check_known(name, value)
-    of_torch: Mapping[str, Kept] = {}
+        _check_supported(name, value)
+    torch_adapters: Mapping[str, StateAdapter] = {}
     if "torch" in sys.modules:
-        from trainingjob._torch_objects import kept_of_torch
+        from trainingjob._torch_objects import torch_adapters_of
 
-        of_torch = kept_of_torch(objects, before)
-    if of_torch and not with_torch:
-        raise NotSavable(f"{next(iter(of_torch))} is torch's: {LEAVE_OUT}")
-    return {name: of_torch.get(name) or _kept(name, value) for name, value in objects.items()}
+        torch_adapters = torch_adapters_of(objects, existing)
+    if torch_adapters and not with_torch:
+        raise NotSavable(f"{next(iter(torch_adapters))} is torch's: {LEAVE_OUT}")
+    return {name: torch_adapters.get(name) or _adapter_of(name, value) for name, value in objects.items()}
 
 
-def _check_known(name: str, value: Any) -> None:
-    modules = [each.__module__ for each in type(value).__mro__]
+def _check_supported(name: str, value: Any) -> None:
+    """Refuse objects of libraries that cut states in ways of their own.
+
+    Raises:
+        NotSavable: The object is one of these.
+    """
+    modules = [base.__module__ for base in type(value).__mro__]
     if any(module.startswith("deepspeed.") for module in modules):
         raise NotSavable(f"{name} is DeepSpeed's, which cuts states in its own way: save it by DeepSpeed's checkpoints")
     if "torch.distributed.optim.zero_redundancy_optimizer" in modules:
@@ -222,11 +198,11 @@ def _check_known(name: str, value: Any) -> None:
         )
 
 
-def _kept(name: str, value: Any) -> Kept:
+def _adapter_of(name: str, value: Any) -> StateAdapter:
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-        return KeptStateful(value)
+        return StatefulAdapter(value)
     if isinstance(value, MutableMapping):
-        return KeptDict(value)
+        return DictAdapter(value)
     raise NotSavable(
         f"{name} is a {type(value).__qualname__}, which has no state: give a module, an optimizer, a dict of arrays, "
         "or what has state_dict() and load_state_dict()"

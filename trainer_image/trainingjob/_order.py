@@ -1,4 +1,4 @@
-"""The order in which a pass over a data set takes its items, so that another process goes on in the middle of it."""
+"""The order of a pass over a data set, so that another process can continue in the middle of the pass."""
 
 from __future__ import annotations
 
@@ -9,29 +9,34 @@ from typing import Any
 import torch
 
 SEEDS = ("epoch", "seed", "initial_seed")
-"""Of samplers that draw by them: torch's DistributedSampler and Accelerate's SeedableRandomSampler."""
+"""Attributes from which samplers derive their order: DistributedSampler and Accelerate's SeedableRandomSampler."""
 
 
 class StatefulSampler:
-    """In a sampler's place. Samplers draw their order when a pass begins, from torch's random numbers, a generator of
-    their own, or a seed and an epoch: it is kept what these were then."""
+    """A sampler whose pass can be repeated from its middle. It takes the place of the sampler that it wraps.
+
+    A sampler draws its order when a pass begins: from torch's random numbers, from a generator of its own, or from a
+    seed and an epoch. This class records their state at that time.
+    """
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
         self._began: Mapping[str, Any] | None = None
-        self._again: tuple[Mapping[str, Any], int] | None = None
+        """Random state from which the order of the current pass was drawn."""
+        self._resume_at: tuple[Mapping[str, Any], int] | None = None
+        """Draw and first item of the next pass, if it continues a saved one."""
 
     def __iter__(self) -> Iterator[Any]:
-        done, own = 0, getattr(self._sampler, "generator", None)
-        if self._again is not None:
-            (self._began, done), self._again = self._again, None
-            self._draw_by(self._began)
+        done, own_generator = 0, getattr(self._sampler, "generator", None)
+        if self._resume_at is not None:
+            (self._began, done), self._resume_at = self._resume_at, None
+            self._restore_draw(self._began)
         else:
-            self._began = self._drawn_by()
+            self._began = self._current_draw()
         items = islice(self._sampler, done, None)
-        first = list(islice(items, 1))  # now the order is drawn
-        if self._began["generator"] is None and own is not None:
-            self._sampler.generator = own
+        first = list(islice(items, 1))  # the sampler draws its order now
+        if self._began["generator"] is None and own_generator is not None:
+            self._sampler.generator = own_generator
         yield from first
         yield from items
 
@@ -43,23 +48,28 @@ class StatefulSampler:
 
     @property
     def began(self) -> Mapping[str, Any] | None:
-        """By what the order of this pass was drawn."""
-        return self._began if self._again is None else self._again[0]
+        """Random state from which the order of this pass was drawn."""
+        return self._began if self._resume_at is None else self._resume_at[0]
 
     @property
     def next_began(self) -> Mapping[str, Any] | None:
-        """By what the order of the next pass is drawn, if it goes on with one that was saved."""
-        return None if self._again is None else self._again[0]
+        """Random state from which the order of the next pass is drawn, if it continues a saved pass; else None."""
+        return None if self._resume_at is None else self._resume_at[0]
 
-    def begin_anew(self) -> None:
-        """The next pass draws its own order."""
-        self._again = None
+    def draw_anew(self) -> None:
+        """Let the next pass draw its own order."""
+        self._resume_at = None
 
-    def go_on(self, began: Mapping[str, Any], done: int) -> None:
-        """The next pass is one that `began` so, from its item `done` on."""
-        self._again = began, done
+    def resume(self, began: Mapping[str, Any], done: int) -> None:
+        """Let the next pass continue a saved one.
 
-    def _drawn_by(self) -> dict[str, Any]:
+        Args:
+            began: Random state from which the order of the saved pass was drawn.
+            done: Number of its items that were consumed.
+        """
+        self._resume_at = began, done
+
+    def _current_draw(self) -> dict[str, Any]:
         generator = getattr(self._sampler, "generator", None)
         return {
             "torch": torch.get_rng_state(),
@@ -67,13 +77,13 @@ class StatefulSampler:
             "seeds": {name: getattr(self._sampler, name) for name in SEEDS if hasattr(self._sampler, name)},
         }
 
-    def _draw_by(self, began: Mapping[str, Any]) -> None:
+    def _restore_draw(self, began: Mapping[str, Any]) -> None:
         torch.set_rng_state(began["torch"])
         if hasattr(self._sampler, "generator"):
-            # One sampler may have a generator in one world and none in another.
-            state, own = began["generator"], self._sampler.generator
-            # Its own may be the loader's, too, which draws from it at each pass.
-            self._sampler.generator = None if state is None else own or torch.Generator()
+            # A sampler may have a generator in one world and none in another.
+            state, own_generator = began["generator"], self._sampler.generator
+            # The loader may share the sampler's generator, and draws from it at each pass.
+            self._sampler.generator = None if state is None else own_generator or torch.Generator()
             if state is not None:
                 self._sampler.generator.set_state(state)
         for name, value in began["seeds"].items():
@@ -81,7 +91,11 @@ class StatefulSampler:
 
 
 def order_of(loader: Any) -> StatefulSampler | None:
-    """Of a loader that takes items in batches by a sampler, in whose place it is put; None of others."""
+    """Return the order of a loader, and put it in the place of the loader's sampler.
+
+    Returns:
+        None for a loader that does not take items in batches by a sampler.
+    """
     batches: Any = getattr(loader, "batch_sampler", None)
     batches = getattr(batches, "batch_sampler", batches)  # Accelerate deals batches out to ranks
     sampler = getattr(batches, "sampler", None)

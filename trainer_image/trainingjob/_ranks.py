@@ -1,11 +1,10 @@
-"""How the processes of a world agree on what is saved, where that is not torch.distributed's."""
+"""Agreement of the ranks of a world on what is saved, and its implementation without torch.distributed."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
 import struct
-import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -17,18 +16,18 @@ from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Header
 from concertina_state.holdings import ArrayShard
 from concertina_state.live import Live
-from trainingjob import World
+from trainingjob._world import World
 
 LEAVE_OUT = (
     "its ranks agree by torch.distributed, so leave out State(gather=...), and import torch before State is made"
 )
 DIGEST_BITS = 38
 Gather = Callable[[bytes], Sequence[bytes]]
-"""What all ranks give, in their order; each call on all ranks."""
+"""Takes the bytes of this rank and returns those of all ranks, in their order. Every rank makes each call."""
 
 
-class Catalogue(Protocol):
-    """The arrays of a state, as this rank has them; see concertina_state.holdings."""
+class StateIndex(Protocol):
+    """The arrays of a state as this rank holds them (see `concertina_state.holdings`)."""
 
     digest: str
 
@@ -37,37 +36,51 @@ class Catalogue(Protocol):
 
     @property
     def alone(self) -> bool:
-        """Whether this rank finds all that it reads in the shard of its own number, where nothing was resized."""
+        """True if this rank reads only from the shard of its own number, as long as the world has not changed."""
         ...
 
-    def still(self, arrays: Mapping[str, Any], /) -> bool: ...
+    def still(self, arrays: Mapping[str, Any], /) -> bool:
+        """Return whether these are the very arrays that the index was made of."""
+        ...
 
-    def plan(self, held: Mapping[int, Header], instead: str) -> ReadPlan: ...
+    def plan(self, held: Mapping[int, Header], instead: str) -> ReadPlan:
+        """Return what this rank reads of a saved state. `instead` is advice for an error."""
+        ...
 
-    def fill(self, plan: ReadPlan, shards: Mapping[int, ShardReader]) -> None: ...
+    def fill(self, plan: ReadPlan, shards: Mapping[int, ShardReader]) -> None:
+        """Read the plan's arrays."""
+        ...
 
 
 class Ranks(Protocol):
+    """The ranks of this world. Every rank makes each call that talks to the others, in the same order."""
+
     with_torch: bool
+    """Whether tensors of torch can be saved."""
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        """Over all ranks."""
+        """Return the sum of each number over all ranks."""
         ...
 
     def same(self, value: Any) -> Any:
-        """Rank 0's, on all ranks."""
+        """Return the value of rank 0, on all ranks."""
         ...
 
     def array(self, array: Any, name: str) -> Any:
-        """A tensor, a Buffer, or an ArrayShard of one, with the same memory. `name`: for an error."""
+        """Return an array in the form that an index takes, with the same memory.
+
+        Args:
+            array: A tensor, a Buffer, or an ArrayShard of one.
+            name: Name of the array in an error message.
+        """
         ...
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
-        """Names of those that are not the same on all ranks."""
+        """Return the names of the arrays that do not have the same content on all ranks."""
         ...
 
     def memory(self, data: bytearray) -> Any:
-        """Return an array of bytes over this memory."""
+        """Return an array of bytes with this memory."""
         ...
 
     def digest(self, buffers: Mapping[str, Any]) -> int:
@@ -75,41 +88,52 @@ class Ranks(Protocol):
         ...
 
     def fill_own(self, buffers: Mapping[str, Any], shard: ShardReader, prefix: str) -> None:
-        """Read buffers that a rank saved for itself: `prefix` and their names. Raises BadInput if they are others."""
+        """Fill buffers that a rank has saved for itself.
+
+        Args:
+            buffers: The buffers to fill, by name.
+            shard: The shard in which the rank has saved them.
+            prefix: What stands before each name in the shard.
+
+        Raises:
+            BadInput: A buffer was not saved, or has another shape or dtype.
+        """
         ...
 
-    def catalogue(self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], own: Mapping[str, Any]) -> Catalogue:
-        """See concertina_state."""
+    def index(self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], own: Mapping[str, Any]) -> StateIndex:
+        """Return the index of a state.
+
+        Args:
+            arrays: Arrays by names that all ranks know.
+            buffers: Buffers that all ranks hold alike.
+            own: Arrays of this rank alone, by names of its own.
+        """
         ...
 
 
 def all_alike(size: int, total: float, total_of_squares: float) -> bool:
-    """Whether `size` whole numbers of these sums are all the same: by Cauchy and Schwarz, if and only if."""
+    """Return whether whole numbers are all the same.
+
+    By the inequality of Cauchy and Schwarz, this holds if and only if their number times the sum of their squares is
+    the square of their sum.
+
+    Args:
+        size: How many numbers there are.
+        total: Their sum.
+        total_of_squares: The sum of their squares.
+    """
     return size * round(total_of_squares) == round(total) ** 2
 
 
 def halves(digest: int) -> list[float]:
-    """Return two numbers whose squares can be added up over thousands of ranks exactly, each with its square."""
+    """Split a digest into two numbers, each with its square: small enough to sum exactly over thousands of ranks."""
     low, high = digest % (1 << DIGEST_BITS // 2), digest >> DIGEST_BITS // 2
     return [float(low), float(low**2), float(high), float(high**2)]
 
 
-def ranks(world: World, gather: Gather | None) -> Ranks:
-    """Raises BadInput where there are several, and no way to agree."""
-    if gather is None and "torch" in sys.modules:
-        from trainingjob._torch_ranks import TorchRanks
-
-        return TorchRanks(world)
-    if gather is None and world.size > 1:
-        raise BadInput(
-            f"{world.size} processes keep one state, and nothing says how they agree: import torch and call "
-            "torch.distributed.init_process_group() before State is made, or give State(gather=...), a function that "
-            "takes each rank's bytes and returns those of all (MPI.COMM_WORLD.allgather, trainingjob.jax.gather)."
-        )
-    return GatheringRanks(world, gather or (lambda data: [data]))
-
-
 class GatheringRanks:
+    """Ranks that agree by a function of the script, without torch."""
+
     with_torch = False
 
     def __init__(self, world: World, gather: Gather) -> None:
@@ -117,27 +141,28 @@ class GatheringRanks:
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
         form = f"<{len(numbers)}d"
-        found = self._gather(struct.pack(form, *numbers), struct.calcsize(form))
-        return [sum(each) for each in zip(*(struct.unpack(form, data) for data in found), strict=True)]
+        packed = self._gather(struct.pack(form, *numbers), struct.calcsize(form))
+        return [sum(column) for column in zip(*(struct.unpack(form, data) for data in packed), strict=True)]
 
     def same(self, value: Any) -> Any:
-        mine = pickle.dumps(value) if self._world.rank == 0 else b""
-        return pickle.loads(self._gather(mine)[0])
+        own = pickle.dumps(value) if self._world.rank == 0 else b""
+        return pickle.loads(self._gather(own)[0])
 
     def array(self, array: Any, name: str) -> Buffer | ArrayShard:
-        found = array.array if isinstance(array, ArrayShard) else array
-        if not isinstance(found, Buffer):
+        buffer = array.array if isinstance(array, ArrayShard) else array
+        if not isinstance(buffer, Buffer):
             raise BadInput(f"{name} holds a tensor of torch's: {LEAVE_OUT}.")
-        return ArrayShard(found, array.offsets, array.shape) if isinstance(array, ArrayShard) else found
+        return ArrayShard(buffer, array.offsets, array.shape) if isinstance(array, ArrayShard) else buffer
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
         names = sorted(arrays)
-        sums = [zlib.crc32(arrays[name].memory) for name in names]
-        found = self._gather(hashlib.sha256(repr(names).encode()).digest() + struct.pack(f"<{len(sums)}I", *sums))
-        if len({data[:32] for data in found}) > 1:
+        checksums = [zlib.crc32(arrays[name].memory) for name in names]
+        form = f"<{len(checksums)}I"
+        packed = self._gather(hashlib.sha256(repr(names).encode()).digest() + struct.pack(form, *checksums))
+        if len({data[:32] for data in packed}) > 1:
             raise BadInput("the ranks keep arrays of other names: give State the same ones on all ranks.")
-        of_all = zip(*(struct.unpack(f"<{len(sums)}I", data[32:]) for data in found), strict=True)
-        return [name for name, each in zip(names, of_all, strict=True) if len(set(each)) > 1]
+        columns = zip(*(struct.unpack(form, data[32:]) for data in packed), strict=True)
+        return [name for name, column in zip(names, columns, strict=True) if len(set(column)) > 1]
 
     def memory(self, data: bytearray) -> Buffer:
         return Buffer("U8", (len(data),), memoryview(data))
@@ -146,19 +171,22 @@ class GatheringRanks:
         return 0  # only torch's modules have buffers
 
     def fill_own(self, buffers: Mapping[str, Any], shard: ShardReader, prefix: str) -> None:
-        """There are none."""
+        """Do nothing: only torch's modules have buffers."""
 
-    def catalogue(
-        self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], own: Mapping[str, Any]
-    ) -> BufferCatalogue:
+    def index(self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], own: Mapping[str, Any]) -> BufferCatalogue:
         return BufferCatalogue(arrays, own, self._world.rank, self._world.size)
 
     def _gather(self, data: bytes, size: int | None = None) -> list[bytes]:
-        found = [bytes(each) for each in self._gather_bytes(data)]
-        sizes = {len(each) for each in found}
-        if len(found) != self._world.size or (size is not None and sizes != {size}):
+        """Gather bytes, and check the answer of the script's function. `size` is that of each rank's bytes, if equal.
+
+        Raises:
+            BadInput: The function has not returned the bytes of each rank.
+        """
+        answers = [bytes(answer) for answer in self._gather_bytes(data)]
+        sizes = {len(answer) for answer in answers}
+        if len(answers) != self._world.size or (size is not None and sizes != {size}):
             raise BadInput(
                 f"gather() has to return what each of the {self._world.size} ranks gave, in their order: it returned "
-                f"{len(found)} answers of {sorted(sizes)} bytes."
+                f"{len(answers)} answers of {sorted(sizes)} bytes."
             )
-        return found
+        return answers

@@ -1,53 +1,61 @@
-"""What keeps a state or data from being read or saved, told to the job before it ends the script."""
+"""Errors that keep a state or data from being read or saved, reported to the job before they end the script."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 from collections.abc import Iterator
 
-import trainingjob
 from concertina_protocol import FailureReason
 from concertina_protocol.worker_channel import Fault
 from concertina_state.errors import BadInput, DamagedInput, RestoreFailed
+from trainingjob import _connection
 
 INSTEAD = "give the script what it had, or another checkpoint URI for a new run"
 USE_PREVIOUS = "UsePrevious"
-"""Of checkpoint.onDamage."""
+"""Value of `checkpoint.onDamage` that asks for an older checkpoint."""
 
 
 class NotSavable(BadInput, TypeError):
-    """An object that has no state, or one that can't be kept."""
+    """An object has no state, or a state that can't be saved."""
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def faults_reported() -> Iterator[None]:
+    """Report an error that the block raises to the agent, and raise it again.
+
+    The operator then knows the reason of the failure before the process has ended.
+
+    Raises:
+        BadInput: The block has raised it.
+        RestoreFailed: The block has raised it.
+    """
     try:
         yield
     except DamagedInput as damaged:
         error = _with_rollback(damaged)
-        _tell(error, error.reason, "" if error.rollback else _instead_of(error))
+        _report(error, error.reason, "" if error.rollback else _advice(error))
         raise error from (None if error is damaged else damaged)
     except BadInput as error:
-        _tell(error, error.reason)
+        _report(error, error.reason)
         raise
     except RestoreFailed as error:
-        _tell(error, FailureReason.RESTORE_FAILED)
+        _report(error, FailureReason.RESTORE_FAILED)
         raise
 
 
-def _tell(error: Exception, reason: FailureReason, advice: str = "") -> None:
-    if channel := trainingjob.connection():
+def _report(error: Exception, reason: FailureReason, advice: str = "") -> None:
+    if channel := _connection.agent_channel():
         rollback = error.rollback if isinstance(error, DamagedInput) else None
         channel.send(Fault(reason, f"{error}{advice}", rollback))
 
 
 def _with_rollback(damaged: DamagedInput) -> DamagedInput:
-    """Add the rollback that checkpoint.onDamage asks for. Returns what ends the run instead where no other checkpoint
-    is left."""
-    channel = trainingjob.connection()
-    checkpoint = json.loads(os.environ.get("CONCERTINA_CHECKPOINT") or "null") or {}
+    """Add the rollback that `checkpoint.onDamage` asks for.
+
+    Returns:
+        The same error, or the error that ends the run if no other checkpoint is left.
+    """
+    channel, checkpoint = _connection.agent_channel(), _connection.checkpoint_settings()
     if channel is None or not damaged.checkpoint or checkpoint.get("onDamage") != USE_PREVIOUS:
         return damaged
     from concertina_state.checkpoints.rollback import before_damaged
@@ -60,8 +68,8 @@ def _with_rollback(damaged: DamagedInput) -> DamagedInput:
     return damaged
 
 
-def _instead_of(damaged: DamagedInput) -> str:
-    """The checkpoint to use instead, in a sentence."""
+def _advice(damaged: DamagedInput) -> str:
+    """Return a sentence that names the checkpoint to use instead."""
     from concertina_state.checkpoints.catalogue import instead_of
 
     return instead_of(damaged)

@@ -21,55 +21,63 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from concertina_state.catalogue import live
 
 SAMPLE = 16
-"""Parameters of an optimizer whose gradients are looked at: a backward pass touches all of them, or none."""
+"""Number of an optimizer's parameters whose gradients are watched: a backward pass touches all of them, or none."""
 
 Mark = tuple[int, int] | None
 """Identity and version of a gradient; None if there is none."""
 
 
 @dataclasses.dataclass
-class Watched:
-    """One optimizer."""
+class WatchedOptimizer:
+    """An optimizer, and the gradients of some of its parameters."""
 
     parameters: list[Tensor]
     marks: list[Mark]
-    """Gradients of the parameters right after the last step."""
+    """Marks of the parameters' gradients right after the last step."""
     stepped: bool = False
-    """Whether it has made a step since the last commit."""
+    """Whether the optimizer has made a step since the last commit."""
 
     def has_new_gradients(self) -> bool:
-        """Whether a backward pass has added to gradients since the last step. Reads the device if some have changed."""
+        """Return whether a backward pass has added to gradients since the last step.
+
+        This reads from the device if gradients have changed.
+        """
         changed = [
             gradient
             for parameter, mark in zip(self.parameters, self.marks, strict=True)
             if (gradient := parameter.grad) is not None and _mark(gradient) != mark
         ]
-        return any(bool(live(gradient).any()) for gradient in changed)  # those that were set to zero are not new
+        return any(bool(live(gradient).any()) for gradient in changed)  # gradients that were set to zero are not new
 
 
 class SavePoints:
-    """Watches the optimizers that a `State` keeps, or, if it keeps none, all that step in this process: one may be part
-    of an object with a `state_dict` of its own. Until a step is seen, each commit of such a state is a save point."""
+    """The commits after which a `State` can be saved, by the steps of its optimizers.
+
+    If a `State` keeps no optimizer, all optimizers that step in this process are watched, because one may be part of an
+    object with a `state_dict` of its own. Until one of them steps, each commit of such a state is a save point.
+    """
 
     def __init__(self) -> None:
-        self._watched: dict[int, Watched] = {}
+        self._watched: dict[int, WatchedOptimizer] = {}
+        """By the id of the innermost optimizer."""
         self._keeps_optimizers = False
-        self._last: Watched | None = None
+        self._last: WatchedOptimizer | None = None
         """The optimizer that stepped last."""
-        self._idle: list[Watched] = []
+        self._idle: list[WatchedOptimizer] = []
         """Optimizers that made no step before the last commit."""
         self.only_others_step = False
-        """Optimizers step that the state does not keep, and none of those that it keeps has made a step yet."""
-        this = weakref.ref(self)
+        """Whether an optimizer steps that the state does not keep, and none of its own has made a step yet."""
+        weak_self = weakref.ref(self)
 
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if (points := this()) is not None:
-                points._stepped(optimizer)
+            if (save_points := weak_self()) is not None:
+                save_points._stepped(optimizer)
 
         handle = register_optimizer_step_post_hook(after_step)
         weakref.finalize(self, handle.remove)
 
     def watch(self, optimizers: Iterable[Optimizer]) -> None:
+        """Watch optimizers that the state keeps."""
         for optimizer in optimizers:
             if not self._keeps_optimizers:
                 self._keeps_optimizers = True
@@ -77,7 +85,7 @@ class SavePoints:
             self._watched[id(innermost(optimizer))] = _watched(optimizer)
 
     def pass_commit(self) -> bool:
-        """Whether an optimizer has made a step since the last call, or none is watched."""
+        """Record a commit, and return whether an optimizer has made a step since the last one, or none is watched."""
         stepped = not self._watched or any(watched.stepped for watched in self._watched.values())
         self._idle = [watched for watched in self._watched.values() if not watched.stepped]
         for watched in self._watched.values():
@@ -85,11 +93,14 @@ class SavePoints:
         return stepped
 
     def has_pending_gradients(self) -> bool:
-        """Whether gradients wait for a step, after a commit with one: those of an optimizer that made none, and those
-        computed after the last step. A GAN's generator leaves gradients in its discriminator, which has stepped
-        before and drops them; so of several optimizers that stepped only the last one counts."""
-        waiting = [*self._idle, *([self._last] if self._last is not None else [])]
-        return any(watched.has_new_gradients() for watched in waiting)
+        """Return whether gradients wait for a step, after a commit with one.
+
+        These are the gradients of an optimizer that made no step, and those that were computed after the last step. A
+        GAN's generator leaves gradients in its discriminator, which has stepped before and drops them. So among several
+        optimizers that stepped, only the last one counts.
+        """
+        candidates = [*self._idle, *([self._last] if self._last is not None else [])]
+        return any(watched.has_new_gradients() for watched in candidates)
 
     def _stepped(self, optimizer: Optimizer) -> None:
         watched = self._watched.get(id(optimizer))
@@ -107,15 +118,15 @@ class SavePoints:
 
 
 def innermost(optimizer: Any) -> Any:
-    """The optimizer that a wrapper such as Accelerate's calls: torch's hooks are told of this one."""
+    """Return the optimizer that a wrapper such as Accelerate's calls. torch's hooks are called with this one."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
 
 
-def _watched(optimizer: Optimizer) -> Watched:
+def _watched(optimizer: Optimizer) -> WatchedOptimizer:
     parameters = _sample(optimizer)
-    return Watched(parameters, [_mark(parameter.grad) for parameter in parameters])
+    return WatchedOptimizer(parameters, [_mark(parameter.grad) for parameter in parameters])
 
 
 def _count(optimizer: Optimizer) -> int:
@@ -123,14 +134,17 @@ def _count(optimizer: Optimizer) -> int:
 
 
 def _sample(optimizer: Optimizer) -> list[Tensor]:
-    """Some parameters, evenly spread, the last one with them."""
+    """Return some of the parameters, evenly spread, with the last one among them."""
     parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     count = min(SAMPLE, len(parameters))
     return [parameters[(number + 1) * len(parameters) // count - 1] for number in range(count)]
 
 
 def _mark(gradient: Tensor | None) -> Mark:
-    """FSDP adds to the local part of a DTensor, whose own version stays."""
+    """Return a mark that changes when something is added to the gradient.
+
+    It has the version of the local tensor: FSDP adds to the local part of a DTensor, whose own version stays.
+    """
     if gradient is None:
         return None
     local = live(gradient)

@@ -1,5 +1,7 @@
-"""A framework's steps, where its loop is its own: each is committed when the next one begins, so that what is due after
-it (a validation, a log) has been done."""
+"""Commits for a framework that has a loop of its own.
+
+A step is committed when the next one begins, so that what is due after it (a validation, a log) has been done.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +11,39 @@ from trainingjob._objects import RandomNumbers
 from trainingjob._state import State
 
 
-class Steps:
+class StepCommitter:
+    """Commits the steps of a framework's loop."""
+
     def __init__(self, state: State) -> None:
         self._state = state
-        self.done = 0
-        """That are committed."""
+        self.committed = 0
+        """Number of committed steps."""
         self._random: dict[str, Any] | None = None
+        """Random numbers to restore once the first batch has been fetched."""
 
     def restore(self) -> None:
-        self.done = self._state.restore(default=0)
-        self._random = RandomNumbers().state_dict() if self.done else None
+        """Restore the state, and take the number of committed steps from it."""
+        self.committed = self._state.restore(default=0)
+        self._random = RandomNumbers().state_dict() if self.committed else None
 
-    def begin(self, finished: int) -> None:
-        """Another step, after so many; its batch has been fetched."""
-        if self._random is not None:  # fetching has drawn, as it had before that step was saved
+    def begin_step(self, finished: int) -> None:
+        """Commit the previous step. Call this method once the batch of the next step has been fetched.
+
+        Args:
+            finished: Number of finished steps.
+        """
+        if self._random is not None:  # fetching has drawn numbers, which it had done before that step was saved
             RandomNumbers().load_state_dict(self._random)
             self._random = None
         self.commit(finished)
 
     def commit(self, finished: int, durable: bool = False) -> None:
-        """As far as it is not."""
-        if finished > self.done:
-            self.done = finished
+        """Commit the last finished step, unless it has been committed.
+
+        Args:
+            finished: Number of finished steps.
+            durable: See `State.commit`.
+        """
+        if finished > self.committed:
+            self.committed = finished
             self._state.commit(finished - 1, durable=durable)

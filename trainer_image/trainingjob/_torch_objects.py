@@ -1,4 +1,4 @@
-"""What a script keeps of torch's: modules and optimizers, taken apart into tensors and values."""
+"""Adapters for torch's modules, optimizers and schedulers."""
 
 from __future__ import annotations
 
@@ -31,54 +31,72 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from concertina_state.catalogue import check_kind, live
 from concertina_state.errors import BadInput
 from concertina_state.tensors import NAMES
-from trainingjob._groups import check_by_position, matched
-from trainingjob._objects import Kept, KeptStateful
+from trainingjob._adapter import StateAdapter, StatefulAdapter
+from trainingjob._groups import check_by_position, match_groups
 from trainingjob._refusals import INSTEAD
 from trainingjob._save_points import innermost
 
 WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-"""What DDP, torch.compile and others put into the names of what they wrap: without them a name says the same in any
-world, and whether it was wrapped or not."""
+"""Parts of names that DDP, torch.compile and others add to a module that they wrap.
+
+Without them a name is the same in any world, and whether the module is wrapped or not.
+"""
 EXTRA_STATE = "_extra_state"
-"""The last part of its name, as torch has it."""
+"""Last part of the name of extra state, as torch has it."""
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
+"""Dtypes of torch by their names in safetensors."""
 PLAIN = (Tensor, torch.nn.Parameter)
+"""Types of tensors that are no subclass with an inner structure."""
 
 
 def plain_names(module: Module, names: Iterable[str]) -> dict[str, str]:
-    """By names in the module. It may call a part of its own as wrappers call theirs: where two would have the same name
-    without it, only what torch's wrappers have put there is left out."""
+    """Return the names of a module's tensors without the parts that wrappers add.
+
+    A module may call a child of its own `module`, as wrappers call theirs. If two tensors would have the same plain
+    name because of that, only the parts that torch's own wrappers have added are left out.
+
+    Args:
+        module: The module.
+        names: Full names of tensors in the module.
+
+    Returns:
+        The plain name by full name.
+    """
     plain = {name: ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in names}
     count = Counter(plain.values())
     return {name: short if count[short] == 1 else _unwrapped(module, name) for name, short in plain.items()}
 
 
 def _unwrapped(module: Module, name: str) -> str:
-    at: Module | None = module
-    own: list[str] = []
+    """Return a name without the parts that torch's own wrappers have added."""
+    parent: Module | None = module
+    parts: list[str] = []
     for part in name.split("."):
-        wraps = part != "module" or isinstance(at, (DataParallel, DistributedDataParallel))
+        wraps = part != "module" or isinstance(parent, (DataParallel, DistributedDataParallel))
         if part not in WRAPPERS or not wraps:
-            own.append(part)
-        at = None if at is None else at._modules.get(part)
-    return ".".join(own)
+            parts.append(part)
+        parent = None if parent is None else parent._modules.get(part)
+    return ".".join(parts)
 
 
-class KeptModule:
+class ModuleAdapter:
+    """A module, whose parameters and buffers are saved as they are or as DTensors."""
+
     def __init__(self, module: Module) -> None:
         self.module = module
-        self._plain: dict[str, str] = {}
-        """Names, as they are in the module and without wrappers."""
-        self._parameters: set[str] = set()
+        self._plain_names: dict[str, str] = {}
+        """Plain name by full name, as of the last `_take_apart`."""
+        self._parameter_names: set[str] = set()
         self._tensors: dict[str, Tensor] = {}
-        self._extra: dict[str, Any] = {}
-        takes = inspect.signature(module.state_dict).parameters
-        self._can_keep = "keep_vars" in takes or "kwargs" in takes  # a module may have a state_dict of its own
+        """Tensors by full name, as of the last `_take_apart`."""
+        self._extra_state: dict[str, Any] = {}
+        options = inspect.signature(module.state_dict).parameters
+        self._has_keep_vars = "keep_vars" in options or "kwargs" in options  # a module may override state_dict
 
     def arrays(self) -> dict[str, Tensor]:
-        return self.now()[0]
+        return self.contents()[0]
 
-    def alike(self) -> dict[str, Tensor]:
+    def replicated_arrays(self) -> dict[str, Tensor]:
         return {
             inner: tensor
             for name, parameter in _parameters(self.module)
@@ -91,54 +109,58 @@ class KeptModule:
             inner: tensor
             for full, value in self._tensors.items()
             if self._is_buffer(full, value)
-            for inner, tensor in flattened(self._plain[full], value)
+            for inner, tensor in flattened(self._plain_names[full], value)
         }
 
-    def now(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Beside arrays it has extra state."""
+    def contents(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the parameters, and the extra state by plain name."""
         arrays: dict[str, Tensor] = {}
         self._take_apart()
         for full, value in self._tensors.items():
             if not self._is_buffer(full, value):
-                arrays.update(flattened(self._plain[full], value))
-        return arrays, {self._plain[full]: value for full, value in self._extra.items()}
+                arrays.update(flattened(self._plain_names[full], value))
+        return arrays, {self._plain_names[full]: value for full, value in self._extra_state.items()}
 
     def _take_apart(self) -> None:
-        """Find the tensors of the module's state by their full names (of tied ones, the first), and its extra state."""
-        # Parameters themselves: a view of each, which torch makes else, takes longer than to copy a small one.
-        state = self.module.state_dict(keep_vars=True) if self._can_keep else self.module.state_dict()
-        if state.keys() != self._plain.keys():
-            self._plain = plain_names(self.module, state)
-            self._parameters = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
-        self._tensors, self._extra = {}, {}
-        seen: set[tuple[int, torch.Size]] = set()
+        """Read the tensors and the extra state of the module. Of tied tensors, only the first is listed."""
+        # With keep_vars, these are the parameters themselves: to make a view of each takes longer than to copy it.
+        state = self.module.state_dict(keep_vars=True) if self._has_keep_vars else self.module.state_dict()
+        if state.keys() != self._plain_names.keys():
+            self._plain_names = plain_names(self.module, state)
+            self._parameter_names = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
+        self._tensors, self._extra_state = {}, {}
+        places: set[tuple[int, torch.Size]] = set()
         for full, value in state.items():
             if not _is_array(full, value):
-                self._extra[full] = value
+                self._extra_state[full] = value
                 continue
             local = live(value)
             place = (id(value) if can_flatten(local) else local.data_ptr(), value.shape)
-            if place not in seen or not local.numel():
+            if place not in places or not local.numel():
                 self._tensors[full] = value
-            seen.add(place)
+            places.add(place)
 
     def _is_buffer(self, full: str, value: Tensor) -> bool:
-        """Whether the ranks may hold different values, such as running means."""
-        return full not in self._parameters and not isinstance(value, (DTensor, ShardedTensor))
+        """Return whether the ranks may hold different values of a tensor, such as a running mean."""
+        return full not in self._parameter_names and not isinstance(value, (DTensor, ShardedTensor))
 
     def prepare(self, values: Any) -> None:
         pass
 
     def load(self, values: Mapping[str, Any]) -> None:
         if values:
-            named = {plain: name for name, plain in plain_names(self.module, self.module.state_dict()).items()}
-            if lacking := sorted(values.keys() - named.keys()):
-                raise BadInput(f"a module has no {lacking[0]}, of which a state was saved: {INSTEAD}.")
-            self.module.load_state_dict({named[name]: value for name, value in values.items()}, strict=False)
+            full_names = {plain: full for full, plain in plain_names(self.module, self.module.state_dict()).items()}
+            if missing := sorted(values.keys() - full_names.keys()):
+                raise BadInput(f"a module has no {missing[0]}, of which a state was saved: {INSTEAD}.")
+            self.module.load_state_dict({full_names[name]: value for name, value in values.items()}, strict=False)
 
 
 def _is_array(name: str, value: Any) -> bool:
-    """Extra state may be a tensor, which is made for whoever asks: only the module itself takes it back."""
+    """Return whether an entry of a module's state is an array.
+
+    Extra state may be a tensor too. It is made for each call of `state_dict`, so it can't be filled in place; the
+    module's `load_state_dict` takes it back.
+    """
     return isinstance(value, Tensor) and name.rpartition(".")[2] != EXTRA_STATE
 
 
@@ -149,19 +171,28 @@ class Moment:
     key: str
     dtype: str
     shape: tuple[int, ...] | None
-    """None: that of the parameter, and cut as it is."""
+    """Shape of the moment; None if it has the shape and the sharding of the parameter."""
     subclass: Mapping[str, Any] | None = None
-    """How a tensor subclass is put together again; None for a plain tensor."""
+    """How to put together a tensor subclass; None for a plain tensor."""
 
 
-class KeptOptimizer:
+class OptimizerAdapter:
+    """An optimizer, whose moments are saved by the names of their parameters."""
+
     def __init__(self, name: str, optimizer: Optimizer, names: Callable[[], Mapping[int, str]]) -> None:
-        """`names` returns the names of parameters by their ids."""
+        """Adapt an optimizer.
+
+        Args:
+            name: Name of the optimizer in the `State`.
+            optimizer: The optimizer.
+            names: Returns the names of parameters by their ids.
+        """
         self.name, self.optimizer, self._names = name, optimizer, names
         self._parameters: list[tuple[str, Tensor, dict[str, Any]]] = []
-        self.sources: Sequence[int] = []
+        """Name, parameter and group of each, in the order of the groups."""
+        self.source_groups: Sequence[int] = []
         """For each group, the number of the saved group whose options it takes."""
-        self.saved_groups = 0
+        self.saved_group_count = 0
 
     def arrays(self) -> dict[str, Tensor]:
         return {
@@ -172,9 +203,11 @@ class KeptOptimizer:
             for inner, tensor in flattened(f"{name}.{key}", value)
         }
 
-    def alike(self) -> dict[str, Tensor]:
-        """Moments of parameters that all ranks have whole: ranks that step by gradients of their own and average
-        weights have the same weights, and other moments."""
+    def replicated_arrays(self) -> dict[str, Tensor]:
+        """Return the moments that every rank has whole.
+
+        Ranks that step by their own gradients and average weights have the same weights, but different moments.
+        """
         return {
             name: tensor for name, tensor in self.arrays().items() if not isinstance(tensor, (DTensor, ShardedTensor))
         }
@@ -182,11 +215,12 @@ class KeptOptimizer:
     def buffers(self) -> dict[str, Tensor]:
         return {}
 
-    def now(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def contents(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the moments, and the values from which `prepare` and `load` make the rest."""
         arrays = self.arrays()
         moments: list[tuple[list[tuple[Any, ...]], list[int]]] = []
         others: dict[int, dict[str, Any]] = {}
-        by_kinds: dict[str, list[int]] = {}
+        indexes_by_kinds: dict[str, list[int]] = {}
         for index, (name, parameter, _) in enumerate(self._parameters):
             state = self.optimizer.state.get(parameter, {})
             kinds = [
@@ -194,8 +228,8 @@ class KeptOptimizer:
                 for key, value in state.items()
                 if isinstance(value, Tensor)
             ]
-            if (indexes := by_kinds.get(repr(kinds))) is None:
-                indexes = by_kinds[repr(kinds)] = []
+            if (indexes := indexes_by_kinds.get(repr(kinds))) is None:
+                indexes = indexes_by_kinds[repr(kinds)] = []
                 moments.append((kinds, indexes))
             indexes.append(index)
             if rest := {key: value for key, value in state.items() if not isinstance(value, Tensor)}:
@@ -211,7 +245,7 @@ class KeptOptimizer:
         }
 
     def _list_parameters(self) -> list[tuple[str, Tensor, dict[str, Any]]]:
-        """With those that were added or replaced since the last call."""
+        """Return all parameters, with those that were added or replaced since the last call."""
         ids = [id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]]
         if ids != [id(parameter) for _, parameter, _ in self._parameters]:
             names = self._names()
@@ -229,7 +263,7 @@ class KeptOptimizer:
     def prepare(self, values: Mapping[str, Any]) -> None:
         _check_kind(self.name, self.optimizer, values)
         saved = list(zip(values["names"], values["groups"], strict=True))
-        self.sources, self.saved_groups = matched(self.name, saved, self._group_names()), len(saved)
+        self.source_groups, self.saved_group_count = match_groups(self.name, saved, self._group_names()), len(saved)
         by_name = {name: (parameter, group) for name, parameter, group in self._parameters}
         saved_names = [name for names in values["names"] for name in names]
         for kinds, indexes in values["moments"]:
@@ -241,7 +275,7 @@ class KeptOptimizer:
                         state[moment.key] = _empty_moment(self.name, moment, parameter, group)
 
     def load(self, values: Mapping[str, Any]) -> None:
-        for group, source in zip(self.optimizer.param_groups, self.sources, strict=True):
+        for group, source in zip(self.optimizer.param_groups, self.source_groups, strict=True):
             group.update(copy.deepcopy(values["groups"][source]))
         by_name = {name: parameter for name, parameter, _ in self._parameters}
         saved_names = [name for names in values["names"] for name in names]
@@ -250,20 +284,30 @@ class KeptOptimizer:
         self.optimizer.state.update(values["own"])
 
 
-class KeptScheduler(KeptStateful):
+class SchedulerAdapter(StatefulAdapter):
     """A learning-rate scheduler, which keeps a value for each group of its optimizer by position."""
 
-    def __init__(self, name: str, scheduler: Any, optimizer: KeptOptimizer | KeptFsdp1Optimizer) -> None:
+    def __init__(self, name: str, scheduler: Any, optimizer: OptimizerAdapter | Fsdp1OptimizerAdapter) -> None:
         super().__init__(scheduler)
         self._name, self._optimizer = name, optimizer
 
     def load(self, values: Any) -> None:
-        check_by_position(self._name, values, self._optimizer.sources, self._optimizer.saved_groups)
+        check_by_position(self._name, values, self._optimizer.source_groups, self._optimizer.saved_group_count)
         super().load(values)
 
 
 def _moment(path: str, key: str, value: Tensor, parameter: Tensor) -> Moment:
-    """Describe a moment. `path`: its name, for an error."""
+    """Describe a moment, so that an empty one can be made for it.
+
+    Args:
+        path: Name of the moment in an error message.
+        key: Key of the moment in the optimizer's state of the parameter.
+        value: The moment.
+        parameter: The parameter.
+
+    Raises:
+        BadInput: The moment's dtype can't be saved.
+    """
     shape = None if value.shape == parameter.shape else tuple(value.shape)
     if not can_flatten(value):
         if value.dtype not in NAMES:
@@ -292,7 +336,13 @@ def _empty_moment(optimizer: str, moment: Moment, parameter: Tensor, group: Mapp
 def _empty_subclass(
     optimizer: str, subclass: Mapping[str, Any], parameter: Tensor, shape: tuple[int, ...] | None
 ) -> Tensor:
-    """Put together a tensor subclass that the optimizer's own module has defined. A saved name imports nothing."""
+    """Put together an empty tensor of a subclass.
+
+    The class must have been imported already, because a name in a saved state must not import anything.
+
+    Raises:
+        BadInput: The class has not been imported.
+    """
     kind = getattr(sys.modules.get(subclass["module"]), subclass["name"], None)
     if not (isinstance(kind, type) and issubclass(kind, Tensor) and hasattr(kind, "__tensor_unflatten__")):
         raise BadInput(
@@ -308,9 +358,12 @@ def _empty_subclass(
     return made
 
 
-class KeptFsdp1Module:
-    """FSDP1 flattens parameters, so that what a rank has is no box of any: torch takes them apart into shards, which
-    are copies, and puts them back."""
+class Fsdp1ModuleAdapter:
+    """A module that is sharded by FSDP1.
+
+    FSDP1 flattens parameters, so the part that a rank has is not a box of any of them. torch takes the module apart
+    into shards, which are copies, and puts it together again.
+    """
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -320,40 +373,42 @@ class KeptFsdp1Module:
         self._state = get_model_state_dict(self.module)
         return {name: value for name, value in self._state.items() if isinstance(value, (DTensor, ShardedTensor))}
 
-    def alike(self) -> dict[str, Tensor]:
+    def replicated_arrays(self) -> dict[str, Tensor]:
         return {}
 
     def buffers(self) -> dict[str, Tensor]:
-        """And parameters that FSDP1 has not cut. Of the state that `arrays` has taken apart."""
+        """Return buffers and the parameters that FSDP1 has not cut."""
         return {
             name: value
             for name, value in self._state.items()
             if isinstance(value, Tensor) and not isinstance(value, (DTensor, ShardedTensor))
         }
 
-    def now(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Beside arrays it has extra state."""
+    def contents(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the shards of parameters, and the extra state."""
         return self.arrays(), {name: value for name, value in self._state.items() if not isinstance(value, Tensor)}
 
     def prepare(self, values: Any) -> None:
         pass
 
     def load(self, values: Mapping[str, Any]) -> None:
-        if lacking := sorted(values.keys() - self._state.keys()):
-            raise BadInput(f"a module has no {lacking[0]}, of which a state was saved: {INSTEAD}.")
+        if missing := sorted(values.keys() - self._state.keys()):
+            raise BadInput(f"a module has no {missing[0]}, of which a state was saved: {INSTEAD}.")
         set_model_state_dict(self.module, self._state | dict(values))
 
 
-class KeptFsdp1Optimizer:
+class Fsdp1OptimizerAdapter:
+    """An optimizer that trains a module that is sharded by FSDP1."""
+
     def __init__(self, name: str, optimizer: Optimizer, module: Module) -> None:
         self.name, self.optimizer, self.module = name, optimizer, module
         self._state: dict[str, Any] = {}
-        self.sources: Sequence[int] = []
+        self.source_groups: Sequence[int] = []
         """For each group, the number of the saved group whose options it takes."""
-        self.saved_groups = 0
+        self.saved_group_count = 0
 
     def arrays(self) -> dict[str, Tensor]:
-        self._state = get_optimizer_state_dict(self.module, self.optimizer)  # which makes moments where there are none
+        self._state = get_optimizer_state_dict(self.module, self.optimizer)  # creates moments that do not exist yet
         moments = cast(Mapping[str, Mapping[str, Any]], self._state["state"])
         return {
             f"{name}.{key}": value
@@ -362,13 +417,13 @@ class KeptFsdp1Optimizer:
             if isinstance(value, Tensor)
         }
 
-    def alike(self) -> dict[str, Tensor]:
+    def replicated_arrays(self) -> dict[str, Tensor]:
         return {}
 
     def buffers(self) -> dict[str, Tensor]:
         return {}
 
-    def now(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def contents(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         arrays = self.arrays()
         groups = _options(self.optimizer)
         others = {
@@ -386,34 +441,38 @@ class KeptFsdp1Optimizer:
         _check_kind(self.name, self.optimizer, values)
         self.arrays()
         saved = list(zip(values["names"], values["groups"], strict=True))
-        self.sources, self.saved_groups = matched(self.name, saved, self._group_names()), len(saved)
+        self.source_groups, self.saved_group_count = match_groups(self.name, saved, self._group_names()), len(saved)
 
     def load(self, values: Mapping[str, Any]) -> None:
         for name, rest in values["others"].items():
             self._state["state"][name].update(rest)
         set_optimizer_state_dict(self.module, self.optimizer, self._state)
-        for group, source in zip(self.optimizer.param_groups, self.sources, strict=True):
+        for group, source in zip(self.optimizer.param_groups, self.source_groups, strict=True):
             group.update(copy.deepcopy(values["groups"][source]))
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Of each group."""
-    return [{key: value for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
+    """Return the options of each parameter group."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
 def kind_of(optimizer: Optimizer) -> str:
-    """The name of its class, without that of a framework's wrapper."""
+    """Return the name of the optimizer's class, without the wrapper of a framework."""
     return type(innermost(optimizer)).__qualname__
 
 
 def _check_kind(name: str, optimizer: Optimizer, values: Mapping[str, Any]) -> None:
-    """Moments and options of one class mean nothing to another. Raises BadInput."""
+    """Refuse saved values of another class of optimizer: its moments and options have other meanings.
+
+    Raises:
+        BadInput: The values are those of another class.
+    """
     if (saved := values["kind"]) != (now := kind_of(optimizer)):
         raise BadInput(f"{name} was saved as a {saved} and is a {now} now: {INSTEAD}.")
 
 
 def can_flatten(tensor: Tensor) -> bool:
-    """Whether it is of a subclass that torch can take apart into tensors, other than a DTensor."""
+    """Return whether a tensor is of a subclass, other than DTensor, that torch can take apart into tensors."""
     return type(tensor) not in PLAIN and not isinstance(tensor, DTensor) and is_traceable_wrapper_subclass(tensor)
 
 
@@ -429,18 +488,27 @@ def flattened(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield from flattened(f"{name}.{attribute}", getattr(tensor, attribute))
 
 
-def check_kinds(objects: Mapping[str, Kept]) -> None:
-    """Raise BadInput for tensors whose type can't be saved, as far as they are there already."""
-    for prefix, kept in objects.items():
-        if isinstance(kept, KeptFsdp1Optimizer):
-            continue  # torch makes a step to take its state apart
-        for name, value in {**kept.arrays(), **kept.buffers()}.items():
+def check_kinds(adapters: Mapping[str, StateAdapter]) -> None:
+    """Check the types of all tensors that exist already.
+
+    Raises:
+        BadInput: A tensor has a type that can't be saved.
+    """
+    for prefix, adapter in adapters.items():
+        if isinstance(adapter, Fsdp1OptimizerAdapter):
+            continue  # to take its state apart, torch would make a step
+        for name, value in {**adapter.arrays(), **adapter.buffers()}.items():
             if isinstance(value, Tensor):
                 check_kind(f"{prefix}.{name}", value)
 
 
-def kept_of_torch(objects: Mapping[str, Any], optimizers: Mapping[str, Kept]) -> dict[str, Kept]:
-    """Return those that are modules, optimizers or schedulers. `optimizers`: kept already."""
+def torch_adapters_of(objects: Mapping[str, Any], existing: Mapping[str, StateAdapter]) -> dict[str, StateAdapter]:
+    """Return adapters for those of the objects that are modules, optimizers or schedulers.
+
+    Args:
+        objects: The objects that a script adds to its `State`.
+        existing: The adapters that the `State` has already. A new scheduler may belong to one of their optimizers.
+    """
     modules = {name: value for name, value in objects.items() if isinstance(value, Module)}
 
     def names() -> dict[int, str]:
@@ -450,40 +518,44 @@ def kept_of_torch(objects: Mapping[str, Any], optimizers: Mapping[str, Kept]) ->
             for plain, parameter in _parameters(module)
         }
 
-    flat = [value for value in modules.values() if _is_fsdp1(value)]
-    kept: dict[str, Kept] = {
-        name: KeptFsdp1Module(module) if module in flat else KeptModule(module) for name, module in modules.items()
+    fsdp1_modules = [module for module in modules.values() if _is_fsdp1(module)]
+    adapters: dict[str, StateAdapter] = {
+        name: Fsdp1ModuleAdapter(module) if module in fsdp1_modules else ModuleAdapter(module)
+        for name, module in modules.items()
     }
     for name, value in objects.items():
         if isinstance(value, Optimizer):
-            kept[name] = _kept_optimizer(name, value, names, flat)
-    of_optimizer = {
-        id(innermost(each.optimizer)): each
-        for each in {**optimizers, **kept}.values()
-        if isinstance(each, (KeptOptimizer, KeptFsdp1Optimizer))
+            adapters[name] = _optimizer_adapter(name, value, names, fsdp1_modules)
+    adapter_by_optimizer = {
+        id(innermost(adapter.optimizer)): adapter
+        for adapter in {**existing, **adapters}.values()
+        if isinstance(adapter, (OptimizerAdapter, Fsdp1OptimizerAdapter))
     }
     for name, value in objects.items():
-        optimizer = of_optimizer.get(id(innermost(getattr(value, "optimizer", None))))
+        optimizer = adapter_by_optimizer.get(id(innermost(getattr(value, "optimizer", None))))
         if isinstance(value, (LRScheduler, ReduceLROnPlateau)) and optimizer is not None:
-            kept[name] = KeptScheduler(name, value, optimizer)
-    return kept
+            adapters[name] = SchedulerAdapter(name, value, optimizer)
+    return adapters
 
 
 def _parameters(module: Module) -> Iterator[tuple[str, Tensor]]:
-    found = dict(module.named_parameters())
-    plain = plain_names(module, found)
-    return ((plain[name], parameter) for name, parameter in found.items())
+    """Return the module's parameters with their plain names."""
+    named = dict(module.named_parameters())
+    plain = plain_names(module, named)
+    return ((plain[name], parameter) for name, parameter in named.items())
 
 
 def _is_fsdp1(module: Module) -> bool:
-    return any(isinstance(each, FullyShardedDataParallel) for each in module.modules())
+    return any(isinstance(child, FullyShardedDataParallel) for child in module.modules())
 
 
-def _kept_optimizer(
-    name: str, optimizer: Optimizer, names: Callable[[], Mapping[int, str]], flat: Sequence[Module]
-) -> Kept:
-    """`flat`: modules of FSDP1."""
+def _optimizer_adapter(
+    name: str, optimizer: Optimizer, names: Callable[[], Mapping[int, str]], fsdp1_modules: Sequence[Module]
+) -> StateAdapter:
+    """Return an adapter for an optimizer, by whether it trains one of the FSDP1 modules."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    whose = (module for module in flat if any(id(parameter) in trained for parameter in module.parameters()))
-    module = next(whose, None)
-    return KeptOptimizer(name, optimizer, names) if module is None else KeptFsdp1Optimizer(name, optimizer, module)
+    modules = (module for module in fsdp1_modules if any(id(parameter) in trained for parameter in module.parameters()))
+    module = next(modules, None)
+    if module is None:
+        return OptimizerAdapter(name, optimizer, names)
+    return Fsdp1OptimizerAdapter(name, optimizer, module)

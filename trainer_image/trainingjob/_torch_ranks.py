@@ -1,4 +1,4 @@
-"""How the processes of a world agree on what is saved, by torch.distributed."""
+"""Agreement of the ranks of a world on what is saved, by torch.distributed."""
 
 from __future__ import annotations
 
@@ -17,38 +17,40 @@ from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
 from concertina_state.holdings import ArrayShard
 from concertina_state.tensors import DTYPES, NAMES, memory
-from trainingjob import World
 from trainingjob._ranks import DIGEST_BITS, all_alike, halves
 from trainingjob._refusals import INSTEAD
+from trainingjob._world import World
 
 PIECE = 1 << 24
-"""Numbers that are added up at a time."""
+"""Numbers that are summed at a time."""
 
 
 class TorchRanks:
+    """Ranks that agree by collectives of the default process group. See `Ranks`."""
+
     with_torch = True
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._together = world.size > 1
+        self._several = world.size > 1
         self._checksums: dict[str, tuple[tuple[int, int] | None, int]] = {}
-        """Of buffers, by name, with the version of which each is."""
-        if self._together and not dist.is_initialized():
+        """Checksum of each buffer by name, with the version of the buffer; the version is None if it has none."""
+        if self._several and not dist.is_initialized():
             raise BadInput(
                 f"{world.size} processes keep one state, and can't agree yet: call "
                 "torch.distributed.init_process_group() before State is made, or give State(gather=...)."
             )
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        if not self._together:
+        if not self._several:
             return list(numbers)
         payload = torch.tensor(numbers, dtype=torch.float64, device=_device())
         dist.all_reduce(payload)
-        found: list[float] = payload.tolist()
-        return found
+        totals: list[float] = payload.tolist()
+        return totals
 
     def same(self, value: Any) -> Any:
-        if not self._together:
+        if not self._several:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0, device=_device())
@@ -61,16 +63,20 @@ class TorchRanks:
         return ArrayShard(tensor, array.offsets, array.shape) if isinstance(array, ArrayShard) else tensor
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
-        """By their sums, so that nothing leaves the device but these."""
-        if not self._together:
+        """Compare the arrays by their sums, so that only the sums leave the device.
+
+        Raises:
+            BadInput: The ranks have arrays of other names.
+        """
+        if not self._several:
             return []
-        names = halves(_bits(zlib.crc32(repr(sorted(arrays)).encode()), len(arrays)))
-        low, low2, high, high2 = self.sums(names)
+        names_digest = halves(_bits(zlib.crc32(repr(sorted(arrays)).encode()), len(arrays)))
+        low, low2, high, high2 = self.sums(names_digest)
         if not (all_alike(self._world.size, low, low2) and all_alike(self._world.size, high, high2)):
             raise BadInput("the ranks keep arrays of other names: give State the same objects on all ranks.")
         if not arrays:
             return []
-        least = torch.stack([_sum(each).to(_device()) for each in arrays.values()])
+        least = torch.stack([_sum(array).to(_device()) for array in arrays.values()])
         most = -least
         dist.all_reduce(least, op=dist.ReduceOp.MIN)
         dist.all_reduce(most, op=dist.ReduceOp.MIN)
@@ -82,24 +88,24 @@ class TorchRanks:
 
     @torch.no_grad()
     def digest(self, buffers: Mapping[str, Tensor]) -> int:
-        """What has not changed since the last call is not read again: masks and tables never do."""
+        """Return a checksum of the buffers. Those that have not changed since the last call are not read again."""
         changed = {
             name: tensor
             for name, tensor in buffers.items()
             if tensor.is_inference() or self._checksums.get(name, (None, 0))[0] != _version(tensor)
         }
-        on_devices: dict[torch.device, list[Tensor]] = {}
+        bytes_by_device: dict[torch.device, list[Tensor]] = {}
         for tensor in changed.values():
-            on_devices.setdefault(tensor.device, []).append(_bytes(tensor))
-        brought = {  # one transfer from each device, however many small buffers it has
+            bytes_by_device.setdefault(tensor.device, []).append(_bytes(tensor))
+        on_host = {  # one transfer from each device, however many small buffers it has
             device: iter(torch.cat(parts).cpu().split([len(part) for part in parts]))
-            for device, parts in on_devices.items()
+            for device, parts in bytes_by_device.items()
         }
         for name, tensor in changed.items():
-            about = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
-            content = next(brought[tensor.device])
+            header = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
+            content = next(on_host[tensor.device])
             version = None if tensor.is_inference() else _version(tensor)
-            self._checksums[name] = version, zlib.crc32(memory(content), zlib.crc32(about))
+            self._checksums[name] = version, zlib.crc32(memory(content), zlib.crc32(header))
         checksums = [self._checksums[name][1] for name in sorted(buffers)]
         return _bits(zlib.crc32(repr(checksums).encode()), sum(checksums))
 
@@ -107,18 +113,16 @@ class TorchRanks:
     def fill_own(self, buffers: Mapping[str, Tensor], shard: ShardReader, prefix: str) -> None:
         for name, tensor in buffers.items():
             stored = shard.header.chunks.get(prefix + name)
-            now = (NAMES[tensor.dtype], tuple(tensor.shape))
-            if stored is None or (stored.chunk.dtype, stored.chunk.shape) != now:
-                what = "not saved" if stored is None else f"saved as {stored.chunk.dtype} {list(stored.chunk.shape)}"
-                raise BadInput(f"{name} was {what} and is {now[0]} {list(now[1])} now: {INSTEAD}.")
+            dtype, shape = NAMES[tensor.dtype], tuple(tensor.shape)
+            if stored is None or (stored.chunk.dtype, stored.chunk.shape) != (dtype, shape):
+                before = "not saved" if stored is None else f"saved as {stored.chunk.dtype} {list(stored.chunk.shape)}"
+                raise BadInput(f"{name} was {before} and is {dtype} {list(shape)} now: {INSTEAD}.")
             content = torch.empty(tensor.shape, dtype=tensor.dtype)
             shard.read_into([(stored.begin, memory(content))])
             tensor.copy_(content)
 
-    def catalogue(
-        self, arrays: Mapping[str, Any], buffers: Mapping[str, Tensor], own: Mapping[str, Tensor]
-    ) -> Catalogue:
-        return Catalogue(arrays, own, self._world.rank, self._world.size, self._together, buffers=buffers)
+    def index(self, arrays: Mapping[str, Any], buffers: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Catalogue:
+        return Catalogue(arrays, own, self._world.rank, self._world.size, self._several, buffers=buffers)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -134,12 +138,12 @@ def _bits(first: int, second: int) -> int:
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    """Return the sum in float64. In pieces: torch copies what it adds up in another dtype."""
+    """Return the sum in float64. It is computed in pieces, because torch copies what it sums in another dtype."""
     return torch.stack([piece.double().sum() for piece in tensor.reshape(-1).split(PIECE)]).sum()
 
 
 def _tensor(array: Any) -> Tensor:
-    """The same memory."""
+    """Return a tensor or a Buffer as a tensor with the same memory."""
     if isinstance(array, Buffer):
         dtype = DTYPES[array.dtype]
         empty = not len(array.memory)
@@ -150,6 +154,6 @@ def _tensor(array: Any) -> Tensor:
 
 
 def _device() -> torch.device:
-    """On which collectives take numbers."""
+    """Return the device on which collectives take numbers."""
     backend = dist.get_backend()
     return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")

@@ -1,5 +1,7 @@
-"""What a state holds beside large tensors, as text: numbers, strings, lists, dicts and small arrays. It is JSON, so
-that reading a checkpoint runs nobody's code, as unpickling would."""
+"""The values of a state beside its large tensors, as text: numbers, strings, lists, dicts and small arrays.
+
+The text is JSON, so that reading a checkpoint does not run code, as unpickling would.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,25 @@ from typing import Any, Callable, Dict
 from concertina_state.errors import BadInput
 
 MOST_BYTES = 64 << 20
-"""Of one rank's values."""
-
+"""Most bytes that the values of one rank may take."""
 
 _PLAIN = {type(None), bool, int, float, str}
 
 
 class Unsaveable(BadInput, ValueError):
-    """A sentence."""
+    """A value has a type that can't be saved, or the values take too many bytes."""
 
 
 def encode(value: Any, name: str) -> bytes:
-    """Raises Unsaveable. `name`: of what is encoded, for that."""
+    """Return a value as text.
+
+    Args:
+        value: The value. It may hold dicts, lists, tuples, sets, tensors and numpy arrays.
+        name: Name of the value in an error message.
+
+    Raises:
+        Unsaveable: The value can't be saved.
+    """
     text = json.dumps(_plain(value, name), separators=(",", ":")).encode()
     if len(text) > MOST_BYTES:
         raise Unsaveable(f"the values of {name} take {len(text)} bytes, over the limit of {MOST_BYTES}")
@@ -31,31 +40,38 @@ def encode(value: Any, name: str) -> bytes:
 
 
 def decode(text: bytes) -> Any:
-    return _back(json.loads(text))
+    """Return the value that `encode` has made a text of."""
+    return _restored(json.loads(text))
 
 
 def _plain(value: Any, path: str) -> Any:
+    """Return a value as JSON has it. A type that JSON does not have becomes a dict with one key that begins with $."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, dict):
         counts = isinstance(value, Counter)  # schedulers count by them
         if not counts and all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: _plain(each, f"{path}.{key}") for key, each in value.items()}
-        items = [[_plain(key, path), _plain(each, f"{path}[{key!r}]")] for key, each in value.items()]
+            return {key: _plain(inner, f"{path}.{key}") for key, inner in value.items()}
+        items = [[_plain(key, path), _plain(inner, f"{path}[{key!r}]")] for key, inner in value.items()]
         return {"$counter" if counts else "$items": items}
     if isinstance(value, (list, tuple)):
-        as_they_are = set(map(type, value)) <= _PLAIN  # so are random numbers' states, of 600 integers, at each commit
-        found = list(value) if as_they_are else [_plain(each, f"{path}[{i}]") for i, each in enumerate(value)]
-        return found if isinstance(value, list) else {"$tuple": found}
+        all_plain = set(map(type, value)) <= _PLAIN  # such as the 600 integers of random numbers, at each commit
+        elements = list(value) if all_plain else [_plain(inner, f"{path}[{i}]") for i, inner in enumerate(value)]
+        return elements if isinstance(value, list) else {"$tuple": elements}
     if isinstance(value, (set, frozenset)):
         kind = "$set" if isinstance(value, set) else "$frozenset"
-        return {kind: [_plain(each, path) for each in sorted(value, key=repr)]}
+        return {kind: [_plain(inner, path) for inner in sorted(value, key=repr)]}
     if isinstance(value, (bytes, bytearray)):
         return {"$bytes": _base64(bytes(value))}
     return _array(value, path)
 
 
 def _array(value: Any, path: str) -> Any:
+    """Return a small array or a dtype as JSON has it.
+
+    Raises:
+        Unsaveable: The value is neither.
+    """
     package = type(value).__module__.partition(".")[0]
     if package == "torch" and hasattr(value, "untyped_storage"):
         flat = value.detach().cpu().contiguous()
@@ -63,7 +79,7 @@ def _array(value: Any, path: str) -> Any:
         return {"$torch": [str(flat.dtype), list(flat.shape), _base64(data)]}
     if package == "numpy" and hasattr(value, "tobytes") and value.dtype.kind in "biufc":
         return {"$numpy": [value.dtype.str, list(value.shape), _base64(value.tobytes())]}
-    if package == "torch" and type(value).__name__ == "dtype":  # in what torchao's tensors are made again from
+    if package == "torch" and type(value).__name__ == "dtype":  # part of the context of torchao's tensors
         return {"$dtype": str(value)}
     raise Unsaveable(
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which can't be saved: a state_dict may hold "
@@ -95,19 +111,19 @@ def _torch(fields: Any) -> Any:
 def _numpy(fields: Any) -> Any:
     try:
         import numpy
-    except ImportError:  # an image without it has no use for it
+    except ImportError:  # an image without numpy has no use for the array
         return None
     dtype, shape, data = fields
-    found = numpy.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()
-    return found if shape else found[()]
+    array = numpy.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()
+    return array if shape else array[()]
 
 
-READERS: Dict[str, Callable[[Any], Any]] = {
-    "$items": lambda items: {_back(key): _back(each) for key, each in items},
-    "$counter": lambda items: Counter({_back(key): _back(each) for key, each in items}),
-    "$tuple": lambda items: tuple(_back(each) for each in items),
-    "$set": lambda items: {_back(each) for each in items},
-    "$frozenset": lambda items: frozenset(_back(each) for each in items),
+_READERS: Dict[str, Callable[[Any], Any]] = {
+    "$items": lambda items: {_restored(key): _restored(value) for key, value in items},
+    "$counter": lambda items: Counter({_restored(key): _restored(value) for key, value in items}),
+    "$tuple": lambda items: tuple(_restored(value) for value in items),
+    "$set": lambda items: {_restored(value) for value in items},
+    "$frozenset": lambda items: frozenset(_restored(value) for value in items),
     "$bytes": base64.b64decode,
     "$dtype": _dtype,
     "$torch": _torch,
@@ -115,12 +131,13 @@ READERS: Dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _back(value: Any) -> Any:
+def _restored(value: Any) -> Any:
+    """Return the value that JSON stands for."""
     if isinstance(value, list):
-        return [_back(each) for each in value]
+        return [_restored(inner) for inner in value]
     if isinstance(value, dict):
-        for kind, read in READERS.items():
+        for kind, read in _READERS.items():
             if kind in value:
                 return read(value[kind])
-        return {key: _back(each) for key, each in value.items()}
+        return {key: _restored(inner) for key, inner in value.items()}
     return value

@@ -1,5 +1,16 @@
-"""Accelerate: `state = trainingjob.accelerate.register(accelerator)` after `prepare`, and loops over
-`state.batches(loader)`."""
+"""Accelerate: a `State` of all that an Accelerator has prepared.
+
+Example::
+
+    import trainingjob.accelerate
+
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    state = trainingjob.accelerate.register(accelerator)
+    step = state.restore(default=0)
+    for batch in state.batches(loader):
+        ...
+        state.commit(step)
+"""
 
 from __future__ import annotations
 
@@ -12,29 +23,47 @@ from trainingjob._objects import RandomNumbers
 from trainingjob._order import order_of
 from trainingjob._state import State
 
-__all__ = ["Prepared", "register"]
+__all__ = ["PreparedState", "register"]
 
 
 def register(
     accelerator: accelerate.Accelerator, *, folder: str = "checkpoints", overhead: float = 0.01, **objects: Any
-) -> Prepared:
-    """A state of all that is prepared and of all that stands in `register_for_checkpointing`, and of `objects`."""
-    return Prepared(accelerator, folder, overhead, objects)
+) -> PreparedState:
+    """Return a state of all objects that an Accelerator has prepared or registered for checkpointing.
+
+    Args:
+        accelerator: The Accelerator. Call this function after `prepare` and `register_for_checkpointing`.
+        folder: Folder for snapshots outside of a job.
+        overhead: Share of the training time that snapshots may take.
+        **objects: Further objects to save, by name.
+
+    Returns:
+        A `trainingjob.State`, whose `batches` takes the prepared loaders.
+
+    Raises:
+        concertina_state.errors.BadInput: See `trainingjob.State`.
+    """
+    return PreparedState(accelerator, folder, overhead, objects)
 
 
-class Prepared(State):
+class PreparedState(State):
+    """A `trainingjob.State` of the objects that an Accelerator has prepared. See `register`."""
+
     def __init__(self, accelerator: accelerate.Accelerator, folder: str, overhead: float, objects: dict[str, Any]):
-        optimizers = [each.optimizer for each in accelerator._optimizers]
-        kinds = {
+        objects_by_kind = {
             "model": accelerator._models,
-            "optimizer": optimizers,
+            "optimizer": [wrapper.optimizer for wrapper in accelerator._optimizers],
             "scheduler": accelerator._schedulers,
             "object": accelerator._custom_objects,
             "scaler": [] if accelerator.scaler is None else [accelerator.scaler],
         }
-        named = {f"{kind}{number}": each for kind, found in kinds.items() for number, each in enumerate(found)}
-        self._prepared = [Loader(accelerator, each) for each in accelerator._dataloaders]
-        loaders = {f"loader{number}": each for number, each in enumerate(self._prepared)}
+        named = {
+            f"{kind}{number}": prepared
+            for kind, prepared_objects in objects_by_kind.items()
+            for number, prepared in enumerate(prepared_objects)
+        }
+        self._prepared = [PreparedLoader(accelerator, loader) for loader in accelerator._dataloaders]
+        loaders = {f"loader{number}": loader for number, loader in enumerate(self._prepared)}
         super().__init__(
             folder=folder,
             overhead=overhead,
@@ -42,46 +71,52 @@ class Prepared(State):
         )
 
     def restore(self, default: int = 0) -> int:
-        """See `trainingjob.State`."""
+        """Restore all objects. See `trainingjob.State.restore`."""
         step = super().restore(default)
         for loader in self._prepared:
             loader.random = RandomNumbers().state_dict()
         return step
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """One pass over a prepared loader: first the rest of the one in which the state was saved."""
-        return next(each for each in self._prepared if each.loader is loader).batches()
+        """Return an iterator over one pass of a prepared loader: the rest of the saved one after a restore.
+
+        Args:
+            loader: A loader that the Accelerator has prepared.
+        """
+        return next(prepared for prepared in self._prepared if prepared.loader is loader).batches()
 
 
-class Loader:
-    """A prepared loader, and where it is in its pass: in items of all ranks, so that it holds in any world."""
+class PreparedLoader:
+    """A prepared loader, and its position in its pass, in items of all ranks so that it holds in any world."""
 
     def __init__(self, accelerator: accelerate.Accelerator, loader: Any) -> None:
         self._accelerator, self.loader, self._order = accelerator, loader, order_of(loader)
         self._items = 0
-        """Of this pass, that were given out."""
-        self._restored = 0
-        """Of those, in the pass that was saved, until it goes on."""
+        """Items of this pass that were delivered."""
+        self._restored_items = 0
+        """Delivered items of the saved pass, until it continues."""
         self.random: dict[str, Any] | None = None
+        """Random numbers to restore once the first batch has been fetched."""
 
     def batches(self) -> Iterator[Any]:
+        """Yield the batches of one pass, and count their items."""
         loader, size = self.loader, self.loader.total_batch_size
-        restored, self._restored = self._restored, 0
-        skipped = restored // size
-        if restored:
-            loader = self._accelerator.skip_first_batches(loader, skipped)
-        self._items = skipped * size
+        restored_items, self._restored_items = self._restored_items, 0
+        skipped_batches = restored_items // size
+        if restored_items:
+            loader = self._accelerator.skip_first_batches(loader, skipped_batches)
+        self._items = skipped_batches * size
         for batch in loader:
-            self._put_back_random()
+            self._restore_random_numbers()
             self._items += size
             yield batch
-        self._put_back_random()
+        self._restore_random_numbers()
         self._items = 0
         if loader is not self.loader:
-            self.loader.iteration += 1  # the one that skipped counted for itself
+            self.loader.iteration += 1  # the loader that skipped has counted its own
 
-    def _put_back_random(self) -> None:
-        """Fetching has drawn, as it had before the step was saved."""
+    def _restore_random_numbers(self) -> None:
+        """Undo the draws of the fetch, which had been made before the step was saved."""
         if self.random is not None:
             RandomNumbers().load_state_dict(self.random)
             self.random = None
@@ -91,14 +126,14 @@ class Loader:
         return {"items": self._items, "pass": self.loader.iteration, "began": began}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        self._items = self._restored = values["items"]
+        self._items = self._restored_items = values["items"]
         self.loader.iteration = values["pass"]
         if self._order is not None and values["began"] is not None and self._items:
-            self._order.go_on(values["began"], 0)
+            self._order.resume(values["began"], 0)
 
 
 class Accumulation:
-    """How many batches are behind the accelerator, as `accumulate` counts them."""
+    """The number of batches that `Accelerator.accumulate` has counted."""
 
     def __init__(self, accelerator: accelerate.Accelerator) -> None:
         self._accelerator = accelerator

@@ -1,4 +1,11 @@
-"""JAX: its arrays in a dict, and how its processes agree: `State(arrays=kept, gather=trainingjob.jax.gather)`."""
+"""JAX arrays in the dicts of a `State`, and how JAX's processes agree.
+
+Example::
+
+    import trainingjob.jax
+
+    state = trainingjob.State(arrays=arrays, gather=trainingjob.jax.gather)
+"""
 
 from __future__ import annotations
 
@@ -10,23 +17,38 @@ from jax.experimental import multihost_utils
 
 from concertina_state.errors import BadInput
 from concertina_state.holdings import ArrayShard
-from trainingjob._arrays import Leaf, numpy_buffer
+from trainingjob._leaf import Leaf, numpy_buffer
 
 __all__ = ["gather"]
 
 
 def gather(data: bytes) -> list[bytes]:
-    """What all processes give, in their order: after `jax.distributed.initialize`."""
+    """Return the bytes of all processes: the value for `State(gather=...)`.
+
+    Call `jax.distributed.initialize` first, and this function on all processes.
+
+    Args:
+        data: The bytes of this process.
+
+    Returns:
+        The bytes of every process, in the order of the processes.
+    """
     own = numpy.frombuffer(data, numpy.uint8)
     sizes = multihost_utils.process_allgather(numpy.array([len(own)], numpy.int32)).reshape(-1)
-    padded = numpy.zeros(max(1, int(sizes.max())), numpy.uint8)  # all have to give as much
+    padded = numpy.zeros(max(1, int(sizes.max())), numpy.uint8)  # all processes must give the same number of bytes
     padded[: len(own)] = own
     rows = numpy.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
     return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
 def leaf_of(value: jax.Array) -> Leaf:
-    """A copy, as JAX's arrays can't be written to; what was filled becomes an array that is placed as this one."""
+    """Return the leaf of a JAX array, which holds a copy because the array can't be written to.
+
+    Once the copy has been filled, it becomes a new array with the sharding of this one.
+
+    Raises:
+        BadInput: The array is distributed, and the part that this process has is not one box.
+    """
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         inner, kind = leaf_of(jax.random.key_data(value)), jax.random.key_impl(value)
         return Leaf(inner.array, lambda: jax.random.wrap_key_data(inner.filled(), impl=kind), inner.whole)
@@ -34,36 +56,43 @@ def leaf_of(value: jax.Array) -> Leaf:
         copy, offsets = numpy.array(value), (0,) * value.ndim
         return Leaf(numpy_buffer(copy), lambda: _placed(value, copy, offsets))
     copy, offsets = _box(value)
-    part = ArrayShard(numpy_buffer(copy), offsets, value.shape)
-    return Leaf(part, lambda: _placed(value, copy, offsets), whole=False)
+    shard = ArrayShard(numpy_buffer(copy), offsets, value.shape)
+    return Leaf(shard, lambda: _placed(value, copy, offsets), whole=False)
 
 
 def _placed(like: jax.Array, content: Any, offsets: tuple[int, ...]) -> jax.Array:
-    """`content`: of the array, from `offsets` on."""
+    """Return an array with the sharding of `like`, of which `content` is the box that begins at `offsets`."""
 
     def shard(index: tuple[slice, ...]) -> Any:
-        found = [(each.indices(length)[:2], o) for each, length, o in zip(index, like.shape, offsets, strict=True)]
-        return content[tuple(slice(begin - o, end - o) for (begin, end), o in found)]
+        bounds = [axis.indices(length)[:2] for axis, length in zip(index, like.shape, strict=True)]
+        return content[tuple(slice(begin - o, end - o) for (begin, end), o in zip(bounds, offsets, strict=True))]
 
     return jax.make_array_from_callback(like.shape, like.sharding, shard)
 
 
 def _box(value: jax.Array) -> tuple[Any, tuple[int, ...]]:
-    """What this process has of an array that is cut over several, as one box, and where that begins."""
+    """Copy the part of a distributed array that this process has.
+
+    Returns:
+        A numpy array with the part, and the offsets of its first element in the global array.
+
+    Raises:
+        BadInput: The part is not one box.
+    """
     bounds = [
-        tuple(each.indices(length)[:2] for each, length in zip(shard.index, value.shape, strict=True))
+        tuple(axis.indices(length)[:2] for axis, length in zip(shard.index, value.shape, strict=True))
         for shard in value.addressable_shards
     ]
     begins = tuple(min(begin for begin, _ in axis) for axis in zip(*bounds, strict=True))
     ends = tuple(max(end for _, end in axis) for axis in zip(*bounds, strict=True))
     copy = numpy.empty([end - begin for begin, end in zip(begins, ends, strict=True)], value.dtype)
-    seen = numpy.zeros(copy.shape, bool)
-    for shard, each in zip(value.addressable_shards, bounds, strict=True):
-        place = tuple(slice(begin - o, end - o) for (begin, end), o in zip(each, begins, strict=True))
-        copy[place], seen[place] = numpy.asarray(shard.data), True
-    if not seen.all():
+    covered = numpy.zeros(copy.shape, bool)
+    for shard, axes in zip(value.addressable_shards, bounds, strict=True):
+        place = tuple(slice(begin - o, end - o) for (begin, end), o in zip(axes, begins, strict=True))
+        copy[place], covered[place] = numpy.asarray(shard.data), True
+    if not covered.all():
         raise BadInput(
-            f"what this process has of an array {list(value.shape)} is no single box: place it so that neighbours of a "
+            f"this process's part of an array {list(value.shape)} is no single box: place it so that neighbours of a "
             "mesh are devices of one process."
         )
     return copy, begins

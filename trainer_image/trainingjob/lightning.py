@@ -1,4 +1,12 @@
-"""Lightning: `Trainer(callbacks=[trainingjob.lightning.Callback()])`, and nothing else."""
+"""Lightning: the state and the progress of a fit, by a callback.
+
+Example::
+
+    import trainingjob.lightning
+
+    trainer = lightning.Trainer(..., callbacks=[trainingjob.lightning.Callback()])
+    trainer.fit(model, loader)
+"""
 
 from __future__ import annotations
 
@@ -6,9 +14,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import trainingjob
-from trainingjob._lightning_loops import Loops
+from trainingjob._lightning_loops import LightningLoops
 from trainingjob._state import State
-from trainingjob._steps import Steps
+from trainingjob._steps import StepCommitter
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
     from lightning.pytorch import LightningModule, Trainer
@@ -20,42 +28,50 @@ __all__ = ["Callback"]
 
 
 class Callback(base.Callback):
-    """Keeps model, optimizers, schedulers, scaler, the loops' places, other callbacks, the data module and random
-    numbers as `trainingjob.State` does."""
+    """Saves and restores a fit by `trainingjob.State`, and reports its progress.
+
+    The callback keeps the model, the optimizers, the schedulers, the scaler, the positions of the loops and loaders,
+    the other callbacks, the data module and the random numbers. Pass it to the Trainer, and call `trainer.fit` as
+    usual.
+
+    Args:
+        folder: Folder for snapshots outside of a job.
+        overhead: Share of the training time that snapshots may take.
+    """
 
     def __init__(self, *, folder: str = "checkpoints", overhead: float = 0.01) -> None:
         self._folder, self._overhead = folder, overhead
         self._loss: float | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        others = {each.state_key: each for each in trainer.callbacks if each is not self}
+        others = {callback.state_key: callback for callback in trainer.callbacks if callback is not self}
         data = {} if trainer.datamodule is None else {"data": trainer.datamodule}
-        self._loops = Loops(trainer)
+        self._loops = LightningLoops(trainer)
         state = State(
             folder=self._folder,
             overhead=self._overhead,
             model=trainer.strategy.model,
-            **{f"optimizer{number}": each for number, each in enumerate(trainer.optimizers)},
-            **{f"scheduler{number}": each.scheduler for number, each in enumerate(trainer.lr_scheduler_configs)},
-            others=Several({"precision": trainer.precision_plugin, **data, **others}),
+            **{f"optimizer{number}": optimizer for number, optimizer in enumerate(trainer.optimizers)},
+            **{f"scheduler{number}": config.scheduler for number, config in enumerate(trainer.lr_scheduler_configs)},
+            others=StatefulGroup({"precision": trainer.precision_plugin, **data, **others}),
             loops=self._loops,
         )
-        self._steps = Steps(state)
+        self._steps = StepCommitter(state)
         self._steps.restore()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._loops.go_on()
+        self._loops.resume()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._loops.follow()
+        self._loops.follow_order()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._steps.begin(trainer.global_step)
+        self._steps.begin_step(trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._loops.fetched()
+        self._loops.record_position()
         if trainer.global_step % trainer.log_every_n_steps == 0 and isinstance(outputs, dict) and "loss" in outputs:
             self._loss = float(outputs["loss"])
         self._report(trainer, "training")
@@ -72,14 +88,14 @@ class Callback(base.Callback):
         trainingjob.report(step=trainer.global_step, steps=steps, loss=self._loss, phase=phase)
 
 
-class Several:
-    """What has a state, or none, by name."""
+class StatefulGroup:
+    """Objects with a state, saved together by name. An object may have an empty state."""
 
     def __init__(self, objects: dict[str, Any]) -> None:
         self._objects = objects
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: state for name, each in self._objects.items() if (state := each.state_dict())}
+        return {name: state for name, stateful in self._objects.items() if (state := stateful.state_dict())}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         for name in values.keys() & self._objects.keys():

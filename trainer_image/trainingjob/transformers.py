@@ -1,4 +1,12 @@
-"""The Hugging Face Trainer: `trainingjob.transformers.train(trainer)` instead of `trainer.train()`."""
+"""The Hugging Face Trainer: its training with a state that survives failures.
+
+Example::
+
+    import trainingjob.transformers
+
+    trainer = Trainer(model=model, args=arguments, train_dataset=dataset)
+    trainingjob.transformers.train(trainer)  # instead of trainer.train()
+"""
 
 from __future__ import annotations
 
@@ -15,43 +23,57 @@ from transformers.trainer_utils import TrainOutput
 
 import trainingjob
 from trainingjob._state import State
-from trainingjob._steps import Steps
+from trainingjob._steps import StepCommitter
 
 __all__ = ["train"]
 
 
 def train(trainer: Trainer, *, folder: str = "checkpoints", overhead: float = 0.01) -> TrainOutput:
-    """Goes on from the newest saved step, and keeps model, optimizer, scheduler, scaler, `trainer.state` and random
-    numbers as `trainingjob.State` does.
+    """Train from the newest saved step, or from the beginning if none was saved.
 
-    The trainer itself skips what was trained: it is given a folder of its own kind that holds `trainer_state.json`
-    alone, and the rest is filled when it has prepared it."""
+    The model, the optimizer, the scheduler, the scaler, `trainer.state` and the random numbers are saved by
+    `trainingjob.State`. The Trainer skips the batches that were trained: it resumes from a temporary folder that holds
+    only `trainer_state.json`, and the rest is restored once the Trainer has prepared it.
+
+    Args:
+        trainer: The Trainer, or an object of a class derived from it.
+        folder: Folder for snapshots outside of a job.
+        overhead: Share of the training time that snapshots may take.
+
+    Returns:
+        The result of `trainer.train()`. If no step was left to train, its loss is 0.0 and its metrics are empty.
+
+    Raises:
+        concertina_state.errors.BadInput: See `trainingjob.State`.
+    """
     state = State(folder=folder, overhead=overhead)
-    saved = state.peek("progress")
-    keeping = StateCallback(trainer, state)
-    trainer.add_callback(keeping)
+    saved_progress = state.peek("progress")
+    callback = StateCallback(trainer, state)
+    trainer.add_callback(callback)
     try:
-        if saved is None:
+        if saved_progress is None:
             return trainer.train()
         trainer._load_from_checkpoint = lambda *_, **__: None
-        with tempfile.TemporaryDirectory() as place:
-            Path(place, TRAINER_STATE_NAME).write_text(json.dumps(saved))
-            return trainer.train(resume_from_checkpoint=place)
-    except Finished:
+        with tempfile.TemporaryDirectory() as checkpoint:
+            Path(checkpoint, TRAINER_STATE_NAME).write_text(json.dumps(saved_progress))
+            return trainer.train(resume_from_checkpoint=checkpoint)
+    except NothingLeft:
         trainer.is_in_train = False
         return TrainOutput(trainer.state.global_step, 0.0, {})
     finally:
-        trainer.remove_callback(keeping)
+        trainer.remove_callback(callback)
         trainer.__dict__.pop("_load_from_checkpoint", None)
 
 
-class Finished(Exception):
-    """There is no step left: the trainer would train one more."""
+class NothingLeft(Exception):
+    """All steps were trained before. Without this exception the Trainer would train one more."""
 
 
 class StateCallback(TrainerCallback):
+    """Restores a `State` when training begins, commits each step, and reports the progress."""
+
     def __init__(self, trainer: Trainer, state: State) -> None:
-        self._trainer, self._state, self._steps = trainer, state, Steps(state)
+        self._trainer, self._state, self._steps = trainer, state, StepCommitter(state)
         self._loss: float | None = None
 
     def on_train_begin(
@@ -66,13 +88,13 @@ class StateCallback(TrainerCallback):
             **({} if scaler is None else {"scaler": scaler}),
         )
         self._steps.restore()
-        if self._steps.done >= state.max_steps:
-            raise Finished
+        if self._steps.committed >= state.max_steps:
+            raise NothingLeft
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._steps.begin(state.global_step)
+        self._steps.begin_step(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._report(state, "training")
@@ -103,16 +125,17 @@ class StateCallback(TrainerCallback):
 
 
 class Progress:
-    """`trainer.state`, with the states of callbacks and of control, as the trainer's own checkpoints have it."""
+    """`trainer.state` with the states of the callbacks and of control, as in the Trainer's own checkpoints."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
-        have = [*self._trainer.callback_handler.callbacks, self._trainer.control]
-        callbacks = TrainerState(stateful_callbacks=[each for each in have if isinstance(each, ExportableState)])
-        state = dataclasses.replace(self._trainer.state, stateful_callbacks=callbacks.stateful_callbacks)
+        objects = [*self._trainer.callback_handler.callbacks, self._trainer.control]
+        exportable = [stateful for stateful in objects if isinstance(stateful, ExportableState)]
+        callbacks = TrainerState(stateful_callbacks=exportable).stateful_callbacks
+        state = dataclasses.replace(self._trainer.state, stateful_callbacks=callbacks)
         return dataclasses.asdict(state)
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        """The trainer has read it already."""
+        """Do nothing: the Trainer has read these values from the temporary folder."""

@@ -99,8 +99,8 @@ class Run:
     def after_commit(self, state: Any) -> None:
         self._commits += 1
         if self._commits == self._stops_after:
-            if state._saving is not None:
-                state._saving.finish()
+            if state._saver.saving is not None:
+                state._saver.saving.finish()
             Path(f"stops-{self.rank}").touch()
             signal.pause()
 

@@ -18,7 +18,7 @@ from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import Continued
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.uploader import Destination, answer
-from trainingjob._state import _newest_in
+from trainingjob._restore import newest_in_storage
 
 OLD, NEW = Owner("old", "team", "run"), Owner("new", "team", "run")
 THEIRS = Owner("old", "another", "run")
@@ -135,11 +135,11 @@ def test_a_script_does_not_go_on_from_the_checkpoint_of_another_namespace(tmp_pa
     publish(uri, tmp_path, 1, 10, "old")
     monkeypatch.setenv("CONCERTINA_UID", "new")
     with contextlib.ExitStack() as reading:
-        assert _newest_in({"uri": uri}, reading).step == 10, "it may be the successor"
+        assert newest_in_storage({"uri": uri}, reading).step == 10, "it may be the successor"
         monkeypatch.setenv("CONCERTINA_JOB", "another/run")
         with pytest.raises(BadInput, match="takeOver: old"):
-            _newest_in({"uri": uri}, reading)
-        assert _newest_in({"uri": uri, "takeOver": "old"}, reading).step == 10
+            newest_in_storage({"uri": uri}, reading)
+        assert newest_in_storage({"uri": uri, "takeOver": "old"}, reading).step == 10
 
 
 def test_what_the_owner_before_publishes_late_is_replaced_by_the_owner(tmp_path, of_job):

@@ -23,6 +23,7 @@ from concertina_state.saved import LocalShard
 from concertina_trainer.config.data import DataConfig
 from concertina_trainer.data.build.write import Draft
 from concertina_trainer.data.read.reader import Reader
+from trainingjob import _connection
 
 LENGTH = 24
 
@@ -187,16 +188,16 @@ def test_a_store_that_is_away_is_waited_for_and_the_job_is_told(s3, tmp_path, da
     class Channel:
         """The channel itself is tested in tests/unit/agent."""
 
-        def stalled(self, reason: str, seconds: float) -> None:
+        def report_stall(self, reason: str, seconds: float) -> None:
             told.append((reason, seconds))
             store.faults.clear()
 
-        def waited(self, seconds: float) -> None:
+        def add_stall(self, seconds: float) -> None:
             told.append(("", seconds))
 
     with proxy(s3.endpoint) as store:
         monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
-        monkeypatch.setattr(trainingjob, "connection", Channel)
+        monkeypatch.setattr(_connection, "agent_channel", Channel)
         data = trainingjob.data(uri, length=LENGTH, batch=4)
         store.faults += [("GET", ".bin", "503")] * 100_000
         assert torch.equal(next(data), expected)

@@ -21,7 +21,7 @@ from concertina_agent.core.round.stopping import Stopping
 from concertina_protocol import MemberState, Progress
 from concertina_protocol import worker_channel as w
 from concertina_state.step_trace import Traces
-from trainingjob._channel import Channel, Reported
+from trainingjob._channel import Channel, StepReport
 
 
 def test_nothing_happens_outside_of_a_job(tmp_path, monkeypatch):
@@ -133,8 +133,8 @@ class Agent:
 def test_what_a_script_says_is_what_the_agent_understands(tmp_path):
     agent = Agent(tmp_path, 0)
     assert agent.hears() == w.Hello(0, os.getpid(), traces=True)
-    agent.script.report(Reported(41, 100, None, 9.0, 320, "training"))
-    agent.script.report(Reported(43, 100, 0.5, 9.0, 328, "evaluating"))
+    agent.script.report(StepReport(41, 100, None, 9.0, 320, "training"))
+    agent.script.report(StepReport(43, 100, 0.5, 9.0, 328, "evaluating"))
     first, second = agent.hears(), agent.hears()
     assert isinstance(first, Progress)
     assert isinstance(second, Progress)
@@ -148,16 +148,16 @@ def test_what_a_script_says_is_what_the_agent_understands(tmp_path):
 def test_the_other_ranks_give_signs_of_life(tmp_path):
     agent = Agent(tmp_path, 3)
     assert agent.hears() == w.Hello(3, os.getpid(), traces=True)
-    agent.script.report(Reported(41, 100, 0.1, 9.0, 320, "training"))
+    agent.script.report(StepReport(41, 100, 0.1, 9.0, 320, "training"))
     assert agent.hears() == w.Beat(3, 41, "training")
 
 
 def test_samples_are_told_where_the_script_says_nothing_of_them(tmp_path):
     agent = Agent(tmp_path, 0)
-    agent.script.counts(lambda: 640)
-    agent.script.report(Reported(1, 0, None, 0.0, 0, "training"))
-    agent.script.report(Reported(2, 0, None, 0.0, 700, "training"))
-    agent.script.finished(3, 3, 0.1)
+    agent.script.count_samples_by(lambda: 640)
+    agent.script.report(StepReport(1, 0, None, 0.0, 0, "training"))
+    agent.script.report(StepReport(2, 0, None, 0.0, 700, "training"))
+    agent.script.report_commit(3, 3, 0.1)
     agent.hears()
     assert [agent.hears().position for _ in range(3)] == [640, 700, 640]
 
@@ -166,10 +166,10 @@ def test_samples_are_told_where_the_script_says_nothing_of_them(tmp_path):
 def test_a_script_that_waits_for_data_says_so_and_is_alive(tmp_path, rank):
     agent = Agent(tmp_path, rank)
     agent.hears()
-    agent.script.stalled("the store is away", 1.0)  # before the first step there is nothing to say again
-    agent.script.waited(2.0)
-    agent.script.report(Reported(7, 9, 0.5, 1.0, 70, "training"))
-    agent.script.stalled("the store is away", 3.0)
+    agent.script.report_stall("the store is away", 1.0)  # before the first step there is nothing to say again
+    agent.script.add_stall(2.0)
+    agent.script.report(StepReport(7, 9, 0.5, 1.0, 70, "training"))
+    agent.script.report_stall("the store is away", 3.0)
     before, waiting = agent.hears(), agent.hears()
     assert (waiting.step, waiting.phase) == (7, "loading data")
     if rank == 0:
@@ -190,12 +190,12 @@ def test_all_calls_are_false_but_the_one_that_was_agreed_on_and_the_next_ends_th
         agent.says(w.QueryCalls())
         assert agent.hears() == w.CallCount(0, 3)
         fourth = pool.submit(call)
-        agent.script.report(Reported(4, 9, 0.1, 0, 0, "training"))
+        agent.script.report(StepReport(4, 9, 0.1, 0, 0, "training"))
         assert agent.hears().step == 4
         assert not fourth.done(), "a call after the answer did not wait"
         agent.says(w.StopAtCall(5))
         assert [fourth.result(10), call()] == [False, True]
-        agent.script.report(Reported(6, 9, 0.1, 0, 0, "training"))
+        agent.script.report(StepReport(6, 9, 0.1, 0, 0, "training"))
         assert isinstance(pool.submit(call).exception(10), SystemExit)
         agent.says(w.QueryCalls())
         assert agent.hears() == w.CallCount(0, 5), "a step beyond the checkpoint was reported"
@@ -208,7 +208,7 @@ def test_an_agent_that_is_gone_leaves_the_script_alone(tmp_path):
         agent.hears()
         agent.hang_up()
         assert first.result(10) is False
-        agent.script.report(Reported(4, 9, 0.1, 0, 0, "training"))
+        agent.script.report(StepReport(4, 9, 0.1, 0, 0, "training"))
         assert agent.script.should_checkpoint() is False
 
 

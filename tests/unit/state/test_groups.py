@@ -1,9 +1,9 @@
-"""Parameter groups of an optimizer are matched by the names of their parameters, or refused by name."""
+"""Parameter groups of an optimizer are match_groups by the names of their parameters, or refused by name."""
 
 import pytest
 
 from concertina_state.errors import BadInput
-from trainingjob._groups import check_by_position, matched
+from trainingjob._groups import check_by_position, match_groups
 
 DECAY, PLAIN = {"lr": 0.1, "weight_decay": 0.1}, {"lr": 0.1, "weight_decay": 0.0}
 SAVED = [(["model.w", "model.v"], DECAY), (["model.b"], PLAIN)]
@@ -21,7 +21,7 @@ SAVED = [(["model.w", "model.v"], DECAY), (["model.b"], PLAIN)]
     ids=["as saved", "in another order", "split", "merged", "empty"],
 )
 def test_groups_take_the_options_of_their_parameters(saved, now, sources):
-    assert matched("optimizer", saved, now) == sources
+    assert match_groups("optimizer", saved, now) == sources
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_groups_take_the_options_of_their_parameters(saved, now, sources):
         ([["model.w", "model.v", "model.b"]], r"model\.w and model\.b in groups of different weight_decay"),
     ],
 )
-def test_groups_that_can_not_be_matched_are_refused(now, sentence):
+def test_groups_that_can_not_be_match_groups_are_refused(now, sentence):
     with pytest.raises(BadInput, match=sentence):
-        matched("optimizer", SAVED, now)
+        match_groups("optimizer", SAVED, now)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def epochs(loaders, of, first=0, end=3, stop_after=None):
 def again(saved):
     loaders = Loaders()
     loaders.load_state_dict(decode(saved))
-    loaders.restored()
+    loaders.remember_random_numbers()
     return loaders
 
 

@@ -21,7 +21,7 @@ def test_later_passes_have_the_order_of_one_that_was_not_stopped(own):
         loader = DataLoader(range(8), 2, shuffle=True, generator=generator)
         order, found = order_of(loader), []
         if place is not None:
-            order.go_on(_values.decode(place), 4)
+            order.resume(_values.decode(place), 4)
         for _ in range(3):
             found.append([])
             for batch in loader:

@@ -21,10 +21,10 @@ from concertina_state.format.shardfile import ShardMetadata, header_length, pars
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import find
 from concertina_state.uploader import Destination, publish, ship
-from trainingjob import _state
+from trainingjob import _connection, _state
 from trainingjob._folder import Folder
 from trainingjob._objects import RandomNumbers
-from trainingjob._torch_objects import kept_of_torch
+from trainingjob._torch_objects import torch_adapters_of
 from trainingjob._values import decode, encode
 
 
@@ -74,8 +74,8 @@ def test_ranks_that_read_nothing_know_what_is_restored(world):
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 16)).sum().backward()
     optimizer.step()
-    kept = kept_of_torch({"model": model, "optimizer": optimizer}, {})
-    arrays = {f"{name}.{key}": array for name, each in kept.items() for key, array in each.arrays().items()}
+    adapters = torch_adapters_of({"model": model, "optimizer": optimizer}, {})
+    arrays = {f"{name}.{key}": array for name, adapter in adapters.items() for key, array in adapter.arrays().items()}
     own = torch.zeros(9, dtype=torch.uint8)
     catalogues = [Catalogue(arrays, {f"rank-{rank}": own}, rank, world) for rank in range(world)]
     shards = Shards(catalogues)
@@ -141,7 +141,7 @@ def with_scheduler():
 def test_a_state_of_other_objects_is_refused_and_the_job_is_told(tmp_path, monkeypatch, before, now, sentence):
     saved(tmp_path, **before)
     state, agent = trainingjob.State(folder=str(tmp_path), **now), Agent()
-    monkeypatch.setattr(trainingjob, "connection", lambda: agent)
+    monkeypatch.setattr(_connection, "agent_channel", lambda: agent)
     with pytest.raises(BadInput, match=sentence) as refused:
         state.restore()
     assert agent.told == [Fault(FailureReason.BAD_INPUT, str(refused.value))]
@@ -362,10 +362,10 @@ class InMemoryOf:
     def request(self, message, kind):
         return kind(str(self._slot))
 
-    def counts(self, samples):
+    def count_samples_by(self, samples):
         pass
 
-    def restored(self, step, source):
+    def report_restored(self, step, source):
         pass
 
     @property
@@ -382,10 +382,10 @@ def test_what_may_be_a_scripts_last_step_is_a_snapshot_of_the_round_that_goes_on
     state = trainingjob.State(folder=str(tmp_path), kept={"seen": 3})
     state.restore()
     state.commit(9, durable=waited_for)
-    state._snapshots.finish()
+    state._shard.snapshots.finish()
     del state  # its process ends
     agent, found = InMemoryOf(tmp_path), {"seen": 0}
-    monkeypatch.setattr(trainingjob, "connection", lambda: agent)
+    monkeypatch.setattr(_connection, "agent_channel", lambda: agent)
     monkeypatch.setenv("CONCERTINA_CHECKPOINT", json.dumps({"uri": uri} if uri else None))
     state = trainingjob.State(kept=found)
     assert (state.restore(), found) == (10, {"seen": 3})
@@ -429,7 +429,7 @@ def begun_with(tmp_path, monkeypatch):
         checkpoint = {"uri": uri} if own else {"uri": f"file://{tmp_path}/next", "resumeFrom": uri}
         monkeypatch.setenv("CONCERTINA_CHECKPOINT", json.dumps(checkpoint))
         job = Job(tmp_path / "job")
-        monkeypatch.setattr(trainingjob, "connection", lambda: job)
+        monkeypatch.setattr(_connection, "agent_channel", lambda: job)
         return trainingjob.State(**objects)
 
     return begun

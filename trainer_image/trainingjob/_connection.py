@@ -1,0 +1,34 @@
+"""The connection of this process to its agent, opened when it is first needed, and the job's settings beside it.
+
+Standard library only, Python 3.9+.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, Mapping, Optional
+
+if TYPE_CHECKING:
+    from trainingjob._channel import Channel, Tracer
+
+
+def agent_channel() -> Optional[Channel]:
+    """Return the connection to the agent, or None outside of a job."""
+    path, rank = os.environ.get("CONCERTINA_SOCKET"), os.environ.get("RANK")
+    if not path or rank is None:
+        return None
+    from trainingjob import _channel  # imported here because it takes tens of milliseconds
+
+    return _channel.connected(path, int(rank), _make_tracer)
+
+
+def checkpoint_settings() -> Mapping[str, Any]:
+    """Return `spec.checkpoint` of the job, or an empty mapping if there is none."""
+    return json.loads(os.environ.get("CONCERTINA_CHECKPOINT") or "null") or {}
+
+
+def _make_tracer(rank: int) -> Tracer:
+    from concertina_state.step_trace import Traces  # needs Python 3.10, unlike the channel
+
+    return Traces(rank)

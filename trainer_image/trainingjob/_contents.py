@@ -1,0 +1,166 @@
+"""The contents of a `State`: the objects of a script, as arrays, buffers and values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from concertina_state.errors import BadInput
+from trainingjob._adapter import StateAdapter, StatefulAdapter
+from trainingjob._counted import SampleCounter
+from trainingjob._objects import DictAdapter, RandomNumbers, adapters_of
+from trainingjob._ranks import Ranks
+from trainingjob._refusals import INSTEAD, NotSavable
+from trainingjob._world import World
+
+if TYPE_CHECKING:
+    from trainingjob._loaders import Loaders
+    from trainingjob._save_points import SavePoints
+
+RESERVED = {"random": "random numbers are", "loaders": "positions of `batches` are"}
+"""Names that no object of a script may have, and what is saved by them."""
+
+
+class Contents:
+    """The objects that a script has given to its `State`, and what is saved beside them."""
+
+    def __init__(self, world: World, ranks: Ranks) -> None:
+        self._world, self._ranks = world, ranks
+        self._adapters: dict[str, StateAdapter] = {}
+        self._loaders: Loaders | None = None
+        self.save_points: SavePoints | None = None
+        """None without torch: each commit is a save point then."""
+        self.sample_counters: list[SampleCounter] = []
+
+    def add(self, objects: Mapping[str, Any]) -> None:
+        """Add objects by name. See `State.add`.
+
+        Raises:
+            NotSavable: An object has no state or can't be saved, or its name is reserved.
+        """
+        for reserved, description in RESERVED.items():
+            if reserved in objects:
+                raise NotSavable(f"{reserved} is what {description} called: give this object another name")
+        added = adapters_of(objects, self._ranks.with_torch, self._adapters)
+        self._watch(objects, added)
+        self._adapters = {**self._adapters, **added}
+        self._adapters.pop("random", None)
+        # Random numbers are restored last, because restoring other objects may draw some.
+        self._adapters["random"] = StatefulAdapter(RandomNumbers())
+
+    def _watch(self, objects: Mapping[str, Any], added: Mapping[str, StateAdapter]) -> None:
+        """Refuse tensors that can't be saved, and follow the steps of the optimizers."""
+        if "torch" not in sys.modules:
+            return
+        from torch.optim import Optimizer
+
+        from trainingjob._loaders import Loaders
+        from trainingjob._save_points import SavePoints
+        from trainingjob._torch_objects import check_kinds
+
+        check_kinds(added)
+        self.save_points = self.save_points or SavePoints()
+        self.save_points.watch(value for value in objects.values() if isinstance(value, Optimizer))
+        if self._loaders is None:
+            self._loaders = Loaders()
+            self._adapters["loaders"] = StatefulAdapter(self._loaders)
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """Return an iterator over one pass of a loader. See `State.batches`.
+
+        Raises:
+            NotSavable: torch was not imported when the `State` was created.
+        """
+        if self._loaders is None:
+            raise NotSavable("State.batches() takes a torch.utils.data.DataLoader: import torch before State is made")
+        return self._loaders.batches(loader)
+
+    @property
+    def samples(self) -> int:
+        """Number of consumed samples, of all data that count them."""
+        return sum(counter.samples for counter in self.sample_counters)
+
+    @property
+    def names_without_dicts(self) -> set[str]:
+        """Names of the objects that must have all arrays that were saved. A dict may have fewer."""
+        return {name for name, adapter in self._adapters.items() if not isinstance(adapter, DictAdapter)}
+
+    # --- to save ----------------------------------------------------------------------------------------------------
+
+    def current(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return all arrays by full name, and this rank's values by object."""
+        arrays: dict[str, Any] = {}
+        values: dict[str, Any] = {}
+        for name, adapter in self._adapters.items():
+            own_arrays, values[name] = adapter.contents()
+            arrays |= self._with_full_names(name, own_arrays)
+        return arrays, values
+
+    def arrays(self) -> dict[str, Any]:
+        """Return all arrays by full name."""
+        return self._collected({name: adapter.arrays() for name, adapter in self._adapters.items()})
+
+    def buffers(self) -> dict[str, Any]:
+        """Return the buffers of modules by full name, as of the last call of `current` or `arrays`."""
+        return self._collected({name: adapter.buffers() for name, adapter in self._adapters.items()})
+
+    def check_replicated(self) -> None:
+        """Check that arrays which every rank holds whole have the same content on all ranks.
+
+        Each rank saves a part of such an array, so ranks that differ would save a mixture. All ranks make this call.
+
+        Raises:
+            BadInput: Some differ.
+        """
+        if self._world.size == 1:
+            return
+        arrays = self._collected({name: adapter.replicated_arrays() for name, adapter in self._adapters.items()})
+        differing = self._ranks.differing(arrays)
+        if differing:
+            raise BadInput(
+                f"{differing[0]} is not the same on all ranks, and no DTensor that says how it is cut: make it "
+                "one (torch.distributed.tensor), or let DistributedDataParallel keep it the same; of an array in a "
+                f"dict, say which part it is (trainingjob.ArrayShard). ({len(differing)} of {len(arrays)} differ.)"
+            )
+
+    def _collected(self, arrays_by_object: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        collected: dict[str, Any] = {}
+        for name, arrays in arrays_by_object.items():
+            collected |= self._with_full_names(name, arrays)
+        return collected
+
+    def _with_full_names(self, name: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arrays of one object by full name, in the form that an index takes."""
+        named = {f"{name}.{key}": array for key, array in arrays.items()}
+        return {path: self._ranks.array(array, path) for path, array in named.items()}
+
+    # --- to restore -------------------------------------------------------------------------------------------------
+
+    def check_names(self, values: Mapping[str, Any], step: int) -> None:
+        """Check that the saved state of this step has the same objects.
+
+        Raises:
+            BadInput: An object is missing on either side.
+        """
+        if left_out := sorted(values.keys() - self._adapters.keys() - {"loaders"}):
+            raise BadInput(f"the saved state of step {step} has {', '.join(left_out)} too: {INSTEAD}.")
+        if missing := [name for name in self._adapters if name not in values]:
+            raise BadInput(f"the saved state of step {step} has no {', '.join(missing)}: {INSTEAD}.")
+
+    def prepare(self, values: Mapping[str, Any]) -> None:
+        """Create the arrays that the saved objects had, so that they can be filled."""
+        for name, adapter in self._adapters.items():
+            adapter.prepare(values[name])
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Restore all objects from their filled arrays and their saved values."""
+        for name, adapter in self._adapters.items():
+            adapter.load(values[name])
+
+    def end_restore(self) -> None:
+        """Begin to follow loaders and optimizers from the restored state on."""
+        if self._loaders is not None:
+            self._loaders.remember_random_numbers()
+        if self.save_points is not None:
+            self.save_points.pass_commit()  # torch makes a step of an FSDP1 optimizer that has no moments yet

@@ -1,0 +1,49 @@
+"""One array of a script's dict: its memory, and the value that takes its place once the memory has been filled."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from concertina_state.buffers import DTYPES, Buffer
+
+FORMATS = {
+    "d": "F64", "f": "F32", "e": "F16", "b": "I8", "B": "U8", "?": "BOOL",
+    **{f: f"I{8 * array.array(f).itemsize}" for f in "hilq"}, **{f: f"U{8 * array.array(f).itemsize}" for f in "HILQ"},
+}  # fmt: skip
+"""Names of dtypes, as safetensors has them, by the format letters of the standard library's buffers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """An array in a dict, list or tuple."""
+
+    array: Any
+    """A tensor, a Buffer, or an ArrayShard of one: the value itself, or a copy if the value can't be written to."""
+    filled: Callable[[], Any]
+    """Returns the value that takes the array's place, once the array has been filled."""
+    whole: bool = True
+    """Whether this is the whole global array, so that every rank must hold the same content."""
+
+
+def numpy_leaf(value: Any) -> Leaf:
+    """Return the leaf of a numpy array: of the array itself if it is contiguous and native, else of a copy."""
+    if value.flags.c_contiguous and value.dtype.isnative:
+        return Leaf(numpy_buffer(value), lambda: value)
+    copy = value.astype(value.dtype.newbyteorder("="), order="C")
+
+    def filled() -> Any:
+        value[...] = copy
+        return value
+
+    return Leaf(numpy_buffer(copy), filled)
+
+
+def numpy_buffer(value: Any) -> Buffer:
+    """Return the memory of a contiguous numpy array as a Buffer."""
+    import numpy
+
+    bytes_: Any = numpy.asarray(value).reshape(-1).view(numpy.uint8)
+    return Buffer(DTYPES[value.dtype.name], tuple(value.shape), memoryview(bytes_))

@@ -1,0 +1,288 @@
+"""The restore of a `State`: find its newest saved state, read this rank's part of it, and fill it in."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Collection, Container, Mapping
+from typing import Any
+
+from concertina_protocol import Durable, Restore, RestoreSource, SnapshotId
+from concertina_protocol.stderr import write_line
+from concertina_protocol.worker_channel import Start
+from concertina_state.errors import BadInput
+from concertina_state.filling import ShardReader
+from concertina_state.format.shardfile import Continued, Header, ShardMetadata
+from concertina_state.saved import InMemory, SavedState, find
+from concertina_state.saving import StepFlags
+from trainingjob import _storage, _values
+from trainingjob._contents import Contents
+from trainingjob._folder import Folder
+from trainingjob._objects import RandomNumbers
+from trainingjob._refusals import INSTEAD
+from trainingjob._save import OwnShard
+from trainingjob._session import Session, StartPoint, agree, name_of
+
+STORAGE_SECONDS, STORAGE_PAUSE = 300.0, 5.0
+"""How long to try durable storage that can't be read, and seconds between tries if it refuses.
+
+A start that fails counts against the job's restarts, so it is worth to wait.
+"""
+NOTHING_KNOWN = Restore(RestoreSource.FRESH)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The saved state that this round begins with."""
+
+    saved: SavedState
+    begun_from: str = ""
+    """URI of another job's checkpoint, if the run begins with it."""
+    continued: Continued | None = None
+    """Job, round and step of that checkpoint."""
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        return self.saved.id.step
+
+    @property
+    def place(self) -> RestoreSource:
+        """The place of the state: memory or storage."""
+        return RestoreSource.MEMORY if isinstance(self.saved, InMemory) else RestoreSource.STORAGE
+
+    def start_point(self, metadata: ShardMetadata) -> StartPoint:
+        """Return the start of this round. `metadata` is what the saved state says of itself."""
+        origin, continued = metadata.origin, metadata.continued
+        if self.begun_from:
+            origin, continued = origin.begun_with(self.begun_from), self.continued
+        return StartPoint(self.step, metadata.position, origin, continued)
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """Result of a restore, for the first snapshot after it."""
+
+    values: Mapping[str, Any]
+    """This rank's values, by object."""
+    layout: str
+    """Digest of the arrays that all ranks hold."""
+    metadata: ShardMetadata
+
+
+# --- find -----------------------------------------------------------------------------------------------------------
+
+
+def find_newest(session: Session, reading: contextlib.ExitStack) -> Source | None:
+    """Return the newest saved state, or None if nothing was saved. All ranks make this call.
+
+    Args:
+        session: The session.
+        reading: Keeps a checkpoint in storage from being removed until it is closed.
+
+    Raises:
+        BadInput: The checkpoint belongs to another job, or is damaged.
+        StorageError: Durable storage could not be read for STORAGE_SECONDS.
+    """
+    if isinstance(session.agent, Folder):
+        newest = session.agent.newest()
+        return None if newest is None else Source(newest)
+    start = session.agent.start()
+    durable = session.ranks.same(_durable(session, start, reading)) if session.checkpoint.get("uri") else None
+    if durable is not None:
+        _storage.find_client()
+        from concertina_state.checkpoints.reader import StoredCheckpoint
+
+        stored = StoredCheckpoint(durable.uri)
+        if durable.uid == start.uid:
+            return Source(stored)
+        return Source(stored, stored.uri, Continued(durable.uid, durable.round, durable.step))
+    if start.restore.source == RestoreSource.MEMORY and start.restore.id is not None:
+        return Source(InMemory(start.restore.id, session.agent))
+    return None
+
+
+def _durable(session: Session, start: Start, reading: contextlib.ExitStack) -> Durable | None:
+    """Return the checkpoint to begin with, on rank 0: None if no checkpoint is newer than what memory holds.
+
+    Raises:
+        StorageError: Durable storage could not be read for STORAGE_SECONDS.
+    """
+    if session.world.rank != 0:
+        return None
+    in_memory = start.restore.id if start.restore.source == RestoreSource.MEMORY else None
+    latest = _newer(start, in_memory) if in_memory is not None else None
+    if in_memory is not None and latest is None:
+        return None  # the agents know LATEST, so storage may be away
+    _storage.find_client()
+    from concertina_state.checkpoints.reader import opened
+    from concertina_state.objects.prefix import StorageError, StoreRefused
+
+    if latest is not None:
+        reading.enter_context(opened(latest.uri))
+        return latest
+    deadline = time.monotonic() + STORAGE_SECONDS
+    while True:
+        try:
+            return newest_in_storage(session.checkpoint, reading, start.restore)
+        except StorageError as error:
+            if time.monotonic() > deadline:
+                raise
+            write_line(f"trainingjob: durable storage can't be read, tried again: {error}")
+            time.sleep(STORAGE_PAUSE if isinstance(error, StoreRefused) else 1.0)
+
+
+def _newer(start: Start, in_memory: SnapshotId) -> Durable | None:
+    """Return the checkpoint that LATEST names if it is this job's, and newer than the snapshot in memory."""
+    latest = start.durable
+    if latest is None or latest.uid != start.uid or start.restore.bars(latest, start.uid):
+        return None
+    return latest if (latest.round, latest.step) > (in_memory.round, in_memory.step) else None
+
+
+def newest_in_storage(
+    checkpoint: Mapping[str, Any], reading: contextlib.ExitStack, restore: Restore = NOTHING_KNOWN
+) -> Durable | None:
+    """Return the newest checkpoint in the job's own folder, or else the one that the run is to begin with.
+
+    Args:
+        checkpoint: `spec.checkpoint` of the job.
+        reading: Keeps the checkpoint from being removed until it is closed.
+        restore: What the operator says of checkpoints that were undone or are damaged.
+
+    Raises:
+        BadInput: The folder belongs to another job, or all checkpoints are damaged.
+        StorageError: Durable storage can't be read.
+    """
+    from concertina_state.checkpoints import owner
+    from concertina_state.checkpoints.latest import read_latest
+    from concertina_state.checkpoints.reader import opened, resolve
+    from concertina_state.checkpoints.rollback import none_left, usable
+    from concertina_state.objects.prefix import ObjectPrefix
+
+    own_folder = ObjectPrefix(checkpoint["uri"], create=True)
+    latest, uid = read_latest(own_folder), os.environ.get("CONCERTINA_UID", "")
+    if latest and latest.uid != uid:
+        try:
+            owner.look(own_folder, owner.this_job(uid), checkpoint.get("takeOver") or "")
+        except owner.NotOwner as error:
+            raise BadInput(str(error)) from error
+    latest = latest and usable(latest, uid, restore)
+    if latest is None and restore.damaged:
+        raise none_left(restore.damaged)
+    another = checkpoint.get("resumeFrom")
+    uri = latest.uri if latest else resolve(another) if another else ""
+    if not uri:
+        return None
+    place = reading.enter_context(opened(uri)).manifest.place
+    return latest or Durable(place.uid, place.round, place.step, uri)
+
+
+# --- fill -----------------------------------------------------------------------------------------------------------
+
+
+def values_for(session: Session, source: Source) -> Mapping[str, Any]:
+    """Return the values that this rank takes over, by object."""
+    shard, rank = _own_shard(session, source)
+    return _own_values(shard, rank, source)
+
+
+def fill(session: Session, contents: Contents, own_shard: OwnShard, source: Source) -> Restored:
+    """Restore all objects from a saved state. All ranks make this call.
+
+    Raises:
+        BadInput: The state is of other objects, or its arrays have other shapes or dtypes.
+        RestoreFailed: The state can't be read.
+    """
+    world, saved = session.world, source.saved
+    shard, rank = _own_shard(session, source)
+    values = _own_values(shard, rank, source)
+    contents.check_names(values, source.step)
+    contents.prepare(values)
+    arrays, buffers = contents.arrays(), contents.buffers()
+    own_shard.buffers_by_rank = any(f"{rank}.{name}" in shard.header.chunks for name in buffers)
+    index = own_shard.new_index(arrays, buffers)
+    layout = agree(session, StepFlags(), index).layout
+    unchanged = (saved.id.layout, saved.id.shards) == (layout, world.size)
+    only_shard = world.rank if unchanged and index.alone else None
+    selection = find(saved, only_shard, lambda headers: index.plan(headers, INSTEAD))
+    names = {*arrays, *buffers, *(f"{rank}.{name}" for name in buffers)}
+    _check_nothing_lost(selection.headers, names, contents.names_without_dicts, rank)
+    index.fill(selection.plan, selection.shards)
+    if own_shard.buffers_by_rank:
+        session.ranks.fill_own(buffers, shard, f"{rank}.")
+    if source.place is RestoreSource.STORAGE:
+        session.ranks.sums([0.0])  # a barrier: all ranks have read the checkpoint
+    contents.load(values)
+    return Restored(values, layout, selection.metadata)
+
+
+def end_restore(session: Session, contents: Contents, source: Source) -> None:
+    """Begin to follow the restored objects, and log if the world has another size than the saved one."""
+    rank, saved_size = session.world.rank, source.saved.id.shards
+    if rank >= saved_size:
+        RandomNumbers().reseed(rank)
+    _log_other_size(session, saved_size)
+    contents.end_restore()
+
+
+def _own_shard(session: Session, source: Source) -> tuple[ShardReader, str]:
+    """Return the shard from which this rank takes its own values, and the prefix of their names.
+
+    It is that of the rank of the same number. If there are more ranks now, a new one takes those of another rank.
+    """
+    rank = session.world.rank % source.saved.id.shards
+    return source.saved.open(rank), name_of(rank)
+
+
+def _own_values(shard: ShardReader, rank: str, source: Source) -> Mapping[str, Any]:
+    """Return the values of the rank with this prefix, by object.
+
+    Raises:
+        BadInput: The state was not saved by a `State`.
+    """
+    stored = shard.header.chunks.get(rank)
+    if stored is None:
+        raise BadInput(f"the saved state of step {source.step} was not saved by trainingjob.State")
+    text = bytearray(stored.chunk.size)
+    shard.read_into([(stored.begin, memoryview(text))])
+    values: Mapping[str, Any] = _values.decode(bytes(text))
+    return values
+
+
+def _check_nothing_lost(
+    headers: Mapping[int, Header], names: Container[str], objects: Collection[str], rank: str
+) -> None:
+    """Check that no object lacks an array that was saved, such as that of a layer that was removed.
+
+    Args:
+        headers: Headers of the saved shards, by number.
+        names: Names of the arrays that the script has.
+        objects: Names of the objects to check.
+        rank: Prefix of the names of this rank's own arrays.
+
+    Raises:
+        BadInput: An array is missing.
+    """
+    prefixes = (*(f"{name}." for name in objects), *(f"{rank}.{name}." for name in objects))
+    for header in headers.values():
+        for name in header.chunks:
+            if name.startswith(prefixes) and name not in names:
+                array = name.removeprefix(f"{rank}.")
+                raise BadInput(f"the saved state has {array}, and the script has it no more: {INSTEAD}.")
+
+
+def _log_other_size(session: Session, saved_size: int) -> None:
+    """Log where a new rank's own values come from, or which of them are left out, if the world has another size."""
+    rank, size = session.world.rank, session.world.size
+    own = "for itself (buffers, values, positions in data)"
+    if rank >= saved_size:
+        source = name_of(rank % saved_size)
+        text = f"rank {rank} is new, and takes what each rank has {own} from {source}, but for random numbers"
+    elif rank == 0 and size < saved_size:
+        text = f"what each rank from {name_of(size)} on had {own} is left out"
+    else:
+        return
+    write_line(f"trainingjob: the saved state is of {saved_size} ranks: {text}")

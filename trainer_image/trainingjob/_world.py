@@ -1,0 +1,47 @@
+"""The place of this process among the workers of its job. Standard library only, Python 3.9+."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """The place of this process among the workers of the job. It stays the same for the life of the process."""
+
+    rank: int = 0
+    """Number of this worker among all workers, from 0."""
+    size: int = 1
+    """Number of workers in the job."""
+    local_rank: int = 0
+    """Number of this worker within its replica, from 0."""
+    local_size: int = 1
+    """Number of workers in this replica."""
+    replica: int = 0
+    """Number of this replica among those that take part, from 0."""
+    replicas: int = 1
+    """Number of replicas that take part."""
+    round: int = 0
+    """Number that grows each time the world changes; 0 outside of a job."""
+
+
+def world() -> World:
+    """Return the place of this process among the workers of the job.
+
+    The values come from environment variables, so the call costs nothing. Under plain torchrun they are those that
+    torchrun sets. Outside of both, the world is one worker.
+    """
+
+    def number(name: str, default: int) -> int:
+        return int(os.environ.get(name) or default)
+
+    return World(
+        rank=number("RANK", 0),
+        size=number("WORLD_SIZE", 1),
+        local_rank=number("LOCAL_RANK", 0),
+        local_size=number("LOCAL_WORLD_SIZE", 1),
+        replica=number("GROUP_RANK", 0),
+        replicas=number("GROUP_WORLD_SIZE", 1),
+        round=number("CONCERTINA_ROUND", 0),
+    )
