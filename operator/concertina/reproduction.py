@@ -59,16 +59,15 @@ class Reproduction:
 def lineage_of(manifest: Manifest) -> Lineage:
     """Raises Irreproducible."""
     lineage = manifest.lineage
-    if lineage is None or not lineage.rounds:
+    if not lineage.rounds:
         raise Irreproducible(
-            "this checkpoint has no lineage: it was written by an older version. `concertina checkpoint show` says "
-            "what is known of it."
+            "this checkpoint has no lineage: its manifest names no round that has trained it. `concertina checkpoint "
+            "show` prints what is known of it."
         )
     if not lineage.spec:
         raise Irreproducible(
-            "this checkpoint does not say what its job's spec was: its pods were made by an older operator, or the "
-            "spec is larger than 64 KiB. Write a manifest by hand, with checkpoint.resumeFrom and "
-            "trainer.reproduction."
+            "this checkpoint does not say what its job's spec was: the spec is larger than 64 KiB. Write a manifest by "
+            "hand, with checkpoint.resumeFrom and trainer.reproduction."
         )
     return lineage
 

@@ -32,7 +32,7 @@ BEGINNING = Beginning(40, PARENT.uri, "digest")
 WANTED = Wanted()
 
 
-def checkpoint(lineage: Lineage | None = LINEAGE, **changed: Any) -> Manifest:
+def checkpoint(lineage: Lineage = LINEAGE, **changed: Any) -> Manifest:
     manifest = Manifest(
         VERSION, "u", "team/job", SnapshotId(2, 50, "layout", 6), 1600, "config", "d", False, 0.0, (), {"data": 6},
         SPEC["trainer"], Code(), lineage=lineage,
@@ -109,7 +109,6 @@ def test_why_it_is_not_the_same_to_the_bit(made: Lineage, beginning: Beginning, 
 @pytest.mark.parametrize(
     ("made", "wanted", "said"),
     [
-        (None, WANTED, "has no lineage"),
         (lineage(rounds=()), WANTED, "has no lineage"),
         (lineage(spec={}), WANTED, "does not say what its job's spec was"),
         (spec_with(checkpoint=None), WANTED, "name a new folder by --checkpoint-uri"),
@@ -125,7 +124,7 @@ def test_why_it_is_not_the_same_to_the_bit(made: Lineage, beginning: Beginning, 
         (spec_with(workersPerReplica=4), WANTED, "its 6 ranks are no whole number of replicas of 4"),
     ],
 )
-def test_what_is_lacking_is_said(made: Lineage | None, wanted: Wanted, said: str) -> None:
+def test_what_is_lacking_is_said(made: Lineage, wanted: Wanted, said: str) -> None:
     with pytest.raises(Irreproducible, match=said.replace(".", r"\.")):
         reproduction(checkpoint(made), "uri", BEGINNING, wanted)
 

@@ -46,7 +46,7 @@ class TrainedRound:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Of one state; what is not known is empty, as in states of older versions."""
+    """What has led to one state. Unknown values are empty."""
 
     rounds: tuple[TrainedRound, ...] = ()
     """Of this job, in order; the oldest are left out where there were more than MOST_ROUNDS."""

@@ -18,15 +18,16 @@ def made_of(uri: str) -> Mapping[str, str]:
         manifest = StoredCheckpoint(uri).manifest
     except (BadInput, StorageError):  # a newer one may have taken its place by now
         return {}
-    found = {"position": f"{manifest.position}", "config": manifest.config, "data": manifest.data}
     lineage = manifest.lineage
-    if lineage is not None:
-        found |= {
-            "data_sets": " ".join(lineage.data_sets),
-            "images": " ".join(lineage.images),
-            "devices": ", ".join(lineage.devices),
-            "script": lineage.script,
-            "spec": lineage.spec_digest,
-            "parent": lineage.parent.uri if lineage.parent else lineage.begun_from,
-        }
-    return {name: value for name, value in found.items() if value}
+    tags = {
+        "position": f"{manifest.position}",
+        "config": manifest.config,
+        "data": manifest.data,
+        "data_sets": " ".join(lineage.data_sets),
+        "images": " ".join(lineage.images),
+        "devices": ", ".join(lineage.devices),
+        "script": lineage.script,
+        "spec": lineage.spec_digest,
+        "parent": lineage.parent.uri if lineage.parent else lineage.begun_from,
+    }
+    return {name: value for name, value in tags.items() if value}

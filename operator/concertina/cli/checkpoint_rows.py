@@ -31,10 +31,7 @@ def rows(uri: str, manifest: Manifest) -> Iterator[Row]:
     yield "Libraries", f"Python {manifest.code.python}, {libraries}"
     if manifest.continued:
         yield "Goes on from", f"uid {manifest.continued.uid}, step {manifest.continued.step}"
-    if manifest.lineage:
-        yield from _lineage(manifest, manifest.lineage)
-    else:
-        yield "Lineage", "none: an older version wrote this checkpoint"
+    yield from _lineage(manifest, manifest.lineage)
     if manifest.skipped:
         yield "Left out", words(manifest.skipped)
     if manifest.undone:

@@ -116,8 +116,8 @@ class Manifest:
     """Positions that were left out."""
     undone: tuple[Undone, ...] = ()
     """What the run went back from before this: checkpoints of those rounds beyond those steps are void."""
-    lineage: Optional[Lineage] = None  # noqa: UP045
-    """None where an older version wrote it."""
+    lineage: Lineage = Lineage()  # noqa: RUF009 (frozen)
+    """What went into the checkpoint."""
 
     @property
     def place(self) -> CheckpointKey:
