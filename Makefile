@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus lint format bench crds monitoring lock clean environment binaries
+.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus lint format docstrings bench crds monitoring lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -63,11 +63,12 @@ azurite: setup ## Install Azurite, by which az:// is tested (once, a minute or t
 prometheus: environment ## Have Prometheus and promtool, by which dashboards and alerts are tested (once; built, 4 minutes on 2 cores)
 	@$(BIN)/python tools/binaries.py prometheus promtool
 
-lint: setup ## Check form, types, import rules, the CRD, dashboards and alerts, and the chart; change nothing
+lint: setup ## Check form, types, import rules, docstrings, the CRD, dashboards and alerts, and the chart; change nothing
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/docstring_ratchet.py
 	@$(BIN)/python -m concertina.api.crd --check
 	@$(BIN)/python -m monitoring --check
 	@$(HELM) lint --strict --quiet charts/concertina
@@ -79,6 +80,9 @@ lint: setup ## Check form, types, import rules, the CRD, dashboards and alerts, 
 format: environment ## Put the sources into form
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format .
+
+docstrings: environment ## Record the number of docstring violations of each package, after it fell
+	@$(BIN)/python tools/docstring_ratchet.py --write
 
 bench: setup ## Run the benchmarks and print their tables; BENCHMARKS=recovery runs one
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
