@@ -63,12 +63,13 @@ azurite: setup ## Install Azurite, by which az:// is tested (once, a minute or t
 prometheus: environment ## Have Prometheus and promtool, by which dashboards and alerts are tested (once; built, 4 minutes on 2 cores)
 	@$(BIN)/python tools/binaries.py prometheus promtool
 
-lint: setup ## Check form, types, import rules, docstrings, the CRD, dashboards and alerts, and the chart; change nothing
+lint: setup ## Check form, types, import rules, docstrings, commit subjects, the CRD, dashboards and alerts, and the chart; change nothing
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/docstring_ratchet.py
+	@$(BIN)/python tools/commit_subjects.py
 	@$(BIN)/python -m concertina.api.crd --check
 	@$(BIN)/python -m monitoring --check
 	@$(HELM) lint --strict --quiet charts/concertina
