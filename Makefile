@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus lint format docstrings bench crds monitoring lock clean environment binaries
+.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus vale lint format docstrings bench crds monitoring lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -63,13 +63,17 @@ azurite: setup ## Install Azurite, by which az:// is tested (once, a minute or t
 prometheus: environment ## Have Prometheus and promtool, by which dashboards and alerts are tested (once; built, 4 minutes on 2 cores)
 	@$(BIN)/python tools/binaries.py prometheus promtool
 
-lint: setup ## Check form, types, import rules, docstrings, commit subjects, the CRD, dashboards and alerts, and the chart; change nothing
+vale: environment ## Provide Vale, with which `make lint` checks prose (once; built, 2 minutes on 2 cores)
+	@$(BIN)/python tools/binaries.py vale
+
+lint: setup ## Check form, types, import rules, docstrings, commit subjects, prose, the CRD, dashboards and alerts, and the chart; change nothing
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/docstring_ratchet.py
 	@$(BIN)/python tools/commit_subjects.py
+	@$(BIN)/python tools/prose.py
 	@$(BIN)/python -m concertina.api.crd --check
 	@$(BIN)/python -m monitoring --check
 	@$(HELM) lint --strict --quiet charts/concertina

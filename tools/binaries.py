@@ -1,5 +1,7 @@
 """The programs that set-up provides: `python tools/binaries.py` finds or builds all, with NAME it prints one's path.
-`prometheus` and `promtool`, by which dashboards and alerts are tested, have to be asked for."""
+
+Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, and `vale`, which checks prose.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from rich.console import Console
 from concertina.local.binaries import programs
 from concertina.local.errors import LocalClusterError
 
+SET_UP = (programs.CONTROL_PLANE, programs.HELM)
 QUIET_SECONDS = 15.0
 """Between two lines about one build, where nobody watches."""
 
@@ -43,8 +46,8 @@ def main() -> int:
     try:
         with telling(console) as say:
             found: dict[str, Path] = {}
-            for bundle in (programs.CONTROL_PLANE, programs.HELM, programs.PROMETHEUS):
-                if bundle.programs.keys() & set(wanted) or (not wanted and bundle is not programs.PROMETHEUS):
+            for bundle in (*SET_UP, programs.PROMETHEUS, programs.VALE):
+                if bundle.programs.keys() & set(wanted) or (not wanted and bundle in SET_UP):
                     found |= programs.find(bundle, say)
     except LocalClusterError as error:
         console.print(f"{error}", soft_wrap=True, markup=False)

@@ -168,6 +168,7 @@ def test_the_pinned_modules_name_their_versions() -> None:
     tools = paths.checkout() / "tools"
     assert programs.version(programs.CONTROL_PLANE, tools / "controlplane").startswith("v1.36.")
     assert programs.version(programs.HELM, tools / "helm").startswith("v4.")
+    assert programs.version(programs.VALE, tools / "vale").startswith("v3.")
     assert release.prometheus(programs.version(programs.PROMETHEUS, tools / "prometheus")).startswith("3.")
     assert release.prometheus("v0.305.2") == "3.5.2"
     assert gobuild.required(tools / "controlplane")["go.etcd.io/etcd/server/v3"].startswith("v3.6.")

@@ -15,6 +15,8 @@ from concertina.local.host import paths
 
 Say = Callable[[str], None]
 _KEPT_LINES = 20
+_PARSERS_IN_C = "github.com/smacker/go-tree-sitter"
+"""A dependency that only a C compiler can build. Other modules do without one."""
 
 
 def required(module: Path) -> dict[str, str]:
@@ -27,6 +29,8 @@ def required(module: Path) -> dict[str, str]:
 def build(module: Path, version: str, folder: Path, say: Say) -> None:
     """Build all `tool`s of a module into folder. Raises LocalClusterError with the last lines that Go said."""
     go, environment = _go(say)
+    if _PARSERS_IN_C in required(module):
+        environment["CGO_ENABLED"] = "1"
     command = [
         go,
         "build",
@@ -63,6 +67,8 @@ def _flags(module: Path, version: str) -> str:
         return f"-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
     if released := names.get("github.com/prometheus/prometheus"):
         return f"-s -w -X github.com/prometheus/common/version.Version={release.prometheus(released)}"
+    if "github.com/vale-cli/vale/v3" in names:
+        return f"-s -w -X main.version={version.removeprefix('v')}"
     return f"-s -w -X helm.sh/helm/v4/internal/version.version={version}"
 
 

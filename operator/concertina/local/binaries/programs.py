@@ -67,6 +67,13 @@ PROMETHEUS = Bundle(
     version_module="github.com/prometheus/prometheus",
 )
 """For tests of dashboards and alerts alone, so set-up leaves it out."""
+VALE = Bundle(
+    module="vale",
+    programs={"vale": Program(("--version",), r"vale version 3\.(2[2-9]|[3-9]\d)\.")},
+    renamed={},
+    version_module="github.com/vale-cli/vale/v3",
+)
+"""For `make lint` alone, so set-up leaves it out."""
 
 
 def control_plane(say: Say) -> dict[str, Path]:

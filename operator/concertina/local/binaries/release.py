@@ -27,8 +27,10 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Asset:
-    """One downloadable file. {version}, {arch}, {etcd} and {prometheus} are filled in; member: what is wanted of an
-    archive."""
+    """A file to download, or a member of it if it is an archive.
+
+    {version}, {arch}, {etcd}, {prometheus}, {vale} and {vale_arch} are filled in.
+    """
 
     program: str
     url: str
@@ -41,6 +43,7 @@ _ETCD = "https://github.com/etcd-io/etcd/releases/download/{etcd}/"
 _HELM = "https://get.helm.sh/helm-{version}-linux-{arch}.tar.gz"
 _PROMETHEUS = "https://github.com/prometheus/prometheus/releases/download/v{prometheus}/"
 _PROMETHEUS_FOLDER = "prometheus-{prometheus}.linux-{arch}"
+_VALE = "https://github.com/vale-cli/vale/releases/download/v{vale}/vale_{vale}_"
 ASSETS: Mapping[str, tuple[Asset, ...]] = {
     "controlplane": (
         *(
@@ -59,6 +62,7 @@ ASSETS: Mapping[str, tuple[Asset, ...]] = {
         )
         for name in ("prometheus", "promtool")
     ),
+    "vale": (Asset("vale", _VALE + "Linux_{vale_arch}.tar.gz", _VALE + "checksums.txt", "vale"),),
 }
 
 
@@ -77,6 +81,8 @@ def download(
         "arch": architecture,
         "etcd": required.get("go.etcd.io/etcd/server/v3", ""),
         "prometheus": prometheus(required.get("github.com/prometheus/prometheus", "")),
+        "vale": required.get("github.com/vale-cli/vale/v3", "").removeprefix("v"),
+        "vale_arch": "64-bit" if architecture == "amd64" else architecture,
     }
     fetch = functools.lru_cache(maxsize=2)(functools.partial(_fetch, say=say))  # one archive may hold two programs
     for asset in assets[bundle]:
