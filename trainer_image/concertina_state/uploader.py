@@ -277,7 +277,7 @@ def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[StoredSid
     try:
         sidecars = [parse_json(StoredSidecar, text or b"null") for text in texts]
     except ValueError as error:
-        raise StorageError(f"What lies beside the parts in {folder.uri}/{place} can't be read: {error}.") from error
+        raise StorageError(f"The files beside the parts in {folder.uri}/{place} can't be read: {error}.") from error
     for name, each in zip(names, sidecars, strict=True):
         if present.get(f"{name}.safetensors") != each.part.size:
             raise StorageError(f"{folder.uri}/{name}.safetensors is not the {each.part.size} bytes that were written.")

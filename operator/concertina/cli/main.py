@@ -54,7 +54,7 @@ def plan(
     fabric: Annotated[
         str, typer.Option("--fabric", help="Between nodes, for each GPU: Ethernet-100|400, InfiniBand-200|400|800.")
     ] = "InfiniBand-400",
-    tokens: Annotated[float | None, typer.Option("--tokens", help="Of the whole run. Default: what steps say.")] = None,
+    tokens: Annotated[float | None, typer.Option("--tokens", help="Tokens of the run. Default: by its steps.")] = None,
     search: Annotated[
         int, typer.Option("--search", min=0, max=50, help="Show so many of the fastest layouts instead.")
     ] = 0,
@@ -70,7 +70,7 @@ def plan(
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw ranks on nodes into this SVG file.")] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="json: as JSON.")] = "",
 ) -> None:
-    """Say what a job will take and bring before anything runs: sizes, memory, traffic, speed, cost."""
+    """Estimate sizes, memory, traffic, speed and cost of a job before it runs."""
     from concertina.cli.plan import Asked, asked_hardware, run
 
     async def planned() -> None:
@@ -138,7 +138,7 @@ def dashboard(
 @app.command(rich_help_panel=JOBS)
 def logs(
     job: Job,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, with replicas that come later too.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow, also replicas that come later.")] = False,
     replica: Annotated[int | None, typer.Option("--replica", "-r", help="Only this replica's index.")] = None,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only what this rank printed.")] = None,
     round: Annotated[int | None, typer.Option("--round", min=1, help="Only what belongs to this round.")] = None,
@@ -163,7 +163,7 @@ def logs(
 def trace(
     job: Job,
     steps: Annotated[int, typer.Option("--steps", help="How many steps.")] = 3,
-    ranks: Annotated[str, typer.Option("--ranks", help="Of which ranks, as 0,3.")] = "0",
+    ranks: Annotated[str, typer.Option("--ranks", help="Ranks to record, for example 0,3.")] = "0",
     out: Annotated[str, typer.Option("--out", help="The file. Default: JOB-trace.json; .gz is compressed.")] = "",
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -217,7 +217,7 @@ def suspend(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None
 
 @app.command(rich_help_panel=JOBS)
 def resume(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
-    """Let a suspended job go on from where it stopped."""
+    """Resume a suspended job from where it stopped."""
     from concertina.cli import jobs
 
     call(jobs.set_suspend(Target(kubeconfig, context, namespace), job, False))
@@ -240,7 +240,7 @@ def scale(
 @app.command(rich_help_panel=JOBS)
 def drill(
     job: Job,
-    scenario: Annotated[str, typer.Option("--scenario", "-s", help="What is done to it: see docs/drills.md.")],
+    scenario: Annotated[str, typer.Option("--scenario", "-s", help="Fault to inject: see docs/drills.md.")],
     yes: Annotated[bool, typer.Option("--yes", help="On a cluster that is not a local one, too.")] = False,
     output: Annotated[str, typer.Option("--output", "-o", help="json: the verdict as JSON.")] = "",
     namespace: Namespace = None,
@@ -272,17 +272,17 @@ def checkpoint(context: typer.Context) -> None:
 @app.command(rich_help_panel=JOBS)
 def reproduce(
     uri: Annotated[str, typer.Argument(help="A run's folder of checkpoints, or one checkpoint's.")],
-    step: Annotated[int, typer.Option("--step", help="Of the checkpoint to train again.", min=1)],
-    name: Annotated[str, typer.Option("--name", help="Of the new job. Default: <job>-reproduce-<step>.")] = "",
+    step: Annotated[int, typer.Option("--step", help="Step of the checkpoint to train again.", min=1)],
+    name: Annotated[str, typer.Option("--name", help="Name of the new job. Default: <job>-reproduce-<step>.")] = "",
     checkpoint_uri: Annotated[
-        str, typer.Option("--checkpoint-uri", help="Of the new job. Default: <uri>-reproduce-<step>.")
+        str, typer.Option("--checkpoint-uri", help="For the new job. Default: <uri>-reproduce-<step>.")
     ] = "",
     env: Annotated[
         list[str] | None, typer.Option("--env", help="NAME=VALUE of a variable, which no checkpoint holds.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File. Default: standard output.")] = None,
 ) -> None:
-    """Write the manifest that trains a checkpoint again from the one before it, and say how alike they will be."""
+    """Write the manifest that trains a checkpoint again from the one before it, and say how closely both agree."""
     from concertina.cli.checkpoint import sentences
 
     with sentences():
@@ -326,7 +326,7 @@ def local(context: typer.Context) -> None:
 
 @app.command(rich_help_panel=CLUSTER, add_help_option=False, context_settings=FORWARD)
 def demo(context: typer.Context) -> None:
-    """See a job lose a node, go on, grow back and finish, on a cluster of its own on this machine."""
+    """Show a job that loses a node, continues, grows back and finishes, on a cluster of its own on this machine."""
     from concertina.demo.main import app
 
     app(args=context.args, prog_name="concertina demo")

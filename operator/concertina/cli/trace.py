@@ -101,7 +101,7 @@ async def _fetch(
         found = json.loads(_unpacked(base64.b64decode(text)))
         return RankTrace(rank, name, dict(found["trace"]), dict(found["flightRecorder"]))
     except (ValueError, KeyError, TypeError, binascii.Error, zlib.error) as error:
-        raise Complaint(f"what {name} has sent is no trace: {error}") from error
+        raise Complaint(f"the file that {name} has sent is no trace: {error}") from error
 
 
 def _unpacked(data: bytes) -> bytes:

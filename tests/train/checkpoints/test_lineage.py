@@ -142,7 +142,7 @@ def test_what_a_checkpoint_says_of_itself(bitwise):
     assert f"Step          {lineage.parent.step}" in command(
         "checkpoint", "show", bitwise.uri, "--step", lineage.parent.step
     )
-    assert "has no checkpoint of step 1. Of those" in command("checkpoint", "show", bitwise.uri, "--step", 1, code=1)
+    assert "has no checkpoint of step 1. The last" in command("checkpoint", "show", bitwise.uri, "--step", 1, code=1)
 
 
 def test_samples_that_were_left_out_are_left_out_again(folder, parent, trainer, tmp_path):

@@ -77,7 +77,7 @@ class CommandStarter:
         return start_command(self._command, environment, self._reaper, prefix)
 
     async def serve_store(self, listening: socket.socket) -> Process:
-        raise StartError("Of a command of one's own worker 0 serves the store.")
+        raise StartError("Worker 0 of a command of your own serves the store.")
 
     def look(self) -> None:
         if self.warm is not None:

@@ -187,5 +187,5 @@ def at_step(uri: str, step: int | None) -> StoredCheckpoint:
     there = [manifest.place for manifest in good if manifest.id.step == step]
     if not there:
         steps = ", ".join(str(each) for each in sorted({manifest.id.step for manifest in good})[-20:]) or "none"
-        raise BadInput(f"{uri} has no checkpoint of step {step}. Of those there are, the last are of: {steps}.")
+        raise BadInput(f"{uri} has no checkpoint of step {step}. The last ones are of: {steps}.")
     return StoredCheckpoint(f"{folder.uri}/{there[-1].folder}")

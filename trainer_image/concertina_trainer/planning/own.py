@@ -58,7 +58,7 @@ def data_of(config: TrainerConfig) -> Data:
         ]
     except (BadInput, StorageError, OSError, ImportError) as error:
         raise BadInput(
-            f"what the data hold is not known here, and {config.model.entrypoint} is built by it: {error} Or give "
+            f"the data are not known here, and {config.model.entrypoint} is built by it: {error} Or give "
             "--vocab-size, and --width of frames."
         ) from error
     return Data(max(each.vocab_size for each in manifests), manifests[0].frames)

@@ -168,7 +168,7 @@ def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardRe
         return None
     if model.entrypoint:
         raise BadInput(
-            f"{uri} is no checkpoint of ours, and what weights of other files are called in the model of "
+            f"{uri} is no checkpoint of concertina, and what weights of other files are called in the model of "
             f"{model.entrypoint} is not known: give checkpoint.initFrom a checkpoint of this model."
         )
     files = final(lambda: SafetensorsFiles(uri))
