@@ -100,8 +100,8 @@ class Incident(Observed):
         "when its workers run, before the next step.",
     )
     steps_replayed: Count = Field(default=0, description="Steps that were trained again.")
-    replayed_seconds: Seconds = Field(default=0.0, description="What these had taken the first time.")
-    cost: Money | None = Field(default=None, description="Of both, of all replicas that were there; by spec.price.")
+    replayed_seconds: Seconds = Field(default=0.0, description="Duration of these steps the first time.")
+    cost: Money | None = Field(default=None, description="Cost of both in all replicas there, by spec.price.")
 
 
 class Cost(Observed):
@@ -109,18 +109,18 @@ class Cost(Observed):
 
     currency: Word = Field(default="", description="As in spec.price.")
     total: Money = Field(default=0.0, description="So far.")
-    replica_hours: Money = Field(default=0.0, description="Of replicas that had a node, spares included.")
+    replica_hours: Money = Field(default=0.0, description="Hours of replicas that had a node, spares included.")
     spot_replica_hours: Money = Field(default=0.0, description="Those on nodes that are labelled as spot.")
     per_million_tokens: Money | None = Field(
         default=None,
-        description="Of tokens that it has trained on, each counted once. Absent: tokens are not known.",
+        description="Cost of a million tokens, each counted once. Absent: the number of tokens is not known.",
     )
 
 
 class RoundWaits(Observed):
     """What the workers of the current round had said they waited for, when time was last counted."""
 
-    round: Count = Field(default=0, description="Of this round.")
+    round: Count = Field(default=0, description="Round that is counted.")
     checkpoint_seconds: Seconds = Field(default=0.0, description="As in goodput.")
     stalled_seconds: Seconds = Field(default=0.0, description="For data.")
     evaluation_seconds: Seconds = Field(default=0.0, description="As in goodput.")

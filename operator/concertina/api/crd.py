@@ -27,7 +27,7 @@ TARGETS = (ROOT / "crds" / FILE, ROOT / "charts" / "concertina" / "crds" / FILE)
 Schema = dict[str, Any]
 
 COLUMNS = (
-    ("Status", "string", '.status.conditions[?(@.type=="Ready")].reason', "What the job is doing."),
+    ("Status", "string", '.status.conditions[?(@.type=="Ready")].reason', "Current state of the job."),
     ("World", "string", ".status.world.size", "Members of the current round and replicas wanted."),
     ("Step", "integer", ".status.progress.step", "Steps finished."),
     ("Progress%", "integer", ".status.progress.percent", "Share of all steps that are finished."),
@@ -154,7 +154,7 @@ def job_schema() -> Schema:
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},
             "kind": {"type": "string", "description": KIND},
             "metadata": {"type": "object"},
-            "spec": _with_defaults_said(structural(spec, spec.get("$defs", {}))) | {"description": "What to run."},
+            "spec": _with_defaults_said(structural(spec, spec.get("$defs", {}))) | {"description": "Desired state."},
             # A status is what the operator saw: the API server shall not make one up.
             "status": _without_defaults(structural(status, status.get("$defs", {}))),
         },

@@ -19,7 +19,7 @@ Packed = Annotated[str, Field(max_length=MOST_CHARACTERS)]
 class UndoneStates(Observed):
     """States that a rollback has made void."""
 
-    round: Count = Field(description="Of this round or an earlier one, and ...")
+    round: Count = Field(description="In this round or an earlier one, and ...")
     step: Count = Field(description="... beyond this step.")
 
 
@@ -27,10 +27,10 @@ class Growth(Observed):
     """The last time that replicas joined the running job, and how often in a row that went wrong."""
 
     round: Count = Field(default=0, description="The round that they joined in; 0 while none has.")
-    joined: tuple[Name, ...] = Field(default=(), max_length=100, description="Who joined (the first hundred).")
+    joined: tuple[Name, ...] = Field(default=(), max_length=100, description="Names (the first hundred).")
     failures: Count = Field(default=0, description="How often in a row those who joined were soon lost again.")
     at: Timestamp | None = Field(default=None, description="When that was seen last.")
-    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="What went wrong, in a sentence.")
+    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="The last failure, in a sentence.")
 
 
 class Gang(Observed):
@@ -44,7 +44,7 @@ class Gang(Observed):
         default=False, description="The room held by all waiting jobs seemed to be enough for it then."
     )
     priority: int = Field(default=0, description="Priority of its pods.")
-    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="For whom and why, in a sentence.")
+    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="The other job and the reason.")
 
 
 class Internal(Observed):
@@ -62,12 +62,12 @@ class Internal(Observed):
     gang: Gang = Field(default=Gang(), description="Room that was released for other jobs.")
     growth: Growth = Field(default=Growth(), description="How joining went.")
     undone: tuple[UndoneStates, ...] = Field(
-        default=(), max_length=16, description="What rollbacks have made void: never gone on from again."
+        default=(), max_length=16, description="States that rollbacks made void. The job never continues from them."
     )
-    round_waits: RoundWaits = Field(default=RoundWaits(), description="What goodput has counted of this round.")
-    incident: Incident | None = Field(default=None, description="That under way; it comes into status.incidents.")
+    round_waits: RoundWaits = Field(default=RoundWaits(), description="Waits of this round that goodput has counted.")
+    incident: Incident | None = Field(default=None, description="Incident under way, later in status.incidents.")
     tokens_before: Count | None = Field(
-        default=None, description="Of progress.tokens: trained on by the job that this one goes on from."
+        default=None, description="Part of progress.tokens that an earlier job trained on, which this one continues."
     )
     members: Packed | None = Field(
         default=None, description="Members of a world that is too large to list, packed. Absent: world.members has all."

@@ -24,7 +24,7 @@ class Restart(Observed):
     step: Count = Field(default=0, description="Steps finished before it.")
     counted: bool = Field(default=True, description="False where the cause lies outside of the job: a lost node, say.")
     rung: Annotated[str, Field(max_length=32)] = Field(
-        default="", description="What answered it: NewRound, WithoutMember, ReplacePod or WholeRestart."
+        default="", description="Response to it: NewRound, WithoutMember, ReplacePod or WholeRestart."
     )
     message: Annotated[str, Field(max_length=LONGEST_MESSAGE)] = Field(
         default="", description="Why, in a sentence. Kept for the newest fifty failures."
@@ -45,12 +45,12 @@ class LastFailure(Observed):
     replica: Name = Field(default="", description="The replica that failed; empty where none is to blame.")
     node: Name = Field(default="", description="Its node.")
     exit_code: int | None = Field(
-        default=None, description="Of the worker; a negative one is the signal that killed it."
+        default=None, description="Exit code of the worker; a negative one is the signal that killed it."
     )
     reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one word.")
     message: Annotated[str, Field(max_length=1024)] = Field(description="Why, in a sentence.")
     last_lines: tuple[Annotated[str, Field(max_length=400)], ...] = Field(
-        default=(), max_length=20, description="What the worker printed last. The log of its pod has all of it."
+        default=(), max_length=20, description="Last lines that the worker printed. The log of its pod has all lines."
     )
 
 

@@ -212,7 +212,7 @@ RULES: tuple[Rule, ...] = (
         field=".template.spec.containers",
         cel="has(self.trainer) || self.template.spec.containers.all(c, c.name != 'trainer' || "
         "has(c.command) && size(c.command) > 0)",
-        message="the container trainer has no command: give it the one that each worker shall run (an image's own "
+        message="the container trainer has no command: give it the one that each worker runs (an image's own "
         "entrypoint can't be seen), or configure the bundled trainer in spec.trainer",
         holds=lambda spec: spec.bundled or _command(spec),
     ),

@@ -181,7 +181,7 @@ class Elastic(Model):
         default=None,
         ge=1,
         le=MOST_REPLICAS,
-        description="Fewest replicas that training goes on with; below that it waits for replacements. Absent: as "
+        description="Fewest replicas that training continues with; below that it waits for replacements. Absent: as "
         "many as spec.replicas.",
     )
     grow_after_seconds: int = Field(
@@ -308,14 +308,14 @@ class FailurePolicy(Model):
         default=10,
         ge=0,
         le=1000,
-        description="Failures within windowSeconds after which training still goes on; one more fails the job.",
+        description="Failures within windowSeconds after which training continues; one more fails the job.",
     )
     window_seconds: int = Field(
         default=3600, ge=1, le=31536000, description="How many seconds a failure counts against maxRestarts."
     )
     on_hang: Reaction = Field(
         default=Reaction.REPLACE,
-        description="What follows when no worker moves any more, after the stacks of all were logged. Replace "
+        description="Response when no worker makes progress, after all stacks were logged. Replace "
         "restarts the workers, with a new pod for the one that the others wait for; Report only says so.",
     )
     hang_timeout_seconds: int | None = Field(
@@ -327,7 +327,7 @@ class FailurePolicy(Model):
     )
     on_straggler: Reaction = Field(
         default=Reaction.REPORT,
-        description="What follows when a worker takes twice as long for each step as the others. Report names it in "
+        description="Response when a worker takes twice as long for each step as the others. Report names it in "
         "the status; Replace also moves its pod to another node, without losing a step.",
     )
     avoid_node_seconds: int = Field(
@@ -358,7 +358,7 @@ class Price(Model):
     """What a replica costs, for status.cost and what each incident cost."""
 
     per_replica_hour: Amount = Field(
-        description="Of a replica on its node for an hour, whatever it does there: a decimal number in quotes."
+        description="Price of one replica for each hour that it has a node: a decimal number in quotes."
     )
     spot_per_replica_hour: Amount | None = Field(
         default=None,
@@ -382,7 +382,7 @@ ModuleName = Annotated[
 
 
 class WarmStart(Model):
-    """How a command of your own starts again without importing anew."""
+    """How a command of your own starts again without new imports."""
 
     enabled: bool = Field(
         default=True,
@@ -393,13 +393,13 @@ class WarmStart(Model):
     preload: tuple[ModuleName, ...] = Field(
         default=(),
         max_length=64,
-        description="Modules to import before the first start, such as torch. What the script itself imports is "
+        description="Modules to import before the first start, such as torch. The script's own imports are "
         "learned from its first run in each pod.",
     )
 
 
 class Metrics(Model):
-    """What the job's pods tell Prometheus."""
+    """Metrics that the job's pods expose to Prometheus."""
 
     enabled: bool = Field(
         default=True,
@@ -447,7 +447,7 @@ class JobSpec(Model):
     )
     trainer: TrainerConfig | None = Field(
         default=None,
-        description="What the bundled trainer trains, on what data, and how. Absent: the container 'trainer' has a "
+        description="Model, data and training of the bundled trainer. Absent: the container 'trainer' has a "
         "command of its own.",
     )
     checkpoint: Checkpoint | None = Field(
@@ -461,12 +461,12 @@ class JobSpec(Model):
         "nowhere but in the status.",
     )
     failure_policy: FailurePolicy = Field(
-        default=FailurePolicy(), description="What follows from failures, and when the job gives up."
+        default=FailurePolicy(), description="Response to failures, and when the job fails."
     )
-    price: Price | None = Field(default=None, description="What a replica costs. Absent: nothing is said of money.")
+    price: Price | None = Field(default=None, description="Price of a replica. Absent: the status shows no cost.")
     suspend: bool = Field(
         default=False,
-        description="True stops after the current step, saves and removes the pods; false goes on from there.",
+        description="True stops after the current step, saves and removes the pods; false continues from there.",
     )
     active_deadline_seconds: int | None = Field(
         default=None,
@@ -488,13 +488,13 @@ class JobSpec(Model):
     )
     launcher: Launcher = Field(
         default=Launcher.AGENT,
-        description="What starts the workers. Agent starts the command once per worker, with RANK, WORLD_SIZE and the "
+        description="Program that starts the workers. Agent starts the command once per worker, with RANK, WORLD_SIZE and the "
         "other variables of torchrun set; the command must not start torchrun or another launcher. Torchrun is for a "
         "command that is torchrun itself (docs/launchers.md).",
     )
     warm_start: WarmStart = Field(
         default=WarmStart(),
-        description="How a command of your own, under launcher Agent, starts again without importing anew. The bundled "
+        description="How a command of your own, under launcher Agent, starts again without new imports. The bundled "
         "trainer always does.",
     )
     parallelism: Parallelism = Field(
@@ -516,7 +516,7 @@ class JobSpec(Model):
         "job of another controller alone. It never changes. Absent: concertina.dev/operator.",
     )
     metrics: Metrics = Field(
-        default=Metrics(), description="What the job's pods tell Prometheus (docs/metrics.md), under launcher agent."
+        default=Metrics(), description="Metrics that the job's pods expose (docs/metrics.md), under launcher agent."
     )
 
     @property

@@ -81,7 +81,7 @@ class JobProgress(Observed):
     percent: float | None = Field(default=None, ge=0, le=100, description="Share of steps that are finished.")
     eta_seconds: Seconds | None = Field(default=None, description="Seconds to the end at the present speed.")
     loss: float | None = Field(default=None, description="Mean loss of the last step's tokens.")
-    step_seconds: Seconds | None = Field(default=None, description="What the last step took.")
+    step_seconds: Seconds | None = Field(default=None, description="Duration of the last step.")
     tokens: Count | None = Field(default=None, description="Trained on since the run began, each counted once.")
     tokens_per_second: Seconds | None = Field(default=None, description="Tokens trained on per second, all workers.")
     mfu: float | None = Field(
@@ -131,7 +131,7 @@ class Rollback(Observed):
     """The last time that training went back because of what it had come to. States beyond `step` are not used again."""
 
     round: Count = Field(description="The round that was given up.")
-    step: Count = Field(description="It went on from a state of this step or before.")
+    step: Count = Field(description="Training continued from a state of this step or before.")
     reason: Annotated[str, Field(max_length=128)] = Field(
         description="LossSpike, LossNotFinite, SilentCorruption or Damaged."
     )
@@ -144,7 +144,7 @@ class DamagedCheckpoint(Observed):
 
     uri: Annotated[str, Field(max_length=2048)] = Field(description="Its folder.")
     step: Count = Field(description="Its step.")
-    previous_step: Count = Field(description="Training went on from a checkpoint of this step or before.")
+    previous_step: Count = Field(description="Training continued from a checkpoint of this step or before.")
     at: Timestamp = Field(description="When the damage was found.")
 
 
@@ -153,7 +153,7 @@ class CheckpointEvery(Observed):
 
     seconds: Seconds = Field(description="Between checkpoints by the clock; 0: by steps alone.")
     suggested_seconds: Seconds = Field(description="The best, by what was measured; everySeconds: Auto follows it.")
-    save_seconds: Seconds = Field(default=0.0, description="What training waited for a save, at most.")
+    save_seconds: Seconds = Field(default=0.0, description="Longest time that training waited for a save.")
     failure_seconds: Seconds = Field(default=0.0, description="Between failures, the next one taken to come now.")
 
 
@@ -162,7 +162,7 @@ class CheckpointRequest(Observed):
 
     id: Annotated[str, Field(max_length=63)] = Field(description="The annotation's value.")
     step: Count = Field(description="A durable checkpoint of this step or a later one fulfils it.")
-    state: RequestState = Field(description="What became of it.")
+    state: RequestState = Field(description="State of the request.")
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="Why, in a sentence.")
     at: Timestamp = Field(description="When it was first seen.")
 
@@ -173,13 +173,13 @@ class StragglerMark(Observed):
     rank: Count = Field(description="Its number in the current round.")
     replica: Name = Field(description="Its replica.")
     node: Name = Field(default="", description="Its node.")
-    seconds: Seconds = Field(description="What its own work in a step takes, waiting for others apart.")
+    seconds: Seconds = Field(description="Duration of its own work in a step, without waiting for others.")
     others_seconds: Seconds = Field(description="The median of that of the others.")
     since: Timestamp = Field(description="When it was named.")
 
 
 class ShareMark(Observed):
-    """What a replica computes of each step's batch, where that follows its speed."""
+    """Share of each step's batch that a replica computes, if shares follow its speed."""
 
     replica: Name = Field(description="Its name.")
     node: Name = Field(default="", description="Its node.")
@@ -207,7 +207,7 @@ class Spares(Observed):
 
 
 class JobStatus(Observed):
-    """What the operator last saw. Ready's reason is the word in the column Status of `kubectl get`."""
+    """Last observed state of the job. Ready's reason is the word in the column Status of `kubectl get`."""
 
     observed_generation: Count | None = Field(default=None, description="Generation of the spec that this is about.")
     conditions: tuple[Condition, ...] = Field(
@@ -277,7 +277,7 @@ class JobStatus(Observed):
     )
     imports_anew: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="What each start of a worker imports by itself, and why, though it starts warm: a module of "
+        description="Modules that each worker imports by itself although it starts warm, and why: a module of "
         "spec.warmStart.preload that can't be imported, say. Absent: nothing but the script's own modules, or nothing "
         "is known yet.",
     )
@@ -293,7 +293,7 @@ class JobStatus(Observed):
     )
     nodes_not_watched: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="What the job has to do without, as its operator may not look at nodes. Absent: it may.",
+        description="Features that the job lacks because its operator may not read nodes. Absent: it may.",
     )
     rounds: Count = Field(default=0, description="Rounds that were committed.")
     steps_replayed: Count = Field(default=0, description="Steps that were trained again after failures.")
@@ -303,8 +303,8 @@ class JobStatus(Observed):
         max_length=MOST_INCIDENTS,
         description="The last times without training and what each cost, the newest last.",
     )
-    cost: Cost | None = Field(default=None, description="What the job costs. Absent: spec.price says no price.")
-    internal: Internal = Field(default=Internal(), description="What the operator has to remember; not for reading.")
+    cost: Cost | None = Field(default=None, description="Cost of the job. Absent: spec.price sets no price.")
+    internal: Internal = Field(default=Internal(), description="The operator's own state; do not rely on it.")
 
     @model_validator(mode="before")
     @classmethod

@@ -130,7 +130,7 @@ def test_scale_to_a_size_that_can_not_be(
 @pytest.mark.parametrize(
     ("field", "text"),
     [
-        ("tj.spec.elastic", "Fewest replicas that training goes on with"),
+        ("tj.spec.elastic", "Fewest replicas that training continues with"),
         ("tj.spec.trainer.model", "Width of the residual stream."),
         ("tj.spec.checkpoint.uri", "no two live jobs share one"),
         ("tj.spec.template.spec.containers.command", "Absent: the bundled trainer."),

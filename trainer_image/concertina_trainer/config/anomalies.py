@@ -23,13 +23,13 @@ class AnomalyConfig(Section):
 
     non_finite: Literal[AnomalyResponse.skip, AnomalyResponse.roll_back, AnomalyResponse.stop] = Field(
         default=AnomalyResponse.stop,
-        description="What follows when loss or gradient are not finite: Skip leaves the batch out, RollBack goes "
+        description="Response when loss or gradient are not finite: Skip leaves the batch out, RollBack goes "
         "back to a checkpoint and leaves out all since, Stop tries the step once more and then fails the "
         "job.",
     )
     spike: AnomalyResponse = Field(
         default=AnomalyResponse.ignore,
-        description="What follows when the loss jumps: Ignore, Skip and RollBack as in nonFinite, or Stop, which "
+        description="Response when the loss jumps: Ignore, Skip and RollBack as in nonFinite, or Stop, which "
         "fails the job.",
     )
     spike_deviations: float = Field(

@@ -26,7 +26,7 @@ class CheckpointConfig(BaseModel):
         min_length=1,
         max_length=1024,
         description="Folder of this job's checkpoints: s3://bucket/folder, gs://bucket/folder, az://container/folder "
-        "or file:///folder. The job goes on from the newest in it; no two live jobs share one.",
+        "or file:///folder. The job continues from the newest in it; no two live jobs share one.",
     )
     every_steps: int | None = Field(
         default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: everySeconds alone decides."
@@ -50,12 +50,12 @@ class CheckpointConfig(BaseModel):
         default=None,
         ge=1,
         le=1000000000,
-        description="Of every so many steps the first checkpoint is kept for good. Absent: only the newest are kept.",
+        description="Interval, in steps, of checkpoints that are kept for good. Absent: only the newest are kept.",
     )
     resume_from: str = Field(
         default="",
         max_length=1024,
-        description="Another run's checkpoint, or its folder for the newest one, to go on from with its whole state: "
+        description="Another run's checkpoint, or its folder for the newest one, to continue from with its state: "
         "the same data and model. It matters only while there is no checkpoint under uri.",
     )
     init_from: str = Field(
@@ -66,6 +66,6 @@ class CheckpointConfig(BaseModel):
     )
     on_damage: DamageResponse = Field(
         default=DamageResponse.STOP,
-        description="What follows when the newest checkpoint under uri is damaged: Stop fails the job and names the "
-        "newest other one; UsePrevious goes on from that one and trains the steps since again.",
+        description="Response when the newest checkpoint under uri is damaged: Stop fails the job and names the "
+        "newest other one; UsePrevious continues from that one and trains the steps since again.",
     )

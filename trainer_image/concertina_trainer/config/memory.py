@@ -55,7 +55,7 @@ class MemoryConfig(Section):
 
     activations: Activations = Field(
         default=Activations.keep,
-        description="What a block's backward finds of its forward: Keep everything; KeepProducts, the results of "
+        description="Activations that a block's backward finds: Keep everything; KeepProducts, the results of "
         "matrix products and attention, the rest is computed again; Recompute all from the block's input.",
     )
     reshard_after_forward: Resharding = Field(
@@ -66,7 +66,7 @@ class MemoryConfig(Section):
     )
     offload: Offload | None = Field(
         default=None,
-        description="What is in the host's memory instead of the device's. State: weights, reduced gradients and the "
+        description="Data in the host's memory instead of the device's. State: weights, reduced gradients and the "
         "optimizer's moments, which processors update; weights are copied to the device as they are gathered. Absent: "
         "nothing.",
     )

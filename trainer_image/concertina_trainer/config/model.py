@@ -42,7 +42,7 @@ class ExpertsConfig(Section):
     )
     scores: RouterScores = Field(
         default=RouterScores.softmax,
-        description="What the router makes of its logits. A token's experts are weighed by theirs, which are made to "
+        description="Function of the router's logits. A token's experts are weighed by theirs, which are made to "
         "add up to 1.",
     )
     balance_loss: float = Field(
@@ -111,10 +111,10 @@ class ModelConfig(Section):
         max_length=256,
         pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$",
         description="A model of your own, as package.module:spec: a ModelSpec in the image of the container trainer "
-        "(docs/own-models.md). Of the other fields options and sequenceLength are for it. Absent: the decoder.",
+        "(docs/own-models.md). Only options and sequenceLength apply to it. Absent: the decoder.",
     )
     options: dict[str, Any] | None = Field(
-        default=None, description="What the model that entrypoint names is built by: any fields."
+        default=None, description="Options of the model that entrypoint names: any fields."
     )
 
     layers: int = Field(default=4, ge=1, le=512, description="Number of decoder blocks.")

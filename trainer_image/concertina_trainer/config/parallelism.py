@@ -55,8 +55,8 @@ class ParallelismConfig(BaseModel):
 
     async_tensor: bool = Field(
         default=False,
-        description="Whether tensor groups of the bundled trainer send while they multiply (async TP). Of GPUs it asks "
-        "that those of a group are of one replica and read each other's memory; it was not run on any yet.",
+        description="Whether tensor groups of the bundled trainer send while they multiply (async TP). It needs the "
+        "GPUs of a group in one replica, with access to each other's memory; it was not run on any yet.",
     )
 
     @property

@@ -97,12 +97,12 @@ class TrainerConfig(Section):
     )
     snapshot: SnapshotConfig = Field(
         default=SnapshotConfig(),
-        description="Copies of the state in the memory of nodes, which training goes on from after a failure.",
+        description="Copies of the state in the memory of nodes, which training continues from after a failure.",
     )
     memory: MemoryConfig = Field(
-        default=MemoryConfig(), description="What is done to need less of the devices' memory."
+        default=MemoryConfig(), description="Trades of computation for less of the devices' memory."
     )
-    anomalies: AnomalyConfig = Field(default=AnomalyConfig(), description="What follows from steps that look wrong.")
+    anomalies: AnomalyConfig = Field(default=AnomalyConfig(), description="Response to steps that look wrong.")
     evaluation: EvaluationConfig | None = Field(
         default=None,
         description="Measures the loss on documents that `concertina data build --validation` set aside. Absent: it "
