@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus vale lint format docstrings bench crds monitoring lock clean environment binaries
+.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus vale lint format docstrings bench crds pod-template monitoring lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -93,6 +93,10 @@ bench: setup ## Run the benchmarks and print their tables; BENCHMARKS=recovery r
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 crds: environment ## Write the CRD into crds/ and the chart, from the models in operator/concertina/api
+	@$(BIN)/python -m concertina.api.crd
+
+pod-template: environment ## Read the schema of a pod's template from the pinned Kubernetes, then write the CRD
+	@$(BIN)/python tools/podtemplate/generate.py
 	@$(BIN)/python -m concertina.api.crd
 
 monitoring: environment ## Write dashboards and alerts into the chart, from the code in monitoring/

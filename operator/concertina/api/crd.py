@@ -22,6 +22,8 @@ from concertina.api.status import JobStatus
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FILE = f"{GROUP}_{PLURAL}.yaml"
+POD_TEMPLATE = ROOT / "tools" / "podtemplate" / "schema.json"
+"""Schema of a pod's spec as the pinned Kubernetes has it; `make pod-template` writes it."""
 TARGETS = (ROOT / "crds" / FILE, ROOT / "charts" / "concertina" / "crds" / FILE)
 
 Schema = dict[str, Any]
@@ -46,6 +48,7 @@ WIDE_COLUMNS = (
 SELECTABLE = (".spec.suspend", ".spec.managedBy")
 """Fields that a field selector may name."""
 
+PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 KEPT = ("type", "description", "default", "enum", "pattern", "format", "minLength", "maxLength", "minItems", "maxItems")
 BOUNDS = ("minimum", "maximum", "multipleOf", "maxProperties")
 
@@ -103,7 +106,7 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
         result["additionalProperties"] = structural(others, definitions)
     elif others is True:
         # Part of an object of Kubernetes' own, which has defaults of its own.
-        return _without_defaults(result) | {"x-kubernetes-preserve-unknown-fields": True}
+        return _without_defaults(result) | {PRESERVE_UNKNOWN: True}
     return result
 
 
@@ -142,6 +145,23 @@ def _with_defaults_said(schema: Schema) -> Schema:
     return result
 
 
+def with_fields_of(kubernetes: Schema, ours: Schema) -> Schema:
+    """Return the schema of Kubernetes' type with our bounds, rules and descriptions.
+
+    All fields are known then, so that the API server refuses or drops others."""
+    result = kubernetes | {key: value for key, value in ours.items() if key != PRESERVE_UNKNOWN}
+    if "properties" in ours:
+        fields = kubernetes["properties"]
+        result["properties"] = fields | {
+            name: with_fields_of(fields[name], field) for name, field in ours["properties"].items()
+        }
+    if "items" in ours:
+        result["items"] = with_fields_of(kubernetes["items"], ours["items"])
+    if required := {*kubernetes.get("required", ()), *ours.get("required", ())}:
+        result["required"] = sorted(required)
+    return result
+
+
 def job_schema() -> Schema:
     """openAPIV3Schema of a TrainingJob."""
     spec = JobSpec.model_json_schema(by_alias=True)
@@ -159,6 +179,8 @@ def job_schema() -> Schema:
             "status": _without_defaults(structural(status, status.get("$defs", {}))),
         },
     }
+    template = schema["properties"]["spec"]["properties"]["template"]["properties"]
+    template["spec"] = with_fields_of(json.loads(POD_TEMPLATE.read_text())["spec"], template["spec"])
     for rule in RULES:
         target = schema
         for name in rule.at.split(".")[1:]:
@@ -208,7 +230,7 @@ def crd() -> dict[str, Any]:
     }
 
 
-class _Plain(yaml.SafeDumper):
+class _Plain(yaml.CSafeDumper):
     """Without anchors: every place says what it is."""
 
     def ignore_aliases(self, data: Any) -> bool:

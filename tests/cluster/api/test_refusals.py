@@ -399,6 +399,14 @@ def test_sizes_and_policies_change_at_any_time(cluster: LocalCluster, namespace:
     assert "configured" in apply(cluster, namespace, after)
 
 
+def test_a_mistyped_field_of_the_template_is_refused(cluster: LocalCluster) -> None:
+    """The CRD alone can tell: the operator's own parser leaves a pod's fields to Kubernetes."""
+    bad = changed(JOB, ("spec.template.spec.nodeselector", {"a": "b"}), (f"{CONTAINER}.imagePullPolcy", "Always"))
+    said = refusal(cluster, "default", bad)
+    assert 'unknown field "spec.template.spec.nodeselector"' in said
+    assert 'unknown field "spec.template.spec.containers[0].imagePullPolcy"' in said
+
+
 def test_launchers_in_the_command_are_refused_where_python_refuses_them(cluster: LocalCluster, namespace: str) -> None:
     commands = [(words, True) for words in REFUSED] + [(words, False) for words in ACCEPTED]
     jobs = [
