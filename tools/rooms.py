@@ -1,5 +1,6 @@
-"""Count the source files that two flows of the operator enter: a manifest becomes a Pod, and a worker's failure becomes
-a new round.
+"""Count the source files that two flows of the operator enter.
+
+A manifest becomes a Pod, and a worker's failure becomes a new round.
 
 Usage: `PYTHONPATH=tests:operator:trainer_image .venv/bin/python tools/rooms.py [-v]`. With `-v` it lists the files.
 

@@ -24,7 +24,8 @@ _EXACT = decimal.Context(prec=200)
 def parse_quantity(quantity: object) -> Decimal:
     """Return the exact value of a quantity, capped as Kubernetes caps it.
 
-    Raises ValueError where it is not a quantity.
+    Raises:
+        ValueError: It is not a quantity.
     """
     match = _QUANTITY.fullmatch(str(quantity))
     if match is None:

@@ -488,9 +488,9 @@ class JobSpec(Model):
     )
     launcher: Launcher = Field(
         default=Launcher.AGENT,
-        description="Program that starts the workers. Agent starts the command once per worker, with RANK, WORLD_SIZE and the "
-        "other variables of torchrun set; the command must not start torchrun or another launcher. Torchrun is for a "
-        "command that is torchrun itself (docs/launchers.md).",
+        description="Program that starts the workers. Agent starts the command once per worker, with RANK, WORLD_SIZE "
+        "and the other variables of torchrun set; the command must not start torchrun or another launcher. Torchrun is "
+        "for a command that is torchrun itself (docs/launchers.md).",
     )
     warm_start: WarmStart = Field(
         default=WarmStart(),

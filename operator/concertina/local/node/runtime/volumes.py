@@ -11,7 +11,8 @@ from typing import Any
 
 from concertina.local.host import namespaces
 from concertina.local.node.client import NodeClient, RequestRefused
-from concertina.local.node.runtime import environment, quantity
+from concertina.local.node.runtime import environment
+from concertina_protocol.quantities import parse_quantity
 
 Object = dict[str, Any]
 _SHM_SIZE = 64 * 2**20  # /dev/shm of a pod, as containerd makes it
@@ -88,7 +89,7 @@ class Volumes:
     def _empty(self, path: Path, source: Object) -> None:
         if source.get("medium") == "Memory":
             limit = source.get("sizeLimit")
-            self._make_memory(path, int(quantity.parse(limit)) if limit else None)
+            self._make_memory(path, int(parse_quantity(limit)) if limit else None)
         elif not path.exists():
             path.mkdir(parents=True)
             path.chmod(0o777)
