@@ -23,7 +23,7 @@ def loads(text: str | bytes) -> Any:
     try:
         return _loads_whole(text)
     except RecursionError:
-        return _loads_cut(text)
+        return _loads_cut(_cut(text))
 
 
 def dumps(value: Any) -> bytes:
@@ -35,14 +35,21 @@ def dumps(value: Any) -> bytes:
 
 
 def cut(text: bytes) -> bytes:
-    """The same JSON, with LEFT_OUT in the place of what is nested deeper than DEEPEST."""
+    """Return the same JSON, with LEFT_OUT in the place of what is nested deeper than DEEPEST.
+
+    Raises ValueError if brackets that don't match hide how deep it is.
+    """
     if text.count(b"[") + text.count(b"{") <= DEEPEST:
         return text
     try:
         deep = _is_deep(_loads_whole(text))
     except RecursionError:
         deep = True
-    return _cut(text).encode() if deep else text
+    if not deep:
+        return text
+    without = _cut(text)
+    _loads_cut(without)
+    return without.encode()
 
 
 def _loads_whole(text: str | bytes) -> Any:
@@ -52,9 +59,9 @@ def _loads_whole(text: str | bytes) -> Any:
         return json.loads(text)
 
 
-def _loads_cut(text: str | bytes) -> Any:
+def _loads_cut(without: str) -> Any:
     try:
-        return json.loads(_cut(text))
+        return json.loads(without)
     except RecursionError as error:  # brackets that don't match hide how deep it is
         raise ValueError("nested too deeply, and no JSON") from error
 
