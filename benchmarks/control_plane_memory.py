@@ -23,7 +23,7 @@ SETTLE_SECONDS = 20.0
 
 
 async def play(objects: int, table: dict[str, list[float]]) -> None:
-    """Each row says its unit where that is not seconds."""
+    """Measure the start of an operator beside so many objects. A row says its unit if that is not seconds."""
     with control_plane(print) as cluster:
         async with Client(await access.load(str(cluster.kubeconfig))) as client:
             operator = Operator(cluster, AS_IT_COMES)

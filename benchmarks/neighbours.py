@@ -1,4 +1,4 @@
-"""What other tenants cost a job: `python benchmarks/neighbours.py [--json FILE] [--only ...]`.
+"""The cost of other tenants to a job: `python benchmarks/neighbours.py [--json FILE] [--only ...]`.
 
 On a local cluster, jobs of one replica run to their end one after the other: first alone, then while another namespace
 asks for as many replicas as the schema allows, none of which any node takes. Measured for each small job: from its
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import report
+from floods import held_back
 from recovery_concertina import bundled
 from until import until
 
@@ -113,8 +114,8 @@ def measure(stage: Stage, runs: int) -> dict[str, list[float]]:
 
 
 def answers(stage: Stage, samples: list[float], stop: threading.Event) -> None:
-    """How late the operator's health answers. Each ASK_SECONDS counts: while one answer is late, so is what would have
-    been asked meanwhile."""
+    """Measure how late the operator's health answers. Each ASK_SECONDS counts: while one answer is late, so is what
+    would have been asked meanwhile."""
     (pod,) = stage.cluster.api.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
     url, due = f"http://{pod['status']['podIP']}:{HEALTH_PORT}/healthz", time.monotonic()
     while not stop.wait(max(0.0, due - time.monotonic())):
@@ -127,7 +128,7 @@ def answers(stage: Stage, samples: list[float], stop: threading.Event) -> None:
 
 
 async def recoveries(stage: Stage, runs: int) -> list[float]:
-    """From the kill of a worker to the next step."""
+    """Measure the seconds from the kill of a worker to the next step."""
     found, scenario = [], SCENARIOS["kill-worker"]
     async with Target(stage.cluster.record.kubeconfig, None, "default").connect() as (client, namespace):
         job = DrillTarget(client, namespace, HEALTHY, cluster.serving(client.access.server))
@@ -164,12 +165,6 @@ def others(stage: Stage, jobs: list[dict[str, Any]]) -> None:
     until("word of the jobs", 5 * LIMIT, told)
 
 
-def flooding(stage: Stage) -> bool:
-    """Whether the operator holds the agents of TENANTS back, by its log."""
-    log = stage.cluster.kubectl("-n", SYSTEM, "logs", "deployment/concertina", "--tail=-1")
-    return any(tenants.HELD_BACK in line and f'"{TENANTS}"' in line for line in log.splitlines())
-
-
 def isolate(stage: Stage, options: argparse.Namespace, only: list[str]) -> dict[str, list[float]]:
     """Recoveries alone, and beside each kind of tenants in `only`."""
     samples: dict[str, list[float]] = {}
@@ -186,7 +181,7 @@ def isolate(stage: Stage, options: argparse.Namespace, only: list[str]) -> dict[
         kind, jobs = kinds[name]
         others(stage, jobs)
         if name == FLOOD:
-            until("a flood that is held back", LIMIT, lambda: flooding(stage))
+            until("a flood that is held back", LIMIT, lambda: held_back(stage, TENANTS))
         recover(stage, options.runs, kind, samples)
         stage.cluster.kubectl("delete", "namespace", TENANTS, "--timeout=600s")
     return samples

@@ -25,6 +25,7 @@ from typing import Any
 
 import report
 import soak_ledger
+from floods import held_back
 from recovery_concertina import bundled
 from rich.console import Console
 from soak_watch import Logs, Memory, left_behind
@@ -32,7 +33,7 @@ from until import until
 
 from concertina.api.accounting import Goodput
 from concertina.demo import stage as stages
-from concertina.demo.stage import SYSTEM, Stage
+from concertina.demo.stage import Stage
 from concertina.drill.faults import tenants
 from concertina.drill.run import run
 from concertina.drill.scenarios import SCENARIOS
@@ -120,13 +121,7 @@ def begin_flood(stage: Stage, replicas: int) -> None:
     """Another tenant's agent says as much as it can, from now on."""
     stage.cluster.create_namespace(HOSTILE)
     stage.cluster.api.call("POST", TRAINING_JOBS, tenants.hostile_job(manifest("like", replicas), HOSTILE))
-    until("a flood that is held back", 240, functools.partial(held_back, stage))
-
-
-def held_back(stage: Stage) -> bool:
-    """Whether the log of an operator that runs now tells so."""
-    log = stage.cluster.kubectl("-n", SYSTEM, "logs", "deployment/concertina", "--tail=-1")
-    return any(tenants.HELD_BACK in line and f'"{HOSTILE}"' in line for line in log.splitlines())
+    until("a flood that is held back", 240, functools.partial(held_back, stage, HOSTILE))
 
 
 def training(stage: Stage, name: str) -> bool:
@@ -206,7 +201,7 @@ def soak(options: argparse.Namespace) -> tuple[Outcome, list[Played], Memory]:
             asyncio.run(all_jobs())
             if options.hostile:
                 # The operator may be a new one, whose log begins anew.
-                until("a flood that is held back at the end", 240, functools.partial(held_back, stage))
+                until("a flood that is held back at the end", 240, functools.partial(held_back, stage, HOSTILE))
                 stage.cluster.kubectl("delete", "namespace", HOSTILE, "--timeout=240s")
             settle(stage, logs, before, outcome, played, time.time() - begun)
             uids = [stage.job(name)["metadata"]["uid"] for name in names]

@@ -14,8 +14,8 @@ MOST_HELD_BYTES = 16 << 20
 
 
 class HeldLines:
-    """What the long lines of one namespace's agents hold together, unfinished ones and those that wait for their
-    turn."""
+    """Memory that the long lines of one namespace's agents hold together, unfinished ones and those that wait for
+    their turn."""
 
     def __init__(self, most_bytes: int = MOST_HELD_BYTES) -> None:
         self._most_bytes = self._free_bytes = most_bytes
@@ -31,7 +31,7 @@ class HeldLines:
 
 
 class BoundedConnection(Connection):
-    """To an agent. A line counts as held until the next one is asked for, or the connection is closed."""
+    """A connection to an agent. A line counts as held until the next one is asked for, or the connection is closed."""
 
     def __init__(
         self,
