@@ -13,7 +13,7 @@ import functools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import report
@@ -125,16 +125,27 @@ def snapshots(subject: Subject, runs: int) -> tuple[dict[str, list[float]], floa
     pageable = [torch.empty_like(tensor, device="cpu").fill_(0) for tensor in subject.tensors().values()]
     stager = DefaultStager(StagingOptions(True, True, False, False))
 
+    def stages_twice() -> bool:
+        """Say whether the stager can be used again: that of torch 2.11 ends with its first snapshot."""
+        for _ in range(2):
+            try:
+                stager.stage({"a": torch.ones(1, device="cuda")})
+            except KeyError:
+                print("torch's stager is left out: in this torch it stages once")
+                return False
+        return True
+
     def in_the_loop() -> None:
         for copy, tensor in zip(pageable, subject.tensors().values(), strict=True):
             copy.copy_(tensor)
 
-    works: Mapping[str, Callable[[], object]] = {
+    works: dict[str, Callable[[], object]] = {
         "nothing": lambda: None,
         "a snapshot": subject.snapshot,
         "a copy to memory that is not pinned": in_the_loop,
-        "torch's stager, pinned": lambda: stager.stage(subject.tensors()),
     }
+    if stages_twice():
+        works["torch's stager, pinned"] = lambda: stager.stage(subject.tensors())
     rows: dict[str, list[float]] = {name: [] for name in works}
     for run in range(runs + 3):  # the first three find a slot's memory
         for name, between in works.items():

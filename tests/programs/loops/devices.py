@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import trainingjob
-from loops.common import batch, parallel, perceptron
+from loops.common import FEATURES, batch, parallel
 from loops.run import BATCH, Run
 
 
@@ -45,7 +45,10 @@ def mixed(run: Run) -> None:
 
 def synchronized(run: Run) -> None:
     """torch's SyncBatchNorm, which takes no tensors of a CPU."""
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(perceptron(nn.BatchNorm1d(16)))
+    torch.manual_seed(0)
+    # No bias before the norm: its gradient is rounding alone, which AdamW makes as large as any.
+    layers = [nn.Linear(FEATURES, 16, bias=False), nn.SyncBatchNorm(16), nn.Tanh(), nn.Linear(16, 1)]
+    model = nn.Sequential(*layers)
     model = parallel(run, model.cuda())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     state = trainingjob.State(model=model, optimizer=optimizer, overhead=1000.0)
