@@ -23,7 +23,7 @@ class Restart(Observed):
     reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one word.")
     step: Count = Field(default=0, description="Steps finished before it.")
     counted: bool = Field(default=True, description="False where the cause lies outside of the job: a lost node, say.")
-    rung: Annotated[str, Field(max_length=32)] = Field(
+    action: Annotated[str, Field(max_length=32)] = Field(
         default="", description="Response to it: NewRound, WithoutMember, ReplacePod or WholeRestart."
     )
     message: Annotated[str, Field(max_length=LONGEST_MESSAGE)] = Field(
@@ -54,10 +54,12 @@ class LastFailure(Observed):
     )
 
 
-class RungUse(Observed):
-    """How much of one rung of the recovery ladder is used up."""
+class RecoveryActionUse(Observed):
+    """How often one recovery action was taken."""
 
-    rung: Annotated[str, Field(max_length=32)] = Field(description="NewRound, WithoutMember, ReplacePod, WholeRestart.")
+    action: Annotated[str, Field(max_length=32)] = Field(
+        description="NewRound, WithoutMember, ReplacePod, WholeRestart."
+    )
     in_window: Count = Field(default=0, description="Failures within the window that it answered.")
     budget: Count | None = Field(
         default=None, description="Failures that it still answers in this window. Absent: there is no limit."
@@ -81,7 +83,9 @@ class Restarts(Observed):
     in_window: Count = Field(default=0, description="Failures within failurePolicy.windowSeconds.")
     budget: Count = Field(default=0, description="Failures still allowed in this window.")
     total: Count = Field(default=0, description="Failures since the job was created, the one that ended it included.")
-    rungs: tuple[RungUse, ...] = Field(default=(), max_length=8, description="The recovery ladder, from the least up.")
+    recovery_actions: tuple[RecoveryActionUse, ...] = Field(
+        default=(), max_length=8, description="Recovery actions, from the least disruptive to the last resort."
+    )
     recent: tuple[Restart, ...] = Field(
         default=(), max_length=1001, description="The failures within the window, the newest fifty of them."
     )

@@ -39,7 +39,7 @@ class Replicas:
     @cached
     def to_replace(self) -> Mapping[str, str]:
         """Replicas whose failure was answered by replacing their pod, with its reason."""
-        return {entry.replica: entry.reason for entry in self.recent if entry.rung == REPLACE_POD}
+        return {entry.replica: entry.reason for entry in self.recent if entry.action == REPLACE_POD}
 
     @cached
     def dead(self) -> Mapping[str, str]:

@@ -1,8 +1,8 @@
 """Escalation: the action that answers a failure, and what counts as one.
 
-ACTIONS goes from the least disruptive action to the last resort (decision "The recovery ladder is a table"). A failure
-gets the strongest action that is called for; while failures repeat without progress between them, none is weaker than
-the one before. Each says in a sentence why it is called for, and has a budget of its own within
+ACTIONS goes from the least disruptive action to the last resort (decision "The recovery actions are a table"). A
+failure gets the strongest action that is called for; while failures repeat without progress between them, none is
+weaker than the one before. Each says in a sentence why it is called for, and has a budget of its own within
 failurePolicy.windowSeconds. When the budget is spent, or the same bug shows again and again, the job has failed.
 
 A failure counts if its cause lies in the job; the death of a node does not (decision "What uses up maxRestarts").
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from concertina.api.restarts import LONGEST_MESSAGE, LastFailure, Restart, Restarts, RungUse
+from concertina.api.restarts import LONGEST_MESSAGE, LastFailure, RecoveryActionUse, Restart, Restarts
 from concertina.api.spec import JobSpec
 from concertina.api.status import ConditionType, rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
@@ -103,7 +103,7 @@ def _in_a_row(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
 
 
 def _uses(action: str, entries: tuple[Restart, ...]) -> int:
-    return sum(entry.rung == action for entry in entries)
+    return sum(entry.action == action for entry in entries)
 
 
 def _is_mendable(ctx: JobContext, failed: Restart) -> bool:
@@ -164,7 +164,7 @@ def decide(ctx: JobContext, failed: Restart, failure_message: str) -> RecoveryDe
         return RecoveryDecision(None, repeats.reason(failed), message, failed)
     if whole and failed.counted and _left(action, ctx.spec, ctx.recent) == 0:
         return RecoveryDecision(None, "RestartsExhausted", _spent(ctx, why, failure_message), failed)
-    entry = failed.model_copy(update={"rung": action.name})
+    entry = failed.model_copy(update={"action": action.name})
     return RecoveryDecision(action, action.name, f"{why}. {action.does}", entry)
 
 
@@ -174,10 +174,12 @@ def _spent(ctx: JobContext, why: str, failure_message: str) -> str:
     return f"{why}. {limit}. The last failure: {failure_message}"
 
 
-def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RungUse, ...]:
+def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RecoveryActionUse, ...]:
     """Return how often each action was used, for status.restarts."""
     return tuple(
-        RungUse(rung=action.name, in_window=_uses(action.name, entries), budget=_left(action, spec, entries))
+        RecoveryActionUse(
+            action=action.name, in_window=_uses(action.name, entries), budget=_left(action, spec, entries)
+        )
         for action in ACTIONS
     )
 
@@ -185,7 +187,7 @@ def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RungUse, ...]:
 def _left(action: RecoveryAction, spec: JobSpec, entries: tuple[Restart, ...]) -> int | None:
     """Return what is left of the action's budget; failures whose cause lies outside of the job use up none."""
     budget = action.budget(spec)
-    spent = sum(entry.rung == action.name and entry.counted for entry in entries)
+    spent = sum(entry.action == action.name and entry.counted for entry in entries)
     return None if budget is None else max(0, budget - spent)
 
 
@@ -276,7 +278,7 @@ def restarts_after(
         position = position_by_replica.get(pod.name)
         if backoff.ended_by_itself(pod) and position is None:
             new += 1
-            entries.append(backoff.entry_of(ctx, pod).model_copy(update={"rung": WITHOUT_MEMBER}))
+            entries.append(backoff.entry_of(ctx, pod).model_copy(update={"action": WITHOUT_MEMBER}))
         elif position is not None and (learnt := _learnt(ctx, pod)):
             entries[position] = entries[position].model_copy(update=learnt)
     entries, new = [*entries, *stuck], new + len(stuck)
@@ -289,7 +291,7 @@ def restarts_after(
         in_window=spent,
         budget=budget,
         total=ctx.status.restarts.total + new,
-        rungs=uses(ctx.spec, bounded),
+        recovery_actions=uses(ctx.spec, bounded),
         recent=bounded,
     )
 

@@ -160,7 +160,7 @@ def stuck(ctx: JobContext) -> tuple[Restart, ...]:
             reason=symptom[0],
             step=ctx.round.step,
             counted=False,
-            rung=REPLACE_POD,
+            action=REPLACE_POD,
             message=symptom[1][:LONGEST_MESSAGE],
             error=repeats.normalised(symptom[1]),
         )
@@ -246,7 +246,7 @@ def with_container_restarts(ctx: JobContext, restarts: Restarts) -> Restarts:
                     reason=_restart_reason(pod),
                     step=ctx.round.step,
                     counted=_own(pod),
-                    rung=escalation.WITHOUT_MEMBER,
+                    action=escalation.WITHOUT_MEMBER,
                     message=_restart_sentence(pod)[:LONGEST_MESSAGE],
                 )
             )
@@ -256,7 +256,7 @@ def with_container_restarts(ctx: JobContext, restarts: Restarts) -> Restarts:
             "in_window": spent,
             "budget": max(0, ctx.spec.failure_policy.max_restarts - spent),
             "total": restarts.total + new,
-            "rungs": escalation.uses(ctx.spec, tuple(entries)),
+            "recovery_actions": escalation.uses(ctx.spec, tuple(entries)),
             "recent": tuple(entries[-1000:]),
         }
     )

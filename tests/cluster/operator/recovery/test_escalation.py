@@ -17,9 +17,9 @@ BAD_NODES = "tests/unit/plan/pods/test_bad_nodes.py"
 Object = dict[str, Any]
 
 
-def rungs(job: Object) -> dict[str, int]:
-    """Failures that each rung has answered."""
-    return {use["rung"]: use["inWindow"] for use in job["status"]["restarts"]["rungs"] if "inWindow" in use}
+def recovery_actions(job: Object) -> dict[str, int]:
+    """Failures that each recovery action has answered."""
+    return {use["action"]: use["inWindow"] for use in job["status"]["restarts"]["recoveryActions"] if "inWindow" in use}
 
 
 def test_a_script_that_always_fails_the_same_way_is_a_bug(jobs: Jobs) -> None:
@@ -87,7 +87,7 @@ def test_a_bad_node_is_avoided_and_the_job_completes(jobs: Jobs, tmp_path: Path)
     assert avoided["node"] == bad
     assert "the GPU has fallen off the bus" in avoided["reason"]
     assert bad not in jobs.members(job, "node")
-    assert rungs(job) == {"NewRound": 1, "ReplacePod": 1}
+    assert recovery_actions(job) == {"NewRound": 1, "ReplacePod": 1}
     assert any(bad in event["message"] for event in jobs.events("a", "NodeAvoided"))
     assert any("failed again" in event["message"] for event in jobs.events("a", "ReplacePod"))
 
@@ -124,8 +124,8 @@ def test_a_memory_that_cannot_be_restored_twice_leads_to_a_whole_restart(
     before = [pod["metadata"]["uid"] for pod in jobs.pods("a")]
     fault.write_text("0 memory_is_lost")
     jobs.kill_worker("a", jobs.members(job)[1])
-    job = jobs.wait("a", lambda job: "WholeRestart" in rungs(job))
-    assert rungs(job) == {"NewRound": 2, "WholeRestart": 1}
+    job = jobs.wait("a", lambda job: "WholeRestart" in recovery_actions(job))
+    assert recovery_actions(job) == {"NewRound": 2, "WholeRestart": 1}
     recent = job["status"]["restarts"]["recent"]
     assert [each["reason"] for each in recent] == ["WorkerSignaled", "RestoreFailed", "RestoreFailed"]
     events = jobs.events("a", "WholeRestart")

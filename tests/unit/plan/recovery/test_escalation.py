@@ -1,4 +1,4 @@
-"""What answers a failure: the rungs, their budgets, and that the ladder only climbs while failures repeat."""
+"""What answers a failure: the actions, their budgets, and that they only get stronger while failures repeat."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DURABLE: dict[str, Any] = {"checkpoint": {"uri": "s3://bucket/run"}}
 
 def entry(replica: str = "demo-1-0", after: float = 0.0, **fields: Any) -> Restart:
     """A failure of the job's own at step 40, that many seconds after T0."""
-    values: dict[str, Any] = {"reason": "WorkerFailed", "node": f"node-{replica[5]}", "step": 40, "rung": "NewRound"}
+    values: dict[str, Any] = {"reason": "WorkerFailed", "node": f"node-{replica[5]}", "step": 40, "action": "NewRound"}
     return Restart(at=rfc3339(T0 + after), replica=replica, **{**values, **fields})
 
 
@@ -38,12 +38,12 @@ def look_at(recent: tuple[Restart, ...], spec: Any = None, saved: bool = False, 
     return JobContext(replace(seen, job=replace(seen.job, status=status, spec=spec)), spec, T0 + 100)
 
 
-def rung(recent: tuple[Restart, ...], failed: Restart, **fields: Any) -> str:
+def action_of(recent: tuple[Restart, ...], failed: Restart, **fields: Any) -> str:
     return escalation.decide(look_at(recent, **fields), failed, "ValueError: no").reason
 
 
 A, B, C = "demo-0-0", "demo-1-0", "demo-2-0"
-REPLACED = {"rung": "ReplacePod"}
+REPLACED = {"action": "ReplacePod"}
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ REPLACED = {"rung": "ReplacePod"}
         "a verdict on the replica",
         "three rounds in a row did not help",
         "three failures, but progress since",
-        "after a replacement the ladder doesn't go down",
+        "after a replacement no weaker action follows",
         "unless there was progress",
         "without storage, replacing is all there is",
     ],
 )
-def test_the_rung_that_answers(before: tuple[Restart, ...], failed: Restart, expected: str) -> None:
-    assert rung(before, failed) == expected
+def test_the_action_that_answers(before: tuple[Restart, ...], failed: Restart, expected: str) -> None:
+    assert action_of(before, failed) == expected
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,16 @@ def test_the_rung_that_answers(before: tuple[Restart, ...], failed: Restart, exp
         (tuple(entry(r, **REPLACED) for r in (A, B)), entry("demo-3-0"), "ReplacePod"),
         ((entry(B, reason="RestoreFailed"),), entry(A, reason="RestoreFailed"), "WholeRestart"),
         ((entry(B, reason="RestoreFailed", step=9),), entry(A, reason="RestoreFailed"), "NewRound"),
-        ((entry(A, rung="WholeRestart"),), entry(B), "WholeRestart"),
-        ((entry(A, rung="WholeRestart"), entry(A, rung="WholeRestart")), entry(B), "RestartsExhausted"),
-        ((entry(A, rung="WholeRestart"), entry(A, rung="WholeRestart")), entry(B, step=90), "NewRound"),
+        ((entry(A, action="WholeRestart"),), entry(B), "WholeRestart"),
+        ((entry(A, action="WholeRestart"), entry(A, action="WholeRestart")), entry(B), "RestartsExhausted"),
+        ((entry(A, action="WholeRestart"), entry(A, action="WholeRestart")), entry(B, step=90), "NewRound"),
         (
             (entry(A, error="x"), entry(A, error="x", **REPLACED)),
             entry(B, error="x"),
             "WholeRestart",
         ),
         (
-            (entry(A, error="x"), entry(A, error="x", **REPLACED), entry(B, error="x", rung="WholeRestart")),
+            (entry(A, error="x"), entry(A, error="x", **REPLACED), entry(B, error="x", action="WholeRestart")),
             entry(C, error="x"),
             "SameFailure",
         ),
@@ -119,8 +119,8 @@ def test_the_rung_that_answers(before: tuple[Restart, ...], failed: Restart, exp
 def test_the_whole_job_restarts_where_memory_is_suspected(
     before: tuple[Restart, ...], failed: Restart, expected: str
 ) -> None:
-    assert rung(before, failed, spec=jobs.spec(**DURABLE), saved=True) == expected
-    assert rung(before, failed, spec=jobs.spec(**DURABLE)) != "WholeRestart", "nothing is saved yet"
+    assert action_of(before, failed, spec=jobs.spec(**DURABLE), saved=True) == expected
+    assert action_of(before, failed, spec=jobs.spec(**DURABLE)) != "WholeRestart", "nothing is saved yet"
 
 
 def test_a_round_that_storage_gave_no_state_for_is_only_tried_again() -> None:
@@ -186,7 +186,7 @@ ORDER = [each.name for each in escalation.ACTIONS]
 
 
 def played(blows: list[Blow], spec: Any) -> list[tuple[Restart, str]]:
-    """Each failure and its rung (or why the job has failed, the last), answered one after the other."""
+    """Each failure and its action (or why the job has failed, the last), answered one after the other."""
     recent: tuple[Restart, ...] = ()
     now, step, told = 0.0, 10, []
     for blow in blows:
@@ -221,7 +221,7 @@ def test_rounds_are_bounded_by_the_budgets(blows: list[Blow], borne: int, durabl
 
 
 @given(BLOWS)
-def test_the_ladder_never_goes_down_while_failures_repeat(blows: list[Blow]) -> None:
+def test_no_weaker_action_follows_while_failures_repeat(blows: list[Blow]) -> None:
     stuck = [replace(blow, gained=0) for blow in blows if blow.reason != "MemberLost"]
     told = played(stuck, jobs.spec(failurePolicy={"maxRestarts": 100}, **DURABLE))
     heights = [ORDER.index(name) for _, name in told if name in ORDER]
@@ -238,11 +238,11 @@ def failing(seen: JobObservation, now: float, **fields: Any) -> Plan:
     return plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), now)
 
 
-def test_status_and_events_name_the_rung_and_why() -> None:
+def test_status_and_events_name_the_action_and_why() -> None:
     made = failing(jobs.running(jobs.spec()), T0 + 11)
     (answered,) = made.status.restarts.recent
-    assert (answered.rung, answered.step, answered.node) == ("NewRound", 40, "node-1")
-    uses = {use.rung: (use.in_window, use.budget) for use in made.status.restarts.rungs}
+    assert (answered.action, answered.step, answered.node) == ("NewRound", 40, "node-1")
+    uses = {use.action: (use.in_window, use.budget) for use in made.status.restarts.recovery_actions}
     assert uses == {"NewRound": (1, 9), "WithoutMember": (0, None), "ReplacePod": (0, 10), "WholeRestart": (0, 2)}
     events = {event.reason: event.message for event in made.events}
     assert events["NewRound"] == "Replica demo-1-0 failed. A new round starts with the same replicas."
@@ -278,7 +278,7 @@ def test_the_failure_that_ends_the_job_is_counted_and_said_in_a_sentence() -> No
 
 
 def test_whole_restarts_that_do_not_help_end_the_job_with_a_sentence() -> None:
-    before = (entry(A, rung="WholeRestart"), entry(A, rung="WholeRestart"))
+    before = (entry(A, action="WholeRestart"), entry(A, action="WholeRestart"))
     recovery = escalation.decide(look_at(before, jobs.spec(**DURABLE), saved=True), entry(B), "ValueError: no")
     assert recovery.message == (
         "The job made no progress after a whole restart. A job restarts as a whole at most 2 times within 3600 s. "
@@ -295,7 +295,7 @@ def test_a_failure_for_good_is_counted() -> None:
 
 def test_a_pod_whose_end_was_counted_does_not_exhaust_the_budget_twice() -> None:
     """The lead may report a failure after the operator saw the end of the pod, counted it and made a new pod."""
-    ended = entry(B, after=10.5, rung="WithoutMember")
+    ended = entry(B, after=10.5, action="WithoutMember")
     made = failed_again(0, (ended,), maxRestarts=1)
     assert made.status.condition("Failed").status == "False"
     assert made.status.restarts.total == 1
@@ -309,7 +309,7 @@ def test_a_whole_restart_passes_over_what_is_in_memory() -> None:
     made = failing(seen, T0 + 11)
     assert made.status.world.claim is not None
     assert made.status.world.claim.from_storage
-    assert made.status.restarts.recent[-1].rung == "WholeRestart"
+    assert made.status.restarts.recent[-1].action == "WholeRestart"
     held = (protocol.HeldSnapshot(protocol.SnapshotId(1, 40, "layout", 1), (0,)),)
     agents = {
         name: jobs.called(
