@@ -50,7 +50,7 @@ def job(number: int, pods: int) -> dict[str, Any]:
     ]  # fmt: skip
     reasons = ("NodeLost", "OutOfMemory", "WorkerFailed")
     failures = [
-        {"at": at, "replica": members[0]["replica"], "reason": reason, "step": 7, "action": "NewRound"}
+        {"at": at, "replica": members[0]["replica"], "reason": reason, "step": 7, "action": "RestartWorkers"}
         for reason in reasons
     ]
     conditions = [

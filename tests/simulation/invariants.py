@@ -346,7 +346,7 @@ class Invariants:
             process = world.agents.get(pod.name)
             failed = [entry for entry in self.restarts if entry.replica == pod.name]
             blamed = len(failed) > 1 or any(
-                entry.action == "ReplacePod" and (entry.counted or entry.reason == "CutOff") for entry in failed
+                entry.action == "RecreatePod" and (entry.counted or entry.reason == "CutOff") for entry in failed
             )
             if blamed or self._stranded(pod) or world.troubled(pod.node) or (process is not None and not process.alive):
                 continue

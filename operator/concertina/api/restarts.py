@@ -24,7 +24,7 @@ class Restart(Observed):
     step: Count = Field(default=0, description="Steps finished before it.")
     counted: bool = Field(default=True, description="False where the cause lies outside of the job: a lost node, say.")
     action: Annotated[str, Field(max_length=32)] = Field(
-        default="", description="Response to it: NewRound, WithoutMember, ReplacePod or WholeRestart."
+        default="", description="Response to it: RestartWorkers, ExcludeReplica, RecreatePod or RestartFromCheckpoint."
     )
     message: Annotated[str, Field(max_length=LONGEST_MESSAGE)] = Field(
         default="", description="Why, in a sentence. Kept for the newest fifty failures."
@@ -58,7 +58,7 @@ class RecoveryActionUse(Observed):
     """How often one recovery action was taken."""
 
     action: Annotated[str, Field(max_length=32)] = Field(
-        description="NewRound, WithoutMember, ReplacePod, WholeRestart."
+        description="RestartWorkers, ExcludeReplica, RecreatePod, RestartFromCheckpoint."
     )
     in_window: Count = Field(default=0, description="Failures within the window that it answered.")
     budget: Count | None = Field(

@@ -35,7 +35,7 @@ class Claim(Observed):
     reason: Annotated[str, Field(max_length=128)] = Field(default="", description="Why, in one word.")
     message: Annotated[str, Field(max_length=4096)] = Field(default="", description="Why, in a sentence.")
     from_storage: bool = Field(
-        default=False, description="A whole restart: the round starts from durable storage, not from node memory."
+        default=False, description="The round starts from durable storage, not from node memory."
     )
 
 

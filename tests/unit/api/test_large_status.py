@@ -162,7 +162,7 @@ def test_the_worst_status_of_the_largest_job_is_small() -> None:
     recent = tuple(
         Restart(
             at=_time(some.uniform(0, 3600)), replica=some.choice(names), node=some.choice(nodes),
-            reason="WorkerFailed", step=some.randrange(10**7), counted=place % 2 == 0, action="WithoutMember",
+            reason="WorkerFailed", step=some.randrange(10**7), counted=place % 2 == 0, action="ExcludeReplica",
             error=sentence(200) if place >= 951 else "", after_seconds=some.uniform(0, 1e4),
         )
         for place in range(1001)
@@ -181,7 +181,7 @@ def test_the_worst_status_of_the_largest_job_is_small() -> None:
         rollback=Rollback(round=1, step=1, reason=word(30), message=sentence(1000), at=at),
         skipped=tuple(SampleRange(begin=10**9 + i, end=2 * 10**9 + i) for i in range(32)),
         checkpoint_request=CheckpointRequest(id=word(63), step=1, state="Pending", message=sentence(1000), at=at),
-        restarts=Restarts(recent=recent, recovery_actions=(RecoveryActionUse(action="WithoutMember"),) * 4),
+        restarts=Restarts(recent=recent, recovery_actions=(RecoveryActionUse(action="ExcludeReplica"),) * 4),
         last_failure=LastFailure(
             at=at, round=1, replica=names[0], node=nodes[0], reason=word(30), message=sentence(1000),
             last_lines=tuple(sentence(400) for _ in range(20)),

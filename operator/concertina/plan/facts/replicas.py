@@ -15,7 +15,7 @@ from concertina.plan.facts.round import Round
 from concertina.plan.observed import Call, JobObservation, PodPhase, PodView
 from concertina_protocol import Prepared
 
-REPLACE_POD = "ReplacePod"
+RECREATE_POD = "RecreatePod"
 """The answer to a failure (`escalation`) that gives a pod up."""
 
 
@@ -39,7 +39,7 @@ class Replicas:
     @cached
     def to_replace(self) -> Mapping[str, str]:
         """Replicas whose failure was answered by replacing their pod, with its reason."""
-        return {entry.replica: entry.reason for entry in self.recent if entry.action == REPLACE_POD}
+        return {entry.replica: entry.reason for entry in self.recent if entry.action == RECREATE_POD}
 
     @cached
     def dead(self) -> Mapping[str, str]:

@@ -72,7 +72,9 @@ def _claim(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecision | 
     """Claim the next round, as the recovery decision says."""
     if recovery is None:
         return claims.claim(ctx, trigger)
-    made = claims.claim(ctx, trigger, recovery.entry, from_storage=recovery.reason == escalation.WHOLE_RESTART)
+    made = claims.claim(
+        ctx, trigger, recovery.entry, from_storage=recovery.reason == escalation.RESTART_FROM_CHECKPOINT
+    )
     return made and replace(made, events=(*made.events, Event("Warning", recovery.reason, recovery.message)))
 
 

@@ -18,16 +18,16 @@ from concertina.api.spec import JobSpec
 from concertina.api.status import ConditionType, rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Failure, Phase, Pods, Reason
-from concertina.plan.facts.replicas import REPLACE_POD
+from concertina.plan.facts.replicas import RECREATE_POD
 from concertina.plan.observed import PodView
 from concertina.plan.pods import backoff
 from concertina.plan.recovery import repeats
 from concertina_protocol import LONGEST_LAST_LINE, MOST_LAST_LINES, FailureReason, RestoreSource
 
-NEW_ROUND, WITHOUT_MEMBER, WHOLE_RESTART = "NewRound", "WithoutMember", "WholeRestart"
+RESTART_WORKERS, EXCLUDE_REPLICA, RESTART_FROM_CHECKPOINT = "RestartWorkers", "ExcludeReplica", "RestartFromCheckpoint"
 IN_A_ROW = 3
 """Failures without progress that an action answers before the next one is tried."""
-WHOLE_RESTARTS = 2
+RESTARTS_FROM_CHECKPOINT = 2
 """Within a window."""
 REPLACE_AT_ONCE = frozenset({Reason.HANG, Reason.STRAGGLER, FailureReason.SILENT_CORRUPTION})
 """Verdicts on a replica that a new round with it would not mend."""
@@ -57,15 +57,15 @@ class RecoveryAction:
     """Failures that it answers within a window; None: any number."""
 
 
-def _new_round(ctx: JobContext, failed: Restart) -> str:
+def _restart_workers(ctx: JobContext, failed: Restart) -> str:
     return f"Replica {failed.replica} failed" if failed.replica else f"Training failed ({failed.reason})"
 
 
-def _without_member(ctx: JobContext, failed: Restart) -> str:
+def _exclude_replica(ctx: JobContext, failed: Restart) -> str:
     return f"Replica {failed.replica} is lost" if failed.reason in LOST else ""
 
 
-def _replace_pod(ctx: JobContext, failed: Restart) -> str:
+def _recreate_pod(ctx: JobContext, failed: Restart) -> str:
     if not _is_mendable(ctx, failed) or not failed.replica or _would_lose_state(ctx):
         return ""
     if failed.reason in REPLACE_AT_ONCE:
@@ -75,22 +75,22 @@ def _replace_pod(ctx: JobContext, failed: Restart) -> str:
     if failed.node in ctx.avoided:
         return f"Replica {failed.replica} failed on node {failed.node}, where other replicas failed before"
     row = _in_a_row(ctx, failed)
-    if _uses(REPLACE_POD, row) or _uses(NEW_ROUND, row) >= IN_A_ROW:
+    if _uses(RECREATE_POD, row) or _uses(RESTART_WORKERS, row) >= IN_A_ROW:
         return f"Replica {failed.replica} failed after {len(row)} failures without progress between them"
     return ""
 
 
-def _whole_restart(ctx: JobContext, failed: Restart) -> str:
+def _restart_from_checkpoint(ctx: JobContext, failed: Restart) -> str:
     if not _is_mendable(ctx, failed) or not ctx.saves_durably or ctx.status.last_checkpoint is None:
         return ""
     row = _in_a_row(ctx, failed)
-    if _uses(WHOLE_RESTART, row):
-        return "The job made no progress after a whole restart"
+    if _uses(RESTART_FROM_CHECKPOINT, row):
+        return "The job made no progress after a restart from the checkpoint"
     if failed.reason == FailureReason.RESTORE_FAILED and any(
         entry.reason == FailureReason.RESTORE_FAILED for entry in row
     ):
         return "The state in node memory cannot be restored"
-    if (replaced := _uses(REPLACE_POD, row)) >= IN_A_ROW:
+    if (replaced := _uses(RECREATE_POD, row)) >= IN_A_ROW:
         return f"The job made no progress after {replaced} replaced pods"
     if replaced and repeats.is_bug(ctx, failed):
         return "Replaced pods fail in the same way, so the state in node memory may be damaged"
@@ -126,16 +126,16 @@ def _allowed(spec: JobSpec) -> int:
 
 
 ACTIONS = (
-    RecoveryAction(NEW_ROUND, "A new round starts with the same replicas.", _new_round, _allowed),
+    RecoveryAction(RESTART_WORKERS, "A new round starts with the same replicas.", _restart_workers, _allowed),
     RecoveryAction(
-        WITHOUT_MEMBER, "A new round starts without it unless it answers.", _without_member, lambda spec: None
+        EXCLUDE_REPLICA, "A new round starts without it unless it answers.", _exclude_replica, lambda spec: None
     ),
-    RecoveryAction(REPLACE_POD, "A new pod replaces it, on another node if there is one.", _replace_pod, _allowed),
+    RecoveryAction(RECREATE_POD, "A new pod replaces it, on another node if there is one.", _recreate_pod, _allowed),
     RecoveryAction(
-        WHOLE_RESTART,
+        RESTART_FROM_CHECKPOINT,
         "The whole job restarts from its durable checkpoint.",
-        _whole_restart,
-        lambda spec: WHOLE_RESTARTS,
+        _restart_from_checkpoint,
+        lambda spec: RESTARTS_FROM_CHECKPOINT,
     ),
 )
 
@@ -158,8 +158,8 @@ def decide(ctx: JobContext, failed: Restart, failure_message: str) -> RecoveryDe
     `failed` is its entry without an action; `failure_message` describes it in the condition of a job that it ends.
     """
     action, why = next((action, why) for action in reversed(ACTIONS) if (why := action.called_for(ctx, failed)))
-    whole, row = action.name == WHOLE_RESTART, _in_a_row(ctx, failed)
-    if (not whole or _uses(WHOLE_RESTART, row)) and repeats.is_bug(ctx, failed):
+    whole, row = action.name == RESTART_FROM_CHECKPOINT, _in_a_row(ctx, failed)
+    if (not whole or _uses(RESTART_FROM_CHECKPOINT, row)) and repeats.is_bug(ctx, failed):
         message = repeats.sentence(ctx, failed, failure_message)
         return RecoveryDecision(None, repeats.reason(failed), message, failed)
     if whole and failed.counted and _left(action, ctx.spec, ctx.recent) == 0:
@@ -170,7 +170,7 @@ def decide(ctx: JobContext, failed: Restart, failure_message: str) -> RecoveryDe
 
 def _spent(ctx: JobContext, why: str, failure_message: str) -> str:
     window = ctx.spec.failure_policy.window_seconds
-    limit = f"A job restarts as a whole at most {WHOLE_RESTARTS} times within {window} s"
+    limit = f"A job restarts from its checkpoint at most {RESTARTS_FROM_CHECKPOINT} times within {window} s"
     return f"{why}. {limit}. The last failure: {failure_message}"
 
 
@@ -278,7 +278,7 @@ def restarts_after(
         position = position_by_replica.get(pod.name)
         if backoff.ended_by_itself(pod) and position is None:
             new += 1
-            entries.append(backoff.entry_of(ctx, pod).model_copy(update={"action": WITHOUT_MEMBER}))
+            entries.append(backoff.entry_of(ctx, pod).model_copy(update={"action": EXCLUDE_REPLICA}))
         elif position is not None and (learnt := _learnt(ctx, pod)):
             entries[position] = entries[position].model_copy(update=learnt)
     entries, new = [*entries, *stuck], new + len(stuck)

@@ -22,7 +22,7 @@ from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, Reason, stalled
-from concertina.plan.facts.replicas import REPLACE_POD
+from concertina.plan.facts.replicas import RECREATE_POD
 from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.backoff import OUTSIDE, shortage
@@ -160,7 +160,7 @@ def stuck(ctx: JobContext) -> tuple[Restart, ...]:
             reason=symptom[0],
             step=ctx.round.step,
             counted=False,
-            action=REPLACE_POD,
+            action=RECREATE_POD,
             message=symptom[1][:LONGEST_MESSAGE],
             error=repeats.normalised(symptom[1]),
         )
@@ -246,7 +246,7 @@ def with_container_restarts(ctx: JobContext, restarts: Restarts) -> Restarts:
                     reason=_restart_reason(pod),
                     step=ctx.round.step,
                     counted=_own(pod),
-                    action=escalation.WITHOUT_MEMBER,
+                    action=escalation.EXCLUDE_REPLICA,
                     message=_restart_sentence(pod)[:LONGEST_MESSAGE],
                 )
             )

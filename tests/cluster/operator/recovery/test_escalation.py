@@ -87,9 +87,9 @@ def test_a_bad_node_is_avoided_and_the_job_completes(jobs: Jobs, tmp_path: Path)
     assert avoided["node"] == bad
     assert "the GPU has fallen off the bus" in avoided["reason"]
     assert bad not in jobs.members(job, "node")
-    assert recovery_actions(job) == {"NewRound": 1, "ReplacePod": 1}
+    assert recovery_actions(job) == {"RestartWorkers": 1, "RecreatePod": 1}
     assert any(bad in event["message"] for event in jobs.events("a", "NodeAvoided"))
-    assert any("failed again" in event["message"] for event in jobs.events("a", "ReplacePod"))
+    assert any("failed again" in event["message"] for event in jobs.events("a", "RecreatePod"))
 
 
 @pytest.mark.long(law=f"{BAD_NODES}::test_a_job_that_can_not_run_otherwise_takes_its_bad_nodes_back")
@@ -124,11 +124,11 @@ def test_a_memory_that_cannot_be_restored_twice_leads_to_a_whole_restart(
     before = [pod["metadata"]["uid"] for pod in jobs.pods("a")]
     fault.write_text("0 memory_is_lost")
     jobs.kill_worker("a", jobs.members(job)[1])
-    job = jobs.wait("a", lambda job: "WholeRestart" in recovery_actions(job))
-    assert recovery_actions(job) == {"NewRound": 2, "WholeRestart": 1}
+    job = jobs.wait("a", lambda job: "RestartFromCheckpoint" in recovery_actions(job))
+    assert recovery_actions(job) == {"RestartWorkers": 2, "RestartFromCheckpoint": 1}
     recent = job["status"]["restarts"]["recent"]
     assert [each["reason"] for each in recent] == ["WorkerSignaled", "RestoreFailed", "RestoreFailed"]
-    events = jobs.events("a", "WholeRestart")
+    events = jobs.events("a", "RestartFromCheckpoint")
     assert any("The state in node memory cannot be restored" in event["message"] for event in events)
     job = jobs.wait_training("a", 2, past=3)
     assert job["status"]["world"]["base"]["source"] == "Storage"

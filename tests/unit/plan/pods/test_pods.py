@@ -174,7 +174,7 @@ def test_scaling_down_keeps_members_and_deletes_only_after_a_round_without_them(
 
 def test_a_replica_that_fails_twice_is_replaced_elsewhere() -> None:
     entry = Restart(at=rfc3339(T0), replica="demo-1-0", node="node-1", reason="WorkerFailed")
-    again = entry.model_copy(update={"action": "ReplacePod"})
+    again = entry.model_copy(update={"action": "RecreatePod"})
     bad = AvoidedNode(node="node-1", until=rfc3339(T0 + 900))
     status = JobStatus(restarts=Restarts(in_window=2, total=2, recent=(entry, again)), avoided_nodes=(bad,))
     pods = (jobs.pod(0), jobs.pod(1), jobs.pod(2))

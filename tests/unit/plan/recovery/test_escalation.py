@@ -26,7 +26,12 @@ DURABLE: dict[str, Any] = {"checkpoint": {"uri": "s3://bucket/run"}}
 
 def entry(replica: str = "demo-1-0", after: float = 0.0, **fields: Any) -> Restart:
     """A failure of the job's own at step 40, that many seconds after T0."""
-    values: dict[str, Any] = {"reason": "WorkerFailed", "node": f"node-{replica[5]}", "step": 40, "action": "NewRound"}
+    values: dict[str, Any] = {
+        "reason": "WorkerFailed",
+        "node": f"node-{replica[5]}",
+        "step": 40,
+        "action": "RestartWorkers",
+    }
     return Restart(at=rfc3339(T0 + after), replica=replica, **{**values, **fields})
 
 
@@ -43,25 +48,25 @@ def action_of(recent: tuple[Restart, ...], failed: Restart, **fields: Any) -> st
 
 
 A, B, C = "demo-0-0", "demo-1-0", "demo-2-0"
-REPLACED = {"action": "ReplacePod"}
+REPLACED = {"action": "RecreatePod"}
 
 
 @pytest.mark.parametrize(
     ("before", "failed", "expected"),
     [
-        ((), entry(A), "NewRound"),
-        ((), entry(A, counted=False, reason="MemberLost"), "WithoutMember"),
-        ((), entry(A, counted=False, reason="NotAssigned"), "NewRound"),
-        ((entry(B),), entry(A), "NewRound"),
-        ((entry(A),), entry(A), "ReplacePod"),
-        ((entry(A, step=3),), entry(A), "ReplacePod"),
-        ((entry(A, counted=False, reason="MemberLost"),), entry(A), "NewRound"),
-        ((), entry(A, reason="Hang"), "ReplacePod"),
-        ((entry(A), entry(B), entry(C)), entry("demo-3-0"), "ReplacePod"),
-        ((entry(A), entry(B), entry(C)), entry("demo-3-0", step=42), "NewRound"),
-        ((entry(A), entry(A, **REPLACED)), entry(B), "ReplacePod"),
-        ((entry(A), entry(A, **REPLACED)), entry(B, step=50), "NewRound"),
-        (tuple(entry(r, **REPLACED) for r in (A, B, C)), entry("demo-3-0"), "ReplacePod"),
+        ((), entry(A), "RestartWorkers"),
+        ((), entry(A, counted=False, reason="MemberLost"), "ExcludeReplica"),
+        ((), entry(A, counted=False, reason="NotAssigned"), "RestartWorkers"),
+        ((entry(B),), entry(A), "RestartWorkers"),
+        ((entry(A),), entry(A), "RecreatePod"),
+        ((entry(A, step=3),), entry(A), "RecreatePod"),
+        ((entry(A, counted=False, reason="MemberLost"),), entry(A), "RestartWorkers"),
+        ((), entry(A, reason="Hang"), "RecreatePod"),
+        ((entry(A), entry(B), entry(C)), entry("demo-3-0"), "RecreatePod"),
+        ((entry(A), entry(B), entry(C)), entry("demo-3-0", step=42), "RestartWorkers"),
+        ((entry(A), entry(A, **REPLACED)), entry(B), "RecreatePod"),
+        ((entry(A), entry(A, **REPLACED)), entry(B, step=50), "RestartWorkers"),
+        (tuple(entry(r, **REPLACED) for r in (A, B, C)), entry("demo-3-0"), "RecreatePod"),
     ],
     ids=[
         "the first",
@@ -86,20 +91,28 @@ def test_the_action_that_answers(before: tuple[Restart, ...], failed: Restart, e
 @pytest.mark.parametrize(
     ("before", "failed", "expected"),
     [
-        (tuple(entry(r, **REPLACED) for r in (A, B, C)), entry("demo-3-0"), "WholeRestart"),
-        (tuple(entry(r, **REPLACED) for r in (A, B)), entry("demo-3-0"), "ReplacePod"),
-        ((entry(B, reason="RestoreFailed"),), entry(A, reason="RestoreFailed"), "WholeRestart"),
-        ((entry(B, reason="RestoreFailed", step=9),), entry(A, reason="RestoreFailed"), "NewRound"),
-        ((entry(A, action="WholeRestart"),), entry(B), "WholeRestart"),
-        ((entry(A, action="WholeRestart"), entry(A, action="WholeRestart")), entry(B), "RestartsExhausted"),
-        ((entry(A, action="WholeRestart"), entry(A, action="WholeRestart")), entry(B, step=90), "NewRound"),
+        (tuple(entry(r, **REPLACED) for r in (A, B, C)), entry("demo-3-0"), "RestartFromCheckpoint"),
+        (tuple(entry(r, **REPLACED) for r in (A, B)), entry("demo-3-0"), "RecreatePod"),
+        ((entry(B, reason="RestoreFailed"),), entry(A, reason="RestoreFailed"), "RestartFromCheckpoint"),
+        ((entry(B, reason="RestoreFailed", step=9),), entry(A, reason="RestoreFailed"), "RestartWorkers"),
+        ((entry(A, action="RestartFromCheckpoint"),), entry(B), "RestartFromCheckpoint"),
+        (
+            (entry(A, action="RestartFromCheckpoint"), entry(A, action="RestartFromCheckpoint")),
+            entry(B),
+            "RestartsExhausted",
+        ),
+        (
+            (entry(A, action="RestartFromCheckpoint"), entry(A, action="RestartFromCheckpoint")),
+            entry(B, step=90),
+            "RestartWorkers",
+        ),
         (
             (entry(A, error="x"), entry(A, error="x", **REPLACED)),
             entry(B, error="x"),
-            "WholeRestart",
+            "RestartFromCheckpoint",
         ),
         (
-            (entry(A, error="x"), entry(A, error="x", **REPLACED), entry(B, error="x", action="WholeRestart")),
+            (entry(A, error="x"), entry(A, error="x", **REPLACED), entry(B, error="x", action="RestartFromCheckpoint")),
             entry(C, error="x"),
             "SameFailure",
         ),
@@ -120,7 +133,7 @@ def test_the_whole_job_restarts_where_memory_is_suspected(
     before: tuple[Restart, ...], failed: Restart, expected: str
 ) -> None:
     assert action_of(before, failed, spec=jobs.spec(**DURABLE), saved=True) == expected
-    assert action_of(before, failed, spec=jobs.spec(**DURABLE)) != "WholeRestart", "nothing is saved yet"
+    assert action_of(before, failed, spec=jobs.spec(**DURABLE)) != "RestartFromCheckpoint", "nothing is saved yet"
 
 
 def test_a_round_that_storage_gave_no_state_for_is_only_tried_again() -> None:
@@ -130,7 +143,7 @@ def test_a_round_that_storage_gave_no_state_for_is_only_tried_again() -> None:
     world = ctx.world.model_copy(update={"base": base.model_copy(update={"source": "Storage"})})
     ctx = look_at(ctx.recent, ctx.spec, saved=True, world=world)
     failed = entry(A, reason="RestoreFailed")
-    assert escalation.decide(ctx, failed, "").reason == "NewRound"
+    assert escalation.decide(ctx, failed, "").reason == "RestartWorkers"
 
 
 @pytest.mark.parametrize("reason", ["WorkerFailed", "Hang"])
@@ -145,12 +158,12 @@ def test_the_only_one_that_holds_the_state_is_not_given_up(kind: Any, reason: st
         ctx = JobContext(replace(seen, job=replace(seen.job, status=status, spec=spec)), spec, T0 + 100)
         return escalation.decide(ctx, entry(A, reason=reason, step=60), "").reason
 
-    assert answered() == ("NewRound" if kind is jobs.spec else "ReplacePod")
-    assert answered(last_checkpoint=MARK) == "ReplacePod"
+    assert answered() == ("RestartWorkers" if kind is jobs.spec else "RecreatePod")
+    assert answered(last_checkpoint=MARK) == "RecreatePod"
     base = seen.job.status.world.base
     assert base is not None
     given = seen.job.status.world.model_copy(update={"base": base.model_copy(update={"source": "Storage", "step": 40})})
-    assert answered(world=given) == "ReplacePod", "it has trained nothing since"
+    assert answered(world=given) == "RecreatePod", "it has trained nothing since"
 
 
 # --- laws
@@ -216,7 +229,7 @@ def test_rounds_are_bounded_by_the_budgets(blows: list[Blow], borne: int, durabl
     told = played(blows, spec)
     answered = [name for failed, name in told if failed.counted and name in ORDER]
     assert len(answered) <= borne
-    assert answered.count("WholeRestart") <= escalation.WHOLE_RESTARTS
+    assert answered.count("RestartFromCheckpoint") <= escalation.RESTARTS_FROM_CHECKPOINT
     assert all(name in ORDER for _, name in told[:-1])
 
 
@@ -241,11 +254,16 @@ def failing(seen: JobObservation, now: float, **fields: Any) -> Plan:
 def test_status_and_events_name_the_action_and_why() -> None:
     made = failing(jobs.running(jobs.spec()), T0 + 11)
     (answered,) = made.status.restarts.recent
-    assert (answered.action, answered.step, answered.node) == ("NewRound", 40, "node-1")
+    assert (answered.action, answered.step, answered.node) == ("RestartWorkers", 40, "node-1")
     uses = {use.action: (use.in_window, use.budget) for use in made.status.restarts.recovery_actions}
-    assert uses == {"NewRound": (1, 9), "WithoutMember": (0, None), "ReplacePod": (0, 10), "WholeRestart": (0, 2)}
+    assert uses == {
+        "RestartWorkers": (1, 9),
+        "ExcludeReplica": (0, None),
+        "RecreatePod": (0, 10),
+        "RestartFromCheckpoint": (0, 2),
+    }
     events = {event.reason: event.message for event in made.events}
-    assert events["NewRound"] == "Replica demo-1-0 failed. A new round starts with the same replicas."
+    assert events["RestartWorkers"] == "Replica demo-1-0 failed. A new round starts with the same replicas."
     assert "WorkerFailed" in events
 
 
@@ -278,10 +296,10 @@ def test_the_failure_that_ends_the_job_is_counted_and_said_in_a_sentence() -> No
 
 
 def test_whole_restarts_that_do_not_help_end_the_job_with_a_sentence() -> None:
-    before = (entry(A, action="WholeRestart"), entry(A, action="WholeRestart"))
+    before = (entry(A, action="RestartFromCheckpoint"), entry(A, action="RestartFromCheckpoint"))
     recovery = escalation.decide(look_at(before, jobs.spec(**DURABLE), saved=True), entry(B), "ValueError: no")
     assert recovery.message == (
-        "The job made no progress after a whole restart. A job restarts as a whole at most 2 times within 3600 s. "
+        "The job made no progress after a restart from the checkpoint. A job restarts from its checkpoint at most 2 times within 3600 s. "
         "The last failure: ValueError: no"
     )
 
@@ -295,7 +313,7 @@ def test_a_failure_for_good_is_counted() -> None:
 
 def test_a_pod_whose_end_was_counted_does_not_exhaust_the_budget_twice() -> None:
     """The lead may report a failure after the operator saw the end of the pod, counted it and made a new pod."""
-    ended = entry(B, after=10.5, action="WithoutMember")
+    ended = entry(B, after=10.5, action="ExcludeReplica")
     made = failed_again(0, (ended,), maxRestarts=1)
     assert made.status.condition("Failed").status == "False"
     assert made.status.restarts.total == 1
@@ -309,7 +327,7 @@ def test_a_whole_restart_passes_over_what_is_in_memory() -> None:
     made = failing(seen, T0 + 11)
     assert made.status.world.claim is not None
     assert made.status.world.claim.from_storage
-    assert made.status.restarts.recent[-1].action == "WholeRestart"
+    assert made.status.restarts.recent[-1].action == "RestartFromCheckpoint"
     held = (protocol.HeldSnapshot(protocol.SnapshotId(1, 40, "layout", 1), (0,)),)
     agents = {
         name: jobs.called(

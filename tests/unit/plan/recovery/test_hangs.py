@@ -41,7 +41,7 @@ def test_a_hang_leads_to_a_new_round_and_names_who_is_behind() -> None:
     assert "log of pod demo-1-0" in event.message
     (failed,) = made.status.restarts.recent
     assert (failed.replica, failed.node, failed.reason, failed.counted) == ("demo-1-0", "node-1", "Hang", True)
-    assert failed.action == "ReplacePod"
+    assert failed.action == "RecreatePod"
 
 
 def test_a_hang_of_all_blames_nobody() -> None:

@@ -94,7 +94,7 @@ def test_a_rollback_and_its_samples_stand_in_the_status_with_the_claim_that_answ
 def test_a_corruption_blames_its_replica_which_is_replaced_on_another_node():
     status = told("SilentCorruption").status
     (entry,) = status.restarts.recent
-    assert (entry.replica, entry.node, entry.action) == ("demo-1-0", "node-1", "ReplacePod")
+    assert (entry.replica, entry.node, entry.action) == ("demo-1-0", "node-1", "RecreatePod")
     assert [avoided.node for avoided in status.avoided_nodes] == ["node-1"], "once is enough: memory does not mend"
     assert not told("LossSpike").status.avoided_nodes
 
