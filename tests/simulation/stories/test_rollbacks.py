@@ -16,7 +16,7 @@ def test_a_run_that_is_bad_for_good_ends_as_the_policy_says() -> None:
         assert world.clock.run(START + SPAN + LIMIT, world.over), world.story()
         failed, borne = world.status.condition("Failed"), world.cluster.spec.failure_policy.max_restarts
         if failed is not None and failed.status == "True":
-            assert failed.reason in ("RestartsExhausted", "LossNotFinite"), world.story()
+            assert failed.reason in ("ReachedMaxRestarts", "LossNotFinite"), world.story()
         assert len(world.rollbacks.recorded) <= borne + 1, world.story()
         undone += len(world.rollbacks.recorded)
     assert undone >= 8

@@ -216,7 +216,7 @@ CASES: dict[str, tuple[Problem, Evidence, Evidence]] = {
     ),
     "a job that failed": (
         Problem.JOB_FAILED,
-        evidence(status("Failed", condition("Failed", "SameFailure"), condition("Stalled", "SameFailure"))),
+        evidence(status("Failed", condition("Failed", "RepeatedFailure"), condition("Stalled", "RepeatedFailure"))),
         evidence(status("Complete", condition("Complete", "Succeeded"))),
     ),
     "other data": (
@@ -227,7 +227,7 @@ CASES: dict[str, tuple[Problem, Evidence, Evidence]] = {
     "other data, at the end": (
         Problem.DATA_DIGEST_MISMATCH,
         evidence(status("Failed", condition("Failed", "DataChanged"))),
-        evidence(status("Failed", condition("Failed", "SameFailure"))),
+        evidence(status("Failed", condition("Failed", "RepeatedFailure"))),
     ),
     "damaged data": (
         Problem.CORRUPT_STATE,

@@ -24,7 +24,7 @@ def made(status: JobStatus, **fields: object) -> str:
 
 
 def test_what_a_job_says_is_text() -> None:
-    failed = Condition(type="Failed", status="True", reason="SameFailure", message=EVIL, last_transition_time="")
+    failed = Condition(type="Failed", status="True", reason="RepeatedFailure", message=EVIL, last_transition_time="")
     ready = Condition(type="Ready", status="False", reason="Failed", message=EVIL, last_transition_time="")
     incident = Incident(at=rfc3339(T0), cause=EVIL[:20], replica=EVIL, seconds=3)
     text = made(JobStatus(conditions=(ready, failed), incidents=(incident,)))

@@ -175,20 +175,20 @@ CASES = {
         ({"tracker_unreachable": "0x300"}, {"tracker_unreachable": "0x115 1x200"}),
     ),
     Problem.JOB_FAILED: Case(
-        {'stalled{reason="RestartsExhausted"}': "1x300", 'phase{phase="Failed"}': "1x300"},
-        "n/j has failed: RestartsExhausted",
+        {'stalled{reason="ReachedMaxRestarts"}': "1x300", 'phase{phase="Failed"}': "1x300"},
+        "n/j has failed: ReachedMaxRestarts",
         (
             {'stalled{reason="Damaged"}': "1x300", 'phase{phase="Failed"}': "1x300"},
             {'stalled{reason="PodRefused"}': "1x300", 'phase{phase="Stalled"}': "1x300"},
         ),
-        labels={"namespace": "n", "trainingjob": "j", "reason": "RestartsExhausted"},
+        labels={"namespace": "n", "trainingjob": "j", "reason": "ReachedMaxRestarts"},
     ),
     Problem.JOB_STALLED: Case(
         {'stalled{reason="PodRefused"}': "1x300", 'phase{phase="Stalled"}': "1x300"},
         "n/j waits for a person: PodRefused",
         (
             {'stalled{reason="StorageUnavailable"}': "1x300", 'phase{phase="Training"}': "1x300"},
-            {'stalled{reason="RestartsExhausted"}': "1x300", 'phase{phase="Failed"}': "1x300"},
+            {'stalled{reason="ReachedMaxRestarts"}': "1x300", 'phase{phase="Failed"}': "1x300"},
             {'stalled{reason="PodRefused"}': "_x117 1x200", 'phase{phase="Stalled"}': "1x300"},
         ),
         labels={"namespace": "n", "trainingjob": "j", "reason": "PodRefused"},

@@ -163,7 +163,7 @@ def decide(ctx: JobContext, failed: Restart, failure_message: str) -> RecoveryDe
         message = repeats.sentence(ctx, failed, failure_message)
         return RecoveryDecision(None, repeats.reason(failed), message, failed)
     if whole and failed.counted and _left(action, ctx.spec, ctx.recent) == 0:
-        return RecoveryDecision(None, "RestartsExhausted", _spent(ctx, why, failure_message), failed)
+        return RecoveryDecision(None, "ReachedMaxRestarts", _spent(ctx, why, failure_message), failed)
     entry = failed.model_copy(update={"action": action.name})
     return RecoveryDecision(action, action.name, f"{why}. {action.does}", entry)
 
@@ -241,7 +241,7 @@ def restarts_exhausted(ctx: JobContext, failure: Failure | None = None) -> Decis
         return None
     replica, last = (failure.replica, failure.sentence) if failure else ("", _last_counted(ctx))
     message = _exhausted_sentence(ctx, count, replica, last)
-    return Decision(Phase.FAILED, "RestartsExhausted", message, restart=failed, pods=Pods.ENDED)
+    return Decision(Phase.FAILED, "ReachedMaxRestarts", message, restart=failed, pods=Pods.ENDED)
 
 
 def _exhausted_sentence(ctx: JobContext, count: int, replica: str, last: str) -> str:

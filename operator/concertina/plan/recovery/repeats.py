@@ -107,7 +107,7 @@ def is_bug(ctx: JobContext, failed: Restart) -> bool:
 
 def reason(failed: Restart) -> str:
     """Of a job that ends with it: one by which alerts and runbooks know the problem, where there is one."""
-    return failed.reason if failed.reason == FailureReason.LOSS_NOT_FINITE else "SameFailure"
+    return failed.reason if failed.reason == FailureReason.LOSS_NOT_FINITE else "RepeatedFailure"
 
 
 def sentence(ctx: JobContext, failed: Restart, failure_message: str) -> str:

@@ -27,7 +27,7 @@ def test_a_script_that_always_fails_the_same_way_is_a_bug(jobs: Jobs) -> None:
     jobs.create("a", script, replicas=2)
     job = jobs.wait_true("a", "Failed")
     failed = jobs.condition(job, "Failed")
-    assert failed["reason"] == "SameFailure"
+    assert failed["reason"] == "RepeatedFailure"
     assert "failed 3 times soon after its start with the same error" in failed["message"]
     assert "a bug in the script, not bad luck" in failed["message"]
     assert "ValueError: cannot read shard" in failed["message"]
@@ -42,7 +42,7 @@ def test_failures_that_differ_use_up_the_budget(jobs: Jobs) -> None:
     jobs.create("a", script, failurePolicy={"maxRestarts": 3})
     job = jobs.wait_true("a", "Failed")
     failed = jobs.condition(job, "Failed")
-    assert failed["reason"] == "RestartsExhausted"
+    assert failed["reason"] == "ReachedMaxRestarts"
     assert "The job failed 4 times within 3600 s, and failurePolicy.maxRestarts is 3." in failed["message"]
     assert (job["status"].get("rounds", 0), job["status"]["restarts"]["total"]) == (4, 4)
 
@@ -63,7 +63,7 @@ def test_the_bundled_trainer_on_data_that_it_can_not_digest(jobs: Jobs, tmp_path
     jobs.create("a", trainer=spec, replicas=2, elastic={"minReplicas": 1, "growAfterSeconds": 30})
     job = jobs.wait_true("a", "Failed")
     failed = jobs.condition(job, "Failed")
-    assert failed["reason"] == "SameFailure", failed["message"]
+    assert failed["reason"] == "RepeatedFailure", failed["message"]
     steps = {each["step"] for each in job["status"]["restarts"]["recent"]}
     assert len(steps) == 1
     assert f"failed 3 times at step {steps.pop()} with the same error" in failed["message"]

@@ -59,4 +59,4 @@ def test_a_job_that_runs_out_of_memory_again_and_again_fails() -> None:
     seen = jobs.then(seen, made)
     failed = plan(seen, jobs.T0 + 61).status.condition("Failed")
     assert failed is not None
-    assert (failed.status, failed.reason) == ("True", "RestartsExhausted")
+    assert (failed.status, failed.reason) == ("True", "ReachedMaxRestarts")

@@ -99,7 +99,7 @@ def test_the_action_that_answers(before: tuple[Restart, ...], failed: Restart, e
         (
             (entry(A, action="RestartFromCheckpoint"), entry(A, action="RestartFromCheckpoint")),
             entry(B),
-            "RestartsExhausted",
+            "ReachedMaxRestarts",
         ),
         (
             (entry(A, action="RestartFromCheckpoint"), entry(A, action="RestartFromCheckpoint")),
@@ -114,7 +114,7 @@ def test_the_action_that_answers(before: tuple[Restart, ...], failed: Restart, e
         (
             (entry(A, error="x"), entry(A, error="x", **REPLACED), entry(B, error="x", action="RestartFromCheckpoint")),
             entry(C, error="x"),
-            "SameFailure",
+            "RepeatedFailure",
         ),
     ],
     ids=[
@@ -215,7 +215,7 @@ def played(blows: list[Blow], spec: Any) -> list[tuple[Restart, str]]:
         ctx = look_at(recent, spec, saved=True)
         recovery = escalation.decide(ctx, failed, "")
         if sum(e.counted for e in (*recent, failed)) > spec.failure_policy.max_restarts:
-            recovery = escalation.RecoveryDecision(None, "RestartsExhausted", "", failed)
+            recovery = escalation.RecoveryDecision(None, "ReachedMaxRestarts", "", failed)
         told.append((failed, recovery.reason))
         if not recovery.action:
             break
@@ -277,7 +277,7 @@ def failed_again(number: int, recent: tuple[Restart, ...], **policy: int) -> Pla
 def test_the_failure_that_ends_the_job_is_counted_and_said_in_a_sentence() -> None:
     once = failed_again(0, (), maxRestarts=0)
     failed = once.status.condition("Failed")
-    assert (failed.reason, once.status.restarts.total) == ("RestartsExhausted", 1)
+    assert (failed.reason, once.status.restarts.total) == ("ReachedMaxRestarts", 1)
     assert failed.message == (
         "Replica demo-1-0 failed once, and failurePolicy.maxRestarts is 0. Raise maxRestarts to allow restarts. "
         "The failure: Rank 1 failed: 0"
@@ -285,7 +285,7 @@ def test_the_failure_that_ends_the_job_is_counted_and_said_in_a_sentence() -> No
     before = tuple(entry(replica, number) for number, replica in enumerate((A, B, C)))
     often = failed_again(3, before, maxRestarts=3)
     failed, restarts = often.status.condition("Failed"), often.status.restarts
-    assert (failed.reason, restarts.total, restarts.in_window, len(restarts.recent)) == ("RestartsExhausted", 4, 4, 4)
+    assert (failed.reason, restarts.total, restarts.in_window, len(restarts.recent)) == ("ReachedMaxRestarts", 4, 4, 4)
     assert failed.message == (
         "The job failed 4 times within 3600 s, and failurePolicy.maxRestarts is 3. Raise maxRestarts if so many "
         "failures are expected. The last failure: Rank 1 failed: 3"
@@ -353,7 +353,7 @@ def test_the_same_failure_three_times_at_one_step_stops_the_job() -> None:
     message = "Rank 1 exited with code 1: ValueError: bad sample 17"
     made = failing(look_at(before).observed, T0 + 11, message=message, last_lines=("Traceback", "ValueError: bad 17"))
     failed = made.status.condition("Failed")
-    assert (failed.status, failed.reason) == ("True", "SameFailure")
+    assert (failed.status, failed.reason) == ("True", "RepeatedFailure")
     assert "failed 3 times at step 40 with the same error" in failed.message
     assert "ValueError: bad sample 17" in failed.message
     assert "bug in the script, not bad luck" in failed.message
@@ -406,7 +406,7 @@ SAME = "Rank # exited with code 1: E"
 def test_what_looks_like_a_bug(before: tuple[Restart, ...], failure: dict[str, Any], bug: bool) -> None:
     made = failing(look_at(before).observed, T0 + 11, **{"message": "Rank 1 exited with code 1: E", **failure})
     failed = made.status.condition("Failed")
-    assert (failed is not None and failed.reason == "SameFailure") == bug
+    assert (failed is not None and failed.reason == "RepeatedFailure") == bug
 
 
 @pytest.mark.parametrize("watched", [True, False])
@@ -417,7 +417,7 @@ def test_one_node_is_to_blame_where_nodes_are_not_watched(watched: bool) -> None
     alone = {name: node for name, node in seen.nodes.items() if watched and name == entry(B).node}
     made = failing(replace(seen, nodes=alone), T0 + 11, message="Rank 1 exited with code 1: E")
     failed = made.status.condition("Failed")
-    assert (failed is not None and failed.reason == "SameFailure") == watched
+    assert (failed is not None and failed.reason == "RepeatedFailure") == watched
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_signals_are_a_bug_only_where_several_nodes_see_them(
         kept = made.status.restarts
         seen = replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"restarts": kept})))
     failed = failing(seen, T0 + 12, **failure).status.condition("Failed")
-    assert (failed is not None and failed.reason == "SameFailure") == bug
+    assert (failed is not None and failed.reason == "RepeatedFailure") == bug
 
 
 def test_on_the_only_node_there_is_a_bug_is_seen_too() -> None:
@@ -454,7 +454,7 @@ def test_on_the_only_node_there_is_a_bug_is_seen_too() -> None:
     pods = tuple(replace(pod, node="node-1") for pod in ctx.observed.pods)
     seen = replace(ctx.observed, pods=pods, nodes={"node-1": NodeView("node-1", ready=True)})
     made = failing(seen, T0 + 11, message="Rank 1 exited with code 1: E")
-    assert made.status.condition("Failed").reason == "SameFailure"
+    assert made.status.condition("Failed").reason == "RepeatedFailure"
 
 
 @pytest.mark.parametrize(("after", "bug"), [(3.0, True), (500.0, False)])
@@ -467,4 +467,4 @@ def test_without_steps_only_a_round_that_fails_soon_is_the_same(after: float, bu
     lead = replace(lead, report=jobs.lead_report(progress=None, failures=(failure,)))
     made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 10 + after)
     failed = made.status.condition("Failed")
-    assert (failed is not None and failed.reason == "SameFailure") == bug
+    assert (failed is not None and failed.reason == "RepeatedFailure") == bug
