@@ -24,7 +24,7 @@ from concertina_agent.transfers.uploads import UploadDriver
 from concertina_protocol import worker_channel as w
 from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
 from concertina_state import room, uploader
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.snapshots import Snapshots, Taken
 from programs.endless import State
 
@@ -168,7 +168,7 @@ async def memory_comes_back_slowly(volume: Path) -> None:
     assert room.time.now == 4 * 6.0, "each as soon as there is room"
     try:
         worker.take(STATE.at(3))
-    except BadInput:
+    except InvalidInput:
         assert room.time.now == 5 * 6.0 + 12.0, "no more came for more than ten seconds"
     else:
         raise AssertionError("there was no room")

@@ -22,7 +22,7 @@ from typing import IO, TypeVar
 
 from concertina_data.files import Content, ManifestFile, mapped
 from concertina_data.places import CacheSettings, OnWait
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError, StoreRefused
 from concertina_state.objects.retry import GRACE
 from concertina_state.objects.stores import REQUEST
@@ -49,7 +49,7 @@ class Stored:
     that were not used for longest give way."""
 
     def __init__(self, uri: str, cache: CacheSettings) -> None:
-        """Raises BadInput, or StorageError, where the settings for it can't be used."""
+        """Raises InvalidInput, or StorageError, where the settings for it can't be used."""
         self._cache, self._folder = cache, cache.folder
         self._gave = cache.begun
         """Whether the store has given anything, now or in an earlier round."""
@@ -63,7 +63,7 @@ class Stored:
         except StoreRefused as error:
             if cache.begun:
                 raise
-            raise BadInput(str(error)) from error
+            raise InvalidInput(str(error)) from error
         self.uri = self._source.uri
 
     @property
@@ -77,7 +77,7 @@ class Stored:
                 yield f"{self.uri}/{wanted.file} ({wanted.size} bytes) is long in coming"
 
     def open(self, wanted: ManifestFile) -> Content:
-        """The whole file. Raises BadInput where it is missing or damaged, StorageError after the deadline, or where
+        """The whole file. Raises InvalidInput where it is missing or damaged, StorageError after the deadline, or where
         the node has no room for it or lets nobody write it."""
         self._opening[threading.get_ident()] = time.monotonic(), wanted
         try:
@@ -137,7 +137,7 @@ class Stored:
 
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
         """Patiently; None where there is no such object. `on_wait`: why it is waited for, again and again. Raises
-        StorageError after the deadline, and BadInput where a store that has given nothing yet refuses."""
+        StorageError after the deadline, and InvalidInput where a store that has given nothing yet refuses."""
         return self._patiently(lambda: self._ask(name), on_wait)
 
     def _ask(self, name: str) -> bytes | None:
@@ -162,7 +162,7 @@ class Stored:
                     final = isinstance(error, StoreRefused) and not self._gave
                     wait = next(grace, None) if final else seconds
                     if wait is None:
-                        raise BadInput(str(error)) from error
+                        raise InvalidInput(str(error)) from error
                     if time.monotonic() + wait > begun + patience:
                         raise StorageError(f"{error} It was tried for {patience:.0f} s.") from error
                     self._waiting[threading.get_ident()] = str(error)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from concertina_data.manifest import TokenShard
-from concertina_state.errors import BadInput, DamagedInput
+from concertina_state.errors import DamagedInput, InvalidInput
 
 Content = mmap.mmap | bytes
 
@@ -33,14 +33,16 @@ class ManifestFile:
             return zlib.crc32(content) == self.crc32
         return hashlib.sha256(content).hexdigest() == self.sha256
 
-    def damaged(self, place: str, size: int) -> BadInput:
+    def damaged(self, place: str, size: int) -> InvalidInput:
         return DamagedInput(
             f"{place}/{self.file} is damaged: the manifest says {self.size} bytes with sha256 {self.sha256}, and what "
             f"is there has {size} bytes and another checksum. Copy it again, or build the data again."
         )
 
-    def missing(self, place: str) -> BadInput:
-        return BadInput(f"{place}/{self.file} is missing though the manifest names it: bring it back, or build again.")
+    def missing(self, place: str) -> InvalidInput:
+        return InvalidInput(
+            f"{place}/{self.file} is missing though the manifest names it: bring it back, or build again."
+        )
 
 
 def tokens_file(shard: TokenShard) -> ManifestFile:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 from concertina_protocol.codec.typed_json import from_json
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 
 NAME = "manifest.json"
 FORMAT = 2
@@ -109,21 +109,21 @@ def digest_of(mode: str, digests: Sequence[str], weights: Sequence[int]) -> str:
 
 
 def parse(text: bytes, uri: str) -> DataManifest:
-    """Raises BadInput with a sentence."""
+    """Raises InvalidInput with a sentence."""
     try:
         value = json.loads(text)
         wanted = OF_FRAMES if isinstance(value, dict) and "frames" in value else FORMAT
         if isinstance(value, dict) and value.get("format", wanted) != wanted:
-            raise BadInput(
+            raise InvalidInput(
                 f"{uri}/{NAME} has format {value['format']!s:.80} and {wanted} is what is read here: build it again."
             )
         manifest = from_json(DataManifest, value)
     except (ValueError, RecursionError) as error:
-        raise BadInput(
+        raise InvalidInput(
             f"{uri}/{NAME} is not a data manifest ({error}): build the data again with `concertina data build`."
         ) from error
     if value.get("digest") != manifest.digest:
-        raise BadInput(
+        raise InvalidInput(
             f"{uri}/{NAME} has digest {value.get('digest')!s:.80} but its content gives {manifest.digest}: it was "
             "changed after it was built. Build the data again, or fetch the manifest again."
         )

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from concertina_data.manifest import NAME, DataManifest, parse
 from concertina_data.order import WINDOW
 from concertina_data.places import CacheSettings, InPlace, OnWait, Place
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 
 FETCH_THREADS = 4
 """Shards that a worker fetches and checks at once: of one store more make nothing faster, and all share the cores."""
@@ -34,7 +34,7 @@ def open_place(uri: str, cache: CacheSettings) -> Place:
         cache: How this machine keeps what a store gives. A folder is read in place.
 
     Raises:
-        BadInput: It does not exist, or the settings for the store can't be used.
+        InvalidInput: It does not exist, or the settings for the store can't be used.
         StorageError: The store can't be reached.
     """
     if uri.partition("://")[0] == "file" or "://" not in uri:
@@ -48,12 +48,12 @@ def read_manifest(place: Place, on_wait: OnWait = lambda reason, seconds: None) 
     """Read the manifest of a data set.
 
     Raises:
-        BadInput: There is none, or it can't be parsed.
+        InvalidInput: There is none, or it can't be parsed.
         StorageError: The store can't be reached.
     """
     text = place.get(NAME, on_wait)
     if text is None:
-        raise BadInput(f"{place.uri} has no {NAME}: build the data there, or correct the URI of the data.")
+        raise InvalidInput(f"{place.uri} has no {NAME}: build the data there, or correct the URI of the data.")
     return parse(text, place.uri)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from concertina_data.files import Content, ManifestFile, mapped
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 
 OnWait = Callable[[str, float], None]
 """Why something is waited for, in a sentence, and for how many seconds now."""
@@ -62,7 +62,7 @@ class Place(Protocol):
         ...
 
     def open(self, wanted: ManifestFile) -> Content:
-        """The whole file, checked. Raises BadInput where it is missing or damaged."""
+        """The whole file, checked. Raises InvalidInput where it is missing or damaged."""
         ...
 
 
@@ -71,7 +71,7 @@ def _readable(what: str) -> Iterator[None]:
     try:
         yield
     except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
-        raise BadInput(
+        raise InvalidInput(
             f"{what} can't be read ({error.strerror}): let user {os.getuid()} read it, or correct the URI of the data."
         ) from error
 
@@ -86,7 +86,7 @@ class InPlace:
         with _readable(self.uri):
             there = Path(self.uri).is_dir()
         if not there:
-            raise BadInput(f"{uri} does not exist: build the data there, or correct the URI of the data.")
+            raise InvalidInput(f"{uri} does not exist: build the data there, or correct the URI of the data.")
 
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
         with contextlib.suppress(FileNotFoundError), _readable(f"{self.uri}/{name}"):

@@ -12,7 +12,7 @@ from concertina_data.manifest import TOO_SHORT, DataManifest
 from concertina_data.opening import FETCH_THREADS, OpenShards, Threads, open_place, read_manifest
 from concertina_data.order import Order
 from concertina_data.places import CacheSettings, Place
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 
 TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 """By bytes of a token."""
@@ -24,15 +24,17 @@ class Sequences:
     """Cut out of the stream of documents, `length` tokens each and the one after them, in the order of a seed."""
 
     def __init__(self, uri: str, length: int, seed: int, cache: CacheSettings) -> None:
-        """Raises BadInput, or StorageError."""
+        """Raises InvalidInput, or StorageError."""
         self._place, self._length = open_place(uri, cache), length
         self._manifest = read_manifest(self._place)
         if self._manifest.frames is not None:
-            raise BadInput(f"{uri} holds frames ({self._manifest.frames}), and rows of tokens are what is read here.")
+            raise InvalidInput(
+                f"{uri} holds frames ({self._manifest.frames}), and rows of tokens are what is read here."
+            )
         self.digest = self._manifest.digest
         counts = self._manifest.sequences(length)
         if not sum(counts):
-            raise BadInput(TOO_SHORT.format(uri=uri, length=length))
+            raise InvalidInput(TOO_SHORT.format(uri=uri, length=length))
         self._order = Order(counts, seed)
         self.epoch_size = self._order.epoch_size
         sizes = [shard.size for shard in self._manifest.shards]
@@ -50,7 +52,7 @@ class Sequences:
         return self._place.waiting_for
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """int64 [stop - start, length + 1]. Raises BadInput, or StorageError."""
+        """int64 [stop - start, length + 1]. Raises InvalidInput, or StorageError."""
         self._shards.expect(self._order.nearby(start))
         rows = torch.empty(stop - start, self._length + 1, dtype=torch.int64)
         for row, position in enumerate(range(start, stop)):

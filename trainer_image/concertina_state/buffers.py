@@ -79,7 +79,7 @@ class BufferCatalogue(Holdings[Buffer]):
         self, arrays: Mapping[str, Buffer | ArrayShard], own: Mapping[str, Buffer], rank: int, world: int
     ) -> None:
         """`arrays`: by names that all ranks know, each Buffer the same on all ranks. `own`: bytes that this rank alone
-        has, by names of its own. Raises BadInput for what can't be saved."""
+        has, by names of its own. Raises InvalidInput for what can't be saved."""
         everyone = Copies(tuple(range(world)), rank)
         held = [_held(name, array, everyone) for name, array in sorted(arrays.items())]
         alone = [(own_chunk(name, each.dtype, each.shape), each) for name, each in own.items()]

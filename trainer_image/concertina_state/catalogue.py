@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Shard, _StridedShard
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import Box, ReadPlan
 from concertina_state.format.shardfile import Chunk
@@ -45,7 +45,7 @@ class Catalogue(Holdings[Tensor]):
         ArrayShard. `whole_cut`: see Holdings.
         `own`: what this rank alone has, by names of its own. `together`: ranks can talk to each other by
         torch.distributed; else each saves, and reads, all that it has. `buffers`: tensors that are the same on all
-        ranks, and of which rank 0 saves each whole. Raises BadInput for what can't be saved."""
+        ranks, and of which rank 0 saves each whole. Raises InvalidInput for what can't be saved."""
         ranks = tuple(range(world))
         everyone = Copies(ranks, rank) if together else ALONE
         once = Copies(ranks, rank, saved_whole=True) if together else ALONE
@@ -126,7 +126,7 @@ def _held(name: str, given: Tensor | ArrayShard | Elsewhere, everyone: Copies) -
         return Held(name, whole, Box((0,) * len(whole), whole), dtype, tensor.detach(), everyone, "whole")
     mesh, placements = tensor.device_mesh, tensor.placements
     if any(isinstance(placement, Partial) for placement in placements):
-        raise BadInput(f"{name} is a DTensor with a partial sum: reduce it before it is saved.")
+        raise InvalidInput(f"{name} is a DTensor with a partial sum: reduce it before it is saved.")
     cuts = [
         Cut(placement.dim, late=isinstance(placement, _StridedShard))
         if isinstance(placement, (Shard, _StridedShard))
@@ -152,20 +152,20 @@ def _own(name: str, tensor: Tensor) -> Chunk:
 
 
 def check_kind(name: str, tensor: Tensor) -> None:
-    """Raise BadInput for a tensor that has no plain memory to save."""
+    """Raise InvalidInput for a tensor that has no plain memory to save."""
     if tensor.dtype not in NAMES:
         known = ", ".join(NAMES.values())
-        raise BadInput(f"{name} has the dtype {tensor.dtype}, which can't be saved: convert it to one of {known}.")
+        raise InvalidInput(f"{name} has the dtype {tensor.dtype}, which can't be saved: convert it to one of {known}.")
     if isinstance(tensor, ShardedTensor):
         return
     if tensor.layout != torch.strided or tensor.is_nested:
-        raise BadInput(f"{name} is a tensor with the layout {tensor.layout}, which can't be saved: make it dense.")
+        raise InvalidInput(f"{name} is a tensor with the layout {tensor.layout}, which can't be saved: make it dense.")
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if type(local) not in (Tensor, torch.nn.Parameter) and (
         is_traceable_wrapper_subclass(local) or (local.numel() and not _has_memory(local))
     ):
         kind, cut = type(local), " that a DTensor has cut" if isinstance(tensor, DTensor) else ""
-        raise BadInput(
+        raise InvalidInput(
             f"{name} is a {kind.__module__}.{kind.__qualname__}{cut}, which can't be saved: it has no memory of its "
             "own that can be taken as it is."
         )

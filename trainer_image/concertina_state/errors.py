@@ -5,20 +5,20 @@ from __future__ import annotations
 from concertina_protocol import FailureReason, Rollback
 
 
-class BadInput(Exception):
+class InvalidInput(Exception):
     """Trying again can't help: the message says what is wrong and what to do."""
 
-    reason = FailureReason.BAD_INPUT
+    reason = FailureReason.INVALID_INPUT
     """By which alerts and runbooks know it."""
 
 
-class DataChanged(BadInput):
+class DataChanged(InvalidInput):
     """A position in the data that the state was trained on is another sequence in those that there are."""
 
     reason = FailureReason.DATA_CHANGED
 
 
-class DamagedInput(BadInput):
+class DamagedInput(InvalidInput):
     """What is read is not what was written, however often it is read."""
 
     reason = FailureReason.DAMAGED

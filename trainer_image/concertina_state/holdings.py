@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import Box, ReadPlan, reads
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk, Header, Layout, layout_digest
 from concertina_state.placement import rows
@@ -88,11 +88,11 @@ class Elsewhere:
 
 
 def held_part(name: str, part: ArrayShard, local: A, shape: Sequence[int], dtype: str) -> Held[A]:
-    """`local`, `shape`, `dtype`: of the part's array. Raises BadInput."""
+    """`local`, `shape`, `dtype`: of the part's array. Raises InvalidInput."""
     offsets, own, whole = tuple(part.offsets), tuple(shape), tuple(part.shape)
     fits = len(offsets) == len(own) == len(whole) > 0
     if not fits or any(o < 0 or o + n > end for o, n, end in zip(offsets, own, whole, strict=True)):
-        raise BadInput(
+        raise InvalidInput(
             f"{name} is said to be a box of {list(own)} at {list(offsets)} of an array of {list(whole)}, which it is "
             "not within: correct its ArrayShard."
         )
@@ -133,14 +133,14 @@ class Holdings(Generic[A]):
         return self._parts
 
     def plan(self, held: Mapping[int, Header], instead: str) -> ReadPlan:
-        """What this rank reads, of a saved state of which these are the shards' headers. Raises BadInput where it is
+        """What this rank reads, of a saved state of which these are the shards' headers. Raises InvalidInput where it is
         not a whole state of these arrays; `instead`: what to do then."""
         wanted = [chunk for chunk, _ in self.wanted().values()]
         for header in held.values():
             for chunk in wanted:
                 stored = header.chunks.get(chunk.name)
                 if stored and (stored.chunk.global_shape, stored.chunk.dtype) != (chunk.global_shape, chunk.dtype):
-                    raise BadInput(
+                    raise InvalidInput(
                         f"{chunk.name} was saved as {stored.chunk.dtype} {list(stored.chunk.global_shape)} and is "
                         f"{chunk.dtype} {list(chunk.global_shape)} now: {instead}."
                     )

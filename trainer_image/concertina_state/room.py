@@ -13,7 +13,7 @@ import weakref
 from pathlib import Path
 
 from concertina_protocol.sidecar import remove_sidecar
-from concertina_state.errors import BadInput, RestoreFailed
+from concertina_state.errors import InvalidInput, RestoreFailed
 
 ROOM_SECONDS = 10.0
 """Since there was last more of it."""
@@ -60,7 +60,7 @@ def spare(folder: Path, size: int) -> Spare | None:
 
 
 def map_new(path: Path, size: int, spare: Spare | None = None) -> mmap.mmap:
-    """A new file in the place of whatever is there: the spare one, or one that is made now. Raises BadInput or
+    """A new file in the place of whatever is there: the spare one, or one that is made now. Raises InvalidInput or
     RestoreFailed where there is no room."""
     if spare is not None:
         with contextlib.suppress(OSError):  # /proc is not there, or a file system gives no name later
@@ -117,7 +117,7 @@ def _no_room(path: Path, size: int, error: OSError) -> Exception:
     rounds = {other.name for kind in ("snapshots", "copies") for other in (snapshots.parent / kind).glob("round-*")}
     if rounds - {mine}:
         return RestoreFailed(f"{problem} beside those of the round before, which are still needed. {advice}")
-    return BadInput(
+    return InvalidInput(
         f"{problem}: the replica's memory volume is too small for three of them and a peer's copy. {advice}"
     )
 

@@ -30,7 +30,7 @@ class MappedShard:
     """A shard file, mapped and with its pages in place, and a view of each array in it."""
 
     def __init__(self, path: Path, state: Live, spare: Spare | None = None) -> None:
-        """Raises BadInput or RestoreFailed."""
+        """Raises InvalidInput or RestoreFailed."""
         self.path = path
         self._map = room.map_new(path, state.layout.size, spare)
         self.inode = path.stat().st_ino

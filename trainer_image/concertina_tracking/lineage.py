@@ -10,13 +10,13 @@ def made_of(uri: str) -> Mapping[str, str]:
     has all of it."""
     try:
         from concertina_state.checkpoints.reader import StoredCheckpoint
-        from concertina_state.errors import BadInput
+        from concertina_state.errors import InvalidInput
         from concertina_state.objects.prefix import StorageError
     except ImportError:  # an image without a client of storage
         return {}
     try:
         manifest = StoredCheckpoint(uri).manifest
-    except (BadInput, StorageError):  # a newer one may have taken its place by now
+    except (InvalidInput, StorageError):  # a newer one may have taken its place by now
         return {}
     lineage = manifest.lineage
     tags = {

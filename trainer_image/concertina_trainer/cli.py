@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from concertina_data.manifest import NAME, VALIDATION, DataManifest, parse
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.data.build import arrays
 from concertina_trainer.data.build import build as building
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_tr
     options = parser.parse_args(argv)
     try:
         return int(options.run(options) or 0)
-    except BadInput as error:
+    except InvalidInput as error:
         print(error, file=sys.stderr)
         return BAD_INPUT_EXIT
     except StorageError as error:
@@ -103,7 +103,7 @@ def _share(text: str) -> tuple[int, int]:
 
 def _build(options: argparse.Namespace) -> None:
     if not 0 <= options.validation < 1:
-        raise BadInput("--validation is a share of all documents: give a number from 0 to below 1.")
+        raise InvalidInput("--validation is a share of all documents: give a number from 0 to below 1.")
     recipe = Recipe(
         options.tokenizer, options.separator, options.split_pattern, options.column, options.validation,
         tuple(options.against), options.ngram, options.against_column,
@@ -111,7 +111,7 @@ def _build(options: argparse.Namespace) -> None:
     sources = find(options.sources, options.pattern, options.allow_left_out, options.out, _say)
     recipe = dataclasses.replace(recipe, frames=arrays.facts(sources, options.classes))
     if recipe.frames and recipe.against:
-        raise BadInput("--against looks for words, and frames have none: leave it out.")
+        raise InvalidInput("--against looks for words, and frames have none: leave it out.")
     if recipe.against:
         find_evaluation(recipe.against, _say)
     recipe.load_tokenizer()  # what is wrong with it is said here, not by every process
@@ -173,7 +173,7 @@ def _overlap_lines(overlap: dict[str, object] | None) -> list[str]:
 
 
 def _manifests(uri: str) -> Iterator[tuple[str, DataManifest]]:
-    """Of the data and, where documents were set aside, of those. Raises BadInput or StorageError."""
+    """Of the data and, where documents were set aside, of those. Raises InvalidInput or StorageError."""
     yield uri, _manifest(uri)
     aside = ObjectPrefix(uri).get(f"{VALIDATION}/{NAME}")
     if aside is not None:
@@ -183,7 +183,7 @@ def _manifests(uri: str) -> Iterator[tuple[str, DataManifest]]:
 def _manifest(uri: str) -> DataManifest:
     text = ObjectPrefix(uri).get(NAME)
     if text is None:
-        raise BadInput(f"{uri} has no {NAME}: build the data there first.")
+        raise InvalidInput(f"{uri} has no {NAME}: build the data there first.")
     return parse(text, uri)
 
 

@@ -10,7 +10,7 @@ import enum
 import math
 from typing import NamedTuple
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.config.parallelism import ParallelismConfig
 
 
@@ -36,9 +36,9 @@ class Degrees(NamedTuple):
 
     @staticmethod
     def of(parallelism: ParallelismConfig, world: int) -> Degrees:
-        """Raises BadInput."""
+        """Raises InvalidInput."""
         if world % parallelism.block:
-            raise BadInput(
+            raise InvalidInput(
                 f"{world} workers are no whole number of blocks of {parallelism.block}, which spec.parallelism asks "
                 f"for: use {max(1, world // parallelism.block) * parallelism.block} workers."
             )

@@ -20,7 +20,7 @@ from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.messages.ranges import united
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
 from concertina_state.checkpoints.catalogue import instead_of
-from concertina_state.errors import BadInput, DamagedInput, DataChanged, RestoreFailed
+from concertina_state.errors import DamagedInput, DataChanged, InvalidInput, RestoreFailed
 from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.interval import Interval
 from concertina_state.lineage import TrainedRound, of_round
@@ -60,7 +60,7 @@ AFTER_THE_CULPRIT = 0.5
 
 
 def main() -> NoReturn:
-    """Never returns: exits 0 after Done, 78 after Fault BadInput, else 1 with the reason in stderr's last lines."""
+    """Never returns: exits 0 after Done, 78 after Fault InvalidInput, else 1 with the reason in stderr's last lines."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     channel = WorkerEnd(os.environ["CONCERTINA_SOCKET"])
     channel.send(Hello(int(os.environ["RANK"]), os.getpid(), traces=True))
@@ -68,11 +68,11 @@ def main() -> NoReturn:
     try:
         channel.send(run(channel))
         code = 0
-    except BadInput as error:
+    except InvalidInput as error:
         if isinstance(error, DamagedInput) and error.rollback:
             code = _fault(channel, error.reason, error, 1, error.rollback)
         else:
-            code = _fault(channel, error.reason, BadInput(f"{error}{instead_of(error)}"), BAD_INPUT_EXIT)
+            code = _fault(channel, error.reason, InvalidInput(f"{error}{instead_of(error)}"), BAD_INPUT_EXIT)
     except RestoreFailed as error:
         code = _fault(channel, FailureReason.RESTORE_FAILED, error, 1)
     except RollBack as error:
@@ -102,16 +102,16 @@ def _fault(
 
 
 def configuration() -> tuple[TrainerConfig, CheckpointConfig | None, ParallelismConfig]:
-    """Of the environment. Raises BadInput."""
+    """Of the environment. Raises InvalidInput."""
     try:
         config = TrainerConfig.model_validate(json.loads(os.environ["CONCERTINA_TRAINER"]))
     except ValidationError as error:
         said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise BadInput(f"spec.trainer can't be used: {said}") from error
+        raise InvalidInput(f"spec.trainer can't be used: {said}") from error
     checkpoint = json.loads(os.environ.get("CONCERTINA_CHECKPOINT", "null"))
     layout = ParallelismConfig.model_validate_json(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
     if wrong := problems(config, layout, int(os.environ["WORLD_SIZE"])):
-        raise BadInput(f"this model can't be trained in this layout: {'; '.join(wrong)}.")
+        raise InvalidInput(f"this model can't be trained in this layout: {'; '.join(wrong)}.")
     return config, CheckpointConfig.model_validate(checkpoint) if checkpoint else None, layout
 
 
@@ -154,17 +154,17 @@ def run(channel: WorkerEnd) -> Done:
 def build(
     config: TrainerConfig, checkpoint: CheckpointConfig | None, world: DistContext, step: int, reporter: Reporter
 ) -> Built:
-    """Data, model and optimizer; nothing is in them yet. Raises BadInput."""
+    """Data, model and optimizer; nothing is in them yet. Raises InvalidInput."""
     begun = step > 0
     reader = Reader(config.data, config.model.sequence_length, config.seed, on_wait=reporter.stalled, begun=begun)
     own = own_spec(config, reader)
     if own is None and reader.frames is not None:
-        raise BadInput(
+        raise InvalidInput(
             f"the data hold frames ({reader.frames}), and the decoder is trained on tokens: set "
             "trainer.model.entrypoint to a model of your own, or build data of text."
         )
     if own is None and reader.vocab_size > config.model.vocab_size:
-        raise BadInput(
+        raise InvalidInput(
             f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "
             f"{config.model.vocab_size} has no place for: set trainer.model.vocabSize to {reader.vocab_size}."
         )

@@ -39,7 +39,7 @@ class StateAdapter(Protocol):
         """Create the arrays that an object with these saved values had, so that they can be filled.
 
         Raises:
-            BadInput: The values are those of another kind of object.
+            InvalidInput: The values are those of another kind of object.
         """
         ...
 
@@ -47,7 +47,7 @@ class StateAdapter(Protocol):
         """Restore the object from its arrays, which have been filled by now, and from its saved values.
 
         Raises:
-            BadInput: The values do not fit the object.
+            InvalidInput: The values do not fit the object.
         """
         ...
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from trainingjob._adapter import StateAdapter, StatefulAdapter
 from trainingjob._counted import SampleCounter
 from trainingjob._objects import DictAdapter, RandomNumbers, adapters_of
@@ -111,14 +111,14 @@ class Contents:
         Each rank saves a part of such an array, so ranks that differ would save a mixture. All ranks make this call.
 
         Raises:
-            BadInput: Some differ.
+            InvalidInput: Some differ.
         """
         if self._world.size == 1:
             return
         arrays = self._collected({name: adapter.replicated_arrays() for name, adapter in self._adapters.items()})
         differing = self._ranks.differing(arrays)
         if differing:
-            raise BadInput(
+            raise InvalidInput(
                 f"{differing[0]} is not the same on all ranks, and no DTensor that says how it is cut: make it "
                 "one (torch.distributed.tensor), or let DistributedDataParallel keep it the same; of an array in a "
                 f"dict, say which part it is (trainingjob.ArrayShard). ({len(differing)} of {len(arrays)} differ.)"
@@ -141,12 +141,12 @@ class Contents:
         """Check that the saved state of this step has the same objects.
 
         Raises:
-            BadInput: An object is missing on either side.
+            InvalidInput: An object is missing on either side.
         """
         if left_out := sorted(values.keys() - self._adapters.keys() - {"loaders"}):
-            raise BadInput(f"the saved state of step {step} has {', '.join(left_out)} too: {INSTEAD}.")
+            raise InvalidInput(f"the saved state of step {step} has {', '.join(left_out)} too: {INSTEAD}.")
         if missing := [name for name in self._adapters if name not in values]:
-            raise BadInput(f"the saved state of step {step} has no {', '.join(missing)}: {INSTEAD}.")
+            raise InvalidInput(f"the saved state of step {step} has no {', '.join(missing)}: {INSTEAD}.")
 
     def prepare(self, values: Mapping[str, Any]) -> None:
         """Create the arrays that the saved objects had, so that they can be filled."""

@@ -18,7 +18,7 @@ from concertina_data.opening import Threads
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
 from concertina_protocol.stderr import write_line
-from concertina_state.errors import BadInput, DataChanged
+from concertina_state.errors import DataChanged, InvalidInput
 from trainingjob import _connection, _storage
 from trainingjob._counted import SampleCounter
 from trainingjob._refusals import faults_reported
@@ -80,7 +80,7 @@ class Data(SampleCounter):
         """Return this rank's rows of the next step: int64 `[rows, length + 1]`, on the CPU.
 
         Raises:
-            concertina_state.errors.BadInput: The data are damaged.
+            concertina_state.errors.InvalidInput: The data are damaged.
             concertina_state.objects.prefix.StorageError: The store has not answered for ten minutes.
         """
         while len(self._ahead) <= AHEAD:
@@ -106,7 +106,7 @@ class Data(SampleCounter):
             state: The result of `state_dict`.
 
         Raises:
-            concertina_state.errors.BadInput: The data, `length` or `seed` differ, so a position is another sequence.
+            concertina_state.errors.InvalidInput: The data, `length` or `seed` differ, so a position is another sequence.
         """
         with faults_reported():
             self._check_same(state)
@@ -117,7 +117,7 @@ class Data(SampleCounter):
         own = self.state_dict()
         for name, description in (("data", "digest of data"), ("length", "length"), ("seed", "seed")):
             if state[name] != own[name]:
-                error = DataChanged if name == "data" else BadInput
+                error = DataChanged if name == "data" else InvalidInput
                 raise error(
                     f"the saved state has consumed sequences of the {description} {state[name]}, and {self._uri} is "
                     f"read with the {description} {own[name]}, by which they are others: give what the run began with, "
@@ -154,12 +154,14 @@ def _check(length: int, batch: int, rank: int, size: int) -> None:
     """Refuse a batch that the ranks can't share.
 
     Raises:
-        BadInput: A number is out of range, or there are fewer sequences in a batch than ranks.
+        InvalidInput: A number is out of range, or there are fewer sequences in a batch than ranks.
     """
     if length < 1 or batch < 1 or not 0 <= rank < size:
-        raise BadInput(f"there is no rank {rank} of {size} with sequences of {length} tokens in batches of {batch}.")
+        raise InvalidInput(
+            f"there is no rank {rank} of {size} with sequences of {length} tokens in batches of {batch}."
+        )
     if batch < size:
-        raise BadInput(
+        raise InvalidInput(
             f"a batch of {batch} sequences can't be shared by {size} ranks, each of which needs one at least: make the "
             "batch larger, or the world smaller (spec.replicas)."
         )

@@ -13,7 +13,7 @@ from typing import Any
 from concertina_protocol import Durable, JobHistory, SnapshotId
 from concertina_protocol.sidecar import read_sidecar
 from concertina_protocol.worker_channel import Committed, CopiedUpTo, Message
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Header
 from concertina_state.saved import LocalShard
 from trainingjob._world import World
@@ -40,12 +40,12 @@ class Folder:
             same: Returns the value of rank 0, on all ranks.
 
         Raises:
-            BadInput: Another script saves to this folder.
+            InvalidInput: Another script saves to this folder.
         """
         self._folder, self._rank = folder, world.rank
         self._lock = None if world.rank else Lock(folder)
         if refusal := same(self._lock and self._lock.refusal):
-            raise BadInput(refusal)
+            raise InvalidInput(refusal)
         self._size = world.size
         self.round: int = same(1 + max(self._rounds(), default=0))
         self.history = JobHistory()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from trainingjob import _values
 from trainingjob._refusals import INSTEAD
 
@@ -23,18 +23,18 @@ def match_groups(
         now: Parameter names of each group of today.
 
     Raises:
-        BadInput: A parameter is missing on either side, or parameters that were saved with different options are in
+        InvalidInput: A parameter is missing on either side, or parameters that were saved with different options are in
             one group now.
     """
     group_by_name = {name: number for number, (names, _) in enumerate(saved) for name in names}
     current_names = {name for names in now for name in names}
     if missing := [name for name in group_by_name if name not in current_names]:
-        raise BadInput(
+        raise InvalidInput(
             f"{optimizer} was saved with {_list(missing)}, which is in none of its groups now: add it "
             "(optimizer.add_param_group) before State.restore()."
         )
     if new := [name for names in now for name in names if name not in group_by_name]:
-        raise BadInput(
+        raise InvalidInput(
             f"{optimizer} has {_list(new)} now, which was in none of its groups when it was saved: {INSTEAD}."
         )
     return [_source(optimizer, saved, names, number, group_by_name) for number, names in enumerate(now)]
@@ -50,7 +50,7 @@ def _source(
     """Return the number of the saved group whose options the group with these parameter names takes.
 
     Raises:
-        BadInput: The parameters were saved with different options.
+        InvalidInput: The parameters were saved with different options.
     """
     sources = list(dict.fromkeys(group_by_name[name] for name in names))
     if not sources:  # an empty group has nothing but its place
@@ -59,7 +59,7 @@ def _source(
     for other in sources[1:]:
         if differing := differing_options(saved[first][1], saved[other][1]):
             one, two = (next(name for name in names if group_by_name[name] == source) for source in (first, other))
-            raise BadInput(
+            raise InvalidInput(
                 f"{optimizer} was saved with {one} and {two} in groups of different {', '.join(differing)}, and they "
                 f"are in one group now: {INSTEAD}."
             )
@@ -91,7 +91,7 @@ def check_by_position(scheduler: str, state: Any, sources: Sequence[int], saved_
         saved_count: Number of saved groups.
 
     Raises:
-        BadInput: The state has such a list, and the groups are not where they were.
+        InvalidInput: The state has such a list, and the groups are not where they were.
     """
     if list(sources) == list(range(saved_count)):
         return
@@ -102,7 +102,7 @@ def check_by_position(scheduler: str, state: Any, sources: Sequence[int], saved_
             check_by_position(scheduler, inner, sources, saved_count)  # schedulers of schedulers
         alike = all(other == value[0] for other in value)
         if len(value) == saved_count and not (alike and len(sources) == saved_count):
-            raise BadInput(
+            raise InvalidInput(
                 f"{scheduler} has a value for each group of its optimizer ({key}), and the groups are not in the order "
                 "in which they were saved: make them in that order."
             )

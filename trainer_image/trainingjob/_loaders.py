@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from concertina_protocol.stderr import write_line
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from trainingjob._objects import RandomNumbers
 from trainingjob._order import order_of
 from trainingjob._refusals import NotSavable
@@ -27,7 +27,7 @@ class Loaders:
 
         Raises:
             NotSavable: The loader's order can't be followed.
-            BadInput: The loader's data, or the epoch of its sampler, are not those that were saved.
+            InvalidInput: The loader's data, or the epoch of its sampler, are not those that were saved.
         """
         position = next((position for position in self._positions if position.loader is loader), None)
         if position is None:
@@ -44,7 +44,7 @@ class Loaders:
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         if self._positions:
-            raise BadInput("State.restore() comes before the first State.batches(): correct the script's order.")
+            raise InvalidInput("State.restore() comes before the first State.batches(): correct the script's order.")
         self._saved = list(values["passes"])
 
     def remember_random_numbers(self) -> None:
@@ -112,11 +112,11 @@ class LoaderPosition:
         """Refuse a script that is at another epoch than the saved pass.
 
         Raises:
-            BadInput: The epochs differ. The next ones would follow from the script's count, and repeat data.
+            InvalidInput: The epochs differ. The next ones would follow from the script's count, and repeat data.
         """
         saved, now = self._epochs()
         if saved is not None and now != saved:
-            raise BadInput(
+            raise InvalidInput(
                 f"the sampler of loader {self._number} is at epoch {now}, and the saved state at epoch {saved}: begin "
                 "the loop over epochs there. Keep the epoch in the state, or compute it from the step."
             )
@@ -137,10 +137,10 @@ class LoaderPosition:
             random: Random numbers as they were saved.
 
         Raises:
-            BadInput: The data have another length.
+            InvalidInput: The data have another length.
         """
         if values["of"] != (length := len(self.loader.dataset)):
-            raise BadInput(
+            raise InvalidInput(
                 f"loader {self._number} of State.batches() has {length} items, and {values['of']} when it was saved: "
                 "give the loaders in the same order, with the same data."
             )

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from trainingjob._adapter import StateAdapter, StatefulAdapter
 from trainingjob._arrays import is_array, leaf
 from trainingjob._leaf import Leaf
@@ -54,11 +54,11 @@ class DictAdapter:
         """Return what takes the place of `tree`: `tree` itself, with the saved values, if it can be changed.
 
         Raises:
-            BadInput: An array was saved here, and there is none now.
+            InvalidInput: An array was saved here, and there is none now.
         """
         if isinstance(values, str) and values == ARRAY:
             if path not in self._leaf_by_path:
-                raise BadInput(f"{path} was saved as an array, and is none now: {INSTEAD}.")
+                raise InvalidInput(f"{path} was saved as an array, and is none now: {INSTEAD}.")
             return self._leaf_by_path[path].filled()
         if isinstance(tree, list) and isinstance(values, list) and not any(_has_array(value) for value in values):
             tree[:] = values

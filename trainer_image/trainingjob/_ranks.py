@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from concertina_state.buffers import Buffer, BufferCatalogue
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Header
@@ -96,7 +96,7 @@ class Ranks(Protocol):
             prefix: What stands before each name in the shard.
 
         Raises:
-            BadInput: A buffer was not saved, or has another shape or dtype.
+            InvalidInput: A buffer was not saved, or has another shape or dtype.
         """
         ...
 
@@ -151,7 +151,7 @@ class GatheringRanks:
     def array(self, array: Any, name: str) -> Buffer | ArrayShard:
         buffer = array.array if isinstance(array, ArrayShard) else array
         if not isinstance(buffer, Buffer):
-            raise BadInput(f"{name} holds a tensor of torch's: {LEAVE_OUT}.")
+            raise InvalidInput(f"{name} holds a tensor of torch's: {LEAVE_OUT}.")
         return ArrayShard(buffer, array.offsets, array.shape) if isinstance(array, ArrayShard) else buffer
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
@@ -160,7 +160,7 @@ class GatheringRanks:
         form = f"<{len(checksums)}I"
         packed = self._gather(hashlib.sha256(repr(names).encode()).digest() + struct.pack(form, *checksums))
         if len({data[:32] for data in packed}) > 1:
-            raise BadInput("the ranks keep arrays of other names: give State the same ones on all ranks.")
+            raise InvalidInput("the ranks keep arrays of other names: give State the same ones on all ranks.")
         columns = zip(*(struct.unpack(form, data[32:]) for data in packed), strict=True)
         return [name for name, column in zip(names, columns, strict=True) if len(set(column)) > 1]
 
@@ -180,12 +180,12 @@ class GatheringRanks:
         """Gather bytes, and check the answer of the script's function. `size` is that of each rank's bytes, if equal.
 
         Raises:
-            BadInput: The function has not returned the bytes of each rank.
+            InvalidInput: The function has not returned the bytes of each rank.
         """
         answers = [bytes(answer) for answer in self._gather_bytes(data)]
         sizes = {len(answer) for answer in answers}
         if len(answers) != self._world.size or (size is not None and sizes != {size}):
-            raise BadInput(
+            raise InvalidInput(
                 f"gather() has to return what each of the {self._world.size} ranks gave, in their order: it returned "
                 f"{len(answers)} answers of {sorted(sizes)} bytes."
             )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from concertina_protocol import FailureReason
 from concertina_protocol.worker_channel import Fault
-from concertina_state.errors import BadInput, DamagedInput, RestoreFailed
+from concertina_state.errors import DamagedInput, InvalidInput, RestoreFailed
 from trainingjob import _connection
 
 INSTEAD = "give the script what it had, or another checkpoint URI for a new run"
@@ -15,7 +15,7 @@ USE_PREVIOUS = "UsePrevious"
 """Value of `checkpoint.onDamage` that asks for an older checkpoint."""
 
 
-class NotSavable(BadInput, TypeError):
+class NotSavable(InvalidInput, TypeError):
     """An object has no state, or a state that can't be saved."""
 
 
@@ -26,7 +26,7 @@ def faults_reported() -> Iterator[None]:
     The operator then knows the reason of the failure before the process has ended.
 
     Raises:
-        BadInput: The block has raised it.
+        InvalidInput: The block has raised it.
         RestoreFailed: The block has raised it.
     """
     try:
@@ -35,7 +35,7 @@ def faults_reported() -> Iterator[None]:
         error = _with_rollback(damaged)
         _report(error, error.reason, "" if error.rollback else _advice(error))
         raise error from (None if error is damaged else damaged)
-    except BadInput as error:
+    except InvalidInput as error:
         _report(error, error.reason)
         raise
     except RestoreFailed as error:

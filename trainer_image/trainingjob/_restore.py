@@ -12,7 +12,7 @@ from typing import Any
 from concertina_protocol import Durable, Restore, RestoreSource, SnapshotId
 from concertina_protocol.stderr import write_line
 from concertina_protocol.worker_channel import Start
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.shardfile import Continued, Header, ShardMetadata
 from concertina_state.saved import InMemory, SavedState, find
@@ -83,7 +83,7 @@ def find_newest(session: Session, reading: contextlib.ExitStack) -> Source | Non
         reading: Keeps a checkpoint in storage from being removed until it is closed.
 
     Raises:
-        BadInput: The checkpoint belongs to another job, or is damaged.
+        InvalidInput: The checkpoint belongs to another job, or is damaged.
         StorageError: Durable storage could not be read for STORAGE_SECONDS.
     """
     if isinstance(session.agent, Folder):
@@ -153,7 +153,7 @@ def newest_in_storage(
         restore: What the operator says of checkpoints that were undone or are damaged.
 
     Raises:
-        BadInput: The folder belongs to another job, or all checkpoints are damaged.
+        InvalidInput: The folder belongs to another job, or all checkpoints are damaged.
         StorageError: Durable storage can't be read.
     """
     from concertina_state.checkpoints import owner
@@ -168,7 +168,7 @@ def newest_in_storage(
         try:
             owner.look(own_folder, owner.this_job(uid), checkpoint.get("takeOver") or "")
         except owner.NotOwner as error:
-            raise BadInput(str(error)) from error
+            raise InvalidInput(str(error)) from error
     latest = latest and usable(latest, uid, restore)
     if latest is None and restore.damaged:
         raise none_left(restore.damaged)
@@ -193,7 +193,7 @@ def fill(session: Session, contents: Contents, own_shard: OwnShard, source: Sour
     """Restore all objects from a saved state. All ranks make this call.
 
     Raises:
-        BadInput: The state is of other objects, or its arrays have other shapes or dtypes.
+        InvalidInput: The state is of other objects, or its arrays have other shapes or dtypes.
         RestoreFailed: The state can't be read.
     """
     world, saved = session.world, source.saved
@@ -241,11 +241,11 @@ def _own_values(shard: ShardReader, rank: str, source: Source) -> Mapping[str, A
     """Return the values of the rank with this prefix, by object.
 
     Raises:
-        BadInput: The state was not saved by a `State`.
+        InvalidInput: The state was not saved by a `State`.
     """
     stored = shard.header.chunks.get(rank)
     if stored is None:
-        raise BadInput(f"the saved state of step {source.step} was not saved by trainingjob.State")
+        raise InvalidInput(f"the saved state of step {source.step} was not saved by trainingjob.State")
     text = bytearray(stored.chunk.size)
     shard.read_into([(stored.begin, memoryview(text))])
     values: Mapping[str, Any] = _values.decode(bytes(text))
@@ -264,14 +264,14 @@ def _check_nothing_lost(
         rank: Prefix of the names of this rank's own arrays.
 
     Raises:
-        BadInput: An array is missing.
+        InvalidInput: An array is missing.
     """
     prefixes = (*(f"{name}." for name in objects), *(f"{rank}.{name}." for name in objects))
     for header in headers.values():
         for name in header.chunks:
             if name.startswith(prefixes) and name not in names:
                 array = name.removeprefix(f"{rank}.")
-                raise BadInput(f"the saved state has {array}, and the script has it no more: {INSTEAD}.")
+                raise InvalidInput(f"the saved state has {array}, and the script has it no more: {INSTEAD}.")
 
 
 def _log_other_size(session: Session, saved_size: int) -> None:

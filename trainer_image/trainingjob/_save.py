@@ -14,7 +14,7 @@ from typing import Any
 from concertina_protocol import SnapshotId
 from concertina_protocol.stderr import write_line
 from concertina_protocol.worker_channel import Done, Outcome
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.interval import Interval
 from concertina_state.lineage import TrainedRound, of_round, script_digest
@@ -61,7 +61,7 @@ class OwnShard:
         arrays may come to differ later.
 
         Raises:
-            BadInput: Arrays can't be saved, or differ between ranks.
+            InvalidInput: Arrays can't be saved, or differ between ranks.
         """
         arrays, values = self._contents.current()
         index, snapshots = self.update(arrays, self._contents.buffers(), values)
@@ -157,13 +157,13 @@ class Saver:
         """Count a commit that could not be saved, and tell the script if this goes on.
 
         Raises:
-            BadInput: Only an optimizer that the `State` does not have makes steps.
+            InvalidInput: Only an optimizer that the `State` does not have makes steps.
         """
         self._commits_overdue += 1
         save_points = self._contents.save_points
         if self._commits_overdue >= SUSPICIOUS_COMMITS and save_points is not None and save_points.only_others_step:
             with faults_reported():
-                raise BadInput(
+                raise InvalidInput(
                     f"no optimizer that State keeps has made a step in {self._commits_overdue} commits, and another "
                     "one has: its moments would be lost. Give State the optimizer that steps."
                 )

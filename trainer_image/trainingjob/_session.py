@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Continued
 from concertina_state.lineage import Origin
 from concertina_state.saving import StepFlags
@@ -69,14 +69,14 @@ def ranks_of(world: World, gather: Gather | None) -> Ranks:
     """Return the ranks of this world, which agree by torch.distributed or by a function of the script.
 
     Raises:
-        BadInput: There are several ranks, and no way for them to agree.
+        InvalidInput: There are several ranks, and no way for them to agree.
     """
     if gather is None and "torch" in sys.modules:
         from trainingjob._torch_ranks import TorchRanks
 
         return TorchRanks(world)
     if gather is None and world.size > 1:
-        raise BadInput(
+        raise InvalidInput(
             f"{world.size} processes keep one state, and nothing says how they agree: import torch and call "
             "torch.distributed.init_process_group() before State is made, or give State(gather=...), a function that "
             "takes each rank's bytes and returns those of all (MPI.COMM_WORLD.allgather, trainingjob.jax.gather)."
@@ -93,7 +93,7 @@ def open_session(world: World, ranks: Ranks, folder: Path) -> Session:
         folder: Folder for snapshots outside of a job.
 
     Raises:
-        BadInput: Another process saves to the folder.
+        InvalidInput: Another process saves to the folder.
     """
     agent = _connection.agent_channel() or Folder(folder, world, ranks.same)
     return Session(world, ranks, agent, _connection.checkpoint_settings())

@@ -14,7 +14,7 @@ from typing import Any
 
 from concertina_protocol import RestoreSource
 from concertina_protocol.worker_channel import KeepsState
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from trainingjob import _restore
 from trainingjob._contents import Contents
 from trainingjob._counted import SampleCounter
@@ -48,7 +48,7 @@ class State:
         **objects: The objects to save, by name.
 
     Raises:
-        concertina_state.errors.BadInput: An object has no state or can't be saved (this error is a TypeError too), the
+        concertina_state.errors.InvalidInput: An object has no state or can't be saved (this error is a TypeError too), the
             process has a State already, another process saves to the folder, or the ranks can't agree.
     """
 
@@ -84,7 +84,7 @@ class State:
             **objects: The objects to save, by name.
 
         Raises:
-            concertina_state.errors.BadInput: An object has no state or can't be saved, or its name is reserved.
+            concertina_state.errors.InvalidInput: An object has no state or can't be saved, or its name is reserved.
         """
         with faults_reported():
             self._contents.add(objects)
@@ -103,7 +103,7 @@ class State:
             An iterator over the batches of the loader.
 
         Raises:
-            concertina_state.errors.BadInput: The loader has no sampler, its data have another length than they had, or
+            concertina_state.errors.InvalidInput: The loader has no sampler, its data have another length than they had, or
                 its sampler is at another epoch than the saved state.
         """
         with faults_reported():
@@ -122,7 +122,7 @@ class State:
             saved.
 
         Raises:
-            concertina_state.errors.BadInput: The saved state belongs to another job, or was not saved by a State.
+            concertina_state.errors.InvalidInput: The saved state belongs to another job, or was not saved by a State.
             concertina_state.errors.RestoreFailed: The saved state can't be read.
         """
         with faults_reported(), contextlib.ExitStack() as on_error:
@@ -145,7 +145,7 @@ class State:
             The step to continue with: the number of finished steps.
 
         Raises:
-            concertina_state.errors.BadInput: The saved state is of other objects, shapes or dtypes.
+            concertina_state.errors.InvalidInput: The saved state is of other objects, shapes or dtypes.
             concertina_state.errors.RestoreFailed: The saved state can't be read.
         """
         with faults_reported(), self._reading:
@@ -182,7 +182,7 @@ class State:
 
         Raises:
             SystemExit: The world is about to end, and the state has been saved.
-            concertina_state.errors.BadInput: An array can't be saved, ranks differ in an array that they should hold
+            concertina_state.errors.InvalidInput: An array can't be saved, ranks differ in an array that they should hold
                 alike, or only an optimizer that the State does not have makes steps.
         """
         self._saver.commit(step, durable)
@@ -199,10 +199,10 @@ def _check_only() -> None:
     """Refuse a second State in this process: it would write to the same files.
 
     Raises:
-        BadInput: This process has a State.
+        InvalidInput: This process has a State.
     """
     if _only is not None and _only() is not None:
-        raise BadInput(
+        raise InvalidInput(
             "this process has a State already, and two would write into each other's files: give all objects to one, "
             "by State(...) or State.add(...)."
         )

@@ -29,7 +29,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from concertina_state.catalogue import check_kind, live
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.tensors import NAMES
 from trainingjob._adapter import StateAdapter, StatefulAdapter
 from trainingjob._groups import check_by_position, match_groups
@@ -151,7 +151,7 @@ class ModuleAdapter:
         if values:
             full_names = {plain: full for full, plain in plain_names(self.module, self.module.state_dict()).items()}
             if missing := sorted(values.keys() - full_names.keys()):
-                raise BadInput(f"a module has no {missing[0]}, of which a state was saved: {INSTEAD}.")
+                raise InvalidInput(f"a module has no {missing[0]}, of which a state was saved: {INSTEAD}.")
             self.module.load_state_dict({full_names[name]: value for name, value in values.items()}, strict=False)
 
 
@@ -306,12 +306,12 @@ def _moment(path: str, key: str, value: Tensor, parameter: Tensor) -> Moment:
         parameter: The parameter.
 
     Raises:
-        BadInput: The moment's dtype can't be saved.
+        InvalidInput: The moment's dtype can't be saved.
     """
     shape = None if value.shape == parameter.shape else tuple(value.shape)
     if not can_flatten(value):
         if value.dtype not in NAMES:
-            raise BadInput(f"{path} has the dtype {value.dtype}, which can't be saved.")
+            raise InvalidInput(f"{path} has the dtype {value.dtype}, which can't be saved.")
         return Moment(key, NAMES[value.dtype], shape)
     attributes, context = cast(Any, value).__tensor_flatten__()
     inner = {name: getattr(value, name) for name in attributes}
@@ -341,11 +341,11 @@ def _empty_subclass(
     The class must have been imported already, because a name in a saved state must not import anything.
 
     Raises:
-        BadInput: The class has not been imported.
+        InvalidInput: The class has not been imported.
     """
     kind = getattr(sys.modules.get(subclass["module"]), subclass["name"], None)
     if not (isinstance(kind, type) and issubclass(kind, Tensor) and hasattr(kind, "__tensor_unflatten__")):
-        raise BadInput(
+        raise InvalidInput(
             f"{optimizer} was saved with moments of the type {subclass['module']}.{subclass['name']}, which this "
             f"script doesn't have: {INSTEAD}."
         )
@@ -393,7 +393,7 @@ class Fsdp1ModuleAdapter:
 
     def load(self, values: Mapping[str, Any]) -> None:
         if missing := sorted(values.keys() - self._state.keys()):
-            raise BadInput(f"a module has no {missing[0]}, of which a state was saved: {INSTEAD}.")
+            raise InvalidInput(f"a module has no {missing[0]}, of which a state was saved: {INSTEAD}.")
         set_model_state_dict(self.module, self._state | dict(values))
 
 
@@ -465,10 +465,10 @@ def _check_kind(name: str, optimizer: Optimizer, values: Mapping[str, Any]) -> N
     """Refuse saved values of another class of optimizer: its moments and options have other meanings.
 
     Raises:
-        BadInput: The values are those of another class.
+        InvalidInput: The values are those of another class.
     """
     if (saved := values["kind"]) != (now := kind_of(optimizer)):
-        raise BadInput(f"{name} was saved as a {saved} and is a {now} now: {INSTEAD}.")
+        raise InvalidInput(f"{name} was saved as a {saved} and is a {now} now: {INSTEAD}.")
 
 
 def can_flatten(tensor: Tensor) -> bool:
@@ -492,7 +492,7 @@ def check_kinds(adapters: Mapping[str, StateAdapter]) -> None:
     """Check the types of all tensors that exist already.
 
     Raises:
-        BadInput: A tensor has a type that can't be saved.
+        InvalidInput: A tensor has a type that can't be saved.
     """
     for prefix, adapter in adapters.items():
         if isinstance(adapter, Fsdp1OptimizerAdapter):

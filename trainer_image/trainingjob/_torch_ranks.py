@@ -13,7 +13,7 @@ from torch import Tensor
 
 from concertina_state.buffers import Buffer
 from concertina_state.catalogue import Catalogue, live
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.holdings import ArrayShard
 from concertina_state.tensors import DTYPES, NAMES, memory
@@ -36,7 +36,7 @@ class TorchRanks:
         self._checksums: dict[str, tuple[tuple[int, int] | None, int]] = {}
         """Checksum of each buffer by name, with the version of the buffer; the version is None if it has none."""
         if self._several and not dist.is_initialized():
-            raise BadInput(
+            raise InvalidInput(
                 f"{world.size} processes keep one state, and can't agree yet: call "
                 "torch.distributed.init_process_group() before State is made, or give State(gather=...)."
             )
@@ -59,21 +59,23 @@ class TorchRanks:
     def array(self, array: Any, name: str) -> Tensor | ArrayShard:
         tensor = _tensor(array.array if isinstance(array, ArrayShard) else array)
         if live(tensor).is_meta:
-            raise BadInput(f"{name} is on the meta device, so it has no content to save: materialize it (to_empty).")
+            raise InvalidInput(
+                f"{name} is on the meta device, so it has no content to save: materialize it (to_empty)."
+            )
         return ArrayShard(tensor, array.offsets, array.shape) if isinstance(array, ArrayShard) else tensor
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
         """Compare the arrays by their sums, so that only the sums leave the device.
 
         Raises:
-            BadInput: The ranks have arrays of other names.
+            InvalidInput: The ranks have arrays of other names.
         """
         if not self._several:
             return []
         names_digest = halves(_bits(zlib.crc32(repr(sorted(arrays)).encode()), len(arrays)))
         low, low2, high, high2 = self.sums(names_digest)
         if not (all_alike(self._world.size, low, low2) and all_alike(self._world.size, high, high2)):
-            raise BadInput("the ranks keep arrays of other names: give State the same objects on all ranks.")
+            raise InvalidInput("the ranks keep arrays of other names: give State the same objects on all ranks.")
         if not arrays:
             return []
         least = torch.stack([_sum(array).to(_device()) for array in arrays.values()])
@@ -116,7 +118,7 @@ class TorchRanks:
             dtype, shape = NAMES[tensor.dtype], tuple(tensor.shape)
             if stored is None or (stored.chunk.dtype, stored.chunk.shape) != (dtype, shape):
                 before = "not saved" if stored is None else f"saved as {stored.chunk.dtype} {list(stored.chunk.shape)}"
-                raise BadInput(f"{name} was {before} and is {dtype} {list(shape)} now: {INSTEAD}.")
+                raise InvalidInput(f"{name} was {before} and is {dtype} {list(shape)} now: {INSTEAD}.")
             content = torch.empty(tensor.shape, dtype=tensor.dtype)
             shard.read_into([(stored.begin, memory(content))])
             tensor.copy_(content)

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from typing import Any, Callable, Dict
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 
 MOST_BYTES = 64 << 20
 """Most bytes that the values of one rank may take."""
@@ -19,7 +19,7 @@ MOST_BYTES = 64 << 20
 _PLAIN = {type(None), bool, int, float, str}
 
 
-class Unsaveable(BadInput, ValueError):
+class Unsaveable(InvalidInput, ValueError):
     """A value has a type that can't be saved, or the values take too many bytes."""
 
 

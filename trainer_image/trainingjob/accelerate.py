@@ -41,7 +41,7 @@ def register(
         A `trainingjob.State`, whose `batches` takes the prepared loaders.
 
     Raises:
-        concertina_state.errors.BadInput: See `trainingjob.State`.
+        concertina_state.errors.InvalidInput: See `trainingjob.State`.
     """
     return PreparedState(accelerator, folder, overhead, objects)
 

@@ -15,7 +15,7 @@ import jax
 import numpy
 from jax.experimental import multihost_utils
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.holdings import ArrayShard
 from trainingjob._leaf import Leaf, numpy_buffer
 
@@ -47,7 +47,7 @@ def leaf_of(value: jax.Array) -> Leaf:
     Once the copy has been filled, it becomes a new array with the sharding of this one.
 
     Raises:
-        BadInput: The array is distributed, and the part that this process has is not one box.
+        InvalidInput: The array is distributed, and the part that this process has is not one box.
     """
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         inner, kind = leaf_of(jax.random.key_data(value)), jax.random.key_impl(value)
@@ -77,7 +77,7 @@ def _box(value: jax.Array) -> tuple[Any, tuple[int, ...]]:
         A numpy array with the part, and the offsets of its first element in the global array.
 
     Raises:
-        BadInput: The part is not one box.
+        InvalidInput: The part is not one box.
     """
     bounds = [
         tuple(axis.indices(length)[:2] for axis, length in zip(shard.index, value.shape, strict=True))
@@ -91,7 +91,7 @@ def _box(value: jax.Array) -> tuple[Any, tuple[int, ...]]:
         place = tuple(slice(begin - o, end - o) for (begin, end), o in zip(axes, begins, strict=True))
         copy[place], covered[place] = numpy.asarray(shard.data), True
     if not covered.all():
-        raise BadInput(
+        raise InvalidInput(
             f"this process's part of an array {list(value.shape)} is no single box: place it so that neighbours of a "
             "mesh are devices of one process."
         )

@@ -44,7 +44,7 @@ def train(trainer: Trainer, *, folder: str = "checkpoints", overhead: float = 0.
         The result of `trainer.train()`. If no step was left to train, its loss is 0.0 and its metrics are empty.
 
     Raises:
-        concertina_state.errors.BadInput: See `trainingjob.State`.
+        concertina_state.errors.InvalidInput: See `trainingjob.State`.
     """
     state = State(folder=folder, overhead=overhead)
     saved_progress = state.peek("progress")

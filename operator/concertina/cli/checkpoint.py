@@ -32,7 +32,7 @@ def sentences() -> Iterator[None]:
     """What went wrong as a sentence, and exit status 1."""
     try:
         from concertina.reproduction import Irreproducible
-        from concertina_state.errors import BadInput
+        from concertina_state.errors import InvalidInput
         from concertina_state.objects.prefix import StorageError
     except ImportError as error:
         typer.echo(
@@ -42,7 +42,7 @@ def sentences() -> Iterator[None]:
         raise typer.Exit(1) from error
     try:
         yield
-    except (BadInput, StorageError, Irreproducible) as error:
+    except (InvalidInput, StorageError, Irreproducible) as error:
         typer.echo(harmless(str(error)), err=True)
         raise typer.Exit(1) from error
 

@@ -24,13 +24,13 @@ from concertina_state.checkpoints.ancestry import ancestors
 from concertina_state.checkpoints.manifest import NAME, Manifest
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.checkpoints.retention import found
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.trainer import TrainerConfig
 
 
 def reproduced(uri: str, step: int, wanted: Wanted) -> Reproduction:
-    """Raises BadInput, StorageError or Irreproducible."""
+    """Raises InvalidInput, StorageError or Irreproducible."""
     checkpoint = catalogue.at_step(uri, step)
     lineage_of(checkpoint.manifest)
     _check_data(checkpoint.manifest)
@@ -52,7 +52,7 @@ def _beginning(checkpoint: StoredCheckpoint) -> Beginning:
 
 
 def _check_data(manifest: Manifest) -> None:
-    """That the bundled trainer's data are those of then. Raises Irreproducible, BadInput or StorageError."""
+    """That the bundled trainer's data are those of then. Raises Irreproducible, InvalidInput or StorageError."""
     lineage = lineage_of(manifest)
     if not manifest.trainer:
         return
@@ -91,8 +91,8 @@ def text(reproduction: Reproduction) -> str:
 
 
 def variables(options: Sequence[str]) -> Mapping[str, str]:
-    """Of NAME=VALUE each. Raises BadInput."""
+    """Of NAME=VALUE each. Raises InvalidInput."""
     wrong = [option for option in options if not option.partition("=")[1] or not option.partition("=")[0]]
     if wrong:
-        raise BadInput(f"--env {wrong[0]} says no value: write NAME=VALUE.")
+        raise InvalidInput(f"--env {wrong[0]} says no value: write NAME=VALUE.")
     return {name: value for name, _, value in (option.partition("=") for option in options)}

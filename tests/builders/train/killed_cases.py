@@ -44,7 +44,7 @@ class Refused:
 
 
 Expected = Equal | Differs | Refused
-ERROR = r"^(?:[\w.]+\.)?(?:BadInput|NotSavable|Unsaveable): .*$"
+ERROR = r"^(?:[\w.]+\.)?(?:InvalidInput|NotSavable|Unsaveable): .*$"
 """The last line of a script that was refused."""
 
 

@@ -63,7 +63,7 @@ def main() -> int:
     end.send(w.Hello(rank, os.getpid()))
     start = end.receive(w.Start)
     if os.environ.get("TINY_BAD_INPUT") and rank == 0:
-        end.send(w.Fault("BadInput", "The file a.bin has another checksum; build it again."))
+        end.send(w.Fault("InvalidInput", "The file a.bin has another checksum; build it again."))
         return w.BAD_INPUT_EXIT
     step = restored = restore(end, start)
     print(f"rank {rank} of {world} in round {round} goes on from {start.restore.source} {step}", flush=True)

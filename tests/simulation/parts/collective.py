@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_protocol import worker_channel as w
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.errors import RollBack
 from simulation.parts.clock import Violation, changed
 from simulation.parts.judging import USUAL, Judge
@@ -165,7 +165,7 @@ class Collective:
             left_out = self._train()
         except RollBack as error:
             self._roll_back(error)
-        except (BadInput, FloatingPointError) as error:
+        except (InvalidInput, FloatingPointError) as error:
             self._give_up(error)
         else:
             self._try_step() if left_out else self._stepped()
@@ -323,8 +323,8 @@ class Collective:
     def _give_up(self, error: Exception) -> None:
         self.broken = True
         for process in list(self.here.values()):
-            if isinstance(error, BadInput):
-                self._fail(process, w.Fault("BadInput", str(error)), w.BAD_INPUT_EXIT)
+            if isinstance(error, InvalidInput):
+                self._fail(process, w.Fault("InvalidInput", str(error)), w.BAD_INPUT_EXIT)
             else:
                 self._fail(process, w.Fault("LossNotFinite", str(error)))
 

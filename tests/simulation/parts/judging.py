@@ -29,7 +29,7 @@ class Seen:
 
 class Judge:
     def __init__(self, world: World, restore: Restore, lineage: Lineage) -> None:
-        """Raises BadInput where more was left out than can be recorded."""
+        """Raises InvalidInput where more was left out than can be recorded."""
         config = world.cluster.spec.trainer
         assert config is not None
         self.anomalies = Anomalies(config, united(lineage.skipped, restore.skipped), lineage.trend)

@@ -131,7 +131,7 @@ def test_bad_input_is_permanent_and_early_exit_is_a_failure(folder):
             await job.begin(1, job[0], job[1])
             report = await job.until(job[0], lambda r: any(f.permanent for f in r.failures))
             failure = next(f for f in report.failures if f.permanent)
-            assert (failure.reason, failure.exit_code, failure.secondary) == ("BadInput", 78, False)
+            assert (failure.reason, failure.exit_code, failure.secondary) == ("InvalidInput", 78, False)
             assert "The file a.bin has another checksum; build it again." in failure.message
 
     run(body)

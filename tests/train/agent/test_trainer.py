@@ -115,7 +115,7 @@ def test_a_wrong_configuration_is_a_permanent_failure_with_a_sentence(folder, tr
             await job.begin(1, job[0])
             report = await job.until(job[0], lambda r: r.failures)
             (failure,) = report.failures
-            assert (failure.reason, failure.permanent) == ("BadInput", True)
+            assert (failure.reason, failure.permanent) == ("InvalidInput", True)
             assert "globalBatchSise" in failure.message
 
     asyncio.run(body())

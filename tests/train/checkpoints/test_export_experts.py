@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from builders.train import small
 from concertina_state.checkpoints.reader import StoredCheckpoint
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.export.export import export
@@ -48,5 +48,5 @@ def test_transformers_computes_the_same(trainer, tmp_path, monkeypatch, kind):
 
 def test_what_no_model_computes_is_refused(trainer, tmp_path, monkeypatch):
     checkpoint, _ = published(trainer, {"count": 4, "hiddenDim": 24, "shared": 1}, tmp_path, monkeypatch)
-    with pytest.raises(BadInput, match=r"Mixtral .* and GLM 4 MoE"):
+    with pytest.raises(InvalidInput, match=r"Mixtral .* and GLM 4 MoE"):
         export(checkpoint, ObjectPrefix(str(tmp_path / "hf"), create=True), lambda size: None)

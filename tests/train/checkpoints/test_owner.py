@@ -14,7 +14,7 @@ from builders.train.replicas import UID, running
 from concertina_protocol.worker_channel import Probe
 from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.owner import OWNER, Claim, Owner, decide
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Continued
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.uploader import Destination, answer
@@ -137,7 +137,7 @@ def test_a_script_does_not_go_on_from_the_checkpoint_of_another_namespace(tmp_pa
     with contextlib.ExitStack() as reading:
         assert newest_in_storage({"uri": uri}, reading).step == 10, "it may be the successor"
         monkeypatch.setenv("CONCERTINA_JOB", "another/run")
-        with pytest.raises(BadInput, match="takeOver: old"):
+        with pytest.raises(InvalidInput, match="takeOver: old"):
             newest_in_storage({"uri": uri}, reading)
         assert newest_in_storage({"uri": uri, "takeOver": "old"}, reading).step == 10
 

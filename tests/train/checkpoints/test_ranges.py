@@ -8,7 +8,7 @@ from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Ship
 from concertina_state.checkpoints.manifest import BLOCK
 from concertina_state.checkpoints.reader import StoredCheckpoint
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_state.objects import retry
 from concertina_state.objects.prefix import StorageError
@@ -66,7 +66,7 @@ def test_a_bad_byte_is_found_wherever_it_is_in_a_block_that_is_read(part, file, 
         with file.open("r+b") as stored:
             stored.seek(place)
             stored.write(bytes([content[place] ^ 1]))
-        with pytest.raises(BadInput, match=f"{DAMAGED} do not have"):
+        with pytest.raises(InvalidInput, match=f"{DAMAGED} do not have"):
             part.read_into([(at, memoryview(target)) for at, target in wanted])
         with file.open("r+b") as stored:
             stored.seek(place)
@@ -77,7 +77,7 @@ def test_a_bad_byte_is_found_wherever_it_is_in_a_block_that_is_read(part, file, 
 def test_a_file_that_was_cut_short_is_named(part, file, content):
     with file.open("r+b") as stored:
         stored.truncate(len(content) - 1)
-    with pytest.raises(BadInput, match=f"{DAMAGED} are not there"):
+    with pytest.raises(InvalidInput, match=f"{DAMAGED} are not there"):
         part.read([(len(content) - 10, len(content))])
     assert part.read([(BLOCK - 5, BLOCK + 5)])[0] == content[BLOCK - 5 : BLOCK + 5]
 

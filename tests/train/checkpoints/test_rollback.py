@@ -9,7 +9,7 @@ from concertina_state.checkpoints import catalogue, rollback
 from concertina_state.checkpoints.latest import read_all_of_latest
 from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
 from concertina_state.checkpoints.retention import found, lease
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Continued
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.uploader import Destination, answer
@@ -62,7 +62,7 @@ def test_where_nothing_from_before_is_left_latest_names_nothing(storage_uri, tmp
     publish(storage_uri, tmp_path, 1, 55)
     assert undo(storage_uri, 1, 50) is None
     assert named(storage_uri) is None, "a job made again begins anew"
-    with pytest.raises(BadInput, match="training went back, and no checkpoint from before that is left"):
+    with pytest.raises(InvalidInput, match="training went back, and no checkpoint from before that is left"):
         resolve(storage_uri)
     assert publish(storage_uri, tmp_path, 1, 56).refused
     assert publish(storage_uri, tmp_path, 2, 3).durable.step == 3

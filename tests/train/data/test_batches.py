@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer import cli
 from concertina_trainer.config.data import DataConfig
 from concertina_trainer.data.build.build import build
@@ -248,5 +248,5 @@ def test_both_kinds_of_mask_say_the_same():
 
 def test_data_that_were_not_packed_for_this_length_are_refused(uris):
     config = DataConfig.model_validate({"uri": uris[0], "documents": "Packed"})
-    with pytest.raises(BadInput, match=rf"concertina data pack {uris[0]} --length 25"):
+    with pytest.raises(InvalidInput, match=rf"concertina data pack {uris[0]} --length 25"):
         Reader(config, 25, 1)

@@ -14,7 +14,7 @@ import pytest
 
 from builders.train.built import documents
 from concertina_data.manifest import parse
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer import cli
 from concertina_trainer.data import tokenizer as tokenizers
 from concertina_trainer.data.build.build import build
@@ -65,7 +65,7 @@ def as_dataset(folder):
 
 def test_a_file_of_one_json_array_is_not_one_document(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([{"text": text} for text in TEXTS]))
-    with pytest.raises(BadInput, match="holds a list, not an object"):
+    with pytest.raises(InvalidInput, match="holds a list, not an object"):
         list(build(find([str(tmp_path / "a.json")]), str(tmp_path / "out")))
 
 
@@ -149,7 +149,7 @@ def test_data_that_something_else_made_stay(tmp_path):
     list(build(find([str(first)]), str(out), 2_000, Recipe(validation=0.2)))
     before = contents(out)
     for sources, recipe in ((second, Recipe(validation=0.2)), (first, Recipe())):
-        with pytest.raises(BadInput, match="holds data already, which other sources or options gave"):
+        with pytest.raises(InvalidInput, match="holds data already, which other sources or options gave"):
             list(build(find([str(sources)]), str(out), 2_000, recipe))
     assert contents(out) == before
     (out / "shard-000003.bin").unlink()
@@ -163,7 +163,7 @@ def test_who_is_overtaken_by_another_build_ends_and_harms_no_data(tmp_path):
     next(overtaken), next(overtaken)
     list(build(source, str(out), 2_000, Recipe(validation=0.2)))
     before = contents(out)
-    with pytest.raises(BadInput, match=r"another build into .*out was begun meanwhile"):
+    with pytest.raises(InvalidInput, match=r"another build into .*out was begun meanwhile"):
         list(overtaken)
     assert contents(out) == before
 
@@ -185,7 +185,7 @@ def test_a_record_that_was_cut_off_is_made_anew_by_the_next_run(tmp_path):
     next(interrupted), next(interrupted)
     [record] = out.glob("building/*/part-*.json")
     record.write_bytes(b"")
-    with pytest.raises(BadInput, match=r"part-000000\.json can't be read.* run the same command again"):
+    with pytest.raises(InvalidInput, match=r"part-000000\.json can't be read.* run the same command again"):
         list(build(source, str(out), 2_000))
     list(build(source, str(out), 2_000))
     assert contents(out) == contents(tmp_path / "fresh")
@@ -266,7 +266,7 @@ def test_an_encoding_of_tiktoken(tmp_path):
     expected = [token for text in TEXTS for token in [*encoding.encode(text), 260]]
     tokens = np.concatenate([np.fromfile(tmp_path / "out" / shard.file, "<u2") for shard in manifest.shards])
     assert tokens.tolist() == expected
-    with pytest.raises(BadInput, match="give --split-pattern"):
+    with pytest.raises(InvalidInput, match="give --split-pattern"):
         Recipe(str(file)).load_tokenizer()
 
 
@@ -305,7 +305,7 @@ def test_overlap_with_evaluation_data_is_counted(tmp_path):
 )
 def test_what_is_wrong_is_said(tmp_path, content, recipe, said):
     (tmp_path / "a.jsonl").write_text(content, encoding="latin-1")
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(InvalidInput, match=said):
         list(build(find([str(tmp_path / "a.jsonl")]), str(tmp_path / "out"), recipe=recipe))
 
 

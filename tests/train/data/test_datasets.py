@@ -7,7 +7,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from builders.train.built import documents
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer import cli
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.find import find
@@ -143,7 +143,7 @@ def test_evaluation_data_with_a_column_of_their_own(tmp_path, capsys):
     assert "has no text, but question: name one by --against-column" in capsys.readouterr().err
     assert cli.main([*build, "--against-column", "question"]) == 0
     assert "1 of 1 documents, 18 of 18 n-grams found" in capsys.readouterr().out
-    with pytest.raises(BadInput, match="holds data already"):
+    with pytest.raises(InvalidInput, match="holds data already"):
         list(build_as_text(tmp_path))
 
 

@@ -8,7 +8,7 @@ import pytest
 from concertina_data.manifest import parse
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer import cli
 from concertina_trainer.config.data import DataConfig
@@ -121,14 +121,14 @@ def test_damage_is_found_and_what_it_holds_is_said(data, capsys):
 def test_the_manifest_is_of_a_format_of_its_own(data):
     value = json.loads((data / "manifest.json").read_bytes())
     assert value["format"] == 3
-    with pytest.raises(BadInput, match="has format 2 and 3 is what is read"):
+    with pytest.raises(InvalidInput, match="has format 2 and 3 is what is read"):
         parse(json.dumps({**value, "format": 2}).encode(), str(data))
-    with pytest.raises(BadInput, match="its content gives"):
+    with pytest.raises(InvalidInput, match="its content gives"):
         parse(json.dumps({**value, "frames": {**value["frames"], "classes": 299}}).encode(), str(data))
 
 
 def test_scripts_are_told_that_rows_are_of_tokens(data, data_cache):
-    with pytest.raises(BadInput, match=r"holds frames \(float16 x 5 with 300 targets\), and rows of tokens"):
+    with pytest.raises(InvalidInput, match=r"holds frames \(float16 x 5 with 300 targets\), and rows of tokens"):
         Sequences(str(data), LENGTH, 0, CacheSettings(2**20))
 
 

@@ -27,7 +27,7 @@ from concertina_data.manifest import parse
 from concertina_data.opening import read_manifest
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.config.data import DataConfig
 from concertina_trainer.data.build.build import build
@@ -277,7 +277,7 @@ def test_what_comes_wrong_once_is_fetched_again(stored, expected, between, how):
 
 def test_what_stays_wrong_is_named(stored, between):
     between.spoil = lambda name, nth: "change" if name == "shard-000003.bin" else None
-    with pytest.raises(BadInput, match=r"shard-000003\.bin is damaged: the manifest says"):
+    with pytest.raises(InvalidInput, match=r"shard-000003\.bin is damaged: the manifest says"):
         Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600)
 
 
@@ -320,7 +320,7 @@ def test_what_a_store_refuses_is_no_reason_to_wait(s3, monkeypatch, change, uri,
     for name, value in change.items():
         monkeypatch.setenv(name, value)
     told = []
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInput, match=sentence):
         Reader(DataConfig(uri=uri), LENGTH, seed=1, patience=86400, on_wait=lambda *each: told.append(each))
     assert len(told) <= 2
 
@@ -334,7 +334,7 @@ def test_a_token_being_exchanged_or_an_object_not_visible_yet_is_no_refusal(stor
 
 def test_a_shard_that_is_not_there_is_named(stored, between, hasty):
     between.spoil = lambda name, nth: "hide" if name == "shard-000003.bin" else None
-    with pytest.raises(BadInput, match=r"shard-000003\.bin is missing though the manifest names it"):
+    with pytest.raises(InvalidInput, match=r"shard-000003\.bin is missing though the manifest names it"):
         Reader(DataConfig(uri=stored), LENGTH, seed=1, patience=86400).read(0, 600)
     assert between.asked["shard-000003.bin"] == 3
 
@@ -489,7 +489,7 @@ def test_data_on_disk_that_can_not_be_read_are_named(local, name):
     """By a folder in a file's place, which root can read as little as others."""
     (local / name).unlink()
     (local / name).mkdir()
-    with pytest.raises(BadInput, match=rf"local/{name} can't be read \(Is a directory\): let user \d+ read it"):
+    with pytest.raises(InvalidInput, match=rf"local/{name} can't be read \(Is a directory\): let user \d+ read it"):
         Reader(DataConfig(uri=str(local)), LENGTH, seed=1).read(0, 600)
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from builders.train.built import documents
 from concertina_data.manifest import parse
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer import cli
 from concertina_trainer.data.build.build import build
@@ -167,7 +167,7 @@ def test_compressed_files_give_the_same_bytes_for_any_processes_shares_and_kills
 def test_another_size_of_shards_is_another_build(tmp_path):
     folder = put(tmp_path / "in", {"a.jsonl.gz": gzip.compress(PLAIN)})
     list(build(find([str(folder)]), str(tmp_path / "out"), SHARD_BYTES))
-    with pytest.raises(BadInput, match="holds data already"):
+    with pytest.raises(InvalidInput, match="holds data already"):
         list(build(find([str(folder)]), str(tmp_path / "out"), 2 * SHARD_BYTES))
 
 
@@ -257,7 +257,7 @@ def test_content_that_is_not_what_the_name_says_is_refused(tmp_path, capsys, nam
 
 def test_bad_content_is_found_before_any_work_is_done(tmp_path):
     folder = put(tmp_path / "in", {"a.jsonl": PLAIN, "b.jsonl": gzip.compress(PLAIN)})
-    with pytest.raises(BadInput, match="holds gzip"):
+    with pytest.raises(InvalidInput, match="holds gzip"):
         next(build(find([str(folder)]), str(tmp_path / "out"), SHARD_BYTES))
     assert not (tmp_path / "out").exists()
 
@@ -325,7 +325,7 @@ def test_what_is_taken_of_a_folder_and_what_is_left_out(s3, tmp_path, name, wher
     said = []
     take = functools.partial(find, [place], say=said.append)
     if problems:
-        with pytest.raises(BadInput, match="would be left out") as refused:
+        with pytest.raises(InvalidInput, match="would be left out") as refused:
             take()
         assert [f"{place}/{problem} (" in str(refused.value) for problem in problems] == [True] * len(problems)
         said.clear()
@@ -340,7 +340,7 @@ def test_what_is_taken_of_a_folder_and_what_is_left_out(s3, tmp_path, name, wher
 def test_a_list_of_what_is_left_out_is_bounded(tmp_path):
     put(tmp_path / "in", {"a.jsonl": LINE, **{f"{i:03}.csv": b"a,b" for i in range(300)}})
     said = []
-    with pytest.raises(BadInput, match="and 295 more") as refused:
+    with pytest.raises(InvalidInput, match="and 295 more") as refused:
         find([str(tmp_path / "in")], say=said.append)
     assert len(str(refused.value)) < 2000
     assert "left out: 300 (" in said[1]
@@ -402,7 +402,7 @@ def test_a_link_out_of_the_folder_and_above_it_is_refused(tmp_path):
     folder = put(tmp_path / "in", {"a.jsonl": PLAIN})
     put(tmp_path, {"b.jsonl": LINE})
     (folder / "up").symlink_to("..")
-    with pytest.raises(BadInput, match=r"in/up \(a link to a folder that it lies in\)"):
+    with pytest.raises(InvalidInput, match=r"in/up \(a link to a folder that it lies in\)"):
         find([str(folder)])
 
 
@@ -418,14 +418,14 @@ def test_a_link_out_of_the_folder_and_above_it_is_refused(tmp_path):
 def test_links_that_lead_nowhere_or_twice_to_the_same_are_refused(tmp_path, link, target, said):
     folder = put(tmp_path / "in", {"v1/a.jsonl": PLAIN})
     (folder / link).symlink_to(target)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(InvalidInput, match=said):
         find([str(folder)])
     assert [source.location for source in find([str(folder)], allow_left_out=True)] == [f"{folder}/v1/a.jsonl"]
 
 
 def test_no_file_is_taken_twice_by_two_places(tmp_path):
     folder = put(tmp_path / "in", {"a.jsonl": PLAIN, "b.jsonl": LINE})
-    with pytest.raises(BadInput, match="another name of a file"):
+    with pytest.raises(InvalidInput, match="another name of a file"):
         find([str(folder), str(folder / "a.jsonl")])
     assert len(find([str(folder / "a.jsonl"), str(folder / "b.jsonl")])) == 2
 
@@ -461,7 +461,7 @@ def test_patterns_mean_the_same_everywhere(s3, tmp_path, pattern, taken):
         found = find([place], pattern, say=said.append)
         assert [source.location.removeprefix(f"{place}/") for source in found] == taken
         assert f"left out: {7 - len(taken)} (not matched by --pattern)" in " ".join(said)
-        with pytest.raises(BadInput, match="CSV or TSV, which is not read"):
+        with pytest.raises(InvalidInput, match="CSV or TSV, which is not read"):
             find([place], "*")
 
 
@@ -482,7 +482,7 @@ def test_the_result_within_a_folder_of_sources_is_no_source(tmp_path):
     for _ in range(2):
         assert command(folder / "out", folder) == 0
         assert documents(folder / "out") == [PROSE.decode(), "two"]
-    with pytest.raises(BadInput, match="build into another folder"):
+    with pytest.raises(InvalidInput, match="build into another folder"):
         find([str(folder)], out=f"{folder}/")
 
 
@@ -491,7 +491,7 @@ def test_a_folder_that_can_not_be_read_is_refused(tmp_path):
     folder = put(tmp_path / "in", {"a.jsonl": PLAIN, "sub/b.jsonl": LINE})
     (folder / "sub").chmod(0)
     try:
-        with pytest.raises(BadInput, match="sub can't be read: Permission denied"):
+        with pytest.raises(InvalidInput, match="sub can't be read: Permission denied"):
             find([str(folder)])
     finally:
         (folder / "sub").chmod(0o755)

@@ -17,7 +17,7 @@ from builders.programs import SEARCH_PATH
 from builders.stores.hostile import proxy
 from concertina_data.manifest import FORMAT, NAME, DataManifest, TokenizerFacts
 from concertina_protocol.sidecar import read_sidecar
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import LocalShard
 from concertina_trainer.config.data import DataConfig
@@ -94,7 +94,7 @@ def test_another_batch_goes_on_behind_what_was_consumed(folders):
 def test_a_state_of_other_sequences_is_refused(folders, token_bytes, changed, sentence):
     state = trainingjob.data(folders[2], length=LENGTH, batch=4).state_dict()
     other = trainingjob.data(folders[token_bytes], batch=4, **{"length": LENGTH, **changed})
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInput, match=sentence):
         other.load_state_dict(state)
 
 
@@ -116,7 +116,7 @@ def test_a_snapshot_says_of_which_data_and_how_many(folders, tmp_path, monkeypat
     assert again.samples == 8
     assert torch.equal(next(again), next(data))
     other = trainingjob.data(folders[2], length=LENGTH, batch=4, seed=1)
-    with pytest.raises(BadInput, match="is read with the seed 1"):
+    with pytest.raises(InvalidInput, match="is read with the seed 1"):
         trainingjob.State(model=model, data=other).restore()
 
 
@@ -132,7 +132,7 @@ def test_a_snapshot_says_of_which_data_and_how_many(folders, tmp_path, monkeypat
     ],
 )
 def test_what_can_not_be_read_is_said(folders, changed, sentence):
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInput, match=sentence):
         trainingjob.data(**{"uri": folders[2], "length": LENGTH, "batch": 8, **changed})
 
 
@@ -143,7 +143,7 @@ def test_a_damaged_shard_is_named_and_read_once_it_is_whole(tmp_path):
     shard.write_bytes(whole[:-1] + b"?")
     data = trainingjob.data(uri, length=LENGTH, batch=4)
     for _ in range(2):
-        with pytest.raises(BadInput, match=f"{shard.name} is damaged: the manifest says"):
+        with pytest.raises(InvalidInput, match=f"{shard.name} is damaged: the manifest says"):
             next(data)
     # Not written over: a thread that still checks its mapping would die of SIGBUS when the file is cut short.
     (tmp_path / "again").write_bytes(whole)

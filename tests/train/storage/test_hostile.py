@@ -11,7 +11,7 @@ from concertina.local.control_plane import certificates
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Ship
 from concertina_state.checkpoints.reader import StoredCheckpoint
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_state.objects import retry
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
@@ -84,7 +84,7 @@ def test_what_stays_bad_is_named(line, stored, hasty):
     part = StoredCheckpoint(stored).shards[0]
     assert part.header.metadata.position == 35
     line.faults = [("GET", ".safetensors", "flip")] * 100
-    with pytest.raises(BadInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ do not have"):
+    with pytest.raises(InvalidInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ do not have"):
         part.read([(part.file.size - 100, part.file.size)])
 
 
@@ -98,7 +98,7 @@ def test_a_part_that_is_not_whole_is_damage_not_a_store_that_is_away(line, store
         folder.delete([key])
     else:
         folder.put(key, folder.get(key)[: part.file.size // 2])
-    with pytest.raises(BadInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ are not there"):
+    with pytest.raises(InvalidInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ are not there"):
         part.read([(part.file.size - 100, part.file.size)])
 
 

@@ -45,7 +45,7 @@ def test_another_model_or_order_of_data_is_refused_for_good(drained, change, sai
     assert outcome.faults
     assert not outcome.losses
     for fault in outcome.faults.values():
-        assert fault.reason == FailureReason.BAD_INPUT
+        assert fault.reason == FailureReason.INVALID_INPUT
         assert said in fault.message
         assert "Set it back to resume, or start a new run under another checkpoint.uri" in fault.message
 

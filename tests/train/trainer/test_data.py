@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from builders.train import node
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer import cli
 from concertina_trainer.config.data import DataConfig
 from concertina_trainer.data.build.build import build
@@ -56,7 +56,7 @@ def test_a_damaged_shard_is_refused(files, tmp_path):
     path = out / "shard-000002.bin"
     content = path.read_bytes()
     path.write_bytes(b"?" + content[1:])
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidInput) as refused:
         Reader(DataConfig(uri=str(out)), 50, seed=1).read(0, 100)
     said = str(refused.value)
     assert f"{out}/shard-000002.bin is damaged" in said
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_said(files, tmp_path, damage, said):
     out = tmp_path / "out"
     list(build(files, str(out), shard_bytes=700))
     damage(out)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(InvalidInput, match=said):
         Reader(DataConfig(uri=str(out)), 50, seed=1).read(0, 100)
 
 

@@ -217,7 +217,7 @@ def test_what_is_refused_ends_the_round_with_a_sentence(folder, parent, of_token
     outcome = node.Job(folder, parent, of_tokens(name)).run(1)
     assert outcome.codes == {0: 78}, outcome.output
     assert MISTAKES[name] in outcome.faults[0].message
-    assert outcome.faults[0].reason == "BadInput"
+    assert outcome.faults[0].reason == "InvalidInput"
 
 
 @pytest.mark.long(law=REFUSED)

@@ -15,7 +15,7 @@ from concertina.planning.layout import Layout, OwnDescription
 from concertina.planning.timing import COUNTED, moved, step_time
 from concertina.planning.traffic import traffic
 from concertina_data.manifest import FrameFacts
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
@@ -471,7 +471,7 @@ def test_ranks_that_others_cover_are_not_tried():
 
 
 def test_half_a_block_is_refused():
-    with pytest.raises(BadInput, match="whole number of blocks"):
+    with pytest.raises(InvalidInput, match="whole number of blocks"):
         planning.memory(config(), ParallelismConfig(tensor=4), 6, 0)
 
 
@@ -488,6 +488,6 @@ def test_a_loss_that_looks_at_values_is_refused_with_a_sentence(programs):
     asked, data = own_model("tokens")
     asked["model"]["entrypoint"] = "workers.own:looking"
     with pytest.raises(
-        BadInput, match=r"the loss of workers\.own:looking can't be planned, as it raised DataDependent"
+        InvalidInput, match=r"the loss of workers\.own:looking can't be planned, as it raised DataDependent"
     ):
         described(TrainerConfig.model_validate(asked), data)

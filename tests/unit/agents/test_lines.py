@@ -41,7 +41,7 @@ def largest_report(members: int) -> protocol.Report:
         names[0], protocol.FailureReason.WORKER_EXITED_EARLY, TEXT, (WIDEST * 2000,) * 50, 8191, -127, LARGEST,
         at=1e9 + 1 / 3, provoked=True, rollback=ROLLBACK,
     )  # fmt: skip
-    last = dataclasses.replace(failure, replica=names[-1], reason=protocol.FailureReason.BAD_INPUT, permanent=True)
+    last = dataclasses.replace(failure, replica=names[-1], reason=protocol.FailureReason.INVALID_INPUT, permanent=True)
     ended = [*(dataclasses.replace(failure, replica=name) for name in names[:-1]), last]
     failed = {each.replica: dataclasses.replace(brief(each, members), rollback=None) for each in ended}
     stack = (WIDEST * KEEP_CHARACTERS,) * KEEP_LINES

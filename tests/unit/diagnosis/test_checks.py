@@ -222,7 +222,7 @@ CASES: dict[str, tuple[Problem, Evidence, Evidence]] = {
     "other data": (
         Problem.DATA_DIGEST_MISMATCH,
         evidence(status(last_failure=failure("DataChanged", "said in any words"))),
-        evidence(status(last_failure=failure("BadInput", "data.uri holds data with digest b, not a"))),
+        evidence(status(last_failure=failure("InvalidInput", "data.uri holds data with digest b, not a"))),
     ),
     "other data, at the end": (
         Problem.DATA_DIGEST_MISMATCH,

@@ -13,7 +13,7 @@ from concertina_data.files import ManifestFile
 from concertina_data.manifest import parse
 from concertina_protocol import FailureReason
 from concertina_protocol.messages.reports import OUT_OF_MEMORY
-from concertina_state.errors import BadInput, DataChanged
+from concertina_state.errors import DataChanged, InvalidInput
 from concertina_state.format.shardfile import Trend
 from concertina_state.objects.messages import of_files
 from concertina_trainer.config.trainer import TrainerConfig
@@ -28,7 +28,7 @@ def judged(loss: float, **policy: str) -> str:
 
 
 def raised(act: Callable[[], object]) -> str:
-    with pytest.raises((BadInput, FloatingPointError), match="the") as error:
+    with pytest.raises((InvalidInput, FloatingPointError), match="the") as error:
         act()
     return f"{type(error.value).__name__}: {error.value}"
 
@@ -65,7 +65,7 @@ DAMAGED = ManifestFile("a.bin", 4, "aa").damaged("s3://b/data", 4)
         (FailureReason.OUT_OF_MEMORY, OUT_OF_MEMORY, Problem.MEMORY_GROWS),
         (FailureReason.LOSS_SPIKE, "", Problem.LOSS_SPIKE),
         (FailureReason.LOSS_NOT_FINITE, "", Problem.LOSS_NAN),
-        (FailureReason.BAD_INPUT, "build the data again", None),
+        (FailureReason.INVALID_INPUT, "build the data again", None),
     ],
 )
 def test_a_reason_counts_before_all_that_was_said(reason: str, said: str, problem: Problem | None) -> None:

@@ -142,7 +142,7 @@ CASES = {
     Problem.DATA_DIGEST_MISMATCH: Case(
         {'stalled{reason="DataChanged"}': "1x300", 'phase{phase="Failed"}': "1x300"},
         "n/j: its data are not those that the saved state was trained on",
-        ({'stalled{reason="BadInput"}': "1x300"},),
+        ({'stalled{reason="InvalidInput"}': "1x300"},),
         fires_too=({f'{FAILURES}{{reason="DataChanged"}}': "1x300"},),
     ),
     Problem.CORRUPT_STATE: Case(

@@ -27,7 +27,7 @@ NUMBERS = (-(2**63), -1, 0, 1, 2, 39, 41, 100, 101, 2**63, 2**80)
 FLOATS = (-1e300, -1.0, 0.0, 0.5, 2.0, jobs.T0 + 9, jobs.T0 + 15, 1e12, 1e300, math.nan, math.inf, -math.inf)
 WORDS = (
     "", "running", "failed", "drained", "succeeded", "training", "demo-0-0", "demo-1-0", "i-demo-1-0", "claim-a",
-    "Ready", "Error", "WorkerFailed", "LossSpike", "BadInput", "x" * 5000, "\ud800\x00\n", "Memory", "Fresh", "0",
+    "Ready", "Error", "WorkerFailed", "LossSpike", "InvalidInput", "x" * 5000, "\ud800\x00\n", "Memory", "Fresh", "0",
 )  # fmt: skip
 
 

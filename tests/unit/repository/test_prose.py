@@ -24,7 +24,7 @@ def annotate(pods, node):
 class Check:
     async def sentence(self):
         if self.old:
-            raise errors.BadInput("The folder holds no checkpoint.")
+            raise errors.InvalidInput("The folder holds no checkpoint.")
         return "all replicas are ready"
 '''
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from concertina_protocol import SnapshotId
 from concertina_state.buffers import Buffer, BufferCatalogue
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_state.holdings import ArrayShard
 from concertina_state.saved import LocalShard
@@ -69,7 +69,9 @@ def test_what_all_ranks_hold_is_saved_once_and_read_whole(shapes, world):
 
 @pytest.mark.parametrize(("offsets", "shape"), [([3], [4]), ([0, 0], [4]), ([-1], [4]), ([], [])])
 def test_a_part_that_lies_beyond_its_array_is_refused(offsets, shape):
-    with pytest.raises(BadInput, match=r"w is said to be a box of .* which it is not within: correct its ArrayShard"):
+    with pytest.raises(
+        InvalidInput, match=r"w is said to be a box of .* which it is not within: correct its ArrayShard"
+    ):
         BufferCatalogue({"w": ArrayShard(buffer(np.zeros(2, np.float32)), offsets, shape)}, {}, 0, 1)
 
 

@@ -11,7 +11,7 @@ from concertina_protocol import Durable, Restore, RestoreSource, Undone
 from concertina_state.checkpoints.catalogue import instead_of
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.checkpoints.rollback import before_damaged, usable
-from concertina_state.errors import BadInput, DamagedInput
+from concertina_state.errors import DamagedInput, InvalidInput
 from concertina_state.format.shardfile import Continued
 
 
@@ -31,7 +31,7 @@ def test_a_damaged_checkpoint_names_the_newest_other_one_and_how_to_use_it(tmp_p
     (older / "manifest.json").unlink()
     assert instead_of(damaged.value) == f" {run.as_uri()} has no other finished checkpoint."
     assert instead_of(DamagedInput("a shard of data is damaged")) == ""
-    assert instead_of(BadInput("the data are not there")) == ""
+    assert instead_of(InvalidInput("the data are not there")) == ""
 
 
 def damage(durable: Durable) -> DamagedInput:

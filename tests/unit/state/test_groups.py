@@ -2,7 +2,7 @@
 
 import pytest
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from trainingjob._groups import check_by_position, match_groups
 
 DECAY, PLAIN = {"lr": 0.1, "weight_decay": 0.1}, {"lr": 0.1, "weight_decay": 0.0}
@@ -33,7 +33,7 @@ def test_groups_take_the_options_of_their_parameters(saved, now, sources):
     ],
 )
 def test_groups_that_can_not_be_match_groups_are_refused(now, sentence):
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInput, match=sentence):
         match_groups("optimizer", SAVED, now)
 
 
@@ -48,7 +48,7 @@ def test_groups_that_can_not_be_match_groups_are_refused(now, sentence):
     ids=["swapped", "nested", "split", "more groups"],
 )
 def test_a_scheduler_with_values_by_position_is_refused_if_groups_moved(state, sources, count):
-    with pytest.raises(BadInput, match=r"scheduler has a value for each group of its optimizer \(base_lrs\)"):
+    with pytest.raises(InvalidInput, match=r"scheduler has a value for each group of its optimizer \(base_lrs\)"):
         check_by_position("scheduler", state, sources, count)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from trainingjob._loaders import Loaders
 from trainingjob._values import decode, encode
 
@@ -100,13 +100,13 @@ def test_a_pass_that_was_left_is_over():
 
 def test_a_script_that_begins_at_another_epoch_is_refused():
     _, saved = epochs(Loaders(), loader(2), end=3, stop_after=4)
-    with pytest.raises(BadInput, match=r"the sampler of loader 0 is at epoch 0, and the saved state at epoch 2"):
+    with pytest.raises(InvalidInput, match=r"the sampler of loader 0 is at epoch 0, and the saved state at epoch 2"):
         epochs(again(saved), loader(2), end=1)
 
 
 def test_other_data_are_refused():
     _, saved = epochs(Loaders(), loader(), end=1, stop_after=4)
-    with pytest.raises(BadInput, match=r"loader 0 of State.batches\(\) has 23 items, and 24 when it was saved"):
+    with pytest.raises(InvalidInput, match=r"loader 0 of State.batches\(\) has 23 items, and 24 when it was saved"):
         again(saved).batches(loader(items=23))
 
 
@@ -115,12 +115,12 @@ def test_a_loader_without_a_sampler_is_refused():
         def __iter__(self):
             return iter(range(4))
 
-    with pytest.raises(BadInput, match=r"whose order can't be followed.*torchdata.StatefulDataLoader"):
+    with pytest.raises(InvalidInput, match=r"whose order can't be followed.*torchdata.StatefulDataLoader"):
         Loaders().batches(DataLoader(Stream()))
 
 
 def test_restore_comes_before_the_first_batches():
     loaders = Loaders()
     loaders.batches(loader())
-    with pytest.raises(BadInput, match=r"restore\(\) comes before the first State.batches\(\)"):
+    with pytest.raises(InvalidInput, match=r"restore\(\) comes before the first State.batches\(\)"):
         loaders.load_state_dict({"passes": []})

@@ -16,7 +16,7 @@ from concertina_state.catalogue import Catalogue
 from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.manifest import CheckpointKey
 from concertina_state.checkpoints.retention import remove
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import ShardMetadata, header_length, parse_header
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import find
@@ -142,9 +142,9 @@ def test_a_state_of_other_objects_is_refused_and_the_job_is_told(tmp_path, monke
     saved(tmp_path, **before)
     state, agent = trainingjob.State(folder=str(tmp_path), **now), Agent()
     monkeypatch.setattr(_connection, "agent_channel", lambda: agent)
-    with pytest.raises(BadInput, match=sentence) as refused:
+    with pytest.raises(InvalidInput, match=sentence) as refused:
         state.restore()
-    assert agent.told == [Fault(FailureReason.BAD_INPUT, str(refused.value))]
+    assert agent.told == [Fault(FailureReason.INVALID_INPUT, str(refused.value))]
 
 
 class Scaled(torch.nn.Module):
@@ -263,7 +263,7 @@ def test_extra_state_that_nothing_takes_any_more_is_said(tmp_path):
     saved(tmp_path, model=Counting(7, str))
     plain = torch.nn.Module()
     plain.weight = torch.nn.Parameter(torch.zeros(2))
-    with pytest.raises(BadInput, match="a module has no _extra_state, of which a state was saved: give the script"):
+    with pytest.raises(InvalidInput, match="a module has no _extra_state, of which a state was saved: give the script"):
         restored(tmp_path, model=plain)
 
 
@@ -463,6 +463,6 @@ def test_what_is_newer_in_storage_than_in_memory_stays_until_it_has_been_read(ol
 def test_what_can_not_be_gone_on_with_is_kept_no_longer(older, begun_with):
     uri, sweep = older
     state = begun_with(uri, model=torch.nn.Linear(2, 3), watching=Watching(bool))
-    with pytest.raises(BadInput, match=r"model\.bias was saved as"):
+    with pytest.raises(InvalidInput, match=r"model\.bias was saved as"):
         state.restore()
     assert sweep()

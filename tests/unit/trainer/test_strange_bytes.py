@@ -23,7 +23,7 @@ from concertina_protocol import SnapshotId, Undone
 from concertina_protocol.sidecar import Damaged
 from concertina_state.checkpoints import catalogue, latest, manifest, reader, rollback
 from concertina_state.checkpoints.reader import StoredCheckpoint
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import reads
 from concertina_state.format.shardfile import Chunk, Header, Layout, ShardMetadata, header_length, parse_header
 from concertina_state.objects import retry
@@ -157,13 +157,13 @@ MANY = 100_000
 TRAINER = TrainerConfig.model_validate({"data": {"uri": "/data"}}).model_dump_json(by_alias=True).encode()
 MODEL = ModelConfig()
 LINES = b'{"text": "a"}\n{"text": "b", "more": [1, {"c": 2}]}\n\n{"text": null}\n'
-SAID = (BadInput, StorageError)
+SAID = (InvalidInput, StorageError)
 LATEST = RUN / latest.LATEST
 READERS = {
     "a checkpoint's manifest": Reader(
         lambda text: manifest.parse(text, "s3://b/x"),
         [(NEWER / manifest.NAME).read_bytes()],
-        (BadInput,),
+        (InvalidInput,),
         manifest.Manifest,
     ),
     "a manifest, where a run goes back": Reader(
@@ -196,30 +196,30 @@ READERS = {
     "config.json": Reader(
         lambda text: hf_config.check(text, "x/config.json", MODEL),
         [json.dumps(config_json(MODEL)).encode()],
-        (BadInput,),
+        (InvalidInput,),
         most=MANY,
     ),
     "a data set's manifest": Reader(
-        lambda text: data_manifest.parse(text, "s3://b/d"), [DATA.to_json()], (BadInput,), data_manifest.DataManifest
+        lambda text: data_manifest.parse(text, "s3://b/d"), [DATA.to_json()], (InvalidInput,), data_manifest.DataManifest
     ),
     "what is packed": Reader(
         lambda text: packing.read(text, "s3://b/d", DATA, 32),
         [json.dumps({"format": 1, "data": DATA.digest, "length": 32, "packed": [3, 3], "bucketed": [4, 4],
                      "fill": 0.9}).encode()],
-        (BadInput,),
+        (InvalidInput,),
         packing.Packing,
     ),
-    "lines of documents": Reader(documents("jsonl"), [LINES], (BadInput,), list),
-    "zipped lines of documents": Reader(documents("jsonl.gz"), [gzip.compress(LINES)], (BadInput,), list),
-    "lines in bzip2": Reader(documents("jsonl.bz2"), [bz2.compress(LINES)], (BadInput,), list),
-    "lines in xz": Reader(documents("jsonl.xz"), [lzma.compress(LINES)], (BadInput,), list),
-    "lines in Zstandard": Reader(documents("jsonl.zst"), [pyarrow.compress(LINES, "zstd", True)], (BadInput,), list),
-    "text": Reader(documents("txt"), [LINES], (BadInput,), list),
-    "Arrow": Reader(documents("arrow"), [arrow()], (BadInput,), list),
+    "lines of documents": Reader(documents("jsonl"), [LINES], (InvalidInput,), list),
+    "zipped lines of documents": Reader(documents("jsonl.gz"), [gzip.compress(LINES)], (InvalidInput,), list),
+    "lines in bzip2": Reader(documents("jsonl.bz2"), [bz2.compress(LINES)], (InvalidInput,), list),
+    "lines in xz": Reader(documents("jsonl.xz"), [lzma.compress(LINES)], (InvalidInput,), list),
+    "lines in Zstandard": Reader(documents("jsonl.zst"), [pyarrow.compress(LINES, "zstd", True)], (InvalidInput,), list),
+    "text": Reader(documents("txt"), [LINES], (InvalidInput,), list),
+    "Arrow": Reader(documents("arrow"), [arrow()], (InvalidInput,), list),
     "the trainer section of a manifest": Reader(
         lambda text: TrainerConfig.model_validate(manifest.parse(text, "s3://b/x").trainer),
         [(NEWER / manifest.NAME).read_bytes()[:-1] + b', "trainer": ' + TRAINER + b"}"],
-        (BadInput, ValidationError),
+        (InvalidInput, ValidationError),
         TrainerConfig,
         MANY,
     ),
@@ -243,7 +243,7 @@ def test_parquet_that_is_cut_short_anywhere_is_refused() -> None:
     whole, read = parquet(), documents("parquet")
     assert len(read(whole)) == 60
     for end in range(0, len(whole), 3):
-        with pytest.raises(BadInput):
+        with pytest.raises(InvalidInput):
             read(whole[:end])
 
 

@@ -28,7 +28,7 @@ class FailureReason(OpenEnum):
     MEMBER_LOST = "MemberLost"
     LEAD_LOST = "LeadLost"
     RESTORE_FAILED = "RestoreFailed"
-    BAD_INPUT = "BadInput"
+    INVALID_INPUT = "InvalidInput"
     DATA_CHANGED = "DataChanged"
     """The data are others than those that the state was trained on."""
     DAMAGED = "Damaged"
@@ -40,7 +40,7 @@ class FailureReason(OpenEnum):
     """Because of another rank's corruption."""
 
 
-BAD_INPUTS = frozenset({FailureReason.BAD_INPUT, FailureReason.DATA_CHANGED, FailureReason.DAMAGED})
+BAD_INPUTS = frozenset({FailureReason.INVALID_INPUT, FailureReason.DATA_CHANGED, FailureReason.DAMAGED})
 """Where trying again can't help."""
 
 

@@ -7,7 +7,7 @@ The bundled trainer's worker:
     (FetchHeader -> FetchedHeader, Fetch -> Fetched)*      only with Restore.source Memory; one at a time
     (Beat | Progress | Committed | WantDurable)*           every step, as they come
            <-  CopiedUpTo*, SaveNow*, TraceSteps*, DrainRequest    at any time
-    Done -> and exit 0,  or  Fault -> and a non-zero exit (BadInput: 78), each after `WorkerEnd.finish`
+    Done -> and exit 0,  or  Fault -> and a non-zero exit (InvalidInput: 78), each after `WorkerEnd.finish`
 
 A command of one's own may speak too, through the package `trainingjob`: Hello, Progress and Beat as above, and, so that
 all ranks stop after the same step without talking to each other:

@@ -12,7 +12,7 @@ from concertina_state.checkpoints import manifest as manifests
 from concertina_state.checkpoints.latest import Latest
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey, StoredSidecar
 from concertina_state.checkpoints.retention import found
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Continued
 from concertina_state.lineage import Lineage, Origin, Parent, canonical_digest, went_through
 from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
@@ -55,7 +55,7 @@ def _parent(uri: str, place: CheckpointKey, text: bytes | None) -> Parent:
     if text is None:
         return Parent(uri, place.uid, place.round, place.step)
     position = 0
-    with contextlib.suppress(BadInput):
+    with contextlib.suppress(InvalidInput):
         position = manifests.parse(text, uri).position
     return Parent(uri, place.uid, place.round, place.step, position, hashlib.sha256(text).hexdigest())
 

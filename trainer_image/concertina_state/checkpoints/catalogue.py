@@ -17,7 +17,7 @@ from concertina_state.checkpoints.latest import LATEST, Latest, read_all_of_late
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey, Manifest, to_json
 from concertina_state.checkpoints.reader import StoredCheckpoint, StoredShard, opened, resolve
 from concertina_state.checkpoints.retention import Keeping, doomed, found, remove, since
-from concertina_state.errors import BadInput, DamagedInput
+from concertina_state.errors import DamagedInput, InvalidInput
 from concertina_state.objects.prefix import Changed, ObjectPrefix, StorageError
 
 Advance = Callable[[int], None]
@@ -31,7 +31,7 @@ def finished(folder: ObjectPrefix) -> tuple[list[Manifest], list[str]]:
     for place, text in zip(places, folder.get_many([f"{place.folder}/{NAME}" for place in places]), strict=True):
         try:
             read += [manifests.parse(text, f"{folder.uri}/{place.folder}")] if text is not None else []
-        except BadInput as error:
+        except InvalidInput as error:
             problems.append(str(error))
     return sorted(read, key=lambda manifest: (manifest.at, manifest.id.round, manifest.id.step)), sorted(problems)
 
@@ -59,7 +59,7 @@ def undone(folder: ObjectPrefix, manifests: Sequence[Manifest]) -> set[Checkpoin
     return set()
 
 
-def instead_of(damaged: BadInput) -> str:
+def instead_of(damaged: InvalidInput) -> str:
     """Name the newest other checkpoint of the run and how to use it, in a sentence with a space before it; empty where
     none can be named. Its bytes are not read: only what goes on from it checks them."""
     uri = damaged.checkpoint if isinstance(damaged, DamagedInput) else ""
@@ -95,7 +95,7 @@ def _problem(shard: StoredShard, manifest: Manifest, advance: Advance) -> str:
             value = zlib.crc32(block, value)
             advance(len(block))
         metadata = shard.header.metadata
-    except (BadInput, StorageError) as error:
+    except (InvalidInput, StorageError) as error:
         return str(error)
     if value != shard.file.crc32:
         return f"{shard.uri} is damaged: its crc32 is {value:08x} and the manifest says {shard.file.crc32:08x}."
@@ -106,11 +106,11 @@ def _problem(shard: StoredShard, manifest: Manifest, advance: Advance) -> str:
 
 def copy(source: StoredCheckpoint, target: ObjectPrefix, advance: Advance) -> str:
     """Copy one checkpoint below another run's folder, read it back, and point LATEST there at it where there is none.
-    Returns its URI. Raises StorageError, or BadInput where the source is damaged or the copy is."""
+    Returns its URI. Raises StorageError, or InvalidInput where the source is damaged or the copy is."""
     manifest = source.manifest
     place = manifest.place
     if source.uri == f"{target.uri}/{place.folder}":
-        raise BadInput(f"{source.uri} would be copied onto itself: name another folder.")
+        raise InvalidInput(f"{source.uri} would be copied onto itself: name another folder.")
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda shard: _copy_shard(shard, source.folder, target, place, advance), source.shards))
     text = to_json(manifest)
@@ -119,7 +119,7 @@ def copy(source: StoredCheckpoint, target: ObjectPrefix, advance: Advance) -> st
     with opened(f"{target.uri}/{place.folder}") as copied:
         problems = verify(copied, advance)
     if problems:
-        raise BadInput(f"the copy is not what was copied: {problems[0]}")
+        raise InvalidInput(f"the copy is not what was copied: {problems[0]}")
     if read_latest(target) is None:
         durable = Durable(manifest.uid, manifest.id.round, manifest.id.step, copied.uri, manifest.complete, manifest.at)
         with contextlib.suppress(Changed):  # somebody was quicker
@@ -147,12 +147,12 @@ def _copy_shard(
 
 def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[CheckpointKey]:
     """What `prune` would delete, oldest first; nothing of other jobs that was written since LATEST has moved: one that
-    goes on from there is about to finish it. Raises BadInput where LATEST names nothing."""
+    goes on from there is about to finish it. Raises InvalidInput where LATEST names nothing."""
     entries = folder.entries()  # first: with a LATEST that moves meanwhile, less goes
     read = read_all_of_latest(folder)
     latest = read.durable if read else None
     if read is None or latest is None:
-        raise BadInput(f"{folder.uri} has no {LATEST}: give the folder of a run, as checkpoint.uri names it.")
+        raise InvalidInput(f"{folder.uri} has no {LATEST}: give the folder of a run, as checkpoint.uri names it.")
     newest = CheckpointKey(latest.uid, latest.round, latest.step)
     new = {place for place in since(entries, LATEST) if place.uid != newest.uid}
     places, whole = (some - new for some in found(entries))
@@ -172,14 +172,14 @@ def run_of(uri: str) -> str:
 
 def at_step(uri: str, step: int | None) -> StoredCheckpoint:
     """One checkpoint, by its own URI or as the newest of its run's folder; with `step`, the newest of a run's that has
-    so many steps and was not undone. Raises BadInput where there is none."""
+    so many steps and was not undone. Raises InvalidInput where there is none."""
     if step is None:
         return StoredCheckpoint(resolve(uri))
     folder = ObjectPrefix(uri)
     if folder.get(NAME) is not None:
         found = StoredCheckpoint(folder.uri)
         if found.manifest.id.step != step:
-            raise BadInput(f"{uri} is a checkpoint of step {found.manifest.id.step}: give its run's folder.")
+            raise InvalidInput(f"{uri} is a checkpoint of step {found.manifest.id.step}: give its run's folder.")
         return found
     whole, _ = finished(folder)
     void = undone(folder, whole)
@@ -187,5 +187,5 @@ def at_step(uri: str, step: int | None) -> StoredCheckpoint:
     there = [manifest.place for manifest in good if manifest.id.step == step]
     if not there:
         steps = ", ".join(str(each) for each in sorted({manifest.id.step for manifest in good})[-20:]) or "none"
-        raise BadInput(f"{uri} has no checkpoint of step {step}. The last ones are of: {steps}.")
+        raise InvalidInput(f"{uri} has no checkpoint of step {step}. The last ones are of: {steps}.")
     return StoredCheckpoint(f"{folder.uri}/{there[-1].folder}")

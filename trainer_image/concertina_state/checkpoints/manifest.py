@@ -19,7 +19,7 @@ from concertina_protocol import SnapshotId, Undone
 from concertina_protocol.codec import typed_json
 from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.messages.ranges import Ranges
-from concertina_state.errors import BadInput, DamagedInput
+from concertina_state.errors import DamagedInput, InvalidInput
 from concertina_state.format.shardfile import Continued, ShardMetadata
 from concertina_state.lineage import Lineage
 
@@ -159,13 +159,13 @@ def running_crc32(blocks: Iterable[memoryview], ends: MutableSequence[int]) -> I
 
 
 def parse(text: bytes, uri: str) -> Manifest:
-    """Raises BadInput with a sentence."""
+    """Raises InvalidInput with a sentence."""
     try:
         manifest = parse_json(Manifest, text)
     except ValueError as error:
         raise DamagedInput(f"{uri}/{NAME} is damaged ({error}): use an older checkpoint.", uri) from error
     if manifest.version > VERSION:
-        raise BadInput(
+        raise InvalidInput(
             f"{uri} was written by a newer concertina (manifest version {manifest.version!s:.20}, this one reads "
             f"{VERSION}): use the version that wrote it, or a newer one."
         )

@@ -15,7 +15,7 @@ from concertina_state.checkpoints import manifest as manifests
 from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.manifest import BLOCK, Manifest, ShardFile, StoredSidecar
 from concertina_state.checkpoints.retention import lease
-from concertina_state.errors import BadInput, DamagedInput
+from concertina_state.errors import DamagedInput, InvalidInput
 from concertina_state.format.shardfile import Header, parse_header
 from concertina_state.objects.prefix import Missing, NoFolder, ObjectPrefix, StorageError, window
 from concertina_state.objects.retry import GRACE, tries
@@ -36,23 +36,23 @@ class StoredShard:
 
     @cached_property
     def header(self) -> Header:
-        """Raises BadInput or StorageError."""
+        """Raises InvalidInput or StorageError."""
         data = memoryview(bytearray(self.file.header_size))
         self._read_checked(0, [data], lambda views: _crc32(views, 0) == self.file.header_crc32)
         try:
             return parse_header(bytes(data[8:]))
         except Damaged as error:
-            raise BadInput(f"{self.uri} can't be used: {error}.") from error
+            raise InvalidInput(f"{self.uri} can't be used: {error}.") from error
 
     def read(self, ranges: Sequence[Span]) -> list[memoryview]:
-        """The bytes of each range. Raises BadInput or StorageError."""
+        """The bytes of each range. Raises InvalidInput or StorageError."""
         held = [memoryview(bytearray(end - begin)) for begin, end in ranges]
         self.read_into([(begin, target) for (begin, _), target in zip(ranges, held, strict=True)])
         return held
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each with the file's bytes from that offset on; whole blocks are read, straight into place, and checked
-        there. Raises BadInput or StorageError, and what is in place is good for nothing then."""
+        there. Raises InvalidInput or StorageError, and what is in place is good for nothing then."""
         for run in _runs(parts):
             begin = run[0][0] // BLOCK * BLOCK
             end = min(self.file.size, -(-(run[-1][0] + len(run[-1][1])) // BLOCK) * BLOCK)
@@ -122,7 +122,7 @@ class StoredShard:
 
 
 class StoredCheckpoint:
-    """One finished checkpoint, by its own folder's URI. Raises StorageError or BadInput."""
+    """One finished checkpoint, by its own folder's URI. Raises StorageError or InvalidInput."""
 
     def __init__(self, uri: str) -> None:
         self.folder = _folder(uri)
@@ -170,14 +170,14 @@ def _gone(uri: str) -> StorageError:
 
 
 def resolve(uri: str) -> str:
-    """The folder of one checkpoint: `uri` itself, or what LATEST names in a run's folder. Raises BadInput where there
+    """The folder of one checkpoint: `uri` itself, or what LATEST names in a run's folder. Raises InvalidInput where there
     is neither, or StorageError."""
     folder = ObjectPrefix(uri)
     if folder.get(manifests.NAME) is not None:
         return folder.uri
     latest = read_latest(folder)
     if latest is None:
-        raise BadInput(
+        raise InvalidInput(
             f"{uri} is no checkpoint (there is no {manifests.NAME}) and no run's folder (no LATEST, or one that names "
             "nothing: training went back, and no checkpoint from before that is left)."
         )

@@ -14,7 +14,7 @@ from concertina_state.checkpoints.catalogue import run_of
 from concertina_state.checkpoints.latest import Latest, change_latest, read_all_of_latest
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey, Manifest, parse
 from concertina_state.checkpoints.retention import found
-from concertina_state.errors import BadInput, DamagedInput
+from concertina_state.errors import DamagedInput, InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 
 
@@ -121,7 +121,7 @@ def _readable(folder: ObjectPrefix, places: Iterable[CheckpointKey]) -> Iterator
         text = folder.get(f"{place.folder}/{NAME}")
         if text is None:  # it was deleted just now
             continue
-        with contextlib.suppress(BadInput):  # damaged, or of a newer version: there are older ones
+        with contextlib.suppress(InvalidInput):  # damaged, or of a newer version: there are older ones
             yield place, text, parse(text, f"{folder.uri}/{place.folder}")
 
 

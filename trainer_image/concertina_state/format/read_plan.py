@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk, Header, StoredChunk
 
 
@@ -104,10 +104,10 @@ class ReadPlan:
         return sorted({item.shard for item in self.items})
 
     def require(self, whence: str) -> None:
-        """Raises BadInput where something is lacking."""
+        """Raises InvalidInput where something is lacking."""
         for chunk, box in self.lacking:
             ends = [offset + length for offset, length in zip(box.offsets, box.shape, strict=True)]
-            raise BadInput(
+            raise InvalidInput(
                 f"{chunk.name} is not wholly in {whence}: its elements from {list(box.offsets)} to {ends} are in no "
                 "shard. It was written by another model."
             )

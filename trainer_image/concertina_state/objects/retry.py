@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import StoreRefused
 
 GRACE = (0.5, 2.0)
@@ -24,11 +24,11 @@ def tries() -> Iterator[None]:
 
 
 def final(ask: Callable[[], T]) -> T:
-    """What it returns. Raises BadInput where it is refused for good."""
+    """What it returns. Raises InvalidInput where it is refused for good."""
     refused: StoreRefused | None = None
     for _ in tries():
         try:
             return ask()
         except StoreRefused as error:
             refused = error
-    raise BadInput(str(refused)) from refused
+    raise InvalidInput(str(refused)) from refused

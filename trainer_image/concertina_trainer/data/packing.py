@@ -14,7 +14,7 @@ import numpy as np
 
 from concertina_data.manifest import DataManifest, TokenShard
 from concertina_protocol.codec.typed_json import ProtocolError, parse_json
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.data.sequence_plan import bucketed, packed
 
@@ -46,7 +46,9 @@ def pack(
     def counted(shard: TokenShard) -> tuple[int, int, int]:
         begins = folder.get(shard.documents_file)
         if begins is None or hashlib.sha256(begins).hexdigest() != shard.documents_sha256:
-            raise BadInput(f"{folder.uri}/{shard.documents_file} is missing or damaged: copy it again, or build again.")
+            raise InvalidInput(
+                f"{folder.uri}/{shard.documents_file} is missing or damaged: copy it again, or build again."
+            )
         starts = np.frombuffer(begins, "<u8").astype(np.int64)
         plan = packed(starts, shard.tokens, length)
         return len(plan), len(bucketed(starts, shard.tokens, length)), int(plan.lengths.sum())
@@ -64,14 +66,14 @@ def pack(
 
 
 def read(text: bytes | None, uri: str, manifest: DataManifest, length: int) -> Packing:
-    """What lies beside the data at this URI. Raises BadInput where there is none, or of other data."""
+    """What lies beside the data at this URI. Raises InvalidInput where there is none, or of other data."""
     advice = f"run `concertina data pack {uri} --length {length}`."
     if text is None:
-        raise BadInput(f"{uri} is not packed for sequences of {length} tokens: {advice}")
+        raise InvalidInput(f"{uri} is not packed for sequences of {length} tokens: {advice}")
     try:
         found = parse_json(Packing, text)
     except ProtocolError as error:
-        raise BadInput(f"{uri}/{name(length)} can't be read ({error}): {advice}") from error
+        raise InvalidInput(f"{uri}/{name(length)} can't be read ({error}): {advice}") from error
     if (found.format, found.data, found.length) != (FORMAT, manifest.digest, length):
-        raise BadInput(f"{uri}/{name(length)} was made for other data than the manifest's: {advice}")
+        raise InvalidInput(f"{uri}/{name(length)} was made for other data than the manifest's: {advice}")
     return found

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 
 CHUNK = 4 * 2**20
@@ -50,23 +50,23 @@ def split(location: str) -> tuple[str, str]:
 
 
 def open_range(location: str, size: int) -> BinaryIO:
-    """A path, or an object of this size at a URI, open for reading. Raises BadInput where there is no such file."""
+    """A path, or an object of this size at a URI, open for reading. Raises InvalidInput where there is no such file."""
     if "://" not in location:
         try:
             return Path(location).open("rb")
         except OSError as error:
-            raise BadInput(f"{location} can't be read: {error.strerror}.") from error
+            raise InvalidInput(f"{location} can't be read: {error.strerror}.") from error
     folder, key = split(location)
     return cast(BinaryIO, io.BufferedReader(RangeFile(ObjectPrefix(folder), key, size), CHUNK))
 
 
 def read_whole(location: str) -> bytes:
-    """A small file. Raises BadInput where there is none."""
+    """A small file. Raises InvalidInput where there is none."""
     if "://" not in location:
         with open_range(location, 0) as file:
             return file.read()
     folder, key = split(location)
     content = ObjectPrefix(folder).get(key)
     if content is None:
-        raise BadInput(f"{location} does not exist.")
+        raise InvalidInput(f"{location} does not exist.")
     return content

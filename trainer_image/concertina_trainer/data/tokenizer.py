@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from concertina_data.manifest import short_digest
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.data.rangefile import read_whole, split
 
 BYTES = "bytes"
@@ -48,16 +48,16 @@ def token_bytes(vocab_size: int) -> int:
 @functools.lru_cache(maxsize=2)
 def load(name: str, separator: str = "", split_pattern: str = "") -> Tokenizer:
     """`bytes`, a tokenizer.json, `tiktoken:ENCODING` or a .tiktoken file (with its split pattern), also at URIs.
-    `separator`: the text of the token that ends each document. Raises BadInput."""
+    `separator`: the text of the token that ends each document. Raises InvalidInput."""
     if name == BYTES:
         if separator:
-            raise BadInput(f"the tokenizer {BYTES} ends a document with the byte 0: leave --separator out.")
+            raise InvalidInput(f"the tokenizer {BYTES} ends a document with the byte 0: leave --separator out.")
         return Tokenizer(BYTES, 256, 0, BYTES, _encode_bytes)
     if name.endswith(".json"):
         return _hugging_face(name, separator)
     if name.startswith("tiktoken:") or name.endswith(".tiktoken"):
         return _tiktoken(name, separator, split_pattern)
-    raise BadInput(f"the tokenizer {name} is none of: {BYTES}, FILE.json, tiktoken:ENCODING, FILE.tiktoken.")
+    raise InvalidInput(f"the tokenizer {name} is none of: {BYTES}, FILE.json, tiktoken:ENCODING, FILE.tiktoken.")
 
 
 def _encode_bytes(documents: Sequence[bytes]) -> list[bytes]:
@@ -73,7 +73,7 @@ def _hugging_face(location: str, separator: str) -> Tokenizer:
     try:
         loaded = Loaded.from_str(file.decode())
     except Exception as error:  # it raises plain Exception
-        raise BadInput(f"{location} is not a tokenizer of Hugging Face's tokenizers: {error}.") from error
+        raise InvalidInput(f"{location} is not a tokenizer of Hugging Face's tokenizers: {error}.") from error
     loaded.encode_special_tokens = True  # what looks like a special token in a text is text
     loaded.no_truncation()
     loaded.no_padding()
@@ -117,7 +117,7 @@ def _encoding(name: str):  # type: ignore[no-untyped-def]
         return tiktoken.get_encoding(name.removeprefix("tiktoken:"))
     except Exception as error:  # an unknown name, or a download that failed
         reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
-        raise BadInput(
+        raise InvalidInput(
             f"{name} can't be had: {reason}. tiktoken downloads encodings on first use; where it can't, give a "
             ".tiktoken file, or set TIKTOKEN_CACHE_DIR to a folder that holds it."
         ) from error
@@ -129,16 +129,16 @@ def _encoding_of_file(location: str, split_pattern: str):  # type: ignore[no-unt
     import tiktoken
 
     if not split_pattern:
-        raise BadInput(f"{location} doesn't say how text is split before merging: give --split-pattern.")
+        raise InvalidInput(f"{location} doesn't say how text is split before merging: give --split-pattern.")
     try:
         lines = [line.split() for line in read_whole(location).splitlines() if line]
         ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
         specials = {"<|endoftext|>": max(ranks.values()) + 1}
         return tiktoken.Encoding(location, pat_str=split_pattern, mergeable_ranks=ranks, special_tokens=specials)
     except ValueError as error:
-        raise BadInput(f"{location} is not a file of tiktoken ranks: {error}.") from error
+        raise InvalidInput(f"{location} is not a file of tiktoken ranks: {error}.") from error
 
 
-def _no_separator(name: str, separator: str) -> BadInput:
+def _no_separator(name: str, separator: str) -> InvalidInput:
     wanted = separator or "of the usual tokens that end a document"
-    return BadInput(f"{name} has no token {wanted}: name the one that ends a document by --separator.")
+    return InvalidInput(f"{name} has no token {wanted}: name the one that ends a document by --separator.")

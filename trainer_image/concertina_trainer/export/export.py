@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concertina_state.checkpoints.reader import StoredCheckpoint
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import Box, ReadPlan, reads
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk
 from concertina_state.objects.prefix import ObjectPrefix
@@ -65,15 +65,15 @@ class Exported:
 def export(
     checkpoint: StoredCheckpoint, target: ObjectPrefix, advance: Advance, file_bytes: int = FILE_BYTES, data: str = ""
 ) -> Exported:
-    """`data`: where the run's data lie, if not where they were (for the tokenizer). Raises BadInput or StorageError."""
+    """`data`: where the run's data lie, if not where they were (for the tokenizer). Raises InvalidInput or StorageError."""
     trainer = _trainer(checkpoint)
     if trainer.model.entrypoint:
-        raise BadInput(
+        raise InvalidInput(
             f"{checkpoint.uri} is of {trainer.model.entrypoint}, and what its weights are called elsewhere only its "
             "author knows: the decoder alone is exported."
         )
     if any(name.endswith(".safetensors") for name in target.entries()):
-        raise BadInput(
+        raise InvalidInput(
             f"{target.uri} holds weights already, which would be loaded beside or instead of these: export into "
             "another folder, or delete them first."
         )
@@ -109,12 +109,12 @@ def size(checkpoint: StoredCheckpoint) -> int:
 
 def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
     if not checkpoint.manifest.trainer:
-        raise BadInput(f"{checkpoint.uri} does not say what model it is of: its manifest has no trainer section.")
+        raise InvalidInput(f"{checkpoint.uri} does not say what model it is of: its manifest has no trainer section.")
     try:
         return TrainerConfig.model_validate(checkpoint.manifest.trainer)
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
-        raise BadInput(f"{checkpoint.uri} is of a trainer that this version does not know ({problem}).") from error
+        raise InvalidInput(f"{checkpoint.uri} is of a trainer that this version does not know ({problem}).") from error
 
 
 def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
@@ -133,7 +133,7 @@ def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
         bare, shape = name.removeprefix(hf_names.MODEL), chunk.global_shape
         theirs = hf_names.theirs(bare) or (hf_experts.theirs(bare, experts) if experts else None)
         if theirs is None:
-            raise BadInput(f"{name} has no place in a Hugging Face Llama: this model can't be exported.")
+            raise InvalidInput(f"{name} has no place in a Hugging Face Llama: this model can't be exported.")
         if hf_experts.EXPERT not in theirs:
             found.append(Tensor(theirs, _whole(chunk), shape, _adapter(name, wholes, model)))
             continue

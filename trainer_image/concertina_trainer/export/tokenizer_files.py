@@ -14,7 +14,7 @@ from typing import Any
 
 from concertina_data import manifest as data_manifests
 from concertina_data.manifest import TokenizerFacts
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.tokenizer import BYTES
@@ -48,7 +48,7 @@ def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> Export
         if facts.name.endswith(".json"):
             files = _hugging_face(folder, facts, trainer.model.sequence_length)
             return ExportedTokenizer(files, f"The tokenizer is {facts.name} of {folder.uri}.", facts)
-    except (BadInput, StorageError) as error:
+    except (InvalidInput, StorageError) as error:
         if trainer.model.vocab_size != 256:
             return ExportedTokenizer({}, f"No tokenizer is written: {error}")
         return ExportedTokenizer(_bytes(), f"The tokenizer is taken for that of bytes, as vocabSize is 256: {error}")
@@ -69,21 +69,21 @@ def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[O
     if len(found) == len(sources):
         digests, weights = [each.digest for each in found], [source.weight for source in sources]
         if data_manifests.digest_of(trainer.data.documents.name, digests, weights) != digest:
-            raise BadInput(f"{folders[0].uri} is not the data of this run: name their folder by --data.")
+            raise InvalidInput(f"{folders[0].uri} is not the data of this run: name their folder by --data.")
     return folders[0], found[0].tokenizer
 
 
 def _manifest(folder: ObjectPrefix) -> data_manifests.DataManifest:
     text = folder.get(data_manifests.NAME)
     if text is None:
-        raise BadInput(f"{folder.uri} has no {data_manifests.NAME}: name the folder of the run's data by --data.")
+        raise InvalidInput(f"{folder.uri} has no {data_manifests.NAME}: name the folder of the run's data by --data.")
     return data_manifests.parse(text, folder.uri)
 
 
 def _hugging_face(folder: ObjectPrefix, facts: TokenizerFacts, length: int) -> dict[str, object]:
     text = folder.get(FILE)
     if text is None or data_manifests.short_digest(text) != facts.digest:
-        raise BadInput(
+        raise InvalidInput(
             f"{folder.uri}/{FILE} is {'missing' if text is None else 'not the one that the data were built with'}: put "
             f"{facts.name} (digest {facts.digest}) there, or beside the model."
         )

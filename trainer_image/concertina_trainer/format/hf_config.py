@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.format.hf_names import config_json
 
@@ -36,11 +36,11 @@ FIXED = ("head_dim", "hidden_act", "attention_bias", "mlp_bias")
 
 
 def check(text: bytes, where: str, model: ModelConfig) -> None:
-    """Of a file. Raises BadInput with each field that differs, both values, and what to set."""
+    """Of a file. Raises InvalidInput with each field that differs, both values, and what to set."""
     try:
         check_fields(json.loads(text), where, model)
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise BadInput(f"{where} is no config.json that can be read: {str(error)[:300]}.") from error
+        raise InvalidInput(f"{where} is no config.json that can be read: {str(error)[:300]}.") from error
 
 
 def check_fields(config: Mapping[str, Any], where: str, model: ModelConfig) -> None:
@@ -55,7 +55,7 @@ def check_ours(stored: ModelConfig, where: str, model: ModelConfig) -> None:
 
 def _refuse(problems: Sequence[str], where: str) -> None:
     if problems:
-        raise BadInput(
+        raise InvalidInput(
             f"the weights to begin with are of another model than spec.trainer.model: in {where} {'; '.join(problems)}."
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.config.model import ExpertsConfig, ModelConfig, RouterScores
 
 
@@ -42,13 +42,13 @@ NAMES = {
 
 
 def family(experts: ExpertsConfig) -> Family:
-    """Raises BadInput where none computes as this one does."""
+    """Raises InvalidInput where none computes as this one does."""
     biased, sigmoid = experts.bias_rate is not None, experts.scores is RouterScores.sigmoid
     if not sigmoid and not biased and not experts.shared and not experts.first_dense:
         return Family.MIXTRAL
     if sigmoid and biased and experts.shared:
         return Family.GLM4_MOE
-    raise BadInput(
+    raise InvalidInput(
         "no Hugging Face model computes as this mixture of experts does, so it can't be exported. Those that do are "
         "Mixtral (model.experts with scores softmax, no shared, no firstDense, no biasRate) and GLM 4 MoE (scores "
         "sigmoid, shared, biasRate)."
@@ -57,14 +57,14 @@ def family(experts: ExpertsConfig) -> Family:
 
 def theirs(name: str, experts: ExpertsConfig) -> str | None:
     """Of one of our weights, with EXPERT where there is one tensor for each; None where they have none of it. Raises
-    BadInput."""
+    InvalidInput."""
     found = re.fullmatch(r"blocks\.(\d+)\.feed_forward\.(.+)", name)
     inner = NAMES[family(experts)].get(found[2]) if found else None
     return None if found is None or inner is None else f"model.layers.{found[1]}.{inner}"
 
 
 def config_fields(model: ModelConfig, experts: ExpertsConfig) -> dict[str, object]:
-    """Of config.json, what is other than a Llama's. Raises BadInput."""
+    """Of config.json, what is other than a Llama's. Raises InvalidInput."""
     common: dict[str, object] = {"num_experts_per_tok": experts.active_per_token, "output_router_logits": False}
     if family(experts) is Family.MIXTRAL:
         return common | {

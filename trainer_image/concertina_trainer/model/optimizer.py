@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.config.optimizer import OptimizerConfig
 
 
@@ -65,7 +65,9 @@ class ShardedAdamW:
         self._counted = {name for name, p in self._sharded.items() if model.counts(name, p)}
         self._local = {name: nn.Parameter(local(p.detach())) for name, p in self._sharded.items()}
         if not self._local:
-            raise BadInput("there are more workers than rows that are trained: use fewer replicas, or a larger model.")
+            raise InvalidInput(
+                "there are more workers than rows that are trained: use fewer replicas, or a larger model."
+            )
         matrices = [p for p in self._local.values() if p.dim() > 1]
         vectors = [p for p in self._local.values() if p.dim() <= 1]
         groups = [

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config.memory import Activations
 from concertina_trainer.config.trainer import TrainerConfig
@@ -34,7 +34,7 @@ SAME = 1e-2
 
 @dataclasses.dataclass(frozen=True)
 class OwnSpec:
-    """A ModelSpec, and what it is told. Whatever it raises becomes BadInput: it would raise it again in any round."""
+    """A ModelSpec, and what it is told. Whatever it raises becomes InvalidInput: it would raise it again in any round."""
 
     config: TrainerConfig
     data: DataShape
@@ -66,12 +66,12 @@ class OwnSpec:
         found = {names.get(id(block), ""): block for block in wanted}
         nested = [name for name in found for other in found if name.startswith(f"{other}.")]
         if "" in found or nested:
-            raise BadInput(
+            raise InvalidInput(
                 f"blocks of {self._name} gives {nested[0] if nested else 'what is no part of the module'}: give parts "
                 "of it, none within another."
             )
         if not found and self.config.memory.activations is not Activations.keep:
-            raise BadInput(
+            raise InvalidInput(
                 f"trainer.memory.activations computes blocks again, and {self._name} names none: give "
                 "ModelSpec.blocks, or set activations to Keep."
             )
@@ -82,7 +82,7 @@ class OwnSpec:
             value = (self.spec.initial or usual)(name, whole, box, self.config.seed)
         if not isinstance(value, Tensor) or tuple(value.shape) != tuple(box.shape):
             gives = f"the shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            raise BadInput(
+            raise InvalidInput(
                 f"initial of {self._name} gives {gives} for {name}, of which it was asked for a box of shape "
                 f"{list(box.shape)}: give a tensor of that shape for each name."
             )
@@ -99,25 +99,29 @@ class OwnSpec:
     def _asked(self, what: str) -> Iterator[None]:
         try:
             yield
-        except BadInput:
+        except InvalidInput:
             raise
         except Exception as error:
             traceback.print_exc()
-            raise BadInput(
+            raise InvalidInput(
                 f"{what} of trainer.model.entrypoint {self._name} raised {said(error)}: correct it, or "
                 "trainer.model.options."
             ) from error
 
     def _check(self, module: object) -> None:
-        """Raises BadInput for what would be another thing on each rank, or in each world."""
+        """Raises InvalidInput for what would be another thing on each rank, or in each world."""
         if not isinstance(module, nn.Module):
-            raise BadInput(f"build of {self._name} gives a {type(module).__name__}: it has to give a torch.nn.Module.")
+            raise InvalidInput(
+                f"build of {self._name} gives a {type(module).__name__}: it has to give a torch.nn.Module."
+            )
         parameters = dict(module.named_parameters(remove_duplicate=False))
         if not any(each.requires_grad for each in parameters.values()):
-            raise BadInput(f"the model of {self._name} has no parameters that require a gradient: nothing is trained.")
+            raise InvalidInput(
+                f"the model of {self._name} has no parameters that require a gradient: nothing is trained."
+            )
         for name, each in parameters.items():
             if each.device.type != "meta" or each.dtype != torch.float32 or not each.dim():
-                raise BadInput(
+                raise InvalidInput(
                     f"the parameter {name} of {self._name} is {each.dtype} of shape {list(each.shape)} on "
                     f"{each.device}: parameters are float32, of one dimension or more, and made where torch makes them "
                     '(build is called under torch.device("meta")).'
@@ -125,13 +129,13 @@ class OwnSpec:
         if len(parameters) > len(list(module.parameters())):
             twice = next(name for name, _ in module.named_parameters(remove_duplicate=False)
                          if name not in dict(module.named_parameters()))  # fmt: skip
-            raise BadInput(
+            raise InvalidInput(
                 f"{twice} of {self._name} is a parameter that two modules have: let one have it, and use it in forward "
                 "(torch.nn.functional.linear(x, self.embedding.weight))."
             )
         buffers = [name for name, _ in module.named_buffers()]
         if buffers and self.spec.initial is None:
-            raise BadInput(
+            raise InvalidInput(
                 f"the model of {self._name} has buffers ({', '.join(buffers[:3])}), and nothing says what they hold: "
                 "give ModelSpec.initial, or compute them in forward."
             )
@@ -147,15 +151,17 @@ IN_ITS_IMAGE = "the image of the container trainer has to hold it, installed or 
 
 
 def loaded(entrypoint: str, remedy: str = IN_ITS_IMAGE) -> ModelSpec:
-    """`remedy`: what to do where it can't be imported. Raises BadInput."""
+    """`remedy`: what to do where it can't be imported. Raises InvalidInput."""
     module, _, name = entrypoint.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        raise BadInput(f"trainer.model.entrypoint {entrypoint} can't be imported ({said(error)}): {remedy}.") from error
+        raise InvalidInput(
+            f"trainer.model.entrypoint {entrypoint} can't be imported ({said(error)}): {remedy}."
+        ) from error
     if not isinstance(found, ModelSpec):
-        raise BadInput(
+        raise InvalidInput(
             f"trainer.model.entrypoint {entrypoint} is a {type(found).__name__}: it has to name a "
             "concertina_trainer.model.spec.ModelSpec."
         )
@@ -205,12 +211,14 @@ class OwnModel(nn.Module):
             batch = dataclasses.replace(batch, features=batch.features.to(self._dtype))
         loss = self.own.spec.loss(self.model, batch)
         if not isinstance(loss, Tensor) or loss.dim() or (training and not loss.requires_grad):
-            raise BadInput(f"the loss of {self.own.config.model.entrypoint} is no scalar tensor that has a gradient.")
+            raise InvalidInput(
+                f"the loss of {self.own.config.model.entrypoint} is no scalar tensor that has a gradient."
+            )
         return loss
 
     def prove(self, batch: Microbatch, loss: Tensor) -> None:
         """After the first backward of a round: the loss is a sum of its weights times something (Euler's theorem), and
-        buffers are constant. Raises BadInput."""
+        buffers are constant. Raises InvalidInput."""
         if self.proved:
             return
         self.proved = True
@@ -218,12 +226,12 @@ class OwnModel(nn.Module):
         found, each = float(loss), batch.weights.grad
         added = None if each is None else float((weights * each).sum())
         if math.isfinite(found) and (added is None or not math.isclose(found, added, rel_tol=SAME, abs_tol=1e-6)):
-            raise BadInput(
+            raise InvalidInput(
                 f"the loss of {name} is not the sum of each prediction's loss times its weight: with other numbers of "
                 "workers it would be another. Multiply by microbatch.weights, add up, and divide by nothing."
             )
         if self._versions != self._buffer_versions():
-            raise BadInput(
+            raise InvalidInput(
                 f"the model of {name} writes into its buffers: each worker would have others. Use norms without "
                 "running statistics (LayerNorm, GroupNorm)."
             )
@@ -241,5 +249,5 @@ def preload() -> None:
     """Of the job, in the parent that workers are forked from. What can't be imported the worker refuses."""
     model = json.loads(os.environ.get("CONCERTINA_TRAINER") or "{}").get("model", {})
     if entrypoint := model.get("entrypoint"):
-        with contextlib.suppress(BadInput):
+        with contextlib.suppress(InvalidInput):
             loaded(entrypoint)

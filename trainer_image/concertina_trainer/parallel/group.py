@@ -39,7 +39,7 @@ class DistContext:
     def of(
         rank: int, size: int, device: torch.device, parallelism: ParallelismConfig, routed: bool = False
     ) -> DistContext:
-        """In the process group that has been joined. `routed`: for a model with experts. Raises BadInput where the
+        """In the process group that has been joined. `routed`: for a model with experts. Raises InvalidInput where the
         world is no whole number of blocks."""
         degrees = Degrees.of(parallelism, size)
         meshes = Meshes.of(degrees, device.type, parallelism, routed)
@@ -99,7 +99,7 @@ def socket_variables(interface: str) -> dict[str, str]:
 
 def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed: bool) -> DistContext:
     """Join the round's process group: the store is served by the lead's agent, under a prefix for this round. `routed`:
-    see DistContext.of. Raises BadInput where the world is no whole number of blocks."""
+    see DistContext.of. Raises InvalidInput where the world is no whole number of blocks."""
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if interface := interface_of(environment.get("CONCERTINA_POD_IP") or environment["MASTER_ADDR"]):
         for name, value in socket_variables(interface).items():

@@ -12,18 +12,18 @@ import warnings
 from typing import Any
 
 from concertina_data.manifest import FrameFacts
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.planning.memory import RankMemory, fullest, memory
 from concertina_trainer.planning.own import Data, data_of, described
 
-BAD_INPUT = 2
+INVALID_INPUT = 2
 
 
 def answered(asked: dict[str, Any]) -> object:
     """{trainer, data}: of a model of one's own, what it is. `data`, if they are known: {vocab_size, frames}, as the
-    answer tells them. Or {trainer, data, parallelism, size}: of one layout. Raises BadInput."""
+    answer tells them. Or {trainer, data, parallelism, size}: of one layout. Raises InvalidInput."""
     trainer = TrainerConfig.model_validate(asked["trainer"])
     data = _data(asked.get("data"))
     if "size" not in asked:
@@ -57,9 +57,9 @@ def main() -> int:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # what a model of one's own prints
                 found = answered(json.loads(line))
-        except BadInput as error:
+        except InvalidInput as error:
             print(*str(error).split(), file=sys.stderr)  # the last line says what is wrong
-            return BAD_INPUT
+            return INVALID_INPUT
         print(json.dumps(found), flush=True)
     return 0
 

@@ -36,7 +36,7 @@ _OF_MESHES = (
 
 @contextmanager
 def fake_rank(rank: int, size: int, parallelism: ParallelismConfig, routed: bool) -> Iterator[DistContext]:
-    """Within, no other process group may be there. Raises BadInput where the world is no whole number of blocks."""
+    """Within, no other process group may be there. Raises InvalidInput where the world is no whole number of blocks."""
     _forget()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     device = torch.device("cpu")  # a backward on a fake GPU asks the driver for it

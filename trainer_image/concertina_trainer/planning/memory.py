@@ -81,7 +81,7 @@ def _contents(config: TrainerConfig, stages: Sequence[Part]) -> list[int]:
 def memory(
     config: TrainerConfig, parallelism: ParallelismConfig, size: int, rank: int, data: Data | None = None
 ) -> RankMemory:
-    """`data`: of a model of one's own. Raises BadInput where the world is no whole number of blocks, and where that
+    """`data`: of a model of one's own. Raises InvalidInput where the world is no whole number of blocks, and where that
     model can't be run."""
     degrees = Degrees.of(parallelism, size)
     if data is not None:

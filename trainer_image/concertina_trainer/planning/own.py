@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 from concertina_data.manifest import FrameFacts
 from concertina_data.opening import open_place, read_manifest
 from concertina_data.places import CacheSettings
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import StorageError
 from concertina_trainer.config.data import DocumentMode
 from concertina_trainer.config.memory import Activations
@@ -51,13 +51,13 @@ class Data:
 
 
 def data_of(config: TrainerConfig) -> Data:
-    """As its manifests tell. Raises BadInput."""
+    """As its manifests tell. Raises InvalidInput."""
     try:
         manifests = [
             read_manifest(open_place(source.uri, CacheSettings(0, PATIENCE_SECONDS))) for source in config.data.sources
         ]
-    except (BadInput, StorageError, OSError, ImportError) as error:
-        raise BadInput(
+    except (InvalidInput, StorageError, OSError, ImportError) as error:
+        raise InvalidInput(
             f"the data are not known here, and {config.model.entrypoint} is built by it: {error} Or give "
             "--vocab-size, and --width of frames."
         ) from error
@@ -90,22 +90,22 @@ _TYPES = {"<f2": torch.float16, "<f4": torch.float32}
 
 @contextlib.contextmanager
 def running(own: OwnSpec | None) -> Iterator[None]:
-    """Under fake tensors. Raises BadInput where a model of one's own can't be."""
+    """Under fake tensors. Raises InvalidInput where a model of one's own can't be."""
     try:
         yield
-    except BadInput:
+    except InvalidInput:
         raise
     except Exception as error:
         if own is None:
             raise
-        raise BadInput(
+        raise InvalidInput(
             f"the loss of {own.config.model.entrypoint} can't be planned, as it raised {said(error)}: it is run on the "
             "CPU, with tensors that have a shape and no values, so nothing may ask for one (.item(), .tolist(), if)."
         ) from error
 
 
 def described(config: TrainerConfig, data: Data) -> Description:
-    """Raises BadInput."""
+    """Raises InvalidInput."""
     loaded(str(config.model.entrypoint), HERE)  # what it makes while it is imported stays real
     config = as_on_gpus(config)
     own = OwnSpec(config, data.shape(config))

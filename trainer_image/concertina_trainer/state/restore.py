@@ -15,7 +15,7 @@ from concertina_protocol.worker_channel import WorkerEnd
 from concertina_state.checkpoints.catalogue import run_of
 from concertina_state.checkpoints.reader import StoredCheckpoint, opened, resolve
 from concertina_state.checkpoints.rollback import before_damaged, none_left, usable
-from concertina_state.errors import BadInput, DamagedInput, DataChanged
+from concertina_state.errors import DamagedInput, DataChanged, InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Continued, Header, ShardMetadata
@@ -80,7 +80,7 @@ def _usable(start: Restore, uid: str, world: DistContext) -> Restore:
     """Return the start with the newest checkpoint that was neither undone nor found damaged, or from the beginning
     where all were undone.
 
-    Raises BadInput where damage has left none."""
+    Raises InvalidInput where damage has left none."""
     if start.source == RestoreSource.FRESH and start.damaged:
         raise none_left(start.damaged)
     durable = start.durable
@@ -95,7 +95,7 @@ def _usable(start: Restore, uid: str, world: DistContext) -> Restore:
 def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
     """Fill the state. If nothing was resized, each rank needs the shard of its own number alone.
 
-    Raises BadInput if the saved state is of another model, or of other data."""
+    Raises InvalidInput if the saved state is of another model, or of other data."""
 
     def plan(held: Mapping[int, Header]) -> ReadPlan:
         header = next(iter(held.values()))
@@ -119,10 +119,10 @@ def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str
 
 
 def _trainer_of(header: Header) -> TrainerConfig:
-    """Return the configuration that a state was trained with. Raises BadInput."""
+    """Return the configuration that a state was trained with. Raises InvalidInput."""
     step = header.metadata.id.step
     if not header.trainer:
-        raise BadInput(
+        raise InvalidInput(
             f"the saved state of step {step} was not saved by the bundled trainer: start a new run under another "
             "checkpoint.uri."
         )
@@ -130,18 +130,18 @@ def _trainer_of(header: Header) -> TrainerConfig:
         return TrainerConfig.model_validate(json.loads(header.trainer))
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
-        raise BadInput(
+        raise InvalidInput(
             f"the saved state of step {step} has a configuration that this version does not know ({problem}): resume "
             "with the image that saved it."
         ) from error
 
 
 def _check_identity(header: Header, config: TrainerConfig) -> None:
-    """Raise BadInput if training cannot resume from the state with this configuration."""
+    """Raise InvalidInput if training cannot resume from the state with this configuration."""
     if changed := identity_changes(_trainer_of(header), config):
         named = "; ".join(f"{each.field} was {each.saved} and is {each.now} now" for each in changed[:MOST_NAMED])
         more = f"; and {len(changed) - MOST_NAMED} more fields" if len(changed) > MOST_NAMED else ""
-        raise BadInput(
+        raise InvalidInput(
             f"spec.trainer has changed since step {header.metadata.id.step} in what makes the model or the order of "
             f"its data: {named}{more}. Set it back to resume, or start a new run under another checkpoint.uri."
         )
@@ -167,7 +167,7 @@ def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardRe
     if _same(world, final(lambda: is_checkpoint(uri)) if world.rank == 0 else None):
         return None
     if model.entrypoint:
-        raise BadInput(
+        raise InvalidInput(
             f"{uri} is no checkpoint of concertina, and what weights of other files are called in the model of "
             f"{model.entrypoint} is not known: give checkpoint.initFrom a checkpoint of this model."
         )
@@ -203,7 +203,7 @@ def _model(fields: object, whence: str) -> ModelConfig:
         return ModelConfig.model_validate(fields)
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
-        raise BadInput(f"{whence} is of a model that this version does not know ({problem}).") from error
+        raise InvalidInput(f"{whence} is of a model that this version does not know ({problem}).") from error
 
 
 @contextlib.contextmanager

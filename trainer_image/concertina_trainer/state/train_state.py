@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from concertina_state.catalogue import Catalogue
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan, reads
 from concertina_state.format.shardfile import Header, Layout
@@ -69,12 +69,12 @@ class TrainState:
 
     def plan(self, held: Mapping[int, Header]) -> ReadPlan:
         """What to read of a saved state of which these are the shards' headers, whatever world they were written by.
-        Raises BadInput where it is not a whole state of this model."""
+        Raises InvalidInput where it is not a whole state of this model."""
         known = {each.name for each in self._catalogue.held}
         for header in held.values():
             foreign = next((name for name in header.chunks if name not in known), None)
             if foreign is not None:
-                raise BadInput(f"the saved state holds {foreign}, which the model has no place for: {_INSTEAD}.")
+                raise InvalidInput(f"the saved state holds {foreign}, which the model has no place for: {_INSTEAD}.")
         return self._catalogue.plan(held, _INSTEAD)
 
     def load(self, plan: ReadPlan, shards: Mapping[int, ShardReader], step: int) -> None:
@@ -83,7 +83,7 @@ class TrainState:
         self._optimizer.set_step(step)
 
     def load_weights(self, shards: Sequence[ShardReader], whence: str) -> None:
-        """Fill the weights alone, of whatever dtype they are; the rest stays as it is. Raises BadInput where they are
+        """Fill the weights alone, of whatever dtype they are; the rest stays as it is. Raises InvalidInput where they are
         not those of this model."""
         known = {each.name for each in self._catalogue.held}
         held = {number: shard.header for number, shard in enumerate(shards)}
@@ -97,14 +97,14 @@ class TrainState:
         for header in held.values():
             for name, stored in header.chunks.items():
                 if name.startswith(MODEL) and name not in known:
-                    raise BadInput(
+                    raise InvalidInput(
                         f"{whence} has {name.removeprefix(MODEL)} {list(stored.chunk.global_shape)}, which this model "
                         "has not: correct spec.trainer.model, or begin with other weights."
                     )
             for chunk in weights:
                 saved = header.chunks.get(chunk.name)
                 if saved and saved.chunk.global_shape != chunk.global_shape:
-                    raise BadInput(
+                    raise InvalidInput(
                         f"{chunk.name.removeprefix(MODEL)} is {list(saved.chunk.global_shape)} in {whence} and "
                         f"{list(chunk.global_shape)} in this model: correct spec.trainer.model, or begin with "
                         "other weights."

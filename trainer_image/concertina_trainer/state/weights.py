@@ -13,7 +13,7 @@ from concertina_protocol.sidecar import Damaged
 from concertina_state.checkpoints.latest import LATEST
 from concertina_state.checkpoints.manifest import NAME
 from concertina_state.checkpoints.reader import StoredShard
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import (
     ITEM_SIZES,
     Chunk,
@@ -57,7 +57,7 @@ class SafetensorsFiles:
     """A file, or a folder of files, with our names or those of Hugging Face's Llama."""
 
     def __init__(self, uri: str) -> None:
-        """Raises StorageError, or BadInput where there is no such file."""
+        """Raises StorageError, or InvalidInput where there is no such file."""
         self.uri = uri
         if uri.endswith(ENDING):
             folder, _, file = uri.rpartition("/")
@@ -66,7 +66,7 @@ class SafetensorsFiles:
             self._folder = ObjectPrefix(uri)
             self._keys = self._of_the_model()
         if not self._keys:
-            raise BadInput(f"{uri} holds no {NAME}, no {LATEST} and no {ENDING} file: correct checkpoint.initFrom.")
+            raise InvalidInput(f"{uri} holds no {NAME}, no {LATEST} and no {ENDING} file: correct checkpoint.initFrom.")
 
     def _of_the_model(self) -> list[str]:
         """As transformers chooses: a folder may hold the same weights again, under other names."""
@@ -79,10 +79,10 @@ class SafetensorsFiles:
         try:
             return sorted(set(json.loads(index)["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadInput(f"{self.uri}/{INDEX} can't be read: {error}.") from error
+            raise InvalidInput(f"{self.uri}/{INDEX} can't be read: {error}.") from error
 
     def check(self, model: ModelConfig) -> str:
-        """Raises BadInput where the files are said to be of another model than this one. What could not be checked, in
+        """Raises InvalidInput where the files are said to be of another model than this one. What could not be checked, in
         a sentence."""
         where = f"{self._folder.uri}/{hf_config.NAME}"
         text = self._folder.get(hf_config.NAME)
@@ -97,7 +97,7 @@ class SafetensorsFiles:
 
     @cached_property
     def shards(self) -> list[FileWeights]:
-        """Raises BadInput for a file that can't be used, and for a tensor that our model has no place for."""
+        """Raises InvalidInput for a file that can't be used, and for a tensor that our model has no place for."""
         return [
             FileWeights(self._folder, key, {stored.chunk.name: stored for stored in self._stored_chunks(key)})
             for key in self._keys
@@ -113,7 +113,7 @@ class SafetensorsFiles:
                 if not name.endswith(PASSED_OVER):
                     yield _stored_chunk(name, entry, header_size, where)
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-            raise BadInput(f"{where} is no safetensors file that can be read: {str(error)[:MOST]}.") from error
+            raise InvalidInput(f"{where} is no safetensors file that can be read: {str(error)[:MOST]}.") from error
 
 
 def _stored_chunk(name: str, entry: dict[str, Any], header_size: int, where: str) -> StoredChunk:
@@ -121,14 +121,14 @@ def _stored_chunk(name: str, entry: dict[str, Any], header_size: int, where: str
     bare = name.removeprefix(hf_names.MODEL)
     mine = hf_names.ours(name) or (bare if hf_names.theirs(bare) else None)
     if mine is None:
-        raise BadInput(
+        raise InvalidInput(
             f"{where} has a tensor {name:.100}, which the bundled model has no place for: it is of another kind of "
             "model, and can't be begun with."
         )
     if dtype not in ITEM_SIZES:
-        raise BadInput(f"{name} in {where} has the dtype {dtype}: convert it to one of {', '.join(ITEM_SIZES)}.")
+        raise InvalidInput(f"{name} in {where} has the dtype {dtype}: convert it to one of {', '.join(ITEM_SIZES)}.")
     if not shape:
-        raise BadInput(f"{name} in {where} is a single number, and not a tensor of the bundled model.")
+        raise InvalidInput(f"{name} in {where} is a single number, and not a tensor of the bundled model.")
     chunk = Chunk(f"{hf_names.MODEL}{mine}", dtype, (0,) * len(shape), shape, shape)
     return StoredChunk(chunk, header_size + data_begin(entry))
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from concertina_protocol import FailureReason
 from concertina_protocol.messages.ranges import MOST_RANGES, Ranges, united, words
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Trend
 from concertina_trainer.config.anomalies import AnomalyResponse
 from concertina_trainer.config.trainer import TrainerConfig
@@ -58,13 +58,13 @@ class _Anomaly:
 
 class Anomalies:
     def __init__(self, config: TrainerConfig, skipped: Ranges, trend: Trend) -> None:
-        """Raises BadInput where more was left out than can be recorded."""
+        """Raises InvalidInput where more was left out than can be recorded."""
         self._policy, self._batch = config.anomalies, config.global_batch_size
         self.skipped, self.trend = _few(skipped), trend
         self._in_a_row = 0
 
     def skips(self, step: int, position: int, result: Measured) -> str:
-        """Why the batch of this step is left out, in a sentence; empty where it counts. Raises RollBack, BadInput, or
+        """Why the batch of this step is left out, in a sentence; empty where it counts. Raises RollBack, InvalidInput, or
         FloatingPointError."""
         found = self._find(result)
         if found is None:
@@ -84,7 +84,7 @@ class Anomalies:
         also = f" in the batch after {IN_A_ROW} that were left out, so it is not the batch" if self._in_a_row else ""
         if found.reason == FailureReason.LOSS_NOT_FINITE:
             raise FloatingPointError(f"{event}{also}; nothing of that step is kept")
-        raise BadInput(f"{event}{also}; trainer.anomalies.spike says to stop. Change it, or what led there, and start "
+        raise InvalidInput(f"{event}{also}; trainer.anomalies.spike says to stop. Change it, or what led there, and start "
                        "again: the run goes on from its checkpoint.")  # fmt: skip
 
     def _find(self, result: Measured) -> _Anomaly | None:
@@ -104,6 +104,6 @@ class Anomalies:
 
 def _few(skipped: Ranges) -> Ranges:
     if len(skipped) > MOST_RANGES:
-        raise BadInput(f"samples were left out in {MOST_RANGES} places already, which is more than bad luck: "
+        raise InvalidInput(f"samples were left out in {MOST_RANGES} places already, which is more than bad luck: "
                        "look at the data and at the learning rate.")  # fmt: skip
     return skipped

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from concertina_data.manifest import VALIDATION
 from concertina_protocol import Evaluated, StepPart
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.saving import Saving
 from concertina_trainer.config.data import DataConfig, EvaluationConfig
 from concertina_trainer.config.trainer import TrainerConfig
@@ -94,15 +94,15 @@ class Evaluation:
 
 
 def validation_reader(config: TrainerConfig, begun: bool = False) -> Reader:
-    """Of what was set aside of each data set. `begun`: see Reader. Raises BadInput with a sentence."""
+    """Of what was set aside of each data set. `begun`: see Reader. Raises InvalidInput with a sentence."""
     aside = [
         source.model_copy(update={"uri": f"{source.uri.rstrip('/')}/{VALIDATION}"}) for source in config.data.sources
     ]
     data: DataConfig = config.data.model_copy(update={"uri": None, "mixture": aside})
     try:
         return Reader(data, config.model.sequence_length, SEED, begun=begun)
-    except BadInput as error:
-        raise BadInput(
+    except InvalidInput as error:
+        raise InvalidInput(
             f"{error} trainer.evaluation needs what `concertina data build --validation SHARE` sets aside: build the "
             "data so, or remove it."
         ) from error

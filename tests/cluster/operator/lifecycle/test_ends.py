@@ -87,7 +87,7 @@ def test_bad_input_of_the_bundled_trainer_can_be_read_in_its_pod(jobs: Jobs, tmp
     jobs.create("a", **bundled(tmp_path / "nowhere", tmp_path / "fault"))
     job = jobs.wait_true("a", "Failed")
     failure = job["status"]["lastFailure"]
-    assert (failure["reason"], failure["exitCode"]) == ("BadInput", 78)
+    assert (failure["reason"], failure["exitCode"]) == ("InvalidInput", 78)
     assert str(tmp_path / "nowhere") in failure["message"]
     wait_ended(jobs, "a")
     assert phases(jobs, "a") == {failure["replica"]: "Failed"}

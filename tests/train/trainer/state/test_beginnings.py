@@ -18,7 +18,7 @@ from transformers import (
 
 from builders.train import node, states
 from concertina_state.checkpoints.reader import StoredCheckpoint
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Continued
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.reader import Reader
@@ -142,7 +142,7 @@ def test_what_is_begun_with_has_the_logits_that_it_had(folder, parent, trainer, 
 def test_a_model_that_computes_otherwise_is_refused_by_its_config(trainer, tmp_path, kind, changed, sentence):
     changed_trainer, _ = published(trainer, kind, tmp_path / "model", **changed)
     files = SafetensorsFiles(f"file://{tmp_path}/model")
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(InvalidInput) as refused:
         files.check(TrainerConfig.model_validate(changed_trainer).model)
     assert f"in file://{tmp_path}/model/config.json " in str(refused.value)
     assert sentence in str(refused.value)
@@ -158,7 +158,7 @@ def test_a_model_that_computes_otherwise_is_refused_by_its_config(trainer, tmp_p
 )  # fmt: skip
 def test_another_architecture_is_refused_by_its_name(trainer, tmp_path, model, config, named):
     model(config).save_pretrained(tmp_path / "model")
-    with pytest.raises(BadInput, match=f'model_type is "{named}", and the bundled decoder computes as llama and'):
+    with pytest.raises(InvalidInput, match=f'model_type is "{named}", and the bundled decoder computes as llama and'):
         SafetensorsFiles(f"file://{tmp_path}/model").check(TrainerConfig.model_validate(trainer).model)
 
 
@@ -184,7 +184,7 @@ def test_files_of_other_versions_of_transformers_are_understood(trainer, tmp_pat
     if not sentence:
         assert files.check(model) == ""
     else:
-        with pytest.raises(BadInput, match=sentence):
+        with pytest.raises(InvalidInput, match=sentence):
             files.check(model)
 
 
@@ -272,5 +272,5 @@ def test_a_beginning_that_a_store_refuses_is_bad_input_at_once(s3, folder, paren
     options = {"uri": f"file://{tmp_path}/new", field: "s3://nowhere/run"}
     outcome = node.Job(folder, parent, trainer, options).run(1)
     assert outcome.codes == {0: 78}
-    assert outcome.faults[0].reason == "BadInput"
+    assert outcome.faults[0].reason == "InvalidInput"
     assert "The bucket nowhere does not exist at http://127.0.0.1" in outcome.faults[0].message

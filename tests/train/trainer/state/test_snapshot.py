@@ -19,7 +19,7 @@ from builders.until import until
 from concertina_protocol import JobHistory
 from concertina_protocol.sidecar import read_sidecar
 from concertina_protocol.worker_channel import Outcome
-from concertina_state.errors import BadInput, RestoreFailed
+from concertina_state.errors import InvalidInput, RestoreFailed
 from concertina_state.format.shardfile import header_length, parse_header
 from concertina_state.interval import Interval
 from concertina_state.room import Spare
@@ -261,7 +261,7 @@ def test_a_part_on_its_way_to_storage_stays_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("other", "error", "sentence"),
     [
-        ("", BadInput, "too small for three of them and a peer's copy"),
+        ("", InvalidInput, "too small for three of them and a peer's copy"),
         ("snapshots/round-1/shard-0", RestoreFailed, "beside those of the round before"),
         ("copies/round-1/shard-3", RestoreFailed, "beside those of the round before"),
     ],

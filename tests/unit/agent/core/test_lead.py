@@ -204,7 +204,7 @@ def test_however_many_fail_with_whatever_output_the_report_fits_on_a_line(member
     driver.begun(*names)
     for name in names[1:]:
         known = {"step": 7, "exit_code": 1, "rank": 3, "at": 1000.0, "rollback": ROLLBACK if members > 512 else None}
-        reason = p.FailureReason.WORKER_FAILED if name != names[-2] else p.FailureReason.BAD_INPUT
+        reason = p.FailureReason.WORKER_FAILED if name != names[-2] else p.FailureReason.INVALID_INPUT
         failure = p.Failure(name, reason, text, (text,) * 50, permanent=name == names[-2], **known)
         driver.member_says(name, "failed", failure=failure)
     driver.wait(0.3)
@@ -222,7 +222,7 @@ def test_what_no_new_round_can_mend_keeps_its_output_beside_that_of_the_cause():
     driver = Driver()
     driver.begun("a", "b", "c")
     driver.member_says("b", "failed", **failed("b", "WorkerSignaled", "the cause", code=-9))
-    driver.member_says("c", "failed", failure=p.Failure("c", "BadInput", "", ("for good",), permanent=True))
+    driver.member_says("c", "failed", failure=p.Failure("c", "InvalidInput", "", ("for good",), permanent=True))
     driver.ended(1, LOST)
     assert [(f.replica, f.last_lines) for f in driver.report.failures] == [
         ("b", ("the cause",)),
@@ -235,8 +235,8 @@ def test_what_no_new_round_can_mend_keeps_its_output_beside_that_of_the_cause():
 def test_a_member_whose_worker_says_more_than_a_line_holds_can_still_tell_its_lead():
     driver = Driver("b")
     driver.begun("a", "b")
-    driver.say(w.Fault(p.FailureReason.BAD_INPUT, "x" * p.MAX_LINE), rank=1)
+    driver.say(w.Fault(p.FailureReason.INVALID_INPUT, "x" * p.MAX_LINE), rank=1)
     driver.ended(78, rank=1)
     told = p.decode(p.encode(driver.core.member_state())).failure
-    assert (told.reason, told.permanent) == ("BadInput", True)
+    assert (told.reason, told.permanent) == ("InvalidInput", True)
     assert told.message.startswith("Rank 1 (exit code 78): xxx")

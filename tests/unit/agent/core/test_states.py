@@ -97,7 +97,7 @@ def happenings(rank: int) -> Iterator[tuple[float, list[e.Event]]]:
     drain = p.Drain(UID, 1, "claim-1", "scale", True, 5.0)
     for request in (prepare(2), prepare(), assignment("a", "b"), drain, p.Save(UID, 1, "claim-1", "r"), p.Ping(UID)):
         yield 0.0, [e.RequestReceived(99, request)]
-    said = (w.Hello(rank, 1), w.Committed(id, rank, "slot-0"), w.Done("complete", 6), w.Fault("BadInput", ""))
+    said = (w.Hello(rank, 1), w.Committed(id, rank, "slot-0"), w.Done("complete", 6), w.Fault("InvalidInput", ""))
     for message in (*said, w.Register(rank), w.CallCount(rank, 1), w.Beat(rank, 6, "computing")):
         yield 0.0, [e.WorkerMessage(1, rank, message)]
     for code, done in ((0, "complete"), (0, "drained"), (1, "drained"), (-9, "complete")):

@@ -370,7 +370,7 @@ def test_after_its_end_pods_are_deleted_and_the_job_too_when_its_time_has_come()
 
 PERMANENT = protocol.Failure(
     "demo-1-0",
-    "BadInput",
+    "InvalidInput",
     "Rank 1 (exit code 78): a.bin is bad",
     ("reads a.bin", "", "it is bad"),
     1,

@@ -305,8 +305,8 @@ def test_whole_restarts_that_do_not_help_end_the_job_with_a_sentence() -> None:
 
 
 def test_a_failure_for_good_is_counted() -> None:
-    made = failing(jobs.running(jobs.spec()), T0 + 11, reason="BadInput", message="no such data", permanent=True)
-    assert made.status.condition("Failed").reason == "BadInput"
+    made = failing(jobs.running(jobs.spec()), T0 + 11, reason="InvalidInput", message="no such data", permanent=True)
+    assert made.status.condition("Failed").reason == "InvalidInput"
     (failed,) = made.status.restarts.recent
     assert (made.status.restarts.total, failed.message, failed.counted) == (1, "no such data", False)
 

@@ -227,10 +227,12 @@ def test_a_failure_that_follows_from_another_is_not_the_cause() -> None:
 
 
 def test_bad_input_fails_the_job_at_once() -> None:
-    bad = protocol.Failure("demo-1-0", "BadInput", "shard 3 has a wrong checksum: build the data again", permanent=True)
+    bad = protocol.Failure(
+        "demo-1-0", "InvalidInput", "shard 3 has a wrong checksum: build the data again", permanent=True
+    )
     made = plan(with_lead(jobs.running(jobs.spec()), report=jobs.lead_report(failures=(bad,))), T0 + 11)
     failed = made.status.condition("Failed")
-    assert (failed.status, failed.reason) == ("True", "BadInput")
+    assert (failed.status, failed.reason) == ("True", "InvalidInput")
     assert "wrong checksum" in failed.message
     assert not jobs.sends(made, protocol.Prepare)
 

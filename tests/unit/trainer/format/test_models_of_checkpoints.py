@@ -2,7 +2,7 @@
 
 import pytest
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.format.hf_config import check_ours
 
@@ -24,7 +24,7 @@ def checked(stored, mine):
     ],
 )
 def test_one_that_computes_otherwise_is_refused(stored, mine, says):
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises(InvalidInput, match=says):
         checked(stored, mine)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concertina_protocol import SnapshotId
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import Box, reads
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk, Layout, ShardMetadata, header_length, parse_header
 
@@ -115,5 +115,7 @@ def test_what_no_shard_has_is_said_and_nothing_else(world, data):
 def test_the_sentence_names_the_tensor_and_what_of_it_is_lacking():
     saved, wanted = Chunk("w", "F32", (0, 0), (4, 3), (6, 3)), Chunk("w", "F32", (2, 0), (4, 3), (6, 3))
     header = parse_header(Layout([saved]).header(ShardMetadata(SnapshotId(1, 2, "l", 1), 0, 0, "", ""))[8:])
-    with pytest.raises(BadInput, match=r"w is not wholly in x: its elements from \[4, 0\] to \[6, 3\] are in no shard"):
+    with pytest.raises(
+        InvalidInput, match=r"w is not wholly in x: its elements from \[4, 0\] to \[6, 3\] are in no shard"
+    ):
         reads({0: header}, [wanted]).require("x")

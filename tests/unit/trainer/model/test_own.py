@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from builders.programs import PROGRAMS
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batches import Microbatch
@@ -46,28 +46,30 @@ def test_what_is_right_is_built_of_its_options_without_memory():
     ],
 )
 def test_what_is_wrong_is_refused_with_a_sentence(name, says):
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises(InvalidInput, match=says):
         own(name).module()
 
 
 def test_options_that_the_model_does_not_know_are_refused():
-    with pytest.raises(BadInput, match="unexpected keyword argument 'width'"):
+    with pytest.raises(InvalidInput, match="unexpected keyword argument 'width'"):
         own("workers.own:spec", {"width": 3}).module()
 
 
 def test_blocks_are_parts_and_there_where_they_are_computed_again():
     wrong = own("workers.own:no_part")
-    with pytest.raises(BadInput, match="what is no part of the module"):
+    with pytest.raises(InvalidInput, match="what is no part of the module"):
         wrong.blocks(wrong.module())
     none = own("workers.own:no_blocks", memory={"activations": "Recompute"})
-    with pytest.raises(BadInput, match=r"computes blocks again, and workers\.own:no_blocks names none"):
+    with pytest.raises(InvalidInput, match=r"computes blocks again, and workers\.own:no_blocks names none"):
         none.blocks(none.module())
 
 
 def test_a_weight_that_nothing_begins_is_named():
     model = own("workers.own:uncovered")
     assert model.initial("mixers.0.norm.bias", (24,), Box((0,), (24,))).shape == (24,)
-    with pytest.raises(BadInput, match=r"a NoneType for temperature, of which it was asked for a box of shape \[1\]"):
+    with pytest.raises(
+        InvalidInput, match=r"a NoneType for temperature, of which it was asked for a box of shape \[1\]"
+    ):
         model.initial("temperature", (1,), Box((0,), (1,)))
 
 
@@ -107,7 +109,7 @@ def test_a_loss_that_is_no_weighted_sum_is_told_by_its_gradient(name):
     model, batch = filled(OwnModel(own(f"workers.own:{name}"), torch.float32)), microbatch(0)
     loss = model(batch)
     loss.backward()
-    with pytest.raises(BadInput, match="not the sum of each prediction's loss times its weight"):
+    with pytest.raises(InvalidInput, match="not the sum of each prediction's loss times its weight"):
         model.prove(batch, loss.detach())
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concertina_protocol.messages.ranges import MOST_RANGES, united
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Trend
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.skips import positions
@@ -77,7 +77,7 @@ def test_by_default_a_loss_that_is_not_finite_fails_the_step_and_a_spike_is_born
 def test_a_spike_is_far_above_the_losses_before_and_only_once_there_are_enough():
     watch = anomalies(spike="Stop")
     assert watch.skips(20, 80, agreed(2.79)) == ""
-    with pytest.raises(BadInput, match=r"the loss is 4\.5"):
+    with pytest.raises(InvalidInput, match=r"the loss is 4\.5"):
         watch.skips(20, 80, agreed(4.5))
     young = anomalies(spike="Stop")
     young.trend = Trend(2.0, 0.01, SEASONED - 1)
@@ -87,11 +87,11 @@ def test_a_spike_is_far_above_the_losses_before_and_only_once_there_are_enough()
 def test_more_than_can_be_recorded_ends_the_run_with_a_sentence():
     most = tuple((2 * at, 2 * at + 1) for at in range(MOST_RANGES))
     sentence = f"left out in {MOST_RANGES} places already"
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInput, match=sentence):
         anomalies(most, nonFinite="Skip").skips(200, 800, agreed(math.nan))
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInput, match=sentence):
         anomalies(most, spike="RollBack").skips(200, 800, agreed(50.0))
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInput, match=sentence):
         anomalies((*most, (900, 901)))
 
 

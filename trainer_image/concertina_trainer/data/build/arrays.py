@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concertina_data.manifest import FrameFacts
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.content import container_of
 from concertina_trainer.data.build.names import FRAMES
 from concertina_trainer.data.build.sources import Source
@@ -24,37 +24,37 @@ Arrays = tuple[NDArray[np.floating[Any]], NDArray[np.integer[Any]] | None]
 
 def facts(sources: list[Source], classes: int) -> FrameFacts | None:
     """What the frames of these files are like, as the first of them says; None where they are text. `classes`: targets
-    are below it, 0 takes none. Raises BadInput."""
+    are below it, 0 takes none. Raises InvalidInput."""
     kinds = {source.format == FRAMES for source in sources}
     if len(kinds) > 1:
-        raise BadInput("some of the files are arrays of frames, and others are text: choose by --pattern.")
+        raise InvalidInput("some of the files are arrays of frames, and others are text: choose by --pattern.")
     if kinds == {False}:
         if classes:
-            raise BadInput("--classes is of targets in .npz files, and these files are text: leave it out.")
+            raise InvalidInput("--classes is of targets in .npz files, and these files are text: leave it out.")
         return None
     features, targets = _arrays(sources[0])
     if targets is not None and not classes:
-        raise BadInput(f"{sources[0].location} has targets: say how many classes there are by --classes.")
+        raise InvalidInput(f"{sources[0].location} has targets: say how many classes there are by --classes.")
     return FrameFacts(features.shape[1], features.dtype.itemsize, classes)
 
 
 def document(source: Source, frames: FrameFacts) -> bytes:
-    """The elements of a file. Raises BadInput."""
+    """The elements of a file. Raises InvalidInput."""
     features, targets = _arrays(source)
     if (features.shape[1], features.dtype.itemsize) != (frames.width, frames.number_bytes):
-        raise BadInput(
+        raise InvalidInput(
             f"{source.location} has frames of {features.dtype} x {features.shape[1]}, and the first file has "
             f"{frames}: they have to be alike."
         )
     if not np.isfinite(features).all():
-        raise BadInput(f"{source.location} has features that are not finite: correct it.")
+        raise InvalidInput(f"{source.location} has features that are not finite: correct it.")
     found = np.empty(len(features), element(frames))
     found["features"] = features
     if frames.classes:
         if targets is None:
-            raise BadInput(f"{source.location} has no targets, and --classes is {frames.classes}: add them.")
+            raise InvalidInput(f"{source.location} has no targets, and --classes is {frames.classes}: add them.")
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < frames.classes:
-            raise BadInput(
+            raise InvalidInput(
                 f"{source.location} has targets from {targets.min()} to {targets.max()}: they have to be from 0 to "
                 f"{frames.classes - 1}."
             )
@@ -79,14 +79,14 @@ def _arrays(source: Source) -> Arrays:
         features = loaded if isinstance(loaded, np.ndarray) else loaded["features"]
         targets = None if isinstance(loaded, np.ndarray) else loaded["targets"]
     except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{source.location} can't be read: {_why_unreadable(whole, error)}.") from error
+        raise InvalidInput(f"{source.location} can't be read: {_why_unreadable(whole, error)}.") from error
     if features.ndim != 2 or not features.shape[1] or features.dtype not in (np.float16, np.float32):
-        raise BadInput(
+        raise InvalidInput(
             f"{source.location} has features of shape {list(features.shape)}, {features.dtype}: they have to be "
             "[frames, width] of float16 or float32."
         )
     if targets is not None and (targets.shape != features.shape[:1] or targets.dtype.kind not in "iu"):
-        raise BadInput(
+        raise InvalidInput(
             f"{source.location} has targets of shape {list(targets.shape)}, {targets.dtype}: there has to be a whole "
             f"number for each of {len(features)} frames."
         )

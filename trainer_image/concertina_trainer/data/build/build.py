@@ -22,7 +22,7 @@ from pathlib import Path
 
 from concertina_data.manifest import FORMAT, NAME, OF_FRAMES, VALIDATION, DataManifest, TokenizerFacts
 from concertina_protocol.codec.typed_json import from_json
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.data.build.find import find_evaluation
 from concertina_trainer.data.build.recipe import Recipe
@@ -57,7 +57,7 @@ def build(
 ) -> Iterator[BuildProgress]:
     """Write shards and manifest below the URI or path `out`; what an interrupted run has done is not done again.
     `share`: (i, n): of n machines that build together, this is the i-th. A document never crosses shards. Raises
-    BadInput or StorageError."""
+    InvalidInput or StorageError."""
     uri = out if "://" in out else str(Path(out).resolve())
     inputs = plan(
         [source if isinstance(source, Source) else _source(source) for source in sources], shard_bytes, recipe
@@ -102,7 +102,7 @@ def _source(path: Path) -> Source:
 
 
 def _check_heads(inputs: Sequence[ShardInput]) -> None:
-    """Raise BadInput before any work is done if a source isn't what its name says. Inputs share this out."""
+    """Raise InvalidInput before any work is done if a source isn't what its name says. Inputs share this out."""
     sources = [piece.source for shard in inputs for piece in shard.pieces if not piece.begin]
     with concurrent.futures.ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
         for _ in pool.map(check, sources):
@@ -128,7 +128,7 @@ def _claim(folder: ObjectPrefix, key: str) -> None:
         return
     held = folder.get(NAME)
     if held is not None:
-        raise BadInput(
+        raise InvalidInput(
             f"{folder.uri} holds data already, which other sources or options gave (`concertina data show` says what): "
             "build into another folder, or delete that one first."
         )
@@ -139,7 +139,7 @@ def _claim(folder: ObjectPrefix, key: str) -> None:
 
 def _check_claim(folder: ObjectPrefix, key: str) -> None:
     if folder.get(MADE_BY) != key.encode():
-        raise BadInput(
+        raise InvalidInput(
             f"another build into {folder.uri} was begun meanwhile, with other sources or options, so this one ends: "
             "give each its own folder."
         )
@@ -178,7 +178,7 @@ def _written(
             for future in concurrent.futures.as_completed(futures):
                 yield future.result()
         except BrokenProcessPool as error:
-            raise BadInput(
+            raise InvalidInput(
                 "a process that writes shards was killed, perhaps for want of memory: run the same command again with "
                 "fewer --processes; what is done is kept."
             ) from error
@@ -215,7 +215,7 @@ def _finish(
     manifest = DataManifest(*shape, tuple(shard for each in written for shard in each.training), recipe.frames)
     aside = DataManifest(*shape, tuple(shard for each in written for shard in each.validation), recipe.frames)
     if not manifest.tokens:
-        raise BadInput(f"there is no text to train on: all {aside.documents} documents are empty or set aside.")
+        raise InvalidInput(f"there is no text to train on: all {aside.documents} documents are empty or set aside.")
     overlap = None
     if recipe.against:
         from concertina_trainer.data.build.overlap import report
@@ -239,7 +239,7 @@ def _read(folder: ObjectPrefix, name: str, text: bytes) -> Written:
         return from_json(Written, json.loads(text))
     except ValueError as error:
         folder.delete([name])
-        raise BadInput(
+        raise InvalidInput(
             f"{folder.uri}/{name} can't be read (a machine that loses its power may cut files off) and was deleted: "
             "run the same command again, which makes this part anew."
         ) from error

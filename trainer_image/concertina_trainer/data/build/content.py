@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.names import COMPRESSIONS
 
 HEAD_BYTES = 4096
@@ -91,13 +91,13 @@ def _alternates_with_nul(head: bytes) -> bool:
 def unpacked(file: BinaryIO, compression: str, location: str) -> Iterator[BinaryIO]:
     """Yield a stream of the unpacked content: all frames or members of the file, of which little is held at once.
 
-    Raises BadInput if the file is cut off, damaged, or compressed otherwise.
+    Raises InvalidInput if the file is cut off, damaged, or compressed otherwise.
     """
     head = file.read(HEAD_BYTES)
     file.seek(0)
     if (name := container_of(head)) != compression:
         what = f"holds {name}" if name else "is empty" if not head else f"does not begin as a {compression} file does"
-        raise BadInput(
+        raise InvalidInput(
             f"{location} {what}, but its name says {compression}: give it the name that fits, or restore it."
         )
     try:
@@ -107,7 +107,7 @@ def unpacked(file: BinaryIO, compression: str, location: str) -> Iterator[Binary
         reason, advice = str(error).rstrip("."), "it is cut off or damaged; fetch it again"
         if "too much memory" in reason:
             advice = "compress it again with a window of at most 128 MiB (zstd --long=27)"
-        raise BadInput(f"{location} can't be unpacked ({reason}): {advice}.") from error
+        raise InvalidInput(f"{location} can't be unpacked ({reason}): {advice}.") from error
 
 
 class _Members(io.RawIOBase):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import Entry, ObjectPrefix
 from concertina_trainer.data.build.names import Role, kind_of, role_of, why_unreadable
 from concertina_trainer.data.build.sources import Source
@@ -56,7 +56,7 @@ def find(
     A folder gives the files that match `pattern`. Without a pattern it gives its data, or its text if it has no data.
     Files below `out` are results of a build and never sources.
 
-    Raises BadInput if there is no file, if it isn't clear which split is meant, or if something that may hold data
+    Raises InvalidInput if there is no file, if it isn't clear which split is meant, or if something that may hold data
     would be left out and `allow_left_out` is false.
     """
     listing: Listing = []
@@ -70,9 +70,11 @@ def find(
     problems = [] if allow_left_out else [item for item in left_out if item.data]
     if problems:
         named = [f"{item.name} ({item.reason})" for item in problems]
-        raise BadInput(f"These would be left out and may hold data: {_bounded(named)}. Nothing was built: {advice}.")
+        raise InvalidInput(
+            f"These would be left out and may hold data: {_bounded(named)}. Nothing was built: {advice}."
+        )
     if not taken:
-        raise BadInput(f"no file matches {pattern or '**/*'} in {', '.join(places)}.")
+        raise InvalidInput(f"no file matches {pattern or '**/*'} in {', '.join(places)}.")
     return [item.source for item in taken]
 
 
@@ -101,11 +103,11 @@ def _within(place: str, pattern: str, out: str) -> Listing:
         status = root.stat()
     except OSError as error:
         problem = "is a broken link" if root.is_symlink() else "does not exist"
-        raise BadInput(f"{place} {problem}: correct it.") from error
+        raise InvalidInput(f"{place} {problem}: correct it.") from error
     if stat.S_ISREG(status.st_mode):
         return _given(Candidate("", _local(str(root), status), os.path.realpath(root)))
     if not stat.S_ISDIR(status.st_mode):
-        raise BadInput(f"{place} is neither a file nor a folder: write its content to a file first.")
+        raise InvalidInput(f"{place} is neither a file nor a folder: write its content to a file first.")
     return _select(str(root), _Walk(os.path.realpath(out) if out else "").files(str(root)), pattern)
 
 
@@ -143,8 +145,8 @@ def _stored(uri: str, listed: dict[str, Entry], out: str) -> Listing:
     return [*candidates, *(LeftOut(part, "hidden") for part in dict.fromkeys(hidden.values()))]
 
 
-def _into_itself(place: str) -> BadInput:
-    return BadInput(f"--out is {place}, a folder of sources: build into another folder.")
+def _into_itself(place: str) -> InvalidInput:
+    return InvalidInput(f"--out is {place}, a folder of sources: build into another folder.")
 
 
 def _hidden_part(key: str) -> str:
@@ -190,7 +192,7 @@ class _Walk:
         try:
             entries = sorted(os.scandir(path), key=lambda entry: entry.name)
         except OSError as error:
-            raise BadInput(f"{path} can't be read: {error.strerror}.") from error
+            raise InvalidInput(f"{path} can't be read: {error.strerror}.") from error
         for entry in entries:
             inner = f"{name}/{entry.name}" if name else entry.name
             yield from self._entry(entry, inner, real)
@@ -289,7 +291,9 @@ def _of_split(
     if len(kinds) < 2 or "" in kinds:
         return list(taken)
     if TRAINING not in kinds:
-        raise BadInput(f"{place} holds the splits {', '.join(kinds)}, and no {TRAINING}: choose files by --pattern.")
+        raise InvalidInput(
+            f"{place} holds the splits {', '.join(kinds)}, and no {TRAINING}: choose files by --pattern."
+        )
     return [
         file if kind == TRAINING else LeftOut(file.name, f"split {kind}" if kind else _REASONS[Role.OTHER])
         for file in taken

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.find import find_evaluation
 from concertina_trainer.data.build.recipe import Overlap, Recipe
 from concertina_trainer.data.build.sources import cut, read_documents
@@ -79,8 +79,8 @@ def _evaluation(recipe: Recipe) -> list[tuple[str, list[_Hashes]]]:
             )
             for source in find_evaluation(recipe.against)
         ]
-    except BadInput as error:  # it advises what holds for training data
-        raise BadInput(str(error).replace("--column", "--against-column")) from error
+    except InvalidInput as error:  # it advises what holds for training data
+        raise InvalidInput(str(error).replace("--column", "--against-column")) from error
 
 
 @functools.lru_cache(maxsize=1)

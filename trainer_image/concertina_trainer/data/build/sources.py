@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build import content
 from concertina_trainer.data.build.names import ARROW, JSON_LINES, PARQUET, TEXT, kind_of
 from concertina_trainer.data.rangefile import open_range
@@ -91,7 +91,7 @@ def _row_group_sizes(source: Source, column: str) -> list[int]:
 
 def _column(source: Source, column: str, names: Sequence[str]) -> int:
     if column not in names:
-        raise BadInput(
+        raise InvalidInput(
             f"{source.location} has no column {column}, but {', '.join(names[:20])[:300]}: name one by --column."
         )
     return names.index(column)
@@ -99,7 +99,7 @@ def _column(source: Source, column: str, names: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _as_input(source: Source) -> Iterator[None]:
-    """Raise pyarrow's errors as BadInput."""
+    """Raise pyarrow's errors as InvalidInput."""
     import pyarrow
 
     try:
@@ -107,7 +107,7 @@ def _as_input(source: Source) -> Iterator[None]:
     except (pyarrow.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
         held = content.container_of(_head(source))
         reason = f"it holds {held}" if held and held.lower() != source.format else str(error)[:300].rstrip(".")
-        raise BadInput(f"{source.location} can't be read as {source.format}: {reason}.") from error
+        raise InvalidInput(f"{source.location} can't be read as {source.format}: {reason}.") from error
 
 
 def _batch_sizes(source: Source) -> list[int]:
@@ -132,12 +132,12 @@ def _batches(file: BinaryIO) -> Iterator[Any]:
 
 
 def check(source: Source) -> None:
-    """Raise BadInput if the first bytes of a source of text aren't what its name says."""
+    """Raise InvalidInput if the first bytes of a source of text aren't what its name says."""
     if source.format not in (JSON_LINES, TEXT):
         return  # their readers refuse other content before anything is written
     head = _head(source)
     if reason := content.why_not_text(head, complete=len(head) < content.HEAD_BYTES):
-        raise BadInput(f"{source.location} {reason}")
+        raise InvalidInput(f"{source.location} {reason}")
 
 
 def _head(source: Source) -> bytes:
@@ -168,7 +168,7 @@ def _opened(source: Source) -> Iterator[BinaryIO]:
 def _text(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
     whole = file.read()
     if reason := content.why_not_text(whole, complete=True):
-        raise BadInput(f"{piece.source.location} {reason}")
+        raise InvalidInput(f"{piece.source.location} {reason}")
     yield whole.removeprefix(codecs.BOM_UTF8)
 
 
@@ -187,7 +187,7 @@ def _json_lines(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
 def _parsed(line: bytes, source: Source, at: int, column: str) -> bytes:
     where = f"{source.location}, the line at byte {at}{' (unpacked)' if source.compression else ''}"
     if b"\0" in line:
-        raise BadInput(
+        raise InvalidInput(
             f"{where} holds NUL bytes, as files have after a crash: restore the file, or remove what follows."
         )
     try:
@@ -196,16 +196,18 @@ def _parsed(line: bytes, source: Source, at: int, column: str) -> bytes:
             return b""
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{where} can't be read as JSON ({error}): correct it; each line holds one object.") from error
+        raise InvalidInput(
+            f"{where} can't be read as JSON ({error}): correct it; each line holds one object."
+        ) from error
     if not isinstance(record, dict):
-        raise BadInput(f"{where} holds a {_kind(record)}, not an object: write each document as an object a line.")
+        raise InvalidInput(f"{where} holds a {_kind(record)}, not an object: write each document as an object a line.")
     if column not in record:
-        raise BadInput(
+        raise InvalidInput(
             f"{where} has no {column}, but {', '.join([*record][:20])[:300] or 'nothing'}: name one by --column."
         )
     value = record[column]
     if not isinstance(value, str | None):
-        raise BadInput(f"{where}: its {column} is a {_kind(value)}, not text: name another by --column.")
+        raise InvalidInput(f"{where}: its {column} is a {_kind(value)}, not text: name another by --column.")
     return (value or "").encode(errors="replace")
 
 
@@ -240,9 +242,9 @@ def _texts(values: Any, source: Source, column: str) -> Iterator[bytes]:
         yield (value or "").encode(errors="replace")
 
 
-def _not_text(source: Source, column: str, kind: str) -> BadInput:
+def _not_text(source: Source, column: str, kind: str) -> InvalidInput:
     advice = "name another by --column, or write each document's text into a column of its own first"
-    return BadInput(f"{source.location}: column {column} holds {kind}, not text: {advice}.")
+    return InvalidInput(f"{source.location}: column {column} holds {kind}, not text: {advice}.")
 
 
 _FORMATS: dict[str, Callable[[Piece, BinaryIO, str], Iterator[bytes]]] = {

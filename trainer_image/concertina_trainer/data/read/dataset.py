@@ -14,7 +14,7 @@ from concertina_data.files import documents_file, tokens_file
 from concertina_data.manifest import TOO_SHORT, DataManifest
 from concertina_data.opening import OpenShards, Threads, open_place, read_manifest
 from concertina_data.places import CacheSettings, OnWait, Place
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.config.data import DocumentMode
 from concertina_trainer.data import packing
 from concertina_trainer.data.frames import parts
@@ -39,13 +39,13 @@ class DataSet:
         self, uri: str, mode: DocumentMode, length: int, seed: int, cache: CacheSettings, threads: Threads,
         most_bytes: int, on_wait: OnWait,
     ) -> None:  # fmt: skip
-        """`most_bytes`: of shards kept open. `on_wait`: while the store is waited for, now. Raises BadInput."""
+        """`most_bytes`: of shards kept open. `on_wait`: while the store is waited for, now. Raises InvalidInput."""
         self._place = open_place(uri, cache)
         self.manifest = read_manifest(self._place, on_wait)
         self._mode, self._length = mode, length
         self._counts = self._sequences(on_wait)
         if not sum(self._counts):
-            raise BadInput(TOO_SHORT.format(uri=uri, length=length))
+            raise InvalidInput(TOO_SHORT.format(uri=uri, length=length))
         self.order = Order(self._counts, seed)
         sizes = [shard.size for shard in self.manifest.shards]
         open_one = functools.partial(_open, self._place, self.manifest, mode, length, self._counts)
@@ -86,7 +86,7 @@ def _open(
     begins = np.frombuffer(place.open(documents_file(shard)), "<u8").astype(np.int64)
     plan = PLANNERS[mode](begins, shard.tokens, length)
     if len(plan) != counts[index]:
-        raise BadInput(
+        raise InvalidInput(
             f"{place.uri}/{shard.file} gives {len(plan)} sequences, and {counts[index]} were planned: "
             f"run `concertina data pack {place.uri} --length {length}` again."
         )

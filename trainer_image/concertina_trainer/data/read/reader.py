@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from concertina_data.manifest import FrameFacts, digest_of
 from concertina_data.opening import FETCH_THREADS, Threads
 from concertina_data.places import PATIENCE_SECONDS, CacheSettings, OnWait
-from concertina_state.errors import BadInput
+from concertina_state.errors import InvalidInput
 from concertina_trainer.config.data import DataConfig, DocumentMode
 from concertina_trainer.data.frames import FLOATS
 from concertina_trainer.data.order import Skipped
@@ -47,7 +47,7 @@ class Reader:
         patience: int = PATIENCE_SECONDS,
     ) -> None:  # fmt: skip
         """`skipped`: see order.Skipped. `on_wait`: while a store is waited for. `begun`: the run has read these data
-        in an earlier round, so that a store that refuses now is waited for. Raises BadInput or StorageError with a
+        in an earlier round, so that a store that refuses now is waited for. Raises InvalidInput or StorageError with a
         sentence."""
         cache, opening = CacheSettings(config.cache_bytes, patience, begun), Threads(threads)
         sources, self.length, self.mode = config.sources, sequence_length, config.documents
@@ -78,7 +78,7 @@ class Reader:
     def _check(self) -> None:
         tokenizers = {each.manifest.tokenizer.digest: each.manifest.tokenizer.name for each in self._sets}
         if len(tokenizers) > 1:
-            raise BadInput(
+            raise InvalidInput(
                 "the data sets of data.mixture were built with different tokenizers, or of different frames "
                 f"({', '.join(tokenizers.values())}): build them again alike."
             )
