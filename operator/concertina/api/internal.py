@@ -33,7 +33,7 @@ class Growth(Observed):
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="The last failure, in a sentence.")
 
 
-class Gang(Observed):
+class RequeueState(Observed):
     """Its turns among the jobs that wait for room, and what it released because it could not start."""
 
     releases: Count = Field(default=0, description="How often in a row it released its pods or its turn.")
@@ -59,7 +59,7 @@ class Internal(Observed):
         description="How often the container of each replica index was started again in its present pod; 0 beyond the "
         "list's end.",
     )
-    gang: Gang = Field(default=Gang(), description="Room that was released for other jobs.")
+    requeue_state: RequeueState = Field(default=RequeueState(), description="Room that was released for other jobs.")
     growth: Growth = Field(default=Growth(), description="How joining went.")
     undone: tuple[UndoneStates, ...] = Field(
         default=(), max_length=16, description="States that rollbacks made void. The job never continues from them."

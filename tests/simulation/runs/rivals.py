@@ -105,7 +105,7 @@ class Rivalry:
         beside.update(
             {other: now for other in self._waits if other not in (number, *range(self.able, len(self.worlds)))}
         )
-        before, after, began = old.internal.gang, new.internal.gang, self._turns.get(number, now)
+        before, after, began = old.internal.requeue_state, new.internal.requeue_state, self._turns.get(number, now)
         if not after.turn:
             self._turns.pop(number, None)
         elif after.turn != before.turn:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from builders import jobs
 from concertina.api.accounting import Goodput
-from concertina.api.internal import Gang, Growth, Internal, UndoneStates
+from concertina.api.internal import Growth, Internal, RequeueState, UndoneStates
 from concertina.api.packed import pack
 from concertina.api.restarts import LISTED_RESTARTS, AvoidedNode, LastFailure, RecoveryActionUse, Restart, Restarts
 from concertina.api.spec import MOST_REPLICAS, MOST_SPARES
@@ -199,7 +199,7 @@ def test_the_worst_status_of_the_largest_job_is_small() -> None:
         internal=Internal(
             attempts=numbers,
             container_restarts=numbers,
-            gang=Gang(message=sentence(1000)),
+            requeue_state=RequeueState(message=sentence(1000)),
             growth=Growth(joined=tuple(names[:100]), message=sentence(1000), at=at),
             undone=tuple(UndoneStates(round=10**6, step=10**6 + i) for i in range(16)),
         ),

@@ -458,7 +458,7 @@ def test_jobs_that_wait_for_room_have_turns() -> None:
         known.cache.on_pod(None, unplaced(f"{uid}-0", uid))
     known.cache.on_pod(None, pod("c-0", "c", node="n"))
     assert (place(known, "a"), place(known, "b")) == (Place(), Place(ahead=("n", "job-a"))), "nothing is held"
-    known.cache.on_job(job("b", 2, created=2, internal={"gang": {"releases": 1, "since": "2026-01-01T00:00:00Z"}}))
+    known.cache.on_job(job("b", 2, created=2, internal={"requeueState": {"count": 1, "since": "2026-01-01T00:00:00Z"}}))
     assert (place(known, "a"), place(known, "b")) == (Place(turn=True, fits=True), Place(ahead=("n", "job-a")))
     assert place(known, "c") == Place()
     known.heard()
@@ -480,7 +480,7 @@ def test_a_burst_of_changes_is_worked_out_once_and_wakes_few(monkeypatch: pytest
             later.pop(0)()
         return sorted(changed)
 
-    away = {"gang": {"releases": 1, "since": "2026-01-01T00:00:00Z"}}
+    away = {"requeueState": {"count": 1, "since": "2026-01-01T00:00:00Z"}}
     for number in range(1, 1000):
         cache.on_job(job(f"{number:03}", 1, internal=away))
     held, waits = pod("000-0", "000", node="n"), unplaced("000-1", "000")
@@ -502,7 +502,7 @@ def test_a_burst_of_changes_is_worked_out_once_and_wakes_few(monkeypatch: pytest
 
     monkeypatch.setattr(line, "worked_out", worked_out)
     for version in range(3, 40):
-        cache.on_job(job("500", version, internal={"gang": {**away["gang"], "priority": version}}))
+        cache.on_job(job("500", version, internal={"requeueState": {**away["requeueState"], "priority": version}}))
         cache.observe("500")
     assert times == [], "a pass works nothing out"
     assert work_out() == ["000", "500"], "the turn has passed from one to the other"

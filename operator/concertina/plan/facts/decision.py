@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from concertina.api.internal import Gang
+from concertina.api.internal import RequeueState
 from concertina.api.restarts import LastFailure, Restart
 from concertina.api.world import World
 from concertina.plan.actions import Action, Event
@@ -142,7 +142,7 @@ class Decision:
     recheck: float | None = None
     """Seconds until time alone changes the decision."""
     pods: Pods = Pods.WANTED
-    gang: Gang | None = None
+    requeue_state: RequeueState | None = None
     """Room that is released for others, from now on or still."""
     stalled: str = ""
     """Why a person must act: reason of the condition Stalled, or of Degraded where training goes on."""

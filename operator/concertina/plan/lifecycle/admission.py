@@ -6,7 +6,7 @@ ones when its turn comes or when no other job waits. A turn in which the job doe
 job that holds nothing keeps its pending pods meanwhile: it finds free room at once, and an autoscaler sees them.
 
 A job that more room would not help (`hindrance`) releases what it holds to those that it would help. Nothing is
-released while no other job waits, nor where it is the only copy of a job's state. status.internal.gang has all of
+released while no other job waits, nor where it is the only copy of a job's state. status.internal.requeueState has all of
 it."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from decimal import Decimal
 
-from concertina.api.internal import Gang
+from concertina.api.internal import RequeueState
 from concertina.api.status import rfc3339, unix_seconds
 from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
@@ -38,61 +38,63 @@ def by_quota(refused: Refused | None) -> bool:
 
 def release(ctx: JobContext) -> Decision | None:
     """Holds no pods for a while, so that another job can start (decision "Jobs that wait for room have turns")."""
-    gang, place, mine = ctx.status.internal.gang, ctx.observed.place, _mine(ctx)
+    requeue_state, place, mine = ctx.status.internal.requeue_state, ctx.observed.place, _mine(ctx)
     if mine is None:
         return None
-    if gang.since:
-        return _without_pods(gang) if place is None or place.ahead else None
+    if requeue_state.since:
+        return _without_pods(requeue_state) if place is None or place.ahead else None
     if place is None or not _may_release(ctx, mine) or not _is_due(ctx, place, mine):
         return None
     released = _released(ctx, place, mine).model_copy(update={"since": rfc3339(round(ctx.now, 3))})
     return replace(
         _without_pods(released),
-        world=claims.disbanded(ctx, "GivesWay"),
-        events=(Event("Warning", "GivesWay", released.message),),
+        world=claims.disbanded(ctx, "Requeued"),
+        events=(Event("Warning", "Requeued", released.message),),
     )
 
 
 def seconds_left(ctx: JobContext) -> float:
     """Seconds until its turn ends, or until it releases what it holds; 0 where time alone changes nothing."""
     place, mine = ctx.observed.place, _mine(ctx)
-    if mine is None or place is None or ctx.status.internal.gang.since:
+    if mine is None or place is None or ctx.status.internal.requeue_state.since:
         return 0.0
     due = _due(ctx, place, mine)
     return 0.0 if due is None else max(0.0, due - ctx.now)
 
 
-def next_status(ctx: JobContext, decision: Decision) -> Gang:
-    """status.internal.gang after this pass: a round with members, or one that trains, ends the count."""
-    if decision.gang:
-        return decision.gang
+def next_status(ctx: JobContext, decision: Decision) -> RequeueState:
+    """status.internal.requeueState after this pass: a round with members, or one that trains, ends the count."""
+    if decision.requeue_state:
+        return decision.requeue_state
     committed = decision.world is not None and decision.world.round > ctx.world.round and decision.world.members
     if committed or decision.phase is Phase.TRAINING:  # a round of torchrun begins before there is room for it
-        return Gang()
-    gang, place, mine = ctx.status.internal.gang, ctx.observed.place, _mine(ctx)
+        return RequeueState()
+    requeue_state, place, mine = ctx.status.internal.requeue_state, ctx.observed.place, _mine(ctx)
     if place is None:
-        return gang
-    if gang.since:
-        gang = gang.model_copy(update={"since": None, "message": ""})  # it tries again
+        return requeue_state
+    if requeue_state.since:
+        requeue_state = requeue_state.model_copy(update={"since": None, "message": ""})  # it tries again
     if mine is None or not place.turn:
-        return gang.model_copy(update={"turn": None}) if gang.turn else gang
+        return requeue_state.model_copy(update={"turn": None}) if requeue_state.turn else requeue_state
     if _is_due(ctx, place, mine):
         return _released(ctx, place, mine)
-    return gang if gang.turn else gang.model_copy(update={"turn": rfc3339(round(ctx.now, 3))})
+    return (
+        requeue_state if requeue_state.turn else requeue_state.model_copy(update={"turn": rfc3339(round(ctx.now, 3))})
+    )
 
 
 def _mine(ctx: JobContext) -> Waiting | None:
     observed = ctx.observed
-    if observed.place == Place() and not ctx.status.internal.gang.since:
+    if observed.place == Place() and not ctx.status.internal.requeue_state.since:
         return None
     return waiting(observed.job, observed.pods, by_quota(observed.refused))
 
 
 def _due(ctx: JobContext, place: Place, mine: Waiting) -> float | None:
     """Return when the job's turn ends, or it releases what it holds, if nothing changes; None where neither will."""
-    gang, due = ctx.status.internal.gang, []
+    requeue_state, due = ctx.status.internal.requeue_state, []
     if place.turn:
-        due.append((unix_seconds(gang.turn) if gang.turn else ctx.now) + TURN_TIMEOUT)
+        due.append((unix_seconds(requeue_state.turn) if requeue_state.turn else ctx.now) + TURN_TIMEOUT)
     if _may_release(ctx, mine):
         if place.ahead:
             due.append(mine.newest_pod + PATIENCE)
@@ -116,10 +118,10 @@ def _may_release(ctx: JobContext, mine: Waiting) -> bool:
     return not (ctx.round.committed and causes.broken(ctx) is None)
 
 
-def _released(ctx: JobContext, place: Place, mine: Waiting) -> Gang:
-    """Return a Gang by which others go first from now on. A job that room does not help has had its turn, too: nobody
+def _released(ctx: JobContext, place: Place, mine: Waiting) -> RequeueState:
+    """Return a RequeueState by which others go first from now on. A job that room does not help has had its turn, too: nobody
     waits for it again before the others have had theirs."""
-    gang = ctx.status.internal.gang
+    requeue_state = ctx.status.internal.requeue_state
     had = f"only {mine.held} of the {mine.least} replicas needed found room"
     passes = place.turn or place.hindrance is not None
     if passes:
@@ -131,17 +133,17 @@ def _released(ctx: JobContext, place: Place, mine: Waiting) -> Gang:
         namespace, name = place.ahead
         other = f"{namespace}/{name}" if namespace == mine.namespace else "a job of another namespace"
         message = f"{had}: releases them for {other}, whose turn it is; tries again when its own turn comes"
-    return Gang(
-        releases=gang.releases + 1,
-        passed=rfc3339(round(ctx.now, 3)) if passes else gang.passed,
-        passed_fitting=place.fits or place.hindrance is not None if passes else gang.passed_fitting,
+    return RequeueState(
+        releases=requeue_state.count + 1,
+        passed=rfc3339(round(ctx.now, 3)) if passes else requeue_state.passed,
+        passed_fitting=place.fits or place.hindrance is not None if passes else requeue_state.passed_fitting,
         priority=mine.priority,
         message=message,
     )
 
 
-def _without_pods(gang: Gang) -> Decision:
-    return Decision(Phase.WAITING, "GivesWay", gang.message, gang=gang, pods=Pods.NONE)
+def _without_pods(requeue_state: RequeueState) -> Decision:
+    return Decision(Phase.WAITING, "Requeued", requeue_state.message, requeue_state=requeue_state, pods=Pods.NONE)
 
 
 # --- what keeps a job from starting that more room would not change

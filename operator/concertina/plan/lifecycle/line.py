@@ -57,27 +57,27 @@ class Waiting:
 def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | None:
     """Return how a job waits for room; None where it does not. `refused`: whether the API server takes no more pods of
     it (a quota)."""
-    spec, gang = job.spec, job.status.internal.gang
+    spec, requeue_state = job.spec, job.status.internal.requeue_state
     if spec is None or job.deleting or spec.suspend or job.status.completion_time:
         return None
     alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]
     held = sum(bool(pod.node) and pod.index is not None for pod in alive)
     # A job that has released once stands in line until it starts, even while its new pods wait for their first try.
-    stuck = refused or gang.releases > 0 or any(pod.unschedulable for pod in alive)
+    stuck = refused or requeue_state.count > 0 or any(pod.unschedulable for pod in alive)
     if not stuck or held >= sizes.least(spec):
         return None
     return Waiting(
         namespace=job.namespace,
         name=job.name,
-        priority=max((pod.priority for pod in alive), default=gang.priority),
+        priority=max((pod.priority for pod in alive), default=requeue_state.priority),
         trained=bool(job.status.world.members),
         created=job.created,
         least=sizes.least(spec),
         held=held,
-        away=gang.since is not None,
-        turn=gang.turn is not None,
-        passed=unix_seconds(gang.passed) if gang.passed else 0.0,
-        passed_fitting=gang.passed_fitting,
+        away=requeue_state.since is not None,
+        turn=requeue_state.turn is not None,
+        passed=unix_seconds(requeue_state.passed) if requeue_state.passed else 0.0,
+        passed_fitting=requeue_state.passed_fitting,
         newest_pod=max((pod.created for pod in alive), default=job.created),
         requests=next((pod.requests for pod in alive if pod.requests), {}),
     )

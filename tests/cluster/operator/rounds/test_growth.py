@@ -82,7 +82,7 @@ def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs
     jobs.wait("younger", lambda _: placed(jobs, "younger") == 3)
     jobs.patch("older", {"suspend": False})
     jobs.wait("older", lambda _: placed(jobs, "older") == 2)
-    job = jobs.wait("younger", lambda job: job["status"].get("internal", {}).get("gang", {}).get("since"))
+    job = jobs.wait("younger", lambda job: job["status"].get("internal", {}).get("requeueState", {}).get("since"))
     message = jobs.condition(job, "Ready")["message"]
     assert "only 3 of the 4 replicas needed found room" in message
     assert f"releases them for {jobs.namespace}/older, whose turn it is" in message
@@ -142,9 +142,9 @@ def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewh
     pods.delete("holder", gracePeriodSeconds=0)
     done = jobs.wait("able", lambda job: tell(job) and jobs.condition(job, "Complete").get("status") == "True")
     assert done["status"].get("rounds", 0) == 1
-    assert not any(status.get("internal", {}).get("gang", {}).get("releases") for status in told if status)
+    assert not any(status.get("internal", {}).get("requeueState", {}).get("count") for status in told if status)
     assert "alien" not in json.dumps(told)
-    message = huge.events("alien", "GivesWay")[0]["message"]
+    message = huge.events("alien", "Requeued")[0]["message"]
     assert "only 4 of the 7 replicas needed found room, and more room would not help: all nodes together" in message
     for each in elsewhere:
         assert jobs.namespace not in json.dumps(each.get("alien")["status"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.internal import Gang, Internal
+from concertina.api.internal import Internal, RequeueState
 from concertina.api.status import JobStatus, rfc3339
 from concertina.api.world import World
 from concertina.plan.actions import CreatePod, DeletePod, Plan
@@ -26,7 +26,7 @@ from concertina.plan.plan import plan
 FIXED = jobs.spec(elastic=None)
 ALONE, MINE = Place(), Place(turn=True)
 BEHIND, BEHIND_A_FOREIGN_ONE = Place(ahead=("default", "older")), Place(ahead=("team", "theirs"))
-TURN = JobStatus(internal=Internal(gang=Gang(turn=rfc3339(T0))))
+TURN = JobStatus(internal=Internal(requeue_state=RequeueState(turn=rfc3339(T0))))
 """Of a job whose turn began at T0."""
 
 
@@ -71,7 +71,7 @@ def ready(made: Plan) -> tuple[str, str]:
 )
 def test_which_job_releases_its_room(place: Place | None, held: int, after: float, releases: bool) -> None:
     made = plan(short(held, TURN, place=place), T0 + after)
-    assert (made.status.internal.gang.since is not None) == releases
+    assert (made.status.internal.requeue_state.since is not None) == releases
     assert deleted(made) == (3 if releases else 0)
     if not releases and held and place not in (ALONE, None):
         assert made.recheck_after is not None
@@ -83,7 +83,7 @@ def test_the_status_says_why_it_releases_and_when_it_tries_again() -> None:
     assert reason == "Waiting"
     assert "only 2 of the 3 replicas needed found room" in message
     assert "releases them for default/older, whose turn it is; tries again when its own turn comes" in message
-    assert [event.reason for event in made.events] == ["GivesWay"]
+    assert [event.reason for event in made.events] == ["Requeued"]
     made = plan(short(status=TURN, place=MINE), T0 + 120)
     assert "releases them, and lets other jobs that wait have their turn first" in ready(made)[1]
 
@@ -98,26 +98,34 @@ def test_jobs_of_other_namespaces_are_not_named() -> None:
 
 def test_its_turn_begins_when_it_comes_and_ends_where_another_one_has_it() -> None:
     made = plan(short(place=MINE), T0 + 500)
-    assert made.status.internal.gang == Gang(turn=rfc3339(T0 + 500))
+    assert made.status.internal.requeue_state == RequeueState(turn=rfc3339(T0 + 500))
     assert made.recheck_after is not None
-    assert plan(short(status=made.status, place=MINE), T0 + 619).status.internal.gang.since is None
-    assert plan(short(status=made.status, place=MINE), T0 + 620).status.internal.gang.since is not None
-    assert plan(short(0, made.status, place=BEHIND), T0 + 620).status.internal.gang == Gang()
-    assert plan(short(0, made.status, place=ALONE), T0 + 620).status.internal.gang == Gang()
-    assert plan(short(0, made.status, place=None), T0 + 620).status.internal.gang == made.status.internal.gang
+    assert plan(short(status=made.status, place=MINE), T0 + 619).status.internal.requeue_state.since is None
+    assert plan(short(status=made.status, place=MINE), T0 + 620).status.internal.requeue_state.since is not None
+    assert plan(short(0, made.status, place=BEHIND), T0 + 620).status.internal.requeue_state == RequeueState()
+    assert plan(short(0, made.status, place=ALONE), T0 + 620).status.internal.requeue_state == RequeueState()
+    assert (
+        plan(short(0, made.status, place=None), T0 + 620).status.internal.requeue_state
+        == made.status.internal.requeue_state
+    )
 
 
 def test_a_job_that_holds_nothing_in_its_turn_goes_on_asking() -> None:
     """The others don't wait for it any more, but room that is found by chance is its own."""
     made = plan(short(0, TURN, place=replace(MINE, fits=True)), T0 + 120)
-    gang = made.status.internal.gang
+    requeue_state = made.status.internal.requeue_state
     assert deleted(made) == 0
-    assert (gang.since, gang.turn, gang.passed, gang.passed_fitting) == (None, None, rfc3339(T0 + 120), True)
+    assert (requeue_state.since, requeue_state.turn, requeue_state.passed, requeue_state.passed_fitting) == (
+        None,
+        None,
+        rfc3339(T0 + 120),
+        True,
+    )
     again = plan(short(0, made.status, place=BEHIND), T0 + 500)
     assert deleted(again) == 0
-    assert again.status.internal.gang == gang
+    assert again.status.internal.requeue_state == requeue_state
     again = plan(short(0, made.status, place=MINE), T0 + 600)
-    assert again.status.internal.gang.turn == rfc3339(T0 + 600), "it has another turn"
+    assert again.status.internal.requeue_state.turn == rfc3339(T0 + 600), "it has another turn"
 
 
 @pytest.mark.parametrize(
@@ -134,17 +142,17 @@ def test_room_that_does_not_help_the_job_is_soon_released(
     place: Place, status: JobStatus | None, after: float, releases: bool
 ) -> None:
     made = plan(short(2, status, place=place), T0 + after)
-    gang = made.status.internal.gang
+    requeue_state = made.status.internal.requeue_state
     assert deleted(made) == (3 if releases else 0)
-    assert gang.passed == (rfc3339(T0 + after) if releases else None)
-    assert gang.passed_fitting == releases, "it is not the first to try again"
+    assert requeue_state.passed == (rfc3339(T0 + after) if releases else None)
+    assert requeue_state.passed_fitting == releases, "it is not the first to try again"
     if releases and place.hindrance:
         assert f"more room would not help: {place.hindrance.value}" in ready(made)[1]
 
 
 def test_a_job_that_room_does_not_help_and_holds_nothing_releases_nothing() -> None:
     made = plan(short(0, place=Place(hindrance=Hindrance.EXCLUDED)), T0 + 500)
-    assert made.status.internal.gang == Gang()
+    assert made.status.internal.requeue_state == RequeueState()
     assert deleted(made) == 0
 
 
@@ -152,9 +160,9 @@ def test_a_torchrun_job_has_its_turn_too() -> None:
     status = TURN.model_copy(update={"world": World(round=1)})
     seen = short(2, status, jobs.command_spec(launcher="Torchrun", elastic=None), place=MINE)
     seen = replace(seen, pods=tuple(replace(pod, round=1) for pod in seen.pods))
-    assert plan(seen, T0 + 119).status.internal.gang.since is None
+    assert plan(seen, T0 + 119).status.internal.requeue_state.since is None
     made = plan(seen, T0 + 120)
-    assert made.status.internal.gang.passed == rfc3339(T0 + 120)
+    assert made.status.internal.requeue_state.passed == rfc3339(T0 + 120)
     assert deleted(made) == 3
 
 
@@ -162,14 +170,14 @@ def test_a_torchrun_job_has_its_turn_too() -> None:
     ("place", "tries"), [(BEHIND, False), (None, False), (MINE, True), (ALONE, True), (Place(turn=False), True)]
 )
 def test_when_it_tries_again(place: Place | None, tries: bool) -> None:
-    away = Gang(releases=1, since=rfc3339(T0), passed=rfc3339(T0), message="because")
-    job = jobs.job(FIXED, JobStatus(internal=Internal(gang=away)))
+    away = RequeueState(count=1, since=rfc3339(T0), passed=rfc3339(T0), message="because")
+    job = jobs.job(FIXED, JobStatus(internal=Internal(requeue_state=away)))
     made = plan(jobs.observed(job, place=place), T0 + 1000)
-    gang = made.status.internal.gang
+    requeue_state = made.status.internal.requeue_state
     assert any(isinstance(action, CreatePod) for action in made.actions) == tries
-    assert (gang.since is None) == tries
-    assert (gang.releases, gang.passed) == (1, away.passed), "forgotten before it has started"
-    assert gang.turn == (rfc3339(T0 + 1000) if place == MINE else None)
+    assert (requeue_state.since is None) == tries
+    assert (requeue_state.count, requeue_state.passed) == (1, away.passed), "forgotten before it has started"
+    assert requeue_state.turn == (rfc3339(T0 + 1000) if place == MINE else None)
     if not tries:
         assert ready(made) == ("Waiting", "because")
 
@@ -192,17 +200,19 @@ def test_state_that_only_its_replicas_hold_is_not_released(checkpoint: Any, rele
     pending = jobs.pod(2, 1, phase="Pending", waiting="Unschedulable", node="", ip="")
     seen = replace(seen, job=replace(seen.job, spec=spec), pods=(*seen.pods[:2], pending), place=BEHIND)
     made = plan(seen, T0 + 1000)
-    assert (made.status.internal.gang.since is not None) == releases
+    assert (made.status.internal.requeue_state.since is not None) == releases
     if releases:
         assert made.status.world.members == ()
         assert made.status.world.claim.round == 2, "the old round could go on"
         return
     # Its turn ends nevertheless.
-    first = seen.job.status.model_copy(update={"internal": Internal(gang=Gang(turn=rfc3339(T0 + 900)))})
+    first = seen.job.status.model_copy(
+        update={"internal": Internal(requeue_state=RequeueState(turn=rfc3339(T0 + 900)))}
+    )
     seen = replace(seen, job=replace(seen.job, status=first), place=MINE)
-    assert plan(seen, T0 + 1019).status.internal.gang.passed is None
+    assert plan(seen, T0 + 1019).status.internal.requeue_state.passed is None
     made = plan(seen, T0 + 1020)
-    assert made.status.internal.gang.passed == rfc3339(T0 + 1020)
+    assert made.status.internal.requeue_state.passed == rfc3339(T0 + 1020)
     assert deleted(made) == 0
 
 
@@ -260,10 +270,10 @@ def step(cluster: ToyCluster, job: Toy, now: float) -> float:
     ctx = JobContext(seen, job.view.spec, now)
     decision = admission.release(ctx)
     status = admission.next_status(ctx, decision or Decision(Phase.WAITING, "", ""))
-    if decision and decision.gang and decision.gang != job.view.status.internal.gang:
+    if decision and decision.requeue_state and decision.requeue_state != job.view.status.internal.requeue_state:
         assert len(cluster.line.jobs) > 1, "released while no other job waits"
         job.released.append(now)
-    job.view = replace(job.view, status=job.view.status.model_copy(update={"internal": Internal(gang=status)}))
+    job.view = replace(job.view, status=job.view.status.model_copy(update={"internal": Internal(requeue_state=status)}))
     if decision:
         job.pods.clear()
         return HOURS
@@ -294,7 +304,7 @@ def run(all: list[Toy], capacity: int, chance: random.Random | None, last: Toy |
     now, feasible = T0, [job for job in all if job.view.spec.replicas <= capacity and not job.nowhere]
     cluster = ToyCluster(all)
     while any(job.view.status.completion_time is None for job in feasible):
-        assert now < T0 + HOURS, [(job.view.name, job.view.status.internal.gang, job.held) for job in all]
+        assert now < T0 + HOURS, [(job.view.name, job.view.status.internal.requeue_state, job.held) for job in all]
         before = [(job.view, dict(job.pods)) for job in all]
         cluster.work_out()
         wait = min(_live(cluster, job, now) for job in all)

@@ -9,7 +9,7 @@ import pytest
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.internal import Gang, Internal
+from concertina.api.internal import Internal, RequeueState
 from concertina.controller.status import claim_tests
 from concertina.plan.actions import CreatePod, CreateRendezvous, DeletePod, Plan, Rendezvous
 from concertina.plan.observed import JobObservation, PodPhase
@@ -256,13 +256,13 @@ def test_pods_made_of_another_template_mean_another_rendezvous(old: str) -> None
 def test_a_job_that_let_others_go_first_is_remembered_to_have_until_it_runs() -> None:
     """Its next round begins before there is room for it."""
     seen = jobs.observed(jobs.job(spec()))
-    gang = Gang(releases=2, priority=3)
-    status = seen.job.status.model_copy(update={"internal": Internal(gang=gang)})
+    requeue_state = RequeueState(count=2, priority=3)
+    status = seen.job.status.model_copy(update={"internal": Internal(requeue_state=requeue_state)})
     seen = replace(seen, job=replace(seen.job, status=status))
     made = plan(seen, T0)
-    assert made.status.internal.gang.releases == 2
+    assert made.status.internal.requeue_state.count == 2
     made = plan(jobs.then(seen, made, pods=(store(), *members(0, 1, 2))), T0 + 1)
-    assert made.status.internal.gang == Gang()
+    assert made.status.internal.requeue_state == RequeueState()
 
 
 def test_names_that_other_pods_hold_are_passed_over() -> None:
