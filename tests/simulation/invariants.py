@@ -142,7 +142,10 @@ class Invariants:
                 raise Violation(f"{entry.replica} is said to be corrupted, and is not")
             if entry.reason == "SilentCorruption" and entry.node not in {bad.node for bad in new.avoided_nodes}:
                 raise Violation(f"new pods don't keep off {entry.node}, where bits have flipped")
-            if entry.reason in ("Hang", "Standstill") and self.world.cluster.spec.failure_policy.on_hang == "Report":
+            if (
+                entry.reason in ("Hang", "CollectiveHang")
+                and self.world.cluster.spec.failure_policy.on_hang == "Report"
+            ):
                 raise Violation(f"a hang is acted on that was only to be reported: {entry}")
         for mark in new.stragglers:
             if mark not in old.stragglers and self.slow_until.get(mark.node, 0.0) < self.world.clock.now:
@@ -346,7 +349,8 @@ class Invariants:
             process = world.agents.get(pod.name)
             failed = [entry for entry in self.restarts if entry.replica == pod.name]
             blamed = len(failed) > 1 or any(
-                entry.action == "RecreatePod" and (entry.counted or entry.reason == "CutOff") for entry in failed
+                entry.action == "RecreatePod" and (entry.counted or entry.reason == "NetworkPartition")
+                for entry in failed
             )
             if blamed or self._stranded(pod) or world.troubled(pod.node) or (process is not None and not process.alive):
                 continue

@@ -30,13 +30,13 @@ class Reason(enum.StrEnum):
     ASSIGN_FAILED = "AssignFailed"
     HANG = "Hang"
     """One worker is behind: its pod is replaced."""
-    STANDSTILL = "Standstill"
+    COLLECTIVE_HANG = "CollectiveHang"
     """All wait alike: only a new round can help."""
     STRAGGLER = "Straggler"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     AGENT_NEVER_STARTED = "AgentNeverStarted"
     AGENT_CANNOT_START = "AgentCannotStart"
-    CUT_OFF = "CutOff"
+    NETWORK_PARTITION = "NetworkPartition"
     CONTAINER_RESTARTED = "ContainerRestarted"
 
 

@@ -24,7 +24,7 @@ VERDICTS: Mapping[str, int] = {
     Reason.IMAGE_UNAVAILABLE: 2,
     Reason.AGENT_NEVER_STARTED: 2,
     Reason.AGENT_CANNOT_START: 2,
-    Reason.CUT_OFF: 2,
+    Reason.NETWORK_PARTITION: 2,
 }
 """Failures that speak of the node, whatever happens on others: how much each weighs."""
 NOT_OF_THE_NODE = frozenset({FailureReason.RESTORE_FAILED, *BAD_INPUTS})

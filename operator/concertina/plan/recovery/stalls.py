@@ -35,7 +35,7 @@ def hung(ctx: JobContext) -> Failure | None:
     if report is None or report.hang is None or ctx.spec.failure_policy.on_hang is Reaction.REPORT:
         return None
     hang = report.hang
-    reason, error = Reason.HANG if hang.replica else Reason.STANDSTILL, f"hangs while {hang.phase}"
+    reason, error = Reason.HANG if hang.replica else Reason.COLLECTIVE_HANG, f"hangs while {hang.phase}"
     return Failure(reason, hang_sentence(ctx, hang), hang.replica, counted=True, error=error, step=hang.step)
 
 

@@ -123,7 +123,7 @@ def _cannot_start(ctx: JobContext, pod: PodView) -> str:
     return report.startup_error if report else ""
 
 
-def _cut_off(ctx: JobContext, pod: PodView) -> str:
+def _partitioned(ctx: JobContext, pod: PodView) -> str:
     """It answers the operator, but not the others, and they are too few without it: claim after claim has failed."""
     if ctx.round.claim is None or ctx.round.claim.round - ctx.world.round <= CLAIMS:
         return ""
@@ -139,7 +139,7 @@ SYMPTOMS = (
     Symptom(Reason.IMAGE_UNAVAILABLE, _image, elsewhere=True),
     Symptom(Reason.AGENT_NEVER_STARTED, _never_started, elsewhere=False),
     Symptom(Reason.AGENT_CANNOT_START, _cannot_start, elsewhere=True),
-    Symptom(Reason.CUT_OFF, _cut_off, elsewhere=True),
+    Symptom(Reason.NETWORK_PARTITION, _partitioned, elsewhere=True),
 )
 
 

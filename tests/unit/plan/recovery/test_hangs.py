@@ -49,7 +49,7 @@ def test_a_hang_of_all_blames_nobody() -> None:
     claim = made.status.world.claim
     assert claim is not None
     assert (claim.reason, claim.message) == (
-        "Standstill",
+        "CollectiveHang",
         "no rank has moved for 62 s after step 40: all 3 wait alike (computing)",
     )
 

@@ -138,7 +138,7 @@ def cut_off(minimum: int, nodes: int, seconds: float) -> tuple[JobObservation, f
 
 def test_a_replica_that_the_others_can_not_reach_is_replaced_elsewhere_where_they_need_it() -> None:
     seen, now = cut_off(minimum=3, nodes=6, seconds=60)
-    assert [(each.replica, each.reason) for each in seen.job.status.restarts.recent] == [(CUT_OFF, "CutOff")]
+    assert [(each.replica, each.reason) for each in seen.job.status.restarts.recent] == [(CUT_OFF, "NetworkPartition")]
     made = plan(seen, now)
     assert [action.name for action in made.actions if isinstance(action, DeletePod)] == [CUT_OFF]
     created = [action for action in made.actions if isinstance(action, CreatePod)]
