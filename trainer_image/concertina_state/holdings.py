@@ -133,8 +133,8 @@ class Holdings(Generic[A]):
         return self._parts
 
     def plan(self, held: Mapping[int, Header], instead: str) -> ReadPlan:
-        """What this rank reads, of a saved state of which these are the shards' headers. Raises InvalidInput where it is
-        not a whole state of these arrays; `instead`: what to do then."""
+        """What this rank reads, of a saved state of which these are the shards' headers. Raises InvalidInput where it
+        is not a whole state of these arrays; `instead`: what to do then."""
         wanted = [chunk for chunk, _ in self.wanted().values()]
         for header in held.values():
             for chunk in wanted:

@@ -157,7 +157,8 @@ def data(
 
     Raises:
         ImportError: Python is older than 3.10.
-        concertina_state.errors.InvalidInput: The data are missing or damaged, or the batch can't be shared by the ranks.
+        concertina_state.errors.InvalidInput: The data are missing or damaged, or the batch can't be shared by the
+            ranks.
     """
     if sys.version_info < (3, 10):
         raise ImportError("trainingjob.data needs Python 3.10 or newer")

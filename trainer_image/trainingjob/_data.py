@@ -106,7 +106,8 @@ class Data(SampleCounter):
             state: The result of `state_dict`.
 
         Raises:
-            concertina_state.errors.InvalidInput: The data, `length` or `seed` differ, so a position is another sequence.
+            concertina_state.errors.InvalidInput: The data, `length` or `seed` differ, so a position is another
+                sequence.
         """
         with faults_reported():
             self._check_same(state)

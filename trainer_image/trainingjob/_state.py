@@ -48,8 +48,8 @@ class State:
         **objects: The objects to save, by name.
 
     Raises:
-        concertina_state.errors.InvalidInput: An object has no state or can't be saved (this error is a TypeError too), the
-            process has a State already, another process saves to the folder, or the ranks can't agree.
+        concertina_state.errors.InvalidInput: An object has no state or can't be saved (this error is a TypeError too),
+            the process has a State already, another process saves to the folder, or the ranks can't agree.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class State:
             An iterator over the batches of the loader.
 
         Raises:
-            concertina_state.errors.InvalidInput: The loader has no sampler, its data have another length than they had, or
-                its sampler is at another epoch than the saved state.
+            concertina_state.errors.InvalidInput: The loader has no sampler, its data have another length than they had,
+                or its sampler is at another epoch than the saved state.
         """
         with faults_reported():
             return self._contents.batches(loader)
@@ -182,8 +182,8 @@ class State:
 
         Raises:
             SystemExit: The world is about to end, and the state has been saved.
-            concertina_state.errors.InvalidInput: An array can't be saved, ranks differ in an array that they should hold
-                alike, or only an optimizer that the State does not have makes steps.
+            concertina_state.errors.InvalidInput: An array can't be saved, ranks differ in an array that they should
+                hold alike, or only an optimizer that the State does not have makes steps.
         """
         self._saver.commit(step, durable)
 

@@ -36,7 +36,7 @@ class Growth(Observed):
 class RequeueState(Observed):
     """Its turns among the jobs that wait for room, and what it released because it could not start."""
 
-    releases: Count = Field(default=0, description="How often in a row it released its pods or its turn.")
+    count: Count = Field(default=0, description="How often in a row it released its pods or its turn.")
     since: Timestamp | None = Field(default=None, description="Since when it holds no pods. Absent: it may hold some.")
     turn: Timestamp | None = Field(default=None, description="Since when it is its turn.")
     passed: Timestamp | None = Field(default=None, description="When its last turn ended in vain.")

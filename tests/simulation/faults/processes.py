@@ -84,8 +84,8 @@ def break_replica(world: World, random: Random) -> None:
 
 def damage_snapshots(world: World, random: Random) -> None:
     """Bytes go bad in one replica's memory: of one step, or of all. (Not the last step's: what can't be read can't be
-    shipped, and there is no later one that takes its place. Nor while storage is away: a restart from the checkpoint needs it, and a
-    job may have two.)"""
+    shipped, and there is no later one that takes its place. Nor while storage is away: a restart from the checkpoint
+    needs it, and a job may have two.)"""
     process = some(world, random)
     if process is not None and world.storage.up:
         keys = [key for key in process.pod.volume if key[0].step < world.steps]

@@ -200,7 +200,10 @@ READERS = {
         most=MANY,
     ),
     "a data set's manifest": Reader(
-        lambda text: data_manifest.parse(text, "s3://b/d"), [DATA.to_json()], (InvalidInput,), data_manifest.DataManifest
+        lambda text: data_manifest.parse(text, "s3://b/d"),
+        [DATA.to_json()],
+        (InvalidInput,),
+        data_manifest.DataManifest,
     ),
     "what is packed": Reader(
         lambda text: packing.read(text, "s3://b/d", DATA, 32),
@@ -213,7 +216,9 @@ READERS = {
     "zipped lines of documents": Reader(documents("jsonl.gz"), [gzip.compress(LINES)], (InvalidInput,), list),
     "lines in bzip2": Reader(documents("jsonl.bz2"), [bz2.compress(LINES)], (InvalidInput,), list),
     "lines in xz": Reader(documents("jsonl.xz"), [lzma.compress(LINES)], (InvalidInput,), list),
-    "lines in Zstandard": Reader(documents("jsonl.zst"), [pyarrow.compress(LINES, "zstd", True)], (InvalidInput,), list),
+    "lines in Zstandard": Reader(
+        documents("jsonl.zst"), [pyarrow.compress(LINES, "zstd", True)], (InvalidInput,), list
+    ),
     "text": Reader(documents("txt"), [LINES], (InvalidInput,), list),
     "Arrow": Reader(documents("arrow"), [arrow()], (InvalidInput,), list),
     "the trainer section of a manifest": Reader(

@@ -170,8 +170,8 @@ def _gone(uri: str) -> StorageError:
 
 
 def resolve(uri: str) -> str:
-    """The folder of one checkpoint: `uri` itself, or what LATEST names in a run's folder. Raises InvalidInput where there
-    is neither, or StorageError."""
+    """The folder of one checkpoint: `uri` itself, or what LATEST names in a run's folder. Raises InvalidInput where
+    there is neither, or StorageError."""
     folder = ObjectPrefix(uri)
     if folder.get(manifests.NAME) is not None:
         return folder.uri

@@ -65,7 +65,8 @@ class Exported:
 def export(
     checkpoint: StoredCheckpoint, target: ObjectPrefix, advance: Advance, file_bytes: int = FILE_BYTES, data: str = ""
 ) -> Exported:
-    """`data`: where the run's data lie, if not where they were (for the tokenizer). Raises InvalidInput or StorageError."""
+    """`data`: where the run's data lie, if not where they were (for the tokenizer). Raises InvalidInput or
+    StorageError."""
     trainer = _trainer(checkpoint)
     if trainer.model.entrypoint:
         raise InvalidInput(

@@ -83,8 +83,8 @@ class TrainState:
         self._optimizer.set_step(step)
 
     def load_weights(self, shards: Sequence[ShardReader], whence: str) -> None:
-        """Fill the weights alone, of whatever dtype they are; the rest stays as it is. Raises InvalidInput where they are
-        not those of this model."""
+        """Fill the weights alone, of whatever dtype they are; the rest stays as it is. Raises InvalidInput where they
+        are not those of this model."""
         known = {each.name for each in self._catalogue.held}
         held = {number: shard.header for number, shard in enumerate(shards)}
         there = {name for header in held.values() for name in header.chunks}

@@ -82,8 +82,8 @@ class SafetensorsFiles:
             raise InvalidInput(f"{self.uri}/{INDEX} can't be read: {error}.") from error
 
     def check(self, model: ModelConfig) -> str:
-        """Raises InvalidInput where the files are said to be of another model than this one. What could not be checked, in
-        a sentence."""
+        """Raises InvalidInput where the files are said to be of another model than this one. What could not be checked,
+        in a sentence."""
         where = f"{self._folder.uri}/{hf_config.NAME}"
         text = self._folder.get(hf_config.NAME)
         if text is not None:

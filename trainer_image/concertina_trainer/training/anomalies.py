@@ -64,8 +64,8 @@ class Anomalies:
         self._in_a_row = 0
 
     def skips(self, step: int, position: int, result: Measured) -> str:
-        """Why the batch of this step is left out, in a sentence; empty where it counts. Raises RollBack, InvalidInput, or
-        FloatingPointError."""
+        """Why the batch of this step is left out, in a sentence; empty where it counts. Raises RollBack, InvalidInput,
+        or FloatingPointError."""
         found = self._find(result)
         if found is None:
             self.trend, self._in_a_row = with_loss(self.trend, result.loss), 0
@@ -84,8 +84,10 @@ class Anomalies:
         also = f" in the batch after {IN_A_ROW} that were left out, so it is not the batch" if self._in_a_row else ""
         if found.reason == FailureReason.LOSS_NOT_FINITE:
             raise FloatingPointError(f"{event}{also}; nothing of that step is kept")
-        raise InvalidInput(f"{event}{also}; trainer.anomalies.spike says to stop. Change it, or what led there, and start "
-                       "again: the run goes on from its checkpoint.")  # fmt: skip
+        raise InvalidInput(
+            f"{event}{also}; trainer.anomalies.spike says to stop. Change it, or what led there, and start again: the "
+            "run goes on from its checkpoint."
+        )
 
     def _find(self, result: Measured) -> _Anomaly | None:
         policy = self._policy

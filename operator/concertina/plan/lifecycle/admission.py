@@ -6,8 +6,8 @@ ones when its turn comes or when no other job waits. A turn in which the job doe
 job that holds nothing keeps its pending pods meanwhile: it finds free room at once, and an autoscaler sees them.
 
 A job that more room would not help (`hindrance`) releases what it holds to those that it would help. Nothing is
-released while no other job waits, nor where it is the only copy of a job's state. status.internal.requeueState has all of
-it."""
+released while no other job waits, nor where it is the only copy of a job's state. status.internal.requeueState has all
+of it."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def _may_release(ctx: JobContext, mine: Waiting) -> bool:
 
 
 def _released(ctx: JobContext, place: Place, mine: Waiting) -> RequeueState:
-    """Return a RequeueState by which others go first from now on. A job that room does not help has had its turn, too: nobody
-    waits for it again before the others have had theirs."""
+    """Return a RequeueState by which others go first from now on. A job that room does not help has had its turn, too:
+    nobody waits for it again before the others have had theirs."""
     requeue_state = ctx.status.internal.requeue_state
     had = f"only {mine.held} of the {mine.least} replicas needed found room"
     passes = place.turn or place.hindrance is not None
@@ -134,7 +134,7 @@ def _released(ctx: JobContext, place: Place, mine: Waiting) -> RequeueState:
         other = f"{namespace}/{name}" if namespace == mine.namespace else "a job of another namespace"
         message = f"{had}: releases them for {other}, whose turn it is; tries again when its own turn comes"
     return RequeueState(
-        releases=requeue_state.count + 1,
+        count=requeue_state.count + 1,
         passed=rfc3339(round(ctx.now, 3)) if passes else requeue_state.passed,
         passed_fitting=place.fits or place.hindrance is not None if passes else requeue_state.passed_fitting,
         priority=mine.priority,

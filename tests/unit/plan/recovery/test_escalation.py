@@ -299,7 +299,8 @@ def test_whole_restarts_that_do_not_help_end_the_job_with_a_sentence() -> None:
     before = (entry(A, action="RestartFromCheckpoint"), entry(A, action="RestartFromCheckpoint"))
     recovery = escalation.decide(look_at(before, jobs.spec(**DURABLE), saved=True), entry(B), "ValueError: no")
     assert recovery.message == (
-        "The job made no progress after a restart from the checkpoint. A job restarts from its checkpoint at most 2 times within 3600 s. "
+        "The job made no progress after a restart from the checkpoint. "
+        "A job restarts from its checkpoint at most 2 times within 3600 s. "
         "The last failure: ValueError: no"
     )
 
