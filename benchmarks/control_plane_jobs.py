@@ -27,7 +27,7 @@ GROW_SECONDS = 3600
 def manifest(name: str, replicas: int, workers: int) -> Raw:
     container = {"name": "trainer", "image": "concertina/trainer:bench", "command": ["python3", "train.py"]}
     template = {"spec": {"terminationGracePeriodSeconds": GRACE_SECONDS, "containers": [container]}}
-    elastic = {"minReplicas": max(1, replicas - 1), "growAfterSeconds": GROW_SECONDS}
+    elastic = {"minReplicas": max(1, replicas - 1), "scaleUp": {"stabilizationWindowSeconds": GROW_SECONDS}}
     return {
         "apiVersion": "concertina.dev/v1beta1",
         "kind": "TrainingJob",

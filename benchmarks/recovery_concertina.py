@@ -85,7 +85,7 @@ def job(name: str, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {
             "replicas": 3,
-            "elastic": {"minReplicas": 2, "growAfterSeconds": 0},
+            "elastic": {"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 0}},
             "failurePolicy": {"maxRestarts": 1000, "windowSeconds": WINDOW},
             "template": {
                 "spec": {

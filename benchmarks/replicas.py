@@ -27,7 +27,7 @@ STAY = "import time; time.sleep(3600)"
 
 def job(name: str, replicas: int) -> dict[str, Any]:
     container = {"name": "trainer", "image": "concertina/trainer:bench", "command": ["python3", "-c", STAY]}
-    elastic = {"minReplicas": 1, "growAfterSeconds": 1}
+    elastic = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}
     pod = {"containers": [container], "terminationGracePeriodSeconds": 1}
     spec = {"replicas": replicas, "elastic": elastic, "template": {"spec": pod}}
     return {"apiVersion": "concertina.dev/v1beta1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}

@@ -111,7 +111,7 @@ def manifest(name: str, replicas: int) -> dict[str, Any]:
     """The job of the recovery benchmark, with a bucket folder of its own."""
     job = bundled()
     job["metadata"]["name"] = name
-    job["spec"] |= {"replicas": replicas, "elastic": {"minReplicas": 1, "growAfterSeconds": 1}}
+    job["spec"] |= {"replicas": replicas, "elastic": {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}}
     job["spec"]["failurePolicy"]["windowSeconds"] = WINDOW_SECONDS
     job["spec"]["checkpoint"]["uri"] = f"s3://{stages.BUCKET}/{name}"
     return job

@@ -19,7 +19,7 @@ def spec(**fields: Any) -> Any:
     """A bundled job of 3 replicas, at least 2, without durable checkpoints."""
     manifest: dict[str, Any] = {
         "replicas": 3,
-        "elastic": {"minReplicas": 2, "growAfterSeconds": 5},
+        "elastic": {"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 5}},
         "template": {"spec": {"containers": [{"name": "trainer", "image": "concertina/trainer"}]}},
         "trainer": {"steps": 100, "data": {"uri": "/data"}},
     }

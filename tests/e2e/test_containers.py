@@ -24,7 +24,7 @@ def test_a_container_that_is_killed_as_a_whole_comes_back_in_place(
 ) -> None:
     """As for want of memory with cgroup v2, where the kernel kills all of it at once."""
     job = e2e.bundled_job("killed", e2e.pod(e2e.trainer(resources=BIG)))
-    job["spec"]["elastic"] = {"minReplicas": 1, "growAfterSeconds": 1}
+    job["spec"]["elastic"] = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}
     with cluster.running(job):
         before = cluster.training(2, name="killed")
         before = cluster.until("some steps", lambda status: status["progress"]["step"] > 20, "killed")
@@ -97,7 +97,7 @@ def test_a_job_made_again_does_not_wait_for_a_pod_on_a_lost_node(
     lose, mend = (os.environ.get(f"CONCERTINA_DRILL_NODE_{name}", "") for name in ("KILL", "UP"))
     if not (lose and mend):
         pytest.skip("set CONCERTINA_DRILL_NODE_KILL and CONCERTINA_DRILL_NODE_UP (docs/drills.md)")
-    elastic = {"minReplicas": 1, "growAfterSeconds": 1}
+    elastic = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}
     job = e2e.own_job("again", e2e.pod(e2e.trainer(command=["python3", "-c", STAY])), elastic=elastic)
     with cluster.running(job):
         before = cluster.training(2, name="again")

@@ -29,7 +29,11 @@ def step(cluster: Cluster) -> int:
 
 def test_tensor_groups_are_lost_and_come_back_and_a_pipeline_goes_on(cluster: Cluster) -> None:
     job = e2e.bundled_job(NAME, e2e.pod(e2e.trainer(resources=RESOURCES)), model=WIDE)
-    job["spec"] |= {"replicas": 4, "parallelism": {"tensor": 2}, "elastic": {"minReplicas": 2, "growAfterSeconds": 1}}
+    job["spec"] |= {
+        "replicas": 4,
+        "parallelism": {"tensor": 2},
+        "elastic": {"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 1}},
+    }
     with cluster.running(job):
         first = cluster.training(4, name=NAME)
         assert first["world"]["layout"] == "shard 2 x tensor 2"

@@ -95,7 +95,10 @@ def hurt(cluster: Cluster, operator: None, data: None) -> Iterator[Hurt]:
         container.setdefault("volumeMounts", []).append({"name": "runs", "mountPath": "/runs"})
         pod["volumes"].append({"name": "runs", "hostPath": {"path": str(runs()), "type": "DirectoryOrCreate"}})
     job = e2e.bundled_job(JOB, pod, determinism="Bitwise")
-    job["spec"] |= {"elastic": {"minReplicas": 1, "growAfterSeconds": 1}, "failurePolicy": {"maxRestarts": 100}}
+    job["spec"] |= {
+        "elastic": {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}},
+        "failurePolicy": {"maxRestarts": 100},
+    }
     job["spec"]["price"] = {"perReplicaHour": "3.6", "currency": "EUR"}
     with cluster.running(job | {"spec": job["spec"] | tracking}):
         cluster.training(2, name=JOB)
@@ -393,7 +396,7 @@ sys.exit("its cgroup is not to be found")
 def test_a_rank_that_its_cgroup_throttles_is_named(cluster: Cluster, data: None) -> None:
     name, model = "throttled", {"layers": 2, "dim": 128, "heads": 4, "vocabSize": 256, "sequenceLength": 128}
     job = e2e.bundled_job(name, e2e.pod(e2e.trainer(resources=RESOURCES)), model=model)
-    job["spec"] |= {"replicas": 3, "elastic": {"minReplicas": 1, "growAfterSeconds": 1}}
+    job["spec"] |= {"replicas": 3, "elastic": {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}}
     with cluster.running(job):
         world = cluster.training(3, name=name)["world"]
         victim = world["members"][-1]

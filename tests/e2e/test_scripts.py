@@ -59,7 +59,7 @@ def test_a_script_keeps_its_state_in_an_image_of_its_own(
         name,
         pod,
         replicas=3,
-        elastic={"minReplicas": 2, "growAfterSeconds": 1},
+        elastic={"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 1}},
         failurePolicy={"maxRestarts": 100},
         checkpoint={"uri": f"s3://{e2e.BUCKET}/{name}-{e2e.RUN}", "secretName": "s3", "everySeconds": 5},
     )

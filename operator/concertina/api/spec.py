@@ -174,6 +174,18 @@ def _decoded(template: bytes) -> PodTemplate:
     return PodTemplate.model_validate_json(template, strict=True)
 
 
+class ScaleUp(Model):
+    """How replicas that become ready join a running job."""
+
+    stabilization_window_seconds: int = Field(
+        default=30,
+        ge=0,
+        le=86400,
+        description="How many seconds no further replica must have become ready before those that wait join, all at "
+        "once. Raise it where nodes come one by one.",
+    )
+
+
 class Elastic(Model):
     """How far the job may shrink, and how it grows back."""
 
@@ -184,13 +196,7 @@ class Elastic(Model):
         description="Fewest replicas that training continues with; below that it waits for replacements. Absent: as "
         "many as spec.replicas.",
     )
-    grow_after_seconds: int = Field(
-        default=30,
-        ge=0,
-        le=86400,
-        description="How many seconds no further replica must have become ready before those that wait join, all at "
-        "once. Raise it where nodes come one by one.",
-    )
+    scale_up: ScaleUp = Field(default=ScaleUp(), description="How replicas that become ready join a running job.")
     spares: int = Field(
         default=0,
         ge=0,

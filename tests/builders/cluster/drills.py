@@ -36,7 +36,7 @@ def manifest(pod: Object, data: str, checkpoint: Object) -> Object:
         "metadata": {"name": JOB},
         "spec": {
             "replicas": 3,
-            "elastic": {"minReplicas": 2, "growAfterSeconds": 1},
+            "elastic": {"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 1}},
             "failurePolicy": {"maxRestarts": 100},
             "template": pod,
             "trainer": {**TRAINER, "data": {"uri": data}},

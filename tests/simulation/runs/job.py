@@ -18,7 +18,10 @@ def job_spec(world: World, least: int, calm: bool) -> JobSpec:
     random, seed = world.clock.random, world.seed
     elastic: dict[str, Any] = {}
     if least < world.replicas:
-        elastic = {"minReplicas": least, "growAfterSeconds": 30 if calm else random.choice((0, 2, 5))}
+        elastic = {
+            "minReplicas": least,
+            "scaleUp": {"stabilizationWindowSeconds": 30} if calm else random.choice((0, 2, 5)),
+        }
     if seed % 3 == 2 and not calm:
         elastic["spares"] = 1
     manifest: dict[str, Any] = {

@@ -55,7 +55,7 @@ def test_a_good_spec_has_its_defaults_and_keeps_the_template_as_written() -> Non
     assert (spec.replicas, spec.min_replicas, spec.suspend, spec.bundled) == (3, 2, False, True)
     assert (spec.workers, spec.replica_step) == (1, 1)
     assert spec.elastic is not None
-    assert spec.elastic.grow_after_seconds == 30
+    assert spec.elastic.scale_up.stabilization_window_seconds == 30
     assert spec.checkpoint is not None
     assert (spec.checkpoint.every_seconds, spec.checkpoint.keep) == (600, 5)
     assert spec.template.manifest() == JOB["spec"]["template"]

@@ -51,7 +51,7 @@ def _look_again(ctx: JobContext) -> float:
 
 
 def _first_start_left(ctx: JobContext) -> float:
-    patience = ctx.spec.elastic.grow_after_seconds if ctx.spec.elastic else constants.FIRST_START
+    patience = ctx.spec.elastic.scale_up.stabilization_window_seconds if ctx.spec.elastic else constants.FIRST_START
     return patience - max(map(ctx.age, ctx.replicas.live.values()), default=0.0)
 
 

@@ -16,7 +16,8 @@ SETTLED, SETTLED_SCRIPT = 30.0, 120.0
 """Seconds after which the loss of those who joined has nothing to do with their joining: joining has paid off then. A
 script's world takes longer to begin."""
 SHORTEST, LONGEST = 5.0, 600.0
-"""Seconds that are doubled at each failure in a row (growAfterSeconds, where that is more), and what they end at."""
+"""Seconds that are doubled at each failure in a row (stabilizationWindowSeconds, where that is more), and what they end
+at."""
 
 
 def joining(ctx: JobContext) -> tuple[str, ...]:
@@ -115,7 +116,7 @@ def _settled(ctx: JobContext) -> float:
 
 
 def _quiet(ctx: JobContext) -> float:
-    return float(ctx.spec.elastic.grow_after_seconds) if ctx.spec.elastic else 0.0
+    return float(ctx.spec.elastic.scale_up.stabilization_window_seconds) if ctx.spec.elastic else 0.0
 
 
 def _held(ctx: JobContext) -> float:

@@ -153,7 +153,7 @@ def test_a_secret_that_is_deleted_is_put_back_with_the_same_key(operator: Operat
 )
 def test_running_jobs_go_on_with_their_key_after_a_switch(jobs: Jobs, operator: Operator, key: Key) -> None:
     old = key.get()["key"]
-    jobs.create("a", STAY, replicas=2, elastic={"minReplicas": 1, "growAfterSeconds": 1})
+    jobs.create("a", STAY, replicas=2, elastic={"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}})
     before = jobs.wait_training("a", 2)
     key.put(key=OTHER, key_old=old)
     restarted(operator)
@@ -180,7 +180,7 @@ def test_a_job_whose_key_is_gone_is_left_alone_until_it_is_back(
     jobs: Jobs, operator: Operator, key: Key, tmp_path: Path, recorded: bool
 ) -> None:
     old = key.get()["key"]
-    jobs.create("a", STAY, replicas=2, elastic={"minReplicas": 1, "growAfterSeconds": 1})
+    jobs.create("a", STAY, replicas=2, elastic={"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}})
     before, pods = jobs.wait_training("a", 2), uids(jobs.pods("a"))
     operator.end(signal.SIGTERM)
     if not recorded:

@@ -15,7 +15,7 @@ from builders.until import until
 
 SAY = "import os; print('rank', os.environ['RANK'])"
 STAY = SAY + "; import time; time.sleep(3600)"
-ELASTIC = {"minReplicas": 1, "growAfterSeconds": 1}
+ELASTIC = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}
 KILLED = "tests/cluster/operator/controller/test_restarts.py::test_killed_between_any_two_writes"
 Object = dict[str, Any]
 

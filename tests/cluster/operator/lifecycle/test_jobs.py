@@ -18,7 +18,7 @@ from builders.until import until
 pytestmark = pytest.mark.usefixtures("operator")
 SAY = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
 STAY = SAY + "; import time; time.sleep(3600)"
-ELASTIC = {"minReplicas": 1, "growAfterSeconds": 1}
+ELASTIC = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}
 Object = dict[str, Any]
 
 

@@ -29,7 +29,7 @@ GOOD_POD: Object = {"securityContext": {"runAsNonRoot": True, "runAsUser": 65532
 FOREVER = ["python3", "-c", "import time; time.sleep(3600)"]
 
 
-ELASTIC = {"minReplicas": 1, "growAfterSeconds": 1}
+ELASTIC = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}
 
 
 def trainer(script: str = STAY, **fields: Any) -> Object:

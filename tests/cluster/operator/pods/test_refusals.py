@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("operator")
 SAY = "import os; print('rank', os.environ['RANK'])"
 STAY = SAY + "; import time; time.sleep(3600)"
 IMAGE = "concertina/trainer:test"
-ELASTIC = {"minReplicas": 1, "growAfterSeconds": 1}
+ELASTIC = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 Object = dict[str, Any]
 

@@ -60,7 +60,9 @@ def test_the_bundled_trainer_on_data_that_it_can_not_digest(jobs: Jobs, tmp_path
     manifest.write_bytes(wrong.to_json())
     model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 127, "sequenceLength": 32}
     spec = {"steps": 100, "model": model, "data": {"uri": str(tmp_path / "data")}, "globalBatchSize": 4}
-    jobs.create("a", trainer=spec, replicas=2, elastic={"minReplicas": 1, "growAfterSeconds": 30})
+    jobs.create(
+        "a", trainer=spec, replicas=2, elastic={"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 30}}
+    )
     job = jobs.wait_true("a", "Failed")
     failed = jobs.condition(job, "Failed")
     assert failed["reason"] == "RepeatedFailure", failed["message"]

@@ -21,7 +21,7 @@ from concertina.kube.watch.trainingjobs import list_jobs
 pytestmark = pytest.mark.usefixtures("operator")
 SAY = "import os; print('rank', os.environ['RANK'])"
 STAY = SAY + "; import time; time.sleep(3600)"
-ELASTIC = {"minReplicas": 1, "growAfterSeconds": 1}
+ELASTIC = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}
 TRAINER = {"steps": 3, "data": {"uri": "/nowhere"}}
 Object = dict[str, Any]
 

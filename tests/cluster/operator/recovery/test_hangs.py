@@ -50,7 +50,7 @@ def test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost(jobs: Jobs,
     fault = tmp_path / "fault"
     fault.write_text("1 slow 0.2")
     policy = {"onStraggler": "Replace"}
-    elastic = {"minReplicas": 1, "growAfterSeconds": 0}
+    elastic = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 0}}
     jobs.create("a", **bundled(data, fault), replicas=2, elastic=elastic, failurePolicy=policy)
     job = jobs.wait_training("a", 2)
     victim, node = jobs.members(job)[1], jobs.members(job, "node")[1]

@@ -16,7 +16,7 @@ from builders.programs import PROGRAMS
 
 HEARD = "tests/unit/agents/test_connections.py"
 STAY = "import time; time.sleep(3600)"
-ELASTIC = {"minReplicas": 1, "growAfterSeconds": 1}
+ELASTIC = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}
 LONG_ENOUGH = 8.0
 """Seconds: for streams to fall silent (3), to be opened again (1), and for UNHEARD (3 here)."""
 Object = dict[str, Any]

@@ -48,7 +48,7 @@ def test_a_spare_joins_a_job_of_fixed_size_when_a_member_is_lost(jobs: Jobs) -> 
 
 
 def test_growing_that_fails_is_not_tried_again_at_once(jobs: Jobs) -> None:
-    elastic = {"minReplicas": 1, "growAfterSeconds": 0}
+    elastic = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 0}}
     jobs.create("a", FAILS_ON_THE_THIRD, replicas=2, elastic=elastic, failurePolicy={"maxRestarts": 50})
     jobs.wait_training("a", 2)
     jobs.cluster.kubectl("scale", "tj", "a", "--replicas=3", "-n", jobs.namespace)
@@ -182,7 +182,9 @@ def test_what_the_scheduler_says_of_pods_that_no_node_would_take(cluster: LocalC
     law="tests/cluster/operator/rounds/test_growth.py::test_scaling_a_training_job_up_and_down_loses_no_step"
 )
 def test_the_horizontal_pod_autoscaler_grows_and_shrinks_a_job(jobs: Jobs, tmp_path: Path) -> None:
-    jobs.create("a", STAY, replicas=1, elastic={"minReplicas": 1, "growAfterSeconds": 0, "spares": 1})
+    jobs.create(
+        "a", STAY, replicas=1, elastic={"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 0}, "spares": 1}
+    )
     jobs.wait_training("a", 1)
     with metrics.served(jobs.cluster, jobs.namespace, tmp_path) as metric:
         metric.value = 30
@@ -214,7 +216,9 @@ def autoscaler(metric: str) -> Object:
 
 
 def test_scaling_a_training_job_up_and_down_loses_no_step(jobs: Jobs, data: Path) -> None:
-    jobs.create("a", **standing_in(data), replicas=1, elastic={"minReplicas": 1, "growAfterSeconds": 0})
+    jobs.create(
+        "a", **standing_in(data), replicas=1, elastic={"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 0}}
+    )
     for replicas in (1, 2, 1):
         jobs.patch("a", {"replicas": replicas})
         job = jobs.wait_training("a", replicas)

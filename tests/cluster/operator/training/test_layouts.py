@@ -75,7 +75,7 @@ def create(jobs: Jobs, case: Case, data: Path, **trainer: Any) -> Object:
         configured["model"] = case.model
     container = paced(PACE=pace, PYTHONPATH=os.pathsep.join(map(str, (FAULTS, AUDIO))))
     pod = {"containers": [container], "terminationGracePeriodSeconds": 5}
-    elastic = {"minReplicas": 2, "growAfterSeconds": 0}
+    elastic = {"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 0}}
     jobs.create(
         "cut", replicas=4, elastic=elastic, trainer=configured, pod=pod, parallelism=case.parallelism,
         workersPerReplica=case.workers,

@@ -20,7 +20,7 @@ from builders.until import until
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[4]
-ELASTIC = {"minReplicas": 1, "growAfterSeconds": 1}
+ELASTIC = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}
 ENDLESS = 10**9
 Object = dict[str, Any]
 

@@ -31,7 +31,7 @@ from concertina_protocol import Candidate, Prepared
 def test_sizes_are_whole_blocks(
     replicas: int, least: int | None, workers: int, block: int, available: int, size: int
 ) -> None:
-    elastic = {"minReplicas": least, "growAfterSeconds": 1} if least else None
+    elastic = {"minReplicas": least, "scaleUp": {"stabilizationWindowSeconds": 1}} if least else None
     spec = jobs.command_spec(
         replicas=replicas, elastic=elastic, workersPerReplica=workers, parallelism={"tensor": block}
     )

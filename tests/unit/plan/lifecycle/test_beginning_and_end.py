@@ -48,7 +48,7 @@ def with_status(seen: JobObservation, status: JobStatus) -> JobObservation:
 @pytest.mark.parametrize(
     ("ready", "after", "claimed"),
     [(3, 1.0, True), (2, 1.0, False), (2, 5.0, True), (1, 60.0, False)],
-    ids=["all", "some, at first", "enough, after growAfterSeconds", "too few"],
+    ids=["all", "some, at first", "enough, after stabilizationWindowSeconds", "too few"],
 )
 def test_a_first_round_waits_for_all_and_then_for_enough(ready: int, after: float, claimed: bool) -> None:
     made = plan(ready_agents(count=ready, spec=jobs.spec()), T0 + after)
@@ -62,7 +62,7 @@ def test_a_first_round_waits_for_all_and_then_for_enough(ready: int, after: floa
 def test_how_long_a_first_round_waits_no_clock_says(hour: int) -> None:
     """The API server's, by which pods are created, and this operator's may be an hour apart."""
     pods = (jobs.pod(0, created=T0 + hour), jobs.pod(1, created=T0 + hour))
-    spec = jobs.spec(replicas=3, elastic={"minReplicas": 2, "growAfterSeconds": 60})
+    spec = jobs.spec(replicas=3, elastic={"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 60}})
     seen = jobs.observed(jobs.job(spec), pods, {pod.name: jobs.agent(pod.name) for pod in pods})
     early = plan(replace(seen, seen_for={pod.uid: 59.0 for pod in pods}), T0 + 59)
     late = plan(replace(seen, seen_for={pod.uid: 60.0 for pod in pods}), T0 + 60)

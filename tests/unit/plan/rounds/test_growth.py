@@ -16,7 +16,7 @@ from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.observed import JobObservation
 from concertina.plan.plan import plan
 
-SPARE = jobs.spec(elastic={"minReplicas": 2, "growAfterSeconds": 5, "spares": 1})
+SPARE = jobs.spec(elastic={"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 5}, "spares": 1})
 FIXED = jobs.spec(elastic={"spares": 1})
 
 
@@ -190,7 +190,7 @@ def test_growing_waits_after_a_failure_and_says_so() -> None:
     made = plan(seen, T0 + 23)
     seen = new_round(replace(seen, fresh_claim="claim-d"), made, T0 + 23, "claim-e")
     seen = with_pod(seen, 2, 1, at=T0 + 24)
-    made = plan(seen, T0 + 30)  # growAfterSeconds is over, the wait of 2 * 5 s is not
+    made = plan(seen, T0 + 30)  # stabilizationWindowSeconds is over, the wait of 2 * 5 s is not
     assert made.status.condition("Ready").reason == "Training"
     assert "growing waits 10 s: replica demo-2-0, which joined" in made.status.condition("Running").message
     assert made.recheck_after == pytest.approx(3.0)

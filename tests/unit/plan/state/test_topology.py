@@ -24,7 +24,9 @@ RACK = "example.com/rack"
 
 
 def spec(count: int, **fields: Any) -> Any:
-    return jobs.spec(**{"replicas": count, "elastic": {"minReplicas": 2, "growAfterSeconds": 5}, **fields})
+    return jobs.spec(
+        **{"replicas": count, "elastic": {"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 5}}, **fields}
+    )
 
 
 def racks(seen: JobObservation, racks: str) -> JobObservation:
