@@ -160,7 +160,7 @@ WORLD = Section(
                 Query(_job("min_replicas"), "minimum"),
                 Query(_job("replicas"), "pods"),
                 Query(_job("ready_replicas"), "training"),
-                Query(_job("spares_ready"), "spares"),
+                Query(_job("standby_replicas_ready"), "standby replicas"),
                 Query(_job("world_size"), "workers"),
             ),
         ),

@@ -23,7 +23,7 @@ LATEST = 253_402_300_799.0
 MOST = 16_384
 """Entries: ranks of the largest world, twice."""
 MOST_MEMBERS = 2048
-"""Twice the replicas of the largest job, with its spares."""
+"""Twice the replicas of the largest job, with its standby replicas."""
 MOST_SEPARATORS = 1 << 18
 """Commas and brackets in a line: twice what the lead of the largest world says when all its ranks fail with ranges to
 leave out. They are counted before the line is decoded, where those in texts cannot be told from others."""

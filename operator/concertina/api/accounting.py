@@ -109,7 +109,9 @@ class Cost(Observed):
 
     currency: Word = Field(default="", description="As in spec.price.")
     total: Money = Field(default=0.0, description="So far.")
-    replica_hours: Money = Field(default=0.0, description="Hours of replicas that had a node, spares included.")
+    replica_hours: Money = Field(
+        default=0.0, description="Hours of replicas that had a node, standby replicas included."
+    )
     spot_replica_hours: Money = Field(default=0.0, description="Those on nodes that are labelled as spot.")
     per_million_tokens: Money | None = Field(
         default=None,

@@ -39,7 +39,7 @@ COLUMNS = (
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
 )
 WIDE_COLUMNS = (
-    ("Replicas", "integer", ".status.replicas", "Pods of the job that are not finished, without spares."),
+    ("Replicas", "integer", ".status.replicas", "Pods of the job that are not finished, without standby replicas."),
     ("Round", "integer", ".status.world.round", "Number of the current round."),
     ("Queue", "string", r".metadata.labels['kueue\.x-k8s\.io/queue-name']", "Kueue's queue that the job waits in."),
     ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', "Why the job does what it does."),

@@ -31,7 +31,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 """Resources of which `workersPerReplica: Auto` starts one worker each."""
 
-MOST_REPLICAS, MOST_SPARES = 1024, 16
+MOST_REPLICAS, MOST_STANDBY_REPLICAS = 1024, 16
 """What was shown to work: benchmarks/control_plane.py, with stand-ins for agents (decision
 "As many replicas as were seen to work")."""
 
@@ -197,10 +197,10 @@ class Elastic(Model):
         "many as spec.replicas.",
     )
     scale_up: ScaleUp = Field(default=ScaleUp(), description="How replicas that become ready join a running job.")
-    spares: int = Field(
+    standby_replicas: int = Field(
         default=0,
         ge=0,
-        le=MOST_SPARES,
+        le=MOST_STANDBY_REPLICAS,
         description="Replicas beyond spec.replicas that stand by, so that one takes a lost replica's place at once. "
         "They need room and quota like any other.",
     )
@@ -531,9 +531,9 @@ class JobSpec(Model):
         return (self.elastic and self.elastic.min_replicas) or self.replicas
 
     @property
-    def spares(self) -> int:
+    def standby_replicas(self) -> int:
         """Replicas wanted beyond those of a full world."""
-        return self.elastic.spares if self.elastic else 0
+        return self.elastic.standby_replicas if self.elastic else 0
 
     def packed(self) -> JobSpec:
         """The same, for a long time: with its template as compact JSON."""

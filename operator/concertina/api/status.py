@@ -199,11 +199,11 @@ class Condition(Observed):
     observed_generation: Count | None = Field(default=None, description="The generation that this speaks of.")
 
 
-class Spares(Observed):
+class StandbyReplicas(Observed):
     """Replicas that stand by."""
 
     ready: Count = Field(default=0, description="Those that would join at once.")
-    replicas: tuple[Name, ...] = Field(default=(), max_length=1000, description="Names of all, ready or not.")
+    names: tuple[Name, ...] = Field(default=(), max_length=1000, description="Names of all, ready or not.")
 
 
 class JobStatus(Observed):
@@ -220,7 +220,8 @@ class JobStatus(Observed):
     start_time: Timestamp | None = Field(default=None, description="When the job was first seen, and not suspended.")
     completion_time: Timestamp | None = Field(default=None, description="When the job completed or failed.")
     replicas: Count = Field(
-        default=0, description="Pods of the job that are not finished, without spares (for the scale subresource)."
+        default=0,
+        description="Pods of the job that are not finished, without standby replicas (for the scale subresource).",
     )
     selector: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Label selector of the job's pods (for the scale subresource)."
@@ -229,7 +230,7 @@ class JobStatus(Observed):
         default="", description="Id of the operator's master key that the job's certificates come from."
     )
     world: World = Field(default=World(), description="The current round and who is in it.")
-    spares: Spares = Field(default=Spares(), description="Replicas that stand by.")
+    standby_replicas: StandbyReplicas = Field(default=StandbyReplicas(), description="Replicas that stand by.")
     progress: JobProgress | None = Field(default=None, description="How far the run is.")
     history: Annotated[str, Field(max_length=MOST_OF_HISTORY)] | None = Field(
         default=None,

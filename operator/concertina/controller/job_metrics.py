@@ -153,9 +153,13 @@ FAMILIES = (
     _gauge(
         "min_replicas", "Fewest that training goes on with.", lambda job, _: job.spec.min_replicas if job.spec else None
     ),
-    _gauge("replicas", "Pods that are not finished, without spares.", lambda job, _: job.status.replicas),
+    _gauge("replicas", "Pods that are not finished, without standby replicas.", lambda job, _: job.status.replicas),
     _gauge("ready_replicas", "Replicas that train: members of the round.", lambda job, _: job.status.world.replicas),
-    _gauge("spares_ready", "Spares that would join at once.", lambda job, _: job.status.spares.ready),
+    _gauge(
+        "standby_replicas_ready",
+        "Standby replicas that would join at once.",
+        lambda job, _: job.status.standby_replicas.ready,
+    ),
     _gauge("world_size", "Workers of the round.", lambda job, _: job.status.world.workers),
     _counter("rounds", "Rounds that were committed.", lambda status: status.rounds),
     _counter("failures", "Failures since the job was created.", lambda status: status.restarts.total),

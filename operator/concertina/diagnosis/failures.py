@@ -85,7 +85,7 @@ def frequent(seen: Evidence) -> Finding | None:
         f"{len(news)} interruptions took {at_least}{lost:.0%} of the last {duration(since)}{where}; the longest, "
         f"{worst.cause}{_who(worst)}, took {at_least}{_seconds(worst):.1f} s",
         "`concertina status JOB` has the causes by their cost, status.restarts.recent each failure with its node; "
-        "spares (elastic.spares) and snapshots at each step make each one cheaper",
+        "standby replicas (elastic.standbyReplicas) and snapshots at each step make each one cheaper",
         lost,
     )
 

@@ -46,7 +46,7 @@ class CreatePod:
     """Preferably not there."""
     never_nodes: tuple[str, ...] = ()
     """By no means there: others have room."""
-    spare: bool = False
+    standby: bool = False
     """It is to stand by: preferably on a node without any other replica of the job."""
     snapshot_memory: int | None = None
     """Bytes that the bundled trainer's snapshots may take, at most; None: nothing bounds them."""

@@ -169,8 +169,8 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
     )
     if world.layout:
         yield "Layout", world.layout + (f"; {world.crossing}" if world.crossing else "")
-    if standing := status.spares.replicas:
-        yield "Spares", f"{status.spares.ready} of {len(standing)} ready: {', '.join(standing[:5])}"
+    if standing := status.standby_replicas.names:
+        yield "Standby", f"{status.standby_replicas.ready} of {len(standing)} ready: {', '.join(standing[:5])}"
     if progress := status.progress:
         yield "Progress", _progress(status)
         pace = progress.tokens_per_second if status.is_true(ConditionType.RUNNING) else None

@@ -23,7 +23,7 @@ def job_spec(world: World, least: int, calm: bool) -> JobSpec:
             "scaleUp": {"stabilizationWindowSeconds": 30} if calm else random.choice((0, 2, 5)),
         }
     if seed % 3 == 2 and not calm:
-        elastic["spares"] = 1
+        elastic["standbyReplicas"] = 1
     manifest: dict[str, Any] = {
         "replicas": world.replicas,
         "workersPerReplica": world.workers,

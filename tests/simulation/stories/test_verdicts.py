@@ -78,7 +78,7 @@ def test_a_notice_costs_no_step_where_there_is_time(fault: str) -> None:
 
 @pytest.mark.parametrize("how", ["moves", "leaves"])
 def test_a_round_of_one_hands_its_state_over(how: str) -> None:
-    """To a successor on another node; or to a spare, while storage is away."""
+    """To a successor on another node; or to a standby replica, while storage is away."""
     handed = 0
     for seed in (2, 14, 43, 49, 55):
         world = World(seed, schedule=())
@@ -92,7 +92,7 @@ def test_a_round_of_one_hands_its_state_over(how: str) -> None:
 
 def _ends_its_stay(world: World, how: str) -> None:
     members = world.status.world.members
-    if len(members) != 1 or world.over() or (how == "leaves" and not world.cluster.spec.spares):
+    if len(members) != 1 or world.over() or (how == "leaves" and not world.cluster.spec.standby_replicas):
         return
     world.trouble(members[0].node, SPAN)
     if how == "moves":

@@ -12,7 +12,7 @@ import concertina_protocol as protocol
 from builders.answering import report
 from concertina.agents.bounds import LINES, MOST, MOST_MEMBERS, MOST_SEPARATORS, line_limits
 from concertina.agents.calls import CallError, parsed
-from concertina.api.spec import MOST_REPLICAS, MOST_SPARES
+from concertina.api.spec import MOST_REPLICAS, MOST_STANDBY_REPLICAS
 from concertina_protocol.codec import lines
 
 FAILURE = protocol.Failure("r0", protocol.FailureReason.WORKER_FAILED, "no")
@@ -39,7 +39,7 @@ def test_a_line_of_more_values_than_any_agent_says_is_refused_before_it_is_decod
 def test_the_report_of_the_largest_world_is_no_such_line() -> None:
     """The report says that all ranks fail, with ranges to leave out, and its last output is lists of numbers."""
     said = dataclasses.replace(FAILS, last_lines=(str(list(range(300))),) * LINES)
-    names = [f"job-{index}-0" for index in range(MOST_REPLICAS + MOST_SPARES)]
+    names = [f"job-{index}-0" for index in range(MOST_REPLICAS + MOST_STANDBY_REPLICAS)]
     member = protocol.MemberState("r0", "i1", 1, "c1", protocol.State.FAILED, failure=FAILURE)
     largest = dataclasses.replace(
         report(), members=dict.fromkeys(names, member), failures=(said, said, *[FAILS] * len(names))

@@ -18,7 +18,7 @@ from concertina.api.accounting import Goodput
 from concertina.api.internal import Growth, Internal, RequeueState, UndoneStates
 from concertina.api.packed import pack
 from concertina.api.restarts import LISTED_RESTARTS, AvoidedNode, LastFailure, RecoveryActionUse, Restart, Restarts
-from concertina.api.spec import MOST_REPLICAS, MOST_SPARES
+from concertina.api.spec import MOST_REPLICAS, MOST_STANDBY_REPLICAS
 from concertina.api.status import (
     CheckpointRequest,
     Condition,
@@ -27,7 +27,7 @@ from concertina.api.status import (
     Rollback,
     SampleRange,
     ShareMark,
-    Spares,
+    StandbyReplicas,
     StragglerMark,
     rfc3339,
 )
@@ -177,7 +177,7 @@ def test_the_worst_status_of_the_largest_job_is_small() -> None:
             round=10**6, replicas=len(names), workers=8 * len(names), lead=names[0], members=found, since=at,
             claim=Claim(round=10**6, claim_id=word(16), at=at, reason=word(30), message=sentence(1000)),
         ),
-        spares=Spares(ready=MOST_SPARES, replicas=tuple(names[:MOST_SPARES])),
+        standby_replicas=StandbyReplicas(ready=MOST_STANDBY_REPLICAS, names=tuple(names[:MOST_STANDBY_REPLICAS])),
         rollback=Rollback(round=1, step=1, reason=word(30), message=sentence(1000), at=at),
         skipped=tuple(SampleRange(begin=10**9 + i, end=2 * 10**9 + i) for i in range(32)),
         checkpoint_request=CheckpointRequest(id=word(63), step=1, state="Pending", message=sentence(1000), at=at),

@@ -70,7 +70,7 @@ CONTAINER = "template.spec.containers.0"
         ("replicas", "3", 'spec.replicas must be a whole number, not "3"'),
         ("replicas", 0, "spec.replicas must be at least 1, not 0"),
         ("replicas", 1, "spec.elastic.minReplicas: elastic.minReplicas is larger than replicas"),
-        ("elastic", {"spares": -1}, "spec.elastic.spares must be at least 0, not -1"),
+        ("elastic", {"standbyReplicas": -1}, "spec.elastic.standbyReplicas must be at least 0, not -1"),
         ("suspend", 1, "spec.suspend must be true or false, not 1"),
         ("sizes", [1], "spec.sizes is not a field that this version of concertina knows"),
         ("workersPerReplica", "two", 'spec.workersPerReplica must be Auto or a whole number from 1 to 1024, not "two"'),

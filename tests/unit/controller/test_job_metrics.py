@@ -100,7 +100,7 @@ def test_a_job_is_told_of_by_its_status() -> None:
         ("min_replicas",): 2,
         ("replicas",): 7,
         ("ready_replicas",): 6,
-        ("spares_ready",): 0,
+        ("standby_replicas_ready",): 0,
         ("world_size",): 12,
         ("rounds_total",): 5,
         ("failures_total",): 9,

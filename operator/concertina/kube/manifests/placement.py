@@ -31,7 +31,7 @@ def placed(pod: Raw, job: JobView, spec: JobSpec, create: CreatePod) -> Raw:
         affinity = _wishing(affinity, "podAntiAffinity", {"weight": 1, "podAffinityTerm": of_job})
         affinity = _near_its_groups(affinity, job, spec.topology.labels, spec.group_sizes, create.index)
     affinity = _keeping_off(affinity, create)
-    if create.spare:
+    if create.standby:
         # What takes a member's node shall not take its spare too.
         affinity = _wishing(affinity, "podAntiAffinity", {"weight": 100, "podAffinityTerm": of_job})
     if affinity:

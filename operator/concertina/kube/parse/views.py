@@ -39,7 +39,7 @@ MOST_REQUEST = 63
 MOST_PROBLEMS, MOST_IGNORED, MOST_FINALIZERS = 16, 64, 64
 """Of a TrainingJob, that are kept: 256 KiB of a template can be wrong in a hundred thousand places."""
 MOST_INDEXES = 11_000
-"""More than a job can have replicas and spares; as many as status.internal.attempts holds."""
+"""More than a job can have replicas and standby replicas; as many as status.internal.attempts holds."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _ZONE = "topology.kubernetes.io/zone"
 _SPOT = (

@@ -135,8 +135,8 @@ class Replicas:
 
     @cached
     def wanted_indexes(self) -> frozenset[int]:
-        """Those of spares included: those of members first, of other live pods, then the lowest free."""
-        wanted = sizes.most(self.spec) + self.spec.spares
+        """Those of standby replicas included: those of members first, of other live pods, then the lowest free."""
+        wanted = sizes.most(self.spec) + self.spec.standby_replicas
         live = {pod.index: name for name, pod in self.live.items() if pod.index is not None}
         stay = sorted(live, key=lambda index: (live[index] not in self.round.members, index))[:wanted]
         free = (index for index in itertools.count() if index not in live)
@@ -149,10 +149,10 @@ class Replicas:
         return tuple(alive)[sizes.most(self.spec) :]
 
     @cached
-    def spares(self) -> tuple[str, ...]:
+    def standby(self) -> tuple[str, ...]:
         """Live replicas that a full world has no place for, but that are wanted: a failure's own round takes one in
-        (decision "A spare is a replica without a place")."""
-        if not self.spec.spares:
+        (decision "A standby replica is a replica without a place")."""
+        if not self.spec.standby_replicas:
             return ()
         wanted = [name for index, name in self.pod_by_index.items() if index in self.wanted_indexes]
         wanted.sort(key=lambda name: (name not in self.round.members, name not in self.ready, self.pods[name].order))

@@ -80,7 +80,7 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
             number_at(attempts, index),
             avoid,
             never,
-            spare=standing + number >= sizes.most(ctx.spec),
+            standby=standing + number >= sizes.most(ctx.spec),
             snapshot_memory=memory,
         )
         for number, index in enumerate(missing)

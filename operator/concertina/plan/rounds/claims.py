@@ -283,7 +283,7 @@ def _patience(ctx: JobContext) -> float | None:
     if not size:
         return constants.RETRY
     if size == sizes.most(ctx.spec) and ctx.round.members.keys().isdisjoint(pending):
-        return None  # those are spares
+        return None  # those are standby replicas
     planned = ctx.round.claim is not None and ctx.round.claim.reason in PLANNED
     patience = constants.PATIENCE_PLANNED if planned else constants.PATIENCE
     patience += min(constants.crowd(len(names)), constants.RELAYED)

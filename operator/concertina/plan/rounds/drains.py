@@ -76,7 +76,8 @@ def _moving(ctx: JobContext) -> list[str]:
 
 def must_be_saved(ctx: JobContext) -> bool:
     """Whether those who stay can't go on: then the state has to wait in storage, or for successors to come for it. So
-    does that of a round of one that leaves or moves, of which no neighbour has a copy, also where a spare is ready."""
+    does that of a round of one that leaves or moves, of which no neighbour has a copy, also where a standby replica is
+    ready."""
     leave, alone = any(ctx.replicas.leaves(name) for name in ctx.round.members), len(ctx.round.members) == 1
     if not ctx.keeps_state or not (leave or (alone and _moving(ctx))):
         return False

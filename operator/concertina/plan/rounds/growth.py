@@ -26,7 +26,7 @@ def joining(ctx: JobContext) -> tuple[str, ...]:
         sorted(
             ctx.replicas.ready.intersection(ctx.replicas.pod_by_index.values())
             - ctx.round.members.keys()
-            - set(ctx.replicas.spares)
+            - set(ctx.replicas.standby)
         )
     )
 

@@ -10,7 +10,7 @@ import concertina_protocol as protocol
 from concertina.api.internal import Internal
 from concertina.api.restarts import Restarts
 from concertina.api.spec import Launcher
-from concertina.api.status import CheckpointMark, Condition, JobProgress, JobStatus, Spares, rfc3339
+from concertina.api.status import CheckpointMark, Condition, JobProgress, JobStatus, StandbyReplicas, rfc3339
 from concertina.plan.facts import sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
@@ -83,7 +83,7 @@ NODES_NOT_WATCHED = (
 def replicas(ctx: JobContext) -> int:
     """An HPA computes with them. What is only not confirmed to be gone, as its node does not answer, is none."""
     here = (pod for pod in ctx.observed.pods if pod.index is not None and not pod.ended)
-    return sum(ctx.node(pod).ready or not pod.deleting for pod in here) - len(ctx.replicas.spares)
+    return sum(ctx.node(pod).ready or not pod.deleting for pod in here) - len(ctx.replicas.standby)
 
 
 def at_work(ctx: JobContext, decision: Decision) -> conditions.AtWork:
@@ -109,8 +109,8 @@ CONDITIONS: Mapping[str, Row] = {
 PODS: Mapping[str, Row] = {
     "selector": lambda p: f"concertina.dev/job-uid={p.ctx.observed.job.uid}",
     "nodes_not_watched": lambda p: None if p.ctx.observed.nodes_watched else NODES_NOT_WATCHED,
-    "spares": lambda p: Spares(
-        ready=len(p.ctx.replicas.ready.intersection(p.ctx.replicas.spares)), replicas=p.ctx.replicas.spares
+    "standby_replicas": lambda p: StandbyReplicas(
+        ready=len(p.ctx.replicas.ready.intersection(p.ctx.replicas.standby)), names=p.ctx.replicas.standby
     ),
 }
 ROUNDS: Mapping[str, Row] = {

@@ -1,4 +1,5 @@
-"""Room and size on a real control plane: spares, growing that fails, jobs that compete for room, the real HPA."""
+"""Room and size on a real control plane: standby replicas, growing that fails, jobs that compete for room, the real
+HPA."""
 
 from __future__ import annotations
 
@@ -26,24 +27,24 @@ FAILS_ON_THE_THIRD = "import os, sys; '-2-' in os.environ['CONCERTINA_REPLICA'] 
 Object = dict[str, Any]
 
 
-def spares(job: Object) -> Object:
-    found: Object = job.get("status", {}).get("spares", {})
+def standby_replicas(job: Object) -> Object:
+    found: Object = job.get("status", {}).get("standbyReplicas", {})
     return found
 
 
 def test_a_spare_joins_a_job_of_fixed_size_when_a_member_is_lost(jobs: Jobs) -> None:
-    jobs.create("a", STAY, replicas=2, elastic={"spares": 1})
-    jobs.wait("a", lambda job: spares(job).get("ready") == 1)
+    jobs.create("a", STAY, replicas=2, elastic={"standbyReplicas": 1})
+    jobs.wait("a", lambda job: standby_replicas(job).get("ready") == 1)
     job = jobs.wait_training("a", 2)
-    assert job["status"]["replicas"] == 2, "a spare counts as a replica"
-    (spare,) = spares(job)["replicas"]
+    assert job["status"]["replicas"] == 2, "a standby replica counts as a replica"
+    (spare,) = standby_replicas(job)["names"]
     lead, lost = jobs.members(job)
     jobs.kill_pod(lost)
     after = jobs.wait_training("a", 2, past=job["status"]["world"]["round"])
     assert set(jobs.members(after)) == {lead, spare}
-    # Another one takes the spare's place, without a round of its own.
-    last = jobs.wait("a", lambda job: spares(job).get("ready") == 1)
-    assert spares(last)["replicas"] not in ([spare], [lost])
+    # Another one takes the standby replica's place, without a round of its own.
+    last = jobs.wait("a", lambda job: standby_replicas(job).get("ready") == 1)
+    assert standby_replicas(last)["names"] not in ([spare], [lost])
     assert last["status"]["world"]["round"] == after["status"]["world"]["round"]
 
 
@@ -183,7 +184,10 @@ def test_what_the_scheduler_says_of_pods_that_no_node_would_take(cluster: LocalC
 )
 def test_the_horizontal_pod_autoscaler_grows_and_shrinks_a_job(jobs: Jobs, tmp_path: Path) -> None:
     jobs.create(
-        "a", STAY, replicas=1, elastic={"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 0}, "spares": 1}
+        "a",
+        STAY,
+        replicas=1,
+        elastic={"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 0}, "standbyReplicas": 1},
     )
     jobs.wait_training("a", 1)
     with metrics.served(jobs.cluster, jobs.namespace, tmp_path) as metric:

@@ -71,7 +71,7 @@ STORED: Raw = {"checkpoint": {"uri": "s3://bucket/run", "secretName": "s3"}}
 CREATES = {
     "first": CreatePod(0, 0),
     "placed": CreatePod(1, 2, avoid_nodes=("a", "b"), never_nodes=("c", "d")),
-    "spare": CreatePod(3, 0, avoid_nodes=("a",), spare=True),
+    "standby": CreatePod(3, 0, avoid_nodes=("a",), standby=True),
 }
 
 

@@ -165,7 +165,7 @@ def test_a_spare_prefers_a_node_without_other_replicas_beside_the_users_affinity
     mine = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
     spec = copy.deepcopy(OWN)
     spec["template"]["spec"]["affinity"] = mine
-    pod = made(job(spec), CreatePod(3, 0, spare=True))
+    pod = made(job(spec), CreatePod(3, 0, standby=True))
     wishes = pod["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert wishes[0] == term
     selector = wishes[1]["podAffinityTerm"]["labelSelector"]["matchLabels"]

@@ -1,4 +1,4 @@
-"""Spares, and growing back: who joins when, and how failures of joining slow it down."""
+"""Standby replicas, and growing back: who joins when, and how failures of joining slow it down."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.observed import JobObservation
 from concertina.plan.plan import plan
 
-SPARE = jobs.spec(elastic={"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 5}, "spares": 1})
-FIXED = jobs.spec(elastic={"spares": 1})
+SPARE = jobs.spec(elastic={"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 5}, "standbyReplicas": 1})
+FIXED = jobs.spec(elastic={"standbyReplicas": 1})
 
 
 def with_pod(
@@ -72,13 +72,13 @@ def new_round(seen: JobObservation, made: Plan, now: float, claim: str) -> JobOb
     return reported(seen, made.status.world.round)
 
 
-# --- spares
+# --- standby replicas
 
 
 @pytest.mark.parametrize("spec", [SPARE, FIXED], ids=["elastic", "fixed size"])
 def test_spares_are_created_beside_the_replicas(spec: Any) -> None:
     made = plan(jobs.observed(jobs.job(spec)), T0)
-    creates = [(action.index, action.spare) for action in made.actions if isinstance(action, CreatePod)]
+    creates = [(action.index, action.standby) for action in made.actions if isinstance(action, CreatePod)]
     assert creates == [(0, False), (1, False), (2, False), (3, True)]
 
 
@@ -86,15 +86,15 @@ def test_spares_are_created_beside_the_replicas(spec: Any) -> None:
 def test_a_spare_takes_the_place_of_a_lost_member_at_once_and_gets_a_successor(spec: Any) -> None:
     seen = with_pod(jobs.running(spec), 3)
     steady = plan(seen, T0 + 11)
-    assert steady.status.spares.replicas == ("demo-3-0",)
-    assert steady.status.spares.ready == 1
-    assert steady.status.replicas == 3, "spares are not replicas: an HPA would take them for such"
+    assert steady.status.standby_replicas.replicas == ("demo-3-0",)
+    assert steady.status.standby_replicas.ready == 1
+    assert steady.status.replicas == 3, "standby replicas are not replicas: an HPA would take them for such"
     assert steady.status.condition("Ready").reason == "Training"
     seen = jobs.then(without(seen, 1), steady)
     made = plan(seen, T0 + 12)
     assert made.status.world.claim.round == 2
     assert asked(made) == {"demo-0-0", "demo-2-0", "demo-3-0"}
-    assert [(a.index, a.attempt, a.spare) for a in made.actions if isinstance(a, CreatePod)] == [(1, 1, True)]
+    assert [(a.index, a.attempt, a.standby) for a in made.actions if isinstance(a, CreatePod)] == [(1, 1, True)]
     seen = answered(seen, made, T0 + 12)
     made = plan(seen, T0 + 12)
     assert {member.replica for member in made.status.world.members} == {"demo-0-0", "demo-2-0", "demo-3-0"}
@@ -102,7 +102,7 @@ def test_a_spare_takes_the_place_of_a_lost_member_at_once_and_gets_a_successor(s
     seen = with_pod(reported(answered(seen, made, T0 + 12), 2), 1, 1, at=T0 + 13)
     made = plan(seen, T0 + 100)
     assert made.status.condition("Ready").reason == "Training"
-    assert made.status.spares.replicas == ("demo-1-1",)
+    assert made.status.standby_replicas.replicas == ("demo-1-1",)
 
 
 def test_a_spare_that_is_slow_to_answer_is_not_waited_for() -> None:
@@ -133,7 +133,7 @@ def test_scaling_down_keeps_as_many_spares() -> None:
     seen = answered(jobs.then(seen, made), made, T0 + 21)
     made = plan(seen, T0 + 21)
     assert [member.replica for member in made.status.world.members] == ["demo-0-0", "demo-1-0"]
-    assert made.status.spares.replicas == ("demo-2-0",)
+    assert made.status.standby_replicas.replicas == ("demo-2-0",)
 
 
 def test_a_world_that_is_short_takes_a_spare_before_a_quiet_time_is_over_only_where_something_failed() -> None:

@@ -205,7 +205,7 @@ def test_the_state_is_saved_where_those_who_stay_cannot_go_on(leaving: tuple[int
 
 def test_the_state_of_a_round_of_one_is_saved_though_a_spare_is_ready() -> None:
     """No neighbour has a copy of it."""
-    seen = jobs.running(jobs.spec(replicas=1, elastic={"spares": 1}), 1)
+    seen = jobs.running(jobs.spec(replicas=1, elastic={"standbyReplicas": 1}), 1)
     spare = jobs.pod(1, node="node-9", ip="127.0.0.9", created=T0)
     seen = replace(seen, pods=(*seen.pods, spare), agents={**seen.agents, spare.name: jobs.agent(spare.name)})
     (drain,) = drains(plan(pods(seen, 0, deleting=True, deletion_at=T0 + 50), T0 + 20))
@@ -261,7 +261,7 @@ def test_neighbours_that_go_together_hand_over_what_only_they_hold(fields: dict[
 
 def alone(spare: bool = False, **fields: Any) -> JobObservation:
     """A round of one."""
-    return jobs.running(jobs.spec(replicas=1, elastic={"spares": 1} if spare else None, **fields), 1)
+    return jobs.running(jobs.spec(replicas=1, elastic={"standbyReplicas": 1} if spare else None, **fields), 1)
 
 
 def with_ready(seen: JobObservation, pod: Any) -> JobObservation:
@@ -294,7 +294,7 @@ def test_the_state_of_a_round_of_one_is_saved_before_it_moves_too() -> None:
             "demo-1-0",
         ),
     ],
-    ids=["moves", "leaves, and its successor is ready", "leaves, and a spare is ready"],
+    ids=["moves", "leaves, and its successor is ready", "leaves, and a standby replica is ready"],
 )
 def test_who_is_alone_hands_over_to_whoever_takes_its_place(seen: JobObservation, heir: str) -> None:
     """A round of one with the old replica would leave its state where it is."""
