@@ -86,7 +86,7 @@ def test_spares_are_created_beside_the_replicas(spec: Any) -> None:
 def test_a_spare_takes_the_place_of_a_lost_member_at_once_and_gets_a_successor(spec: Any) -> None:
     seen = with_pod(jobs.running(spec), 3)
     steady = plan(seen, T0 + 11)
-    assert steady.status.standby_replicas.replicas == ("demo-3-0",)
+    assert steady.status.standby_replicas.names == ("demo-3-0",)
     assert steady.status.standby_replicas.ready == 1
     assert steady.status.replicas == 3, "standby replicas are not replicas: an HPA would take them for such"
     assert steady.status.condition("Ready").reason == "Training"
@@ -102,7 +102,7 @@ def test_a_spare_takes_the_place_of_a_lost_member_at_once_and_gets_a_successor(s
     seen = with_pod(reported(answered(seen, made, T0 + 12), 2), 1, 1, at=T0 + 13)
     made = plan(seen, T0 + 100)
     assert made.status.condition("Ready").reason == "Training"
-    assert made.status.standby_replicas.replicas == ("demo-1-1",)
+    assert made.status.standby_replicas.names == ("demo-1-1",)
 
 
 def test_a_spare_that_is_slow_to_answer_is_not_waited_for() -> None:
@@ -133,7 +133,7 @@ def test_scaling_down_keeps_as_many_spares() -> None:
     seen = answered(jobs.then(seen, made), made, T0 + 21)
     made = plan(seen, T0 + 21)
     assert [member.replica for member in made.status.world.members] == ["demo-0-0", "demo-1-0"]
-    assert made.status.standby_replicas.replicas == ("demo-2-0",)
+    assert made.status.standby_replicas.names == ("demo-2-0",)
 
 
 def test_a_world_that_is_short_takes_a_spare_before_a_quiet_time_is_over_only_where_something_failed() -> None:
