@@ -82,6 +82,6 @@ def test_a_script_keeps_its_state_in_an_image_of_its_own(
         cluster.until("more steps", lambda status: status["progress"]["step"] > saved + 20, name)
         printed.look()
         assert (2, saved) in printed.starts
-        assert "startsPlainly" not in cluster.status(name)
+        assert "warmStartDisabledReason" not in cluster.status(name)
         differ = {step: losses for step, losses in printed.losses.items() if max(losses) - min(losses) > 1e-4}
         assert not differ, "a step trained again had another loss"

@@ -3,8 +3,8 @@ that has imported what the first run did. What it prints comes out here; each ru
 
     python started.py FOLDER {"preload": [MODULE...], "memory": BYTES, "seconds": NUMBER} COMMAND...
 
-`memory` is what the container is to have, `seconds` how long imports may take. What each worker imports by itself is
-said in a line of its own at the end.
+`memory` is what the container is to have, `seconds` how long imports may take. What each worker imports modules by
+itself is said in a line of its own at the end.
 """
 
 import asyncio
@@ -57,8 +57,8 @@ async def main(folder: Path, preload: tuple[str, ...], command: tuple[str, ...])
         if way == "warm":
             warm._renew()
             await warm.settled()
-    if warm.imports_anew:
-        end("anew", warm.imports_anew)
+    if warm.warm_start_skipped_modules:
+        end("anew", warm.warm_start_skipped_modules)
     warm.stop()
     return None
 

@@ -271,14 +271,14 @@ class JobStatus(Observed):
         max_length=16,
         description="With trainer.data.balance Speed: how much replicas compute, those with the least first.",
     )
-    starts_plainly: Annotated[str, Field(max_length=1024)] | None = Field(
+    warm_start_disabled_reason: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="Why the workers start plainly, though spec.warmStart asks for more. Absent: they start warm, or "
+        description="Why the workers start cold although spec.warmStart asks for a warm start. Absent: they start warm, or "
         "nothing is known yet.",
     )
-    imports_anew: Annotated[str, Field(max_length=1024)] | None = Field(
+    warm_start_skipped_modules: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="Modules that each worker imports by itself although it starts warm, and why: a module of "
+        description="Modules that each worker imports modules by itself although it starts warm, and why: a module of "
         "spec.warmStart.preload that can't be imported, say. Absent: nothing but the script's own modules, or nothing "
         "is known yet.",
     )

@@ -76,7 +76,7 @@ def test_a_killed_script_comes_back_with_its_modules_imported_and_a_new_agent_kn
             await learned(job[0])
             await killed_and_begun(job, 2)
             await seen(job[0], "UP 2 first heavy\n")
-            assert job[0].report.starts_plainly == ""
+            assert job[0].report.warm_start_disabled_reason == ""
 
             job[0].restart(python(folder))  # a container of the same pod
             await job.ready()
@@ -179,7 +179,7 @@ def test_where_it_can_not_be_warm_it_starts_plainly_and_says_why(command, why, f
         async with running(folder, 1, ["--", *command], **prepared(folder)) as job:
             await job.begin(1, job[0])
             report = await job.until(job[0], lambda report: report.state == "succeeded", "it never ran")
-            assert report.starts_plainly == why
+            assert report.warm_start_disabled_reason == why
 
     asyncio.run(body())
 
@@ -223,7 +223,7 @@ def test_a_replica_with_nothing_to_import_is_ready_before_its_parent(folder):
             assert not job[0].worker_pids()
             (folder / "go").touch()
             await seen(job[0], "UP 1 first\n")
-            assert job[0].report.starts_plainly == ""
+            assert job[0].report.warm_start_disabled_reason == ""
 
     asyncio.run(body())
 
@@ -236,9 +236,9 @@ def test_what_can_not_be_preloaded_is_said_and_the_rest_is_warm(folder):
         async with running(folder, 1, python(folder), **environment) as job:
             await job.begin(1, job[0])
             await seen(job[0], "UP 1 first heavy\n")
-            report = await job.until(job[0], lambda report: report.imports_anew, "it is never said")
-            assert report.imports_anew == "misspelt (ModuleNotFoundError: No module named 'misspelt')"
-            assert not report.starts_plainly
+            report = await job.until(job[0], lambda report: report.warm_start_skipped_modules, "it is never said")
+            assert report.warm_start_skipped_modules == "misspelt (ModuleNotFoundError: No module named 'misspelt')"
+            assert not report.warm_start_disabled_reason
 
     asyncio.run(body())
 

@@ -82,7 +82,7 @@ def forked_from_torch(replica: Replica) -> bool:
     pid = [event["pid"] for event in replica.events() if event["event"] == "worker_started"][-1]
     parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
     assert replica.report is not None
-    assert replica.report.starts_plainly == ""
+    assert replica.report.warm_start_disabled_reason == ""
     return "libtorch_cpu" in Path(f"/proc/{parent}/maps").read_text()
 
 

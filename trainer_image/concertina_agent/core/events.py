@@ -199,9 +199,9 @@ class WarmStartKnown:
     """What a command of one's own is not spared at each start, though a warm start is asked for; replaces what was
     known before."""
 
-    starts_plainly: str = ""
+    warm_start_disabled_reason: str = ""
     """Why it is not started warm at all."""
-    imports_anew: str = ""
+    warm_start_skipped_modules: str = ""
     """What it has to import by itself, and why."""
 
 

@@ -82,7 +82,7 @@ class CommandStarter:
     def look(self) -> None:
         if self.warm is not None:
             self.warm.look()
-            self._remark(self._said.starts_plainly)
+            self._remark(self._said.warm_start_disabled_reason)
 
     def stop(self) -> None:
         if self.warm is not None:
@@ -90,7 +90,7 @@ class CommandStarter:
 
     def _remark(self, why: str) -> None:
         """`why`: the command starts plainly; empty where it does not."""
-        known = e.WarmStartKnown(why, self.warm.imports_anew if self.warm is not None else "")
+        known = e.WarmStartKnown(why, self.warm.warm_start_skipped_modules if self.warm is not None else "")
         if known != self._said:
             self._said = known
             log_event("warm_start", **dataclasses.asdict(known))

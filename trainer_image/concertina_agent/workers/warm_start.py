@@ -139,7 +139,7 @@ class WarmStart:
             await self.settled()
 
     @property
-    def imports_anew(self) -> str:
+    def warm_start_skipped_modules(self) -> str:
         """What each worker has to import by itself, and why, though it starts warm; empty where there is nothing."""
         if self._parent is None:
             return ""

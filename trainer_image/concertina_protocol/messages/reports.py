@@ -312,9 +312,9 @@ class Report:
     """Why this agent can never be ready, in a sentence."""
     notice: Annotated[Optional[float], Absent(0.0)] = None
     """Seconds of grace that it was given with a SIGTERM; None where it may stay."""
-    starts_plainly: str = ""
+    warm_start_disabled_reason: str = ""
     """Why this agent starts a command of one's own plainly, though a warm start is asked for."""
-    imports_anew: str = ""
+    warm_start_skipped_modules: str = ""
     """What each start imports anew, and why, though it is warm."""
     tracking: str = ""
     """Why the tracker does not take what this replica has to tell of the run, in a sentence; empty where it does."""

@@ -115,8 +115,8 @@ PODS: Mapping[str, Row] = {
 }
 ROUNDS: Mapping[str, Row] = {
     "world": lambda p: claims.world_after(p.ctx, p.decision),
-    "starts_plainly": lambda p: progress.lead_sentence(p.ctx, "starts_plainly"),
-    "imports_anew": lambda p: progress.lead_sentence(p.ctx, "imports_anew"),
+    "warm_start_disabled_reason": lambda p: progress.lead_sentence(p.ctx, "warm_start_disabled_reason"),
+    "warm_start_skipped_modules": lambda p: progress.lead_sentence(p.ctx, "warm_start_skipped_modules"),
     "world_mismatch": lambda p: progress.lead_sentence(p.ctx, "world_mismatch"),
     "tracking": lambda p: progress.lead_sentence(p.ctx, "tracking"),
     "rounds": lambda p: p.old.rounds + (p.decision.world is not None and p.decision.world.round > p.old.world.round),

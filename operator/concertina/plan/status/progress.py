@@ -201,8 +201,10 @@ class SentenceEvent:
 
 
 SENTENCES: Mapping[str, SentenceEvent] = {
-    "starts_plainly": SentenceEvent("Normal", "StartsPlainly", "workers start plainly, not warm"),
-    "imports_anew": SentenceEvent("Normal", "ImportsAnew", "each worker imports by itself"),
+    "warm_start_disabled_reason": SentenceEvent("Normal", "WarmStartDisabled", "workers start cold"),
+    "warm_start_skipped_modules": SentenceEvent(
+        "Normal", "WarmStartIncomplete", "each worker imports modules by itself"
+    ),
     "world_mismatch": SentenceEvent(
         "Warning", "WorldMismatch", "each replica trains alone", f". To train together, {REMEDY}"
     ),
