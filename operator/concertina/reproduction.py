@@ -156,7 +156,7 @@ def _pin(spec: dict[str, Any], images: Sequence[str]) -> str:
 def _held_to(manifest: Manifest) -> dict[str, Any]:
     held: dict[str, Any] = {"lastStep": manifest.id.step, "dataDigest": manifest.data}
     if manifest.skipped:
-        held["leftOut"] = [list(stretch) for stretch in manifest.skipped]
+        held["skippedSamples"] = [list(stretch) for stretch in manifest.skipped]
     return held
 
 
@@ -211,5 +211,5 @@ def _conditions(spec: JobSpec, lineage: Lineage, step: int) -> Iterator[str]:
         yield f"the script's SHA-256 was {lineage.script}"
     if spec.trainer is None:
         yield f"stop it after step {step}: the manifest can't"
-    if spec.trainer is not None and spec.trainer.reproduction and len(spec.trainer.reproduction.left_out):
+    if spec.trainer is not None and spec.trainer.reproduction and len(spec.trainer.reproduction.skipped_samples):
         yield "samples that were left out are left out again, without a look at them"

@@ -82,7 +82,7 @@ def check_went_back(bad: Strange, status: Object, log: str, event: Callable[[str
     [entry] = status["restarts"]["recent"]
     assert (entry["reason"], entry.get("counted", True)) == ("LossSpike", True)
     assert f"back to step {step - BACK} or before" in event("RolledBack")
-    assert f"samples {begin} to {end - 1}" in event("SamplesLeftOut")
+    assert f"samples {begin} to {end - 1}" in event("SamplesSkipped")
     assert f"samples {begin} to {end - 1} left out" in log
     starts = [line for line in map(log_lines.parse, log.splitlines()) if isinstance(line, RoundStarted)]
     [restored] = [start.restored_step for start in starts if (start.round, start.source) == (2, RestoreSource.STORAGE)]

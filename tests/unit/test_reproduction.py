@@ -62,7 +62,7 @@ def test_it_is_the_job_as_it_was_from_its_parent_on() -> None:
             "template": {"spec": {"containers": [{"name": "trainer", "image": IMAGE}]}},
             "trainer": {
                 **SPEC["trainer"],
-                "reproduction": {"lastStep": 50, "dataDigest": "d", "leftOut": [[3, 7]]},
+                "reproduction": {"lastStep": 50, "dataDigest": "d", "skippedSamples": [[3, 7]]},
             },
             "checkpoint": {"uri": "s3://bucket/run-reproduce-50", "resumeFrom": PARENT.uri, "everySteps": 10},
         },

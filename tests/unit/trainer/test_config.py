@@ -38,7 +38,7 @@ def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
         ({"snapshot": {"overhead": 0}}, "overhead"),
         ({"evaluation": {"everyStep": 5}}, "everyStep"),
         ({"steps": 5, "reproduction": {"lastStep": 6}}, "must not be beyond steps"),
-        ({"reproduction": {"leftOut": [[1, 2, 3]]}}, "at most 2 items"),
+        ({"reproduction": {"skippedSamples": [[1, 2, 3]]}}, "at most 2 items"),
         ({"steps": 0}, "greater than or equal to 1"),
         ({"precision": "float8"}, "precision"),
         ({"data": {"uri": "/a", "cacheSize": "15Mi"}}, "from 16Mi to 16Ti"),
@@ -73,7 +73,7 @@ def test_the_digest_is_of_what_decides_the_numbers():
     same = {"snapshot": {"everySteps": 5}, "microBatchSize": 2, "evaluation": {"everySteps": 5}}
     same["data"] = {"uri": "s3://elsewhere/data", "cacheSize": "99Mi"}
     assert TrainerConfig.model_validate({**DATA, **same}).digest() == config.digest()
-    same["reproduction"] = {"lastStep": 5, "dataDigest": "d", "leftOut": [[1, 2]]}
+    same["reproduction"] = {"lastStep": 5, "dataDigest": "d", "skippedSamples": [[1, 2]]}
     assert TrainerConfig.model_validate({**DATA, **same}).digest() == config.digest()
     assert TrainerConfig.model_validate({**DATA, "seed": 1}).digest() != config.digest()
     bitwise = [{**DATA, "determinism": "Bitwise", "microBatchSize": size} for size in (8, 4)]

@@ -50,7 +50,7 @@ class ReproductionConfig(Section):
         max_length=64,
         description="Other data than those of this digest are refused. Absent: whatever is there is trained on.",
     )
-    left_out: Annotated[
+    skipped_samples: Annotated[
         list[Annotated[list[Edge], Field(min_length=2, max_length=2)]], Field(max_length=MOST_RANGES)
     ] = Field(
         default=[],

@@ -247,7 +247,7 @@ def rollback_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         events.append(Event("Warning", "RolledBack", message[:1000]))
     if new.skipped != old.skipped:
         left_out = words(tuple((some.begin, some.end) for some in new.skipped))
-        events.append(Event("Warning", "SamplesLeftOut", f"{left_out} are left out of the run"[:1000]))
+        events.append(Event("Warning", "SamplesSkipped", f"{left_out} are left out of the run"[:1000]))
     return tuple(events)
 
 
