@@ -61,7 +61,7 @@ class Internal(Observed):
     )
     requeue_state: RequeueState = Field(default=RequeueState(), description="Room that was released for other jobs.")
     growth: Growth = Field(default=Growth(), description="How joining went.")
-    undone: tuple[UndoneStates, ...] = Field(
+    invalidated_checkpoints: tuple[UndoneStates, ...] = Field(
         default=(), max_length=16, description="States that rollbacks made void. The job never continues from them."
     )
     round_waits: RoundWaits = Field(default=RoundWaits(), description="Waits of this round that goodput has counted.")

@@ -216,10 +216,11 @@ def damaged_checkpoints(ctx: JobContext) -> tuple[DamagedCheckpoint, ...] | None
 
 
 def undone_states(ctx: JobContext) -> tuple[UndoneStates, ...]:
-    """Return status.internal.undone: the states that all rollbacks made void, including the requested one."""
+    """Return status.internal.invalidated_checkpoints: the states that all rollbacks made void, including the requested
+    one."""
     old, back = ctx.status, last_rollback(ctx)
-    if back is None or (old.internal.undone and back is old.rollback):
-        return old.internal.undone
+    if back is None or (old.internal.invalidated_checkpoints and back is old.rollback):
+        return old.internal.invalidated_checkpoints
     together = joined(undone(old), Undone(back.round, back.step))
     return tuple(UndoneStates(round=some.round, step=some.step) for some in together)
 
@@ -259,9 +260,12 @@ def _damage_event(bad: DamagedCheckpoint) -> Event:
 def undone(status: JobStatus) -> tuple[Undone, ...]:
     """What rollbacks have made void, the last one's at the end. Of two the later alone would not do: where it went back
     to a later step, it says nothing of what the earlier one undid (decision "All rollbacks are remembered")."""
-    if status.rollback is None and not status.internal.undone:
+    if status.rollback is None and not status.internal.invalidated_checkpoints:
         return ()
-    remembered, back = tuple(Undone(some.round, some.step) for some in status.internal.undone), status.rollback
+    remembered, back = (
+        tuple(Undone(some.round, some.step) for some in status.internal.invalidated_checkpoints),
+        status.rollback,
+    )
     return joined(remembered, Undone(back.round, back.step)) if back else remembered
 
 

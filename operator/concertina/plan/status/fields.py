@@ -140,7 +140,7 @@ INTERNAL: Mapping[str, Row] = {
     "container_restarts": lambda p: startup.container_restarts(p.ctx, p.pods.attempts),
     "requeue_state": lambda p: admission.next_status(p.ctx, p.decision),
     "growth": lambda p: growth.next_status(p.ctx, p.decision),
-    "undone": lambda p: restore.undone_states(p.ctx),
+    "invalidated_checkpoints": lambda p: restore.undone_states(p.ctx),
 }
 """Of status.internal."""
 COUNTS: Mapping[str, Row] = {

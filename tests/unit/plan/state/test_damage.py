@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_is_not_chosen_again_and_its_steps_are_void() -> No
 def test_another_job_s_damaged_checkpoint_voids_none_of_this_job_s_states() -> None:
     other = durable(40, "other")
     status = found_damaged(other, 20).status
-    assert (status.rollback, status.internal.undone) == (None, ())
+    assert (status.rollback, status.internal.invalidated_checkpoints) == (None, ())
     start = chosen(other, status)
     assert (start.step, start.damaged, start.undone) == (20, (other.uri,), None)
     assert start.bars(other, jobs.UID)

@@ -42,7 +42,7 @@ def test_a_state_that_was_undone_is_never_gone_on_from():
 def test_what_an_earlier_rollback_undid_stays_undone_though_the_last_one_went_back_to_a_later_step():
     status = JobStatus(
         rollback=BACK.model_copy(update={"round": 5, "step": 80}),
-        internal=Internal(undone=(UndoneStates(round=3, step=50),)),
+        internal=Internal(invalidated_checkpoints=(UndoneStates(round=3, step=50),)),
     )
     found = restore.choose(holding(3, 60), [latest(3, 55)], status, jobs.UID, WITH_STORAGE)
     assert (found.source, found.step) == ("Storage", 80), "or before: the trainer looks for one that was not undone"
@@ -53,15 +53,15 @@ def test_what_an_earlier_rollback_undid_stays_undone_though_the_last_one_went_ba
 
 def test_the_status_remembers_what_each_rollback_undid():
     first = told("LossSpike").status
-    assert first.internal.undone == (UndoneStates(round=1, step=25),)
+    assert first.internal.invalidated_checkpoints == (UndoneStates(round=1, step=25),)
     earlier = {
         "rollback": BACK.model_copy(update={"round": 0, "step": 9}),
-        "internal": Internal(undone=(UndoneStates(round=0, step=9),)),
+        "internal": Internal(invalidated_checkpoints=(UndoneStates(round=0, step=9),)),
     }
     both = (UndoneStates(round=0, step=9), UndoneStates(round=1, step=25))
-    assert told("LossSpike", earlier).status.internal.undone == both
-    assert told("LossSpike", {"rollback": earlier["rollback"]}).status.internal.undone == both, (
-        "internal.undone was lost"
+    assert told("LossSpike", earlier).status.internal.invalidated_checkpoints == both
+    assert told("LossSpike", {"rollback": earlier["rollback"]}).status.internal.invalidated_checkpoints == both, (
+        "internal.invalidated_checkpoints was lost"
     )
 
 
