@@ -266,7 +266,7 @@ class JobStatus(Observed):
     stragglers: tuple[StragglerMark, ...] = Field(
         default=(), max_length=16, description="Ranks that the others wait for in every step."
     )
-    shares: tuple[ShareMark, ...] = Field(
+    batch_assignment: tuple[ShareMark, ...] = Field(
         default=(),
         max_length=16,
         description="With trainer.data.balance Speed: how much replicas compute, those with the least first.",

@@ -195,11 +195,12 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             f"rank {mark.rank}, {mark.replica} on {mark.node}: {mark.seconds:.2g} s of own work a step, the others "
             f"{mark.others_seconds:.2g} s" + _since(mark.since),
         )
-    if status.shares:
+    if status.batch_assignment:
         told = (
-            f"{mark.replica} {mark.sequences} ({mark.factor:.2f} of an even share)" for mark in status.shares[:_SHARES]
+            f"{mark.replica} {mark.sequences} ({mark.factor:.2f} of an even share)"
+            for mark in status.batch_assignment[:_SHARES]
         )
-        more = ", ..." if len(status.shares) > _SHARES else ""
+        more = ", ..." if len(status.batch_assignment) > _SHARES else ""
         yield "Shares", f"sequences a step, the least first: {', '.join(told)}{more}"
     restarts = status.restarts
     yield (

@@ -83,9 +83,9 @@ def test_what_others_have_written_is_shown_as_it_is() -> None:
 
 def test_who_computes_how_much_where_that_follows_speed() -> None:
     shares = tuple(ShareMark(replica=f"a-{i}-0", sequences=4 + i, factor=0.5 + i / 8) for i in range(5))
-    text = said(JobStatus(shares=shares[:2]))
+    text = said(JobStatus(batch_assignment=shares[:2]))
     assert "the least first: a-0-0 4 (0.50 of an even share), a-1-0 5 (0.62 of an even share)\n" in text
-    assert "a-3-0 7 (0.88 of an even share), ..." in said(JobStatus(shares=shares))
+    assert "a-3-0 7 (0.88 of an even share), ..." in said(JobStatus(batch_assignment=shares))
     assert "Shares" not in said(JobStatus())
 
 

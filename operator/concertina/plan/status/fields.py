@@ -152,7 +152,7 @@ PROGRESS: Mapping[str, Row] = {
     "last_snapshot": lambda p: progress.last_snapshot(p.ctx),
     "snapshot_interval": lambda p: progress.snapshot_interval(p.ctx),
     "checkpoint_interval": lambda p: progress.interval(p.ctx),
-    "shares": lambda p: progress.shares(p.ctx),
+    "batch_assignment": lambda p: progress.shares(p.ctx),
 }
 """They change with every pod, and with every step, so they alone are written only so often (`progress.seconds_left`).
 So are conditions of which only the sentences have changed, which count what is there, too."""

@@ -92,9 +92,9 @@ def _short(loss: float | None) -> float | None:
 
 
 def shares(ctx: JobContext) -> tuple[ShareMark, ...]:
-    """status.shares, the least first. While the lead says nothing it stays as it was."""
+    """status.batchAssignment, the least first. While the lead says nothing it stays as it was."""
     if ctx.round.report is None:
-        return ctx.status.shares if ctx.round.committed else ()
+        return ctx.status.batch_assignment if ctx.round.committed else ()
     reported = ctx.round.report.progress.shares if ctx.round.report.progress else ()
     if len(reported) != ctx.world.workers or min(reported, default=-1) < 0 or not sum(reported):
         return ()

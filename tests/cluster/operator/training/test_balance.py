@@ -72,7 +72,7 @@ def of_round_2(jobs: Jobs) -> str:
 
 def slow_has_less(job: Object) -> bool:
     """Rank 1's replica, as far as the status says."""
-    shares = job.get("status", {}).get("shares", ())
+    shares = job.get("status", {}).get("batchAssignment", ())
     if len(shares) != 2 or shares[0]["sequences"] == BATCH // 2:
         return False
     assert sum(share["sequences"] for share in shares) == BATCH

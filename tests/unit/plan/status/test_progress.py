@@ -108,25 +108,25 @@ def test_shares_are_told_by_replica_the_least_first_and_of_this_round_alone() ->
     seen = jobs.running(jobs.spec())
     told = replace(progress(44, T0 + 13), shares=(6, 3, 9))
     made = plan(with_lead(seen, progress=told), T0 + 13)
-    found = [(mark.replica, mark.node, mark.sequences, mark.factor) for mark in made.status.shares]
+    found = [(mark.replica, mark.node, mark.sequences, mark.factor) for mark in made.status.batch_assignment]
     nodes = [(f"demo-{index}-0", f"node-{index}") for index in range(3)]
     assert found == [(*nodes[1], 3, 0.5), (*nodes[0], 6, 1.0), (*nodes[2], 9, 1.5)]
     seen = jobs.then(seen, made)
     silent = replace(seen.agents["demo-0-0"], report=None)
     kept = plan(replace(seen, agents={**seen.agents, "demo-0-0": silent}), T0 + 16)
-    assert kept.status.shares == made.status.shares
+    assert kept.status.batch_assignment == made.status.batch_assignment
     for nonsense in ((), (9, 9), (0, 0, 0), (-1, 9, 10)):
         newer = replace(told, shares=nonsense, at=T0 + 16)
-        assert plan(with_lead(seen, progress=newer), T0 + 16).status.shares == ()
+        assert plan(with_lead(seen, progress=newer), T0 + 16).status.batch_assignment == ()
     pod = replace(seen.pods[1], exit_code=1, phase=PodPhase.FAILED)
     lost = plan(replace(seen, pods=(seen.pods[0], pod, seen.pods[2])), T0 + 16)
-    assert lost.status.shares == (), "each round begins with even shares"
+    assert lost.status.batch_assignment == (), "each round begins with even shares"
 
 
 def test_shares_of_many_replicas_are_those_of_the_slowest() -> None:
     many = jobs.running(jobs.spec(replicas=20), 20)
     told = replace(progress(44, T0 + 13), shares=tuple(range(1, 21))[::-1])
-    shares = plan(with_lead(many, progress=told), T0 + 13).status.shares
+    shares = plan(with_lead(many, progress=told), T0 + 13).status.batch_assignment
     assert [mark.sequences for mark in shares] == list(range(1, MOST_SHARES + 1))
     assert shares[0].replica == many.job.status.world.members[-1].replica
 
