@@ -89,7 +89,7 @@ def test_pods_of_a_tensor_group_come_to_one_node(cluster: Cluster) -> None:
     job["spec"] |= {"replicas": 4, "parallelism": {"tensor": 2}, "topology": {"labels": ["kubernetes.io/hostname"]}}
     with cluster.running(job):
         world = cluster.training(4, name="near")["world"]
-        assert "crossing" not in world
+        assert "crossDomainGroups" not in world
         nodes = [member["node"] for member in world["members"]]
         assert nodes[0] == nodes[1]
         assert nodes[2] == nodes[3]

@@ -101,7 +101,7 @@ class World(Observed):
         description="How the ranks of the current round are shared out, outermost first, as replicate 2 x shard 4 x "
         "tensor 2. Absent: spec.parallelism says nothing.",
     )
-    crossing: Annotated[str, Field(max_length=1024)] | None = Field(
+    cross_domain_groups: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
         description="Which tensor, context and expert groups are not within one domain of spec.topology, and over "
         "which link they go. Absent: none.",

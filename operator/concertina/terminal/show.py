@@ -168,7 +168,7 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         ),
     )
     if world.layout:
-        yield "Layout", world.layout + (f"; {world.crossing}" if world.crossing else "")
+        yield "Layout", world.layout + (f"; {world.cross_domain_groups}" if world.cross_domain_groups else "")
     if standing := status.standby_replicas.names:
         yield "Standby", f"{status.standby_replicas.ready} of {len(standing)} ready: {', '.join(standing[:5])}"
     if progress := status.progress:

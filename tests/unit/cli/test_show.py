@@ -190,7 +190,9 @@ def test_the_last_events_are_there_the_newest_last_and_as_they_are() -> None:
 
 def test_the_layout_and_what_it_crosses() -> None:
     assert "Layout" not in said(JobStatus())
-    text = said(JobStatus(world=World(layout="shard 4 x tensor 2", crossing="1 of 4 tensor groups cross rack")))
+    text = said(
+        JobStatus(world=World(layout="shard 4 x tensor 2", cross_domain_groups="1 of 4 tensor groups cross rack"))
+    )
     assert "shard 4 x tensor 2; 1 of 4 tensor groups cross rack" in text
 
 

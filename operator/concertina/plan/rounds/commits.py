@@ -53,7 +53,7 @@ def commit(
         lead=members[0].replica,
         members=members,
         layout=topology.layout(ctx.spec, workers),
-        crossing=crossing,
+        cross_domain_groups=crossing,
         copies=distance,
         base=Base(round=made.round, step=origin.step, source=origin.source),
         since=rfc3339(ctx.now),
@@ -128,7 +128,7 @@ def _held_by(source: protocol.Restore, names: Collection[str]) -> protocol.Resto
 
 def _crossing_event(ctx: JobContext, crossing: str | None) -> tuple[Event, ...]:
     """Once, not in every round."""
-    if crossing is None or crossing == ctx.world.crossing:
+    if crossing is None or crossing == ctx.world.cross_domain_groups:
         return ()
     advice = (
         "they wait for that link in every layer; nodes of whole groups in each domain would keep them apart from it"

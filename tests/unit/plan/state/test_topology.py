@@ -65,7 +65,10 @@ def test_tensor_groups_stay_within_a_rack() -> None:
     parallel = {"parallelism": {"tensor": 2, "shard": 2}, "topology": {"labels": [RACK]}}
     made = first_round(spec(8, **parallel), "abbaabab")
     assert members(made) == ["0", "3", "4", "6", "1", "2", "5", "7"]
-    assert (made.status.world.layout, made.status.world.crossing) == ("replicate 2 x shard 2 x tensor 2", None)
+    assert (made.status.world.layout, made.status.world.cross_domain_groups) == (
+        "replicate 2 x shard 2 x tensor 2",
+        None,
+    )
     assert told(made) == []
 
 
@@ -73,17 +76,17 @@ def test_what_must_cross_a_link_is_told_once() -> None:
     job_spec = spec(4, parallelism={"tensor": 2}, topology={"labels": [RACK, "kubernetes.io/hostname"]})
     made = first_round(job_spec, "aaab")
     crossing = f"1 of 2 tensor groups cross {RACK}; 1 of 2 tensor groups cross kubernetes.io/hostname"
-    assert made.status.world.crossing == crossing
+    assert made.status.world.cross_domain_groups == crossing
     [sentence] = told(made)
     assert sentence.startswith(f"{crossing}: they wait for that link")
-    assert told(first_round(job_spec, "aaab", JobStatus(world=World(crossing=crossing)))) == []
+    assert told(first_round(job_spec, "aaab", JobStatus(world=World(cross_domain_groups=crossing)))) == []
 
 
 def test_each_link_is_named_by_its_own_groups() -> None:
     """Two racks of three: one pair crosses them, the others go between hosts of a rack."""
     labels = [RACK, "kubernetes.io/hostname"]
     made = first_round(spec(6, parallelism={"context": 2}, topology={"labels": labels}), "aaabbb")
-    assert made.status.world.crossing == (
+    assert made.status.world.cross_domain_groups == (
         f"1 of 3 context groups cross {RACK}; 2 of 3 context groups cross kubernetes.io/hostname"
     )
 
@@ -91,9 +94,9 @@ def test_each_link_is_named_by_its_own_groups() -> None:
 def test_experts_of_a_stage_are_a_group() -> None:
     """Of pipelines of two, the experts of a layer are dealt out to one rank of each; a block of two crosses."""
     experts = {"parallelism": {"expert": 2, "pipeline": 2}, "topology": {"labels": [RACK]}}
-    assert first_round(jobs.command_spec(replicas=8, **experts), "aaaabbbb").status.world.crossing is None
+    assert first_round(jobs.command_spec(replicas=8, **experts), "aaaabbbb").status.world.cross_domain_groups is None
     made = first_round(jobs.command_spec(replicas=8, **experts), "aaabbbbb")
-    assert made.status.world.crossing == f"1 of 4 expert groups cross {RACK}"
+    assert made.status.world.cross_domain_groups == f"1 of 4 expert groups cross {RACK}"
 
 
 @pytest.mark.parametrize("degrees", [
@@ -113,7 +116,7 @@ def test_expert_groups_are_those_of_the_plan_and_hold_each_expert_once(degrees: 
 
 def test_without_parallelism_nothing_is_said_of_it() -> None:
     made = first_round(spec(4, topology={"labels": [RACK]}), "aaab")
-    assert (made.status.world.layout, made.status.world.crossing) == (None, None)
+    assert (made.status.world.layout, made.status.world.cross_domain_groups) == (None, None)
 
 
 @pytest.mark.parametrize(
