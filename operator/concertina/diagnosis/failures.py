@@ -32,10 +32,10 @@ ADVICE = {
     Problem.MEMORY_GROWS: "see what the script keeps from step to step (losses with their graphs, lists of batches, "
     "caches without a bound), by tracemalloc or torch.cuda.memory_summary(); until it is mended a larger "
     "resources.limits.memory buys time",
-    Problem.LOSS_NAN: "lower optimizer.learningRate or set optimizer.gradientClip, look at the named samples, or let "
+    Problem.LOSS_NAN: "lower optimizer.learningRate or set optimizer.maxGradNorm, look at the named samples, or let "
     "trainer.anomalies.nonFinite: Skip leave them out",
     Problem.LOSS_SPIKE: "look at the samples of that step; trainer.anomalies.spike: Skip or RollBack leaves them out, "
-    "a lower rate or gradientClip keeps the next one small",
+    "a lower rate or maxGradNorm keeps the next one small",
 }
 """Where it is the same, however the problem was found."""
 FEWEST_INCIDENTS = 2

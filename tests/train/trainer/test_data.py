@@ -127,7 +127,7 @@ def test_a_mistake_in_the_configuration_is_bad_input(folder, parent, trainer):
 
 
 def test_a_loss_that_is_not_finite_ends_the_round_and_is_not_kept(folder, parent, trainer):
-    wild = {"learningRate": 10.0, "warmupSteps": 0, "weightDecay": 10.0, "gradientClip": 0.0}
+    wild = {"learningRate": 10.0, "warmupSteps": 0, "weightDecay": 10.0, "maxGradNorm": 0.0}
     job = node.Job(folder, parent, {**trainer, "optimizer": wild, "steps": 400})
     outcome = job.run(1)
     assert outcome.codes == {0: 1}

@@ -31,7 +31,7 @@ class OptimizerConfig(Section):
         default=[0.9, 0.95], description="AdamW's two averaging factors, for the gradient and its square."
     )
     epsilon: float = Field(default=1e-8, ge=1e-16, le=1.0, description="Added to the root of AdamW's second moment.")
-    gradient_clip: float = Field(
+    max_grad_norm: float = Field(
         default=1.0,
         ge=0.0,
         le=1e9,

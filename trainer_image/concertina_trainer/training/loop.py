@@ -86,7 +86,7 @@ def train(run: Run, step: int, position: int) -> Done:
         rate = learning_rate(step, config.steps, config.optimizer)
         saving.before_change()
         with run.world.times.measured(StepPart.OPTIMIZER):
-            optimizer.update(rate, clip_scale(result.squared_norm, config.optimizer.gradient_clip))
+            optimizer.update(rate, clip_scale(result.squared_norm, config.optimizer.max_grad_norm))
             run.loads.update(result.loads)
         step, position = step + 1, position + config.global_batch_size
 
