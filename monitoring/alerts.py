@@ -181,7 +181,7 @@ ALERTS = (
         Problem.RESTARTS_NEARLY_USED,
         Severity.CRITICAL,
         "0m",
-        f"{of_jobs('concertina_trainingjob_restarts_left')} <= {problems.RESTARTS_LEFT} "
+        f"{of_jobs('concertina_trainingjob_restarts_remaining')} <= {problems.RESTARTS_REMAINING} "
         f"and on (namespace, trainingjob) concertina_trainingjob_failures_in_window > 0 {NOT_AT_REST}",
         f"{JOB}: {NUMBER} more failures are borne, then the job fails",
         "failurePolicy.maxRestarts is nearly used up within its window.",
@@ -238,10 +238,10 @@ ALERTS = (
         f"At the pace of the last hour it doubles within {_HOURS:g} hours. At the container's limit workers die.",
     ),
     Alert(
-        Problem.OWN_SIDE_SUSPECTED,
+        Problem.OPERATOR_ISOLATED,
         Severity.CRITICAL,
         "1m",
-        f"max (concertina_own_side_suspected) == 1 or {_stalled('AgentsUnreachable')}",
+        f"max (concertina_operator_isolated) == 1 or {_stalled('AgentsUnreachable')}",
         "The operator hears too few agents to trust its own side",
         "It gives nobody up, so no job recovers from a silent failure until it hears them again.",
     ),

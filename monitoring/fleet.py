@@ -161,7 +161,7 @@ FLEET = Board(
                 Panel(
                     "Restarts left",
                     "Failures that each job still bears in its window.",
-                    (Query(_job("restarts_left"), NAMES),),
+                    (Query(_job("restarts_remaining"), NAMES),),
                 ),
                 Panel(
                     "Cost of a million tokens",

@@ -174,7 +174,7 @@ WORLD = Section(
             "By reason, and how many more are borne.",
             (
                 Query(_job("failures_in_window", "reason"), "{{reason}}"),
-                Query(_job("restarts_left"), "left"),
+                Query(_job("restarts_remaining"), "left"),
             ),
         ),
         Panel(

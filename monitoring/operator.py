@@ -96,7 +96,7 @@ OPERATOR = Board(
                     (
                         Query(_rate("controller_runtime_reconcile_errors_total", where=PASSES), "errors"),
                         Query(_rate("workqueue_retries_total", where=PASSES), "made again"),
-                        Query(_rate("concertina_passes_given_up_total", "reason"), "{{reason}}"),
+                        Query(_rate("concertina_reconcile_aborted_total", "reason"), "{{reason}}"),
                     ),
                     Unit.PER_SECOND,
                 ),
@@ -134,7 +134,7 @@ OPERATOR = Board(
                 Panel(
                     "Pods and Secrets refused",
                     "By what has to come first.",
-                    (Query(_rate("concertina_creates_refused_total", "kind"), "{{kind}}"),),
+                    (Query(_rate("concertina_create_rejections_total", "kind"), "{{kind}}"),),
                     Unit.PER_SECOND,
                 ),
             ),
@@ -175,7 +175,7 @@ OPERATOR = Board(
                 Panel(
                     "Own side suspected",
                     "1: the silence of agents is taken for the operator's own fault.",
-                    (Query(_max("concertina_own_side_suspected"), "suspected"),),
+                    (Query(_max("concertina_operator_isolated"), "suspected"),),
                 ),
                 Panel(
                     "Jobs of another operator",
@@ -209,13 +209,13 @@ OPERATOR = Board(
                 Panel(
                     "Stood still",
                     "Seconds of each second: stopped or starved of processor time.",
-                    (Query(_rate("concertina_stall_seconds_total"), "seconds"),),
+                    (Query(_rate("concertina_event_loop_stall_seconds_total"), "seconds"),),
                     Unit.SECONDS,
                 ),
                 Panel(
                     "Parts that ended",
                     "By an error that nobody foresaw; the log line `part ended` has it.",
-                    (Query(_rate("concertina_parts_ended_total", "part"), "{{part}}"),),
+                    (Query(_rate("concertina_background_task_restarts_total", "part"), "{{part}}"),),
                     Unit.PER_SECOND,
                 ),
             ),

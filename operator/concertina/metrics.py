@@ -92,8 +92,8 @@ LONGEST_SECONDS = Gauge(
 QUEUE_RETRIES = Counter(
     "workqueue_retries", "Passes that raised and are made again with back-off.", _QUEUE, registry=REGISTRY
 ).labels(*_NAMES)
-PASSES_GIVEN_UP = Counter(
-    "concertina_passes_given_up",
+RECONCILE_ABORTED = Counter(
+    "concertina_reconcile_aborted",
     "Passes that the API server's answer ended early, by the answer.",
     ["reason"],
     registry=REGISTRY,
@@ -127,8 +127,8 @@ WATCH_RESTARTS = Counter(
     ["resource", "reason"],
     registry=REGISTRY,
 )
-CREATES_REFUSED = Counter(
-    "concertina_creates_refused",
+CREATE_REJECTIONS = Counter(
+    "concertina_create_rejections",
     "Pods and Secrets that the API server refused, by what has to come first.",
     ["kind"],
     registry=REGISTRY,
@@ -149,13 +149,13 @@ AGENT_CALLS = Counter(
     ["kind", "result"],
     registry=REGISTRY,
 )
-OWN_SIDE_SUSPECTED = Gauge(
-    "concertina_own_side_suspected",
+OPERATOR_ISOLATED = Gauge(
+    "concertina_operator_isolated",
     "Whether this operator takes the silence of agents for its own fault, and gives nobody up.",
     registry=REGISTRY,
 )
 STALL_SECONDS = Counter(
-    "concertina_stall_seconds",
+    "concertina_event_loop_stall_seconds",
     "Seconds in which this operator stood still, each time for 2 s or more.",
     registry=REGISTRY,
 )
@@ -188,8 +188,8 @@ _ROUND_SECONDS = Histogram(
 )
 ROUND_PREPARE_SECONDS = _ROUND_SECONDS.labels("prepare")
 ROUND_START_SECONDS = _ROUND_SECONDS.labels("start")
-PARTS_ENDED = Counter(
-    "concertina_parts_ended",
+BACKGROUND_TASK_RESTARTS = Counter(
+    "concertina_background_task_restarts",
     "Tasks of this operator that ended by an error nobody foresaw, and were begun again.",
     ["part"],
     registry=REGISTRY,

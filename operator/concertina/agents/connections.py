@@ -145,7 +145,7 @@ class AgentConnections:
         connections = (connection for job in self._jobs.values() for connection in job.connections.values())
         states = Counter(_state(each.view) for each in connections if each.stream is not None)
         metrics.set_all(metrics.AGENT_STREAMS, {state: states[state] for state in StreamState})
-        metrics.OWN_SIDE_SUSPECTED.set(self.hearing.own_side_suspected)
+        metrics.OPERATOR_ISOLATED.set(self.hearing.operator_isolated)
 
     def views(self, uid: str) -> Mapping[str, AgentView]:
         """With times in Unix seconds."""

@@ -39,7 +39,7 @@ class Hearing:
         """By uid."""
         self._votes: Counter[tuple[str, bool]] = Counter()
         """Jobs by namespace and whether they are silent."""
-        self.own_side_suspected = False
+        self.operator_isolated = False
         """At least half of the jobs are silent, and most namespaces."""
 
     def update(self, uid: str, replica: str, view: AgentView) -> None:
@@ -74,8 +74,8 @@ class Hearing:
                 self._votes[job.namespace, vote] += change
         self._votes = +self._votes
         suspected = self._most_are_silent()
-        if suspected != self.own_side_suspected:
-            self.own_side_suspected = suspected
+        if suspected != self.operator_isolated:
+            self.operator_isolated = suspected
             counts = {str(silent): sum(self._jobs_of(silent).values()) for silent in (True, False)}
             event = "own side suspected" if suspected else "own side trusted"
             log_event(event, silent_jobs=counts["True"], heard_jobs=counts["False"])

@@ -164,7 +164,7 @@ FAMILIES = (
     _counter("rounds", "Rounds that were committed.", lambda status: status.rounds),
     _counter("failures", "Failures since the job was created.", lambda status: status.restarts.total),
     _several("failures_in_window", "Failures within failurePolicy.windowSeconds, by reason.", _failures, "reason"),
-    _gauge("restarts_left", "Failures still allowed in this window.", lambda job, _: job.status.restarts.budget),
+    _gauge("restarts_remaining", "Failures still allowed in this window.", lambda job, _: job.status.restarts.budget),
     _several(
         "stalled",
         "1 while a person must act, with the reason of the condition Stalled or Degraded.",

@@ -113,7 +113,7 @@ Part = Callable[[], Coroutine[Any, Any, None]]
 
 async def _kept_running(name: str, part: Part) -> None:
     """Runs a part without end: one that ends by an error nobody foresaw is begun again, more and more slowly."""
-    ends = metrics.PARTS_ENDED.labels(name.partition("/")[0])
+    ends = metrics.BACKGROUND_TASK_RESTARTS.labels(name.partition("/")[0])
     failures = 0
     while True:
         begun = time.monotonic()

@@ -110,7 +110,7 @@ class Reconciler:
             if (decision := await self._written(job)) is not None:
                 self._say(job, decision.plan)
         except (PreconditionFailed, ApiError) as error:
-            metrics.PASSES_GIVEN_UP.labels(type(error).__name__).inc()
+            metrics.RECONCILE_ABORTED.labels(type(error).__name__).inc()
             again = await self._again(job, error)
             if again is not None or self.cache.job(uid) is None:
                 return again
@@ -212,7 +212,7 @@ class Reconciler:
         if again is None and self.cache.job(uid):
             log.error("a write of job %s failed: %s", job.name, action, exc_info=error)
             words = f"{type(action).__name__} failed: {type(error).__name__}: {error}"
-            self.cache.create_refused(uid, Refusal.FOR_GOOD, words)
+            self.cache.create_refused(uid, Refusal.PERMANENT, words)
             again = LONGEST_SECONDS
         if again is not None:
             self.changed_within(uid, again)

@@ -35,7 +35,7 @@ SMALLEST, FIRST, LARGEST = 1, 16, 64
 each that is taken, so a quota is not asked a thousand times (Kubernetes' Job controller starts slowly, too)."""
 SECRET_SECONDS = 60.0
 """A job's Secret is made again (a 409 is fine) before pods are created later than this: the operator can't read it."""
-metrics.begin_at_zero(metrics.CREATES_REFUSED, [kind.name.lower() for kind in Refusal])
+metrics.begin_at_zero(metrics.CREATE_REJECTIONS, [kind.name.lower() for kind in Refusal])
 
 
 @dataclass
@@ -233,7 +233,7 @@ class ObjectWriter:
 
     def _refused(self, job: CachedJob, error: Conflict | Forbidden | Invalid | WebhookFailed, what: str) -> None:
         kind = refusal(error)
-        metrics.CREATES_REFUSED.labels(kind.name.lower()).inc()
+        metrics.CREATE_REJECTIONS.labels(kind.name.lower()).inc()
         ends = isinstance(error, NamespaceEnds)
         self.cache.create_refused(job.view.uid, kind, error.message, namespace_ends=ends)
         log_event("create refused", **job.named(), pod=what, kind=kind.name, message=error.message)

@@ -13,7 +13,7 @@ from concertina.durations import duration
 STALLS = {
     "StorageUnavailable": Problem.STORAGE_REFUSES,
     "DataUnavailable": Problem.INPUT_BOTTLENECK,
-    "AgentsUnreachable": Problem.OWN_SIDE_SUSPECTED,
+    "AgentsUnreachable": Problem.OPERATOR_ISOLATED,
 }
 """By the reason of the condition Stalled or Degraded."""
 ADVICE = {
@@ -21,7 +21,7 @@ ADVICE = {
     "it goes on by itself",
     Problem.INPUT_BOTTLENECK: "see that the store of trainer.data.uri is there and may be read from the pods; it goes "
     "on by itself",
-    Problem.OWN_SIDE_SUSPECTED: "see that no NetworkPolicy or firewall keeps the operator from port 29400 of the pods",
+    Problem.OPERATOR_ISOLATED: "see that no NetworkPolicy or firewall keeps the operator from port 29400 of the pods",
     Problem.JOB_FAILED: "look at the last lines of `concertina status JOB` and at the logs; mend the cause, delete the "
     "job and create it again: it goes on from its checkpoint",
     Problem.JOB_STALLED: "do what the sentence says; it goes on by itself once that is done",
@@ -93,9 +93,9 @@ def frequent(seen: Evidence) -> Finding | None:
 def restarts_nearly_used(seen: Evidence) -> Finding | None:
     restarts = seen.status.restarts
     most = seen.spec.failure_policy.max_restarts if seen.spec else None
-    if seen.ended or most is None or most <= problems.RESTARTS_LEFT or not restarts.in_window:
+    if seen.ended or most is None or most <= problems.RESTARTS_REMAINING or not restarts.in_window:
         return None
-    if restarts.budget > problems.RESTARTS_LEFT:
+    if restarts.budget > problems.RESTARTS_REMAINING:
         return None
     return critical(
         Problem.RESTARTS_NEARLY_USED,

@@ -31,7 +31,7 @@ class Problem(enum.StrEnum):
     """Stored bytes are not those that were written."""
     MEMORY_GROWS = "MemoryGrows"
     TRACKER_UNREACHABLE = "TrackerUnreachable"
-    OWN_SIDE_SUSPECTED = "OwnSideSuspected"
+    OPERATOR_ISOLATED = "OperatorIsolated"
     """The operator takes the silence of many agents for its own fault."""
     OPERATOR_DOWN = "OperatorDown"
     JOB_FAILED = "JobFailed"
@@ -59,7 +59,7 @@ SLOW_CHECKPOINT = 0.05
 FREQUENT_FAILURES = 0.1
 CHECKPOINT_INTERVALS = 3
 """Of `checkpoint.everySeconds` or what the interval came to, since the newest checkpoint."""
-RESTARTS_LEFT = 1
+RESTARTS_REMAINING = 1
 """Or fewer."""
 LOSS_SPIKE = 2.0
 """Times the loss's usual value."""

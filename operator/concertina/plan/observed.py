@@ -284,7 +284,7 @@ class Refusal(enum.Enum):
     """An object that the pod names: its service account, its priority class."""
     WEBHOOK = enum.auto()
     """An admission webhook that answers: one that is broken says neither yes nor no."""
-    FOR_GOOD = enum.auto()
+    PERMANENT = enum.auto()
     """Another template, or another policy of the cluster."""
 
 
@@ -341,7 +341,7 @@ class JobObservation:
     """Uids of the other live jobs of this namespace that may write to that folder."""
     master_keys: tuple[str, ...] = ()
     """Ids of the operator's master keys, that for new jobs first."""
-    own_side_suspected: bool = False
+    operator_isolated: bool = False
     """Most jobs that have trained have fallen silent together: it may be this operator that does not hear them."""
     given_up: frozenset[str] = frozenset()
     """Uids of pods whose silence may be taken for death (`Plan.silent`)."""

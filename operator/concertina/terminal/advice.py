@@ -23,7 +23,7 @@ def next_step(name: str, status: JobStatus) -> str:
         return f"`concertina resume {name}` lets it go on"
     if not status.is_true(ConditionType.RUNNING):
         return f"`kubectl get pods -l concertina.dev/job={name}` and the events say what it waits for"
-    if status.restarts.total and status.restarts.budget <= problems.RESTARTS_LEFT:
+    if status.restarts.total and status.restarts.budget <= problems.RESTARTS_REMAINING:
         return f"one more failure may end it: `concertina logs {name} --since-failure`, `concertina diagnose {name}`"
     if status.stragglers:
         return f"the others wait for {status.stragglers[0].replica}: `concertina diagnose {name}` says why"

@@ -29,7 +29,7 @@ def suspected(*namespaces: tuple[int, int]) -> bool:
     for number, (heard, silent) in enumerate(namespaces):
         add(hearing, f"team-{number}", heard, HEARD)
         add(hearing, f"team-{number}", silent, LOST)
-    return hearing.own_side_suspected
+    return hearing.operator_isolated
 
 
 def test_it_is_the_own_side_where_at_least_half_of_the_jobs_are_silent_three_or_more() -> None:
@@ -50,18 +50,18 @@ def test_three_jobs_of_one_tenant_that_never_trained_do_not_switch_it_on() -> No
     hearing = Hearing()
     add(hearing, "team", 60, HEARD)
     add(hearing, "mute", 3, LOST, agents=20, trained=False)
-    assert not hearing.own_side_suspected
+    assert not hearing.operator_isolated
     for job in range(3):
         hearing.has_trained(f"mute-True-{job}", "mute")
-    assert not hearing.own_side_suspected, "nor do they once they have trained"
+    assert not hearing.operator_isolated, "nor do they once they have trained"
 
 
 def test_a_job_is_heard_as_long_as_one_of_its_agents_is() -> None:
     hearing = Hearing()
     add(hearing, "team", 3, LOST, agents=5)
-    assert hearing.own_side_suspected
+    assert hearing.operator_isolated
     hearing.update("team-True-0", "a-4-0", HEARD)
-    assert not hearing.own_side_suspected
+    assert not hearing.operator_isolated
 
 
 def test_it_heals_as_jobs_are_not_watched_any_more_or_gone() -> None:
@@ -71,7 +71,7 @@ def test_it_heals_as_jobs_are_not_watched_any_more_or_gone() -> None:
         if gone:
             hearing.forget("team-True-0")
         hearing.update("team-True-0", "a-0-0", GONE)
-        assert not hearing.own_side_suspected
+        assert not hearing.operator_isolated
         assert ("team-True-0" in hearing._jobs) is not gone, "nothing is remembered of a job that is gone"
 
 
@@ -84,4 +84,4 @@ def test_who_was_never_heard_or_knows_another_key_is_not_lost() -> None:
         ]:
             hearing.has_trained(uid, "team")
             hearing.update(uid, "a-0-0", view)
-    assert not hearing.own_side_suspected
+    assert not hearing.operator_isolated

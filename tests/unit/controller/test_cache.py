@@ -580,10 +580,10 @@ def test_what_was_refused_is_tried_again_when_the_spec_has_changed() -> None:
         assert observed is not None
         return observed.refused
 
-    known.cache.create_refused("a", Refusal.FOR_GOOD, "no")
+    known.cache.create_refused("a", Refusal.PERMANENT, "no")
     first = refused()
     assert first
-    known.cache.create_refused("a", Refusal.FOR_GOOD, "no")
+    known.cache.create_refused("a", Refusal.PERMANENT, "no")
     again = refused()
     assert again
     assert again.since == first.since
@@ -653,7 +653,7 @@ def test_jobs_that_have_trained_vote_on_whether_the_operator_hears() -> None:
     def suspected() -> bool:
         observed = known.cache.observe("1")
         assert observed is not None
-        return observed.own_side_suspected
+        return observed.operator_isolated
 
     assert not suspected(), "one of them has never trained"
     known.cache.on_job(job("0", 2, world={"round": 1}))

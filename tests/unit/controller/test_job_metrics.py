@@ -106,7 +106,7 @@ def test_a_job_is_told_of_by_its_status() -> None:
         ("failures_total",): 9,
         ("failures_in_window", "NodeLost"): 2,
         ("failures_in_window", "OutOfMemory"): 1,
-        ("restarts_left",): 7,
+        ("restarts_remaining",): 7,
         ("goodput_ratio",): 0.8,
         ("step",): 70,
         ("steps",): 100,

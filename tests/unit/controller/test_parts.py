@@ -15,7 +15,7 @@ def test_a_part_that_ends_is_begun_again_and_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(operator, "FIRST_SECONDS", 0.001)
-    begun, ended = 0, counted("concertina_parts_ended_total", part="pods")
+    begun, ended = 0, counted("concertina_background_task_restarts_total", part="pods")
 
     async def part() -> None:
         nonlocal begun
@@ -28,7 +28,7 @@ def test_a_part_that_ends_is_begun_again_and_named(
     with pytest.raises(LeaseLost):
         asyncio.run(operator._kept_running("pods/team-a", part))
     assert begun == 4
-    assert counted("concertina_parts_ended_total", part="pods") == ended + 3
+    assert counted("concertina_background_task_restarts_total", part="pods") == ended + 3
     lines = [line for line in capsys.readouterr().err.splitlines() if "part ended" in line]
     assert len(lines) == 3
     assert "RecursionError('too deep')" in lines[0]

@@ -205,7 +205,7 @@ CASES: dict[str, tuple[Problem, Evidence, Evidence]] = {
         evidence(status()),
     ),
     "agents that are not heard": (
-        Problem.OWN_SIDE_SUSPECTED,
+        Problem.OPERATOR_ISOLATED,
         evidence(status("Training", condition("Stalled", "AgentsUnreachable"))),
         evidence(status()),
     ),

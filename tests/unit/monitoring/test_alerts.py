@@ -109,12 +109,12 @@ CASES = {
         (spent(recovery=2, replayed=3), spent(waiting=30), spent(unknown=58, recovery=2)),
     ),
     Problem.RESTARTS_NEARLY_USED: Case(
-        {"restarts_left": "10x100 1x200", f'{FAILURES}{{reason="OutOfMemory"}}': "9x300"},
+        {"restarts_remaining": "10x100 1x200", f'{FAILURES}{{reason="OutOfMemory"}}': "9x300"},
         "n/j: 1 more failures are borne, then the job fails",
         (
-            {"restarts_left": "2x300", f'{FAILURES}{{reason="OutOfMemory"}}': "8x300"},
-            {"restarts_left": "1x300"},
-            {"restarts_left": "0x300", f'{FAILURES}{{reason="x"}}': "9x300", 'phase{phase="Failed"}': "1x300"},
+            {"restarts_remaining": "2x300", f'{FAILURES}{{reason="OutOfMemory"}}': "8x300"},
+            {"restarts_remaining": "1x300"},
+            {"restarts_remaining": "0x300", f'{FAILURES}{{reason="x"}}': "9x300", 'phase{phase="Failed"}': "1x300"},
         ),
     ),
     Problem.WORLD_BELOW_MINIMUM: Case(
@@ -157,10 +157,10 @@ CASES = {
         ({MEMORY: "3000000000x300"}, {MEMORY: "1000000000+100000000x70 8000000000x230"}, {MEMORY: "1e9+1e5x300"}),
         labels={"namespace": "n", "trainingjob": "j", "replica": "j-0-1"},
     ),
-    Problem.OWN_SIDE_SUSPECTED: Case(
-        {"own_side_suspected": "0x100 1x200"},
+    Problem.OPERATOR_ISOLATED: Case(
+        {"operator_isolated": "0x100 1x200"},
         "The operator hears too few agents to trust its own side",
-        ({"own_side_suspected": "0x300"}, {"own_side_suspected": "0x119 1x200"}),
+        ({"operator_isolated": "0x300"}, {"operator_isolated": "0x119 1x200"}),
         labels={},
     ),
     Problem.OPERATOR_DOWN: Case(
@@ -201,7 +201,7 @@ def _named(series: str) -> str:
     """In full, with the job's labels."""
     if series == "leader":
         return 'leader_election_master_status{name="concertina-operator"}'
-    if series == "own_side_suspected":
+    if series == "operator_isolated":
         return f"concertina_{series}"
     name, _, labels = series.removesuffix("}").partition("{")
     pods = name.startswith(("training_", "worker_", "checkpoint_sh", "checkpoint_storage"))
@@ -292,8 +292,8 @@ def test_it_fires_where_it_should_and_not_where_it_should_not(problem: Problem, 
 
 def test_a_healthy_run_raises_none(tmp_path: Path) -> None:
     series = TRAINS | spent(communication=6, input=1, checkpoint=1, straggler=1, evaluation=2, recovery=0.5)
-    series |= {"mfu_ratio": "0.42x300", "loss": "10-0.02x300", "restarts_left": "10x300", "leader": "1x300"}
-    series |= {"ready_replicas": "4x300", "min_replicas": "2x300", "own_side_suspected": "0x300", MEMORY: "3e9x300"}
+    series |= {"mfu_ratio": "0.42x300", "loss": "10-0.02x300", "restarts_remaining": "10x300", "leader": "1x300"}
+    series |= {"ready_replicas": "4x300", "min_replicas": "2x300", "operator_isolated": "0x300", MEMORY: "3e9x300"}
     series |= {"checkpoint_waited_seconds": "300x300", "checkpoint_interval_seconds": "600x300"}
     asked = [Question(problem, case, series).test() for problem, case in CASES.items()]
     check(tmp_path, RULES, [asked[0] | {"alert_rule_test": [each for one in asked for each in one["alert_rule_test"]]}])

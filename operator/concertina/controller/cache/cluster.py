@@ -263,7 +263,7 @@ class ClusterCache:
             uri_holder=self._uris.holder(uid),
             uri_sharing=self._uris.sharing(uid),
             master_keys=self._master_keys,
-            own_side_suspected=self._hearing.own_side_suspected,
+            operator_isolated=self._hearing.operator_isolated,
             given_up=job.given_up,
             progress_every=self.progress_every,
             words_every=max(PROGRESS_SECONDS, len(self._jobs) / WORDS_PER_SECOND),

@@ -23,4 +23,4 @@ def refusal(error: Forbidden | Invalid | Conflict | WebhookFailed) -> Refusal:
     if isinstance(error, WebhookFailed):
         return Refusal.WEBHOOK
     found = (kind for sentence, kind in FORBIDDEN if sentence.search(error.message))
-    return next(found, Refusal.FOR_GOOD) if isinstance(error, Forbidden) else Refusal.FOR_GOOD
+    return next(found, Refusal.PERMANENT) if isinstance(error, Forbidden) else Refusal.PERMANENT

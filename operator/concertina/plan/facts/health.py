@@ -118,7 +118,7 @@ class Health:
             return ALIVE
         if view.refusal is ConnectionRefusal.NOT_LISTENING:
             return _dead(Evidence.HOST, f"has had no agent that listens for {age:.0f} s", age)
-        if self.no_agent_reachable or self.observed.own_side_suspected:
+        if self.no_agent_reachable or self.observed.operator_isolated:
             return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age)
         if pod.uid not in self.observed.given_up:
             return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age, waits=True)
@@ -154,7 +154,7 @@ class Health:
         if view.alive:
             return ALIVE
         refused = view.refusal is ConnectionRefusal.NOT_LISTENING
-        if refused and view.closed and not self.observed.own_side_suspected:
+        if refused and view.closed and not self.observed.operator_isolated:
             return _dead(Evidence.HOST, "is gone: its agent no longer listens")
         age = view.silent_for(self.now)
         # Its stream broke and was not opened again in time; or this operator, new, got no answer from it so far.

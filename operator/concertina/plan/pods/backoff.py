@@ -157,7 +157,7 @@ def refused_for(ctx: JobContext) -> float:
 def _pause(refused: Refused) -> float:
     if refused.kind is Refusal.TRANSIENT:
         return constants.RETRY
-    if refused.kind is Refusal.FOR_GOOD:  # as long again as it was refused so far
+    if refused.kind is Refusal.PERMANENT:  # as long again as it was refused so far
         return min(LONGEST_REFUSED, max(constants.CREATE_RETRY, refused.at - refused.since))
     return constants.CREATE_RETRY
 
@@ -187,7 +187,7 @@ def _needs_a_person(refused: Refused) -> bool:
     a moment."""
     if refused.kind in (Refusal.MISSING, Refusal.WEBHOOK):
         return refused.at - refused.since >= constants.CREATE_RETRY
-    return refused.kind is Refusal.FOR_GOOD
+    return refused.kind is Refusal.PERMANENT
 
 
 def _advice(refused: Refused) -> str:

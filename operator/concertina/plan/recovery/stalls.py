@@ -222,7 +222,7 @@ def _unreachable_sentence(ctx: JobContext, verdict: Verdict) -> str:
     if verdict.waits:
         return f"{heard} {since}, while Kubernetes says that its pod runs: {ONE_BY_ONE}"
     why = f"{heard} {since}, while Kubernetes says that the pods run: they are left alone, for they may be training"
-    if ctx.observed.own_side_suspected:
+    if ctx.observed.operator_isolated:
         why += "; nor have most other jobs, so it may be the operator that is cut off"
     return why
 

@@ -35,7 +35,7 @@ NOT_HERE = {
     r"concertina_gpu_": "there is no GPU",
     r"mfu_ratio": "a processor's peak is not known",
     r"ALERTS": "a run of a minute raises none",
-    r"passes_given_up": "no answer of the API server ended a pass",
+    r"reconcile_aborted": "no answer of the API server ended a pass",
 }
 """Queries that need not give a series here, and why."""
 SOMETIMES = {"local_rank", "reason"}

@@ -124,7 +124,7 @@ def test_a_job_is_counted_as_others_saw_it(cluster: LocalCluster, jobs: Jobs, sc
                 len(lines("committed")),
             ),
             "rounds with progress": (total(now, rounds, phase="start"), 1),
-            "ends of parts": (total(now, "concertina_parts_ended_total"), 0),
+            "ends of parts": (total(now, "concertina_background_task_restarts_total"), 0),
         }
         return [f"{what}: {seen} and not {wanted}" for what, (seen, wanted) in pairs.items() if seen != wanted]
 
@@ -210,7 +210,7 @@ def test_what_the_api_server_refuses_is_counted_by_kind(jobs: Jobs, scraped: Scr
 
     def seen() -> list[float]:
         lines = scraped.operator.lines("create refused")
-        counts = [scraped.total("concertina_creates_refused_total", kind=kind) for kind in ("for_good", "quota")]
+        counts = [scraped.total("concertina_create_rejections_total", kind=kind) for kind in ("permanent", "quota")]
         return [*counts, len(lines)]
 
     until(lambda: seen()[0] == seen()[2] > 0, "as many as the log has", seen)

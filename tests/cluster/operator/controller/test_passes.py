@@ -49,7 +49,7 @@ def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: Loca
     for name in ("bad", "good"):
         jobs.create(name, "pass", suspend=True)
     errors = counted("controller_runtime_reconcile_errors_total", controller="trainingjob")
-    given_up = counted("concertina_passes_given_up_total", reason="PreconditionFailed")
+    given_up = counted("concertina_reconcile_aborted_total", reason="PreconditionFailed")
 
     async def scenario(client: Client) -> None:
         keys = parse({"key": base64.b64encode(b"k" * 32).decode()})
@@ -102,4 +102,4 @@ def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: Loca
 
     asyncio.run(inside())
     assert counted("controller_runtime_reconcile_errors_total", controller="trainingjob") > errors
-    assert counted("concertina_passes_given_up_total", reason="PreconditionFailed") == given_up + 1
+    assert counted("concertina_reconcile_aborted_total", reason="PreconditionFailed") == given_up + 1

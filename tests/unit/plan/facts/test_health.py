@@ -69,7 +69,7 @@ def test_the_lead_is_judged(pod: Any, agent: Any, node: Any, others: bool, life:
 
 
 def test_a_stream_that_is_closed_and_refused_is_a_doubt_where_most_of_all_jobs_are_lost_alike() -> None:
-    found = replace(seen(0, {}, GONE, {}, True), own_side_suspected=True)
+    found = replace(seen(0, {}, GONE, {}, True), operator_isolated=True)
     assert found.job.spec
     lead = JobContext(found, found.job.spec, NOW).health.lead
     assert (lead.life, lead.evidence) == (Life.SILENT, Evidence.SILENCE)
@@ -203,7 +203,7 @@ def test_silence_alone_is_death_only_once_the_shell_has_given_the_pod_up() -> No
     waits = outside(silent, {}, True, given_up=frozenset({"another's"}))
     assert (waits.life, waits.evidence, waits.waits) == (Life.SILENT, Evidence.SILENCE, True)
     assert outside(silent, {}, True).dead
-    disrupted = outside(silent, {}, True, own_side_suspected=True)
+    disrupted = outside(silent, {}, True, operator_isolated=True)
     assert (disrupted.life, disrupted.waits) == (Life.SILENT, False), "it does not even ask"
     assert outside({**silent, "refusal": ConnectionRefusal.NOT_LISTENING}, {}, True, given_up=frozenset()).dead
     assert outside(silent, {"ready": False}, True, given_up=frozenset()).dead

@@ -21,7 +21,7 @@ TYPO = 'Pod in version "v1" cannot be handled as a Pod: strict decoding error: u
 WAITS = (Refusal.QUOTA, Refusal.TRANSIENT, Refusal.PERMISSION)
 
 
-def refused(kind: Refusal = Refusal.FOR_GOOD, since: float = T0, at: float = T0) -> Refused:
+def refused(kind: Refusal = Refusal.PERMANENT, since: float = T0, at: float = T0) -> Refused:
     return Refused(kind, TYPO, since, at)
 
 
@@ -89,7 +89,7 @@ def test_a_clock_that_is_set_back_delays_no_try() -> None:
     assert started(plan(seen, T0)) == [(0, 0)]
 
 
-def training(kind: Refusal = Refusal.FOR_GOOD) -> JobObservation:
+def training(kind: Refusal = Refusal.PERMANENT) -> JobObservation:
     """Two replicas train, and the pod of the third is refused."""
     seen = jobs.running(jobs.spec(replicas=2), count=2)
     return replace(seen, job=replace(seen.job, spec=jobs.spec()), refused=refused(kind, at=T0 + 20))
@@ -132,7 +132,7 @@ SENTENCES = [
         403,
         "Forbidden",
         'pods "a-0-0" is forbidden: failed quota: q: must specify limits.cpu for: trainer',
-        Refusal.FOR_GOOD,
+        Refusal.PERMANENT,
     ),
     (
         409,
@@ -149,11 +149,16 @@ SENTENCES = [
     ),
     (403, "Forbidden", SA, Refusal.MISSING),
     (403, "Forbidden", 'pods "a-0-0" is forbidden: no PriorityClass with name high was found', Refusal.MISSING),
-    (403, "Forbidden", 'pods "a-0-0" is forbidden: violates PodSecurity "restricted:latest": x', Refusal.FOR_GOOD),
-    (403, "Forbidden", 'admission webhook "w" denied the request: no', Refusal.FOR_GOOD),
-    (422, "Invalid", "pods \"a-0-0\" is forbidden: ValidatingAdmissionPolicy 'p' denied request: no", Refusal.FOR_GOOD),
-    (422, "Invalid", 'Pod "a-0-0" is invalid: spec.volumes[1].name: Duplicate value: "v"', Refusal.FOR_GOOD),
-    (400, "BadRequest", TYPO, Refusal.FOR_GOOD),
+    (403, "Forbidden", 'pods "a-0-0" is forbidden: violates PodSecurity "restricted:latest": x', Refusal.PERMANENT),
+    (403, "Forbidden", 'admission webhook "w" denied the request: no', Refusal.PERMANENT),
+    (
+        422,
+        "Invalid",
+        "pods \"a-0-0\" is forbidden: ValidatingAdmissionPolicy 'p' denied request: no",
+        Refusal.PERMANENT,
+    ),
+    (422, "Invalid", 'Pod "a-0-0" is invalid: spec.volumes[1].name: Duplicate value: "v"', Refusal.PERMANENT),
+    (400, "BadRequest", TYPO, Refusal.PERMANENT),
     (500, "InternalError", BROKEN, Refusal.WEBHOOK),
 ]
 
