@@ -1,4 +1,4 @@
-"""Seconds from a blow to the first step of the new world, on the local cluster, beside torchrun in the same run.
+"""Seconds from a fault to the first step of the new world, on the local cluster, beside torchrun in the same run.
 
     python benchmarks/recovery.py [--runs 10] [--peer-runs 3] [--scenarios ...] [--json FILE] [--only ...]
 
@@ -33,8 +33,8 @@ from typing import Any, TypeVar
 import recovery_torchft
 import recovery_torchrun
 import report
-from recovery_blows import BLOWS
 from recovery_concertina import PARTS, Bench, Recovery, Traced, bundled, commit_share, own_command, with_state
+from recovery_faults import BLOWS
 from rich.console import Console
 
 from concertina.demo import stage as stages

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import recovery_torchrun
-from recovery_blows import BLOWS, OPERATOR_TOO, Victims, operator_started
+from recovery_faults import BLOWS, OPERATOR_TOO, Victims, operator_started
 from until import until
 
 from concertina.api.status import unix_seconds
@@ -31,7 +31,7 @@ RECOVERY_LIMIT, GROW_LIMIT = 60.0, 240.0
 WARM = ("warm", "script_parent")
 """What an agent logs when it has imported something in advance."""
 STEADY_STEPS = 90
-"""Of all ranks together, before a script is hurt."""
+"""Of all ranks together, before a fault is injected into a script."""
 SLOW = 5.0
 """Seconds; what takes longer is explained."""
 WINDOW = 5
@@ -47,7 +47,7 @@ class Recovery:
     replayed: float
     parts: dict[str, float]
     operator: float = 0.0
-    """From the blow until an operator's process ran again, where that was hit too."""
+    """From the fault until an operator's process ran again, where that was hit too."""
 
     def __str__(self) -> str:
         again = f", {self.total - self.operator:.2f} s of them with an operator" if self.operator else ""
@@ -133,7 +133,7 @@ def with_state(kind: str, pause: float, trace: Path) -> dict[str, Any]:
 
 
 class Bench:
-    """A job that is hurt again and again; it goes away with the block."""
+    """A job into which faults are injected; it goes away with the block."""
 
     def __init__(self, stage: Stage, name: str, manifest: dict[str, Any]) -> None:
         self._stage, self._name, self._manifest = stage, name, manifest
@@ -147,22 +147,22 @@ class Bench:
         self._stage.cluster.kubectl("delete", "trainingjob", self._name, "--wait=true", "--timeout=60s")
 
     def recover(self, scenario: str) -> Recovery:
-        """Hurt the bundled trainer's job and read the recovery from the logs."""
+        """Inject a fault into the bundled trainer's job and read the recovery from the logs."""
         before = self._steady()
-        killed_at = self._hurt(scenario, before)
+        killed_at = self._inject(scenario, before)
         at_work = until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
         recovery = self._read(killed_at, at_work, before)
         if scenario == OPERATOR_TOO:
             recovery = replace(recovery, operator=operator_started(self._stage) - killed_at)
         if recovery.total - recovery.operator > SLOW:
             self._explain(killed_at)
-        self._heal()
+        self._revert()
         return recovery
 
     def join(self) -> Recovery:
         """Kill a member; then, from the new agent's being ready (in its pod or a new one) to the first step with it."""
         before = self._steady()
-        self._hurt("member", before)
+        self._inject("member", before)
         until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
         replayed = self._status().get("stepsReplayed", 0)
         warm, joined_in = self._joined(before)
@@ -188,8 +188,8 @@ class Bench:
         return warm[-1], after["world"]["round"]
 
     def recover_traced(self, scenario: str, trace: Path, cold: bool = False) -> Traced:
-        """The same for a script, whose steps stand in `trace`: a script is at work when these say so. It is hurt once
-        all of its replicas have imported in advance what it needs; `cold`: without waiting for that."""
+        """The same for a script, whose steps stand in `trace`: a script is at work when these say so. A fault is
+        injected once all of its replicas have imported in advance what it needs; `cold`: without waiting for that."""
 
         def steady() -> dict[str, Any] | None:
             status = self._steady()
@@ -198,7 +198,7 @@ class Bench:
             return status if is_warm and len(made) > STEADY_STEPS else None
 
         before = until("a script at work", GROW_LIMIT, steady)
-        since = self._hurt("member" if scenario == "join" else scenario, before)
+        since = self._inject("member" if scenario == "join" else scenario, before)
         known = before["world"]["round"]
         if scenario == "join":
             since, joined_in = self._joined(before)
@@ -211,7 +211,7 @@ class Bench:
         done = max(s.step for s in recovery_torchrun.steps(trace) if s.restart <= known)
         if again.at - since > SLOW:
             self._explain(since)
-        self._heal()
+        self._revert()
         return Traced(again.at - since, done - again.step + 1)
 
     def _is_warm(self, replica: str) -> bool:
@@ -234,12 +234,12 @@ class Bench:
         time.sleep(3)
         return dict(until("three replicas at work", GROW_LIMIT, steady))
 
-    def _hurt(self, scenario: str, status: dict[str, Any]) -> float:
-        """Deal the blow; returns when, in Unix seconds."""
+    def _inject(self, scenario: str, status: dict[str, Any]) -> float:
+        """Inject the fault; returns when, in Unix seconds."""
         uid = self._stage.job(self._name)["metadata"]["uid"]
         return BLOWS[scenario](Victims(self._stage, uid, status, self._stopped))
 
-    def _heal(self) -> None:
+    def _revert(self) -> None:
         """Boot what does not run, continue what was stopped."""
         for pid in self._stopped:
             with suppress(ProcessLookupError):

@@ -23,7 +23,7 @@ VERSION = "0.2.0"
 SCRIPT = Path(__file__).parent / "scripts" / "torchft_ddp.py"
 FOLDER = Path(__file__).parents[1] / "build" / f"torchft-{VERSION}"
 SCENARIOS = ("member", "lead", "stopped worker")
-"""`lead`: the replica group that was started first (there is no lead; the lighthouse is not hurt)."""
+"""`lead`: the replica group that was started first (there is no lead; no fault is injected into the lighthouse)."""
 LIGHTHOUSE = """
 import time
 from torchft.coordination import LighthouseServer
@@ -70,19 +70,19 @@ def torchft(count: int, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]
 
 
 def measure(scenario: str, limit: float) -> float:
-    """Seconds from the blow to the end of the first step that a survivor commits without the victim; inf where there is
-    none within `limit`."""
+    """Seconds from the fault to the end of the first step that a survivor commits without the victim; inf where there
+    is none within `limit`."""
     folder = Path(tempfile.mkdtemp(prefix="recovery-torchft-"))
     try:
         with torchft(3, folder) as groups:
             wait_for_world(folder, 3, 90 + limit)
             victim = groups[0 if scenario == "lead" else 1].pid
-            hurt_at = time.time()
+            injected_at = time.time()
             os.kill(victim, signal.SIGSTOP if scenario.startswith("stopped") else signal.SIGKILL)
-            while time.time() < hurt_at + limit:
-                after = [step for step in steps(folder) if _without(step, victim, hurt_at)]
+            while time.time() < injected_at + limit:
+                after = [step for step in steps(folder) if _without(step, victim, injected_at)]
                 if after:
-                    return after[0].at - hurt_at
+                    return after[0].at - injected_at
                 time.sleep(0.05)
             return float("inf")
     finally:

@@ -152,17 +152,17 @@ def settle(stage: Stage, logs: Logs, before: dict[str, dict[str, float]], outcom
         status = stage.job(name)["status"]
         final = status.get("lastCheckpoint", {}).get("step", 0)
         verdict = soak_ledger.judge(soak_ledger.rounds(logs.lines(name)), final)
-        hurt = sum(each.job == name for each in played)
+        injected = sum(each.job == name for each in played)
         outcome.jobs[name] = {
             "steps": final,
             "rounds": status.get("rounds", 0),
             "replayed": verdict.replayed,
             "unheard": verdict.unheard,
             "worst_loss_difference": round(verdict.worst_difference, 6),
-            "drills": hurt,
+            "drills": injected,
             "goodput": status.get("goodput", {}),
             "goodput_under_drills_percent": percent(before[name], after[name]),
-            "best_possible_percent": round(100 * (1 - min(1.0, hurt * IDEAL_SECONDS / seconds)), 2),
+            "best_possible_percent": round(100 * (1 - min(1.0, injected * IDEAL_SECONDS / seconds)), 2),
         }
         outcome.wrong += [f"{name}: {sentence}" for sentence in verdict.wrong]
         if verdict.worst_difference > 0.01:
@@ -251,7 +251,7 @@ def main() -> None:
     options = parser.parse_args()
     outcome, played, memory = soak(options)
     rows = {name: [p.first_step for p in played if p.scenario == name and p.first_step] for name in options.scenarios}
-    report.show("soak: from the blow to the next step", rows)
+    report.show("soak: from the fault to the next step", rows)
     for name, facts in outcome.jobs.items():
         print(f"{name}: {facts}")
     sizes = [size for points in memory.series.values() for _, size in points]

@@ -273,8 +273,8 @@ class JobStatus(Observed):
     )
     warm_start_disabled_reason: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="Why the workers start cold although spec.warmStart asks for a warm start. Absent: they start warm, or "
-        "nothing is known yet.",
+        description="Why the workers start cold although spec.warmStart asks for a warm start. Absent: they start "
+        "warm, or nothing is known yet.",
     )
     warm_start_skipped_modules: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,

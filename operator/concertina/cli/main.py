@@ -247,7 +247,8 @@ def drill(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Hurt a running job in one known way, heal it, and print a verdict with figures. Exit status 0: it passed."""
+    """Inject one known fault into a running job, revert it, and print a verdict with figures. Exit status 0: it
+    passed."""
     from concertina.drill.main import drill
 
     call(drill(Target(kubeconfig, context, namespace), job, scenario, yes, output == "json"))

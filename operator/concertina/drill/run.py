@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 
 
 async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, say: Say) -> Verdict:
-    """Wait until the job is whole, hurt it, watch, heal, watch until it is whole again, and evaluate.
+    """Wait until the job is whole, inject the fault, watch, revert it, watch until it is whole again, and evaluate.
 
     Raises Late where the job is not whole at first, and what the fault raises where it can't be done."""
     if scenario.expect.checkpoint and not (await target.job())["spec"].get("checkpoint"):
@@ -32,7 +32,7 @@ async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, 
         async with fault(target) as injection:
             say(injection.text)
             await seen.after(injection, scenario.expect)
-        say("healed; waiting until all replicas are at work again")
+        say("reverted; waiting until all replicas are at work again")
         if scenario.expect.checkpoint:
             # By itself the next one may be ten minutes away.
             await ask_for_checkpoint(target.client, target.namespace, target.name)
@@ -92,13 +92,13 @@ class Recording:
             self._missing = str(error)
 
     async def to_the_end(self, expect: Expect) -> None:
-        """The fault is healed: until the job is as it was."""
-        healed = time.time()
+        """The fault is reverted: until the job is as it was."""
+        reverted = time.time()
         watch, rounds = self._watch, self._before.world.round
         try:
             if expect.new_round is False and self._first is None and not self._missing:
-                at = await watch.until("news of the job", FRESH, lambda: self._progress_since(healed))
-                self._first = at - healed
+                at = await watch.until("news of the job", FRESH, lambda: self._progress_since(reverted))
+                self._first = at - reverted
             wanted = self._before.world.replicas
             await watch.until(
                 f"a world of {wanted} replicas again",
@@ -107,13 +107,15 @@ class Recording:
                     watch.training()
                     and watch.status.world.replicas == wanted
                     and (not expect.new_round or watch.status.world.round > rounds)
-                    and self._progress_since(healed)
+                    and self._progress_since(reverted)
                     and not self._tells(expect)
                 ),
             )
             self._whole = time.time() - self._injection.at
             if expect.checkpoint:
-                self._checkpoint = await watch.until("a new checkpoint", CHECKPOINT, lambda: self._saved_since(healed))
+                self._checkpoint = await watch.until(
+                    "a new checkpoint", CHECKPOINT, lambda: self._saved_since(reverted)
+                )
                 self._checkpoint -= self._injection.at
         except Late as error:
             self._missing = self._missing or str(error)

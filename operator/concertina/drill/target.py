@@ -100,7 +100,7 @@ class DrillTarget:
         nodes = [member.node for member in world.members if member.node != spared]
         if not nodes:
             raise Complaint(
-                f"All members of {self.name} are on {spared}, where the operator is: there is no node to hurt."
+                f"All members of {self.name} are on {spared}, where the operator is: there is no node to stop."
             )
         return nodes[-1]
 
@@ -126,7 +126,7 @@ class DrillTarget:
 
 
 Fault = Callable[[DrillTarget], AbstractAsyncContextManager[Injection]]
-"""Hurts the job on entry, heals on exit, however the block ends."""
+"""Injects the fault on entry, reverts it on exit, however the block ends."""
 
 
 def environment_of(job_uid: str, replica: str) -> dict[str, str]:

@@ -56,8 +56,8 @@ def largest_report(members: int) -> protocol.Report:
             for name in names
         },
         told(ended, members), progress, protocol.Hang(names[0], 8191, LARGEST, "training", "training", 1 / 3, 8, stack),
-        storage=STORAGE, startup_error=TEXT, warm_start_disabled_reason=TEXT, warm_start_skipped_modules=TEXT, tracking=TEXT,
-        world_mismatch=TEXT,
+        storage=STORAGE, startup_error=TEXT, warm_start_disabled_reason=TEXT, warm_start_skipped_modules=TEXT,
+        tracking=TEXT, world_mismatch=TEXT,
     )  # fmt: skip
 
 

@@ -144,7 +144,7 @@ class Cluster:
 
 
 @pytest.mark.parametrize(("namespace", "acting"), [("default", "b-1"), ("d", "a-2")])
-def test_the_operator_that_is_hurt_is_the_one_that_acts_on_the_job(namespace: str, acting: str) -> None:
+def test_the_operator_that_gets_the_fault_is_the_one_that_acts_on_the_job(namespace: str, acting: str) -> None:
     on = DrillTarget(Cluster(), namespace, drills.JOB, None)  # type: ignore[arg-type]
     assert asyncio.run(on.operator())["metadata"]["name"] == acting
 

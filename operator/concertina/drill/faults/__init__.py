@@ -1,1 +1,1 @@
-"""What is done to a job: each fault is a context manager that hurts, yields an Injection, and heals."""
+"""What is done to a job: each fault is a context manager that injects, yields an Injection, and reverts."""

@@ -19,13 +19,13 @@ COMMAND_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class ByCommand:
-    """A fault whose two commands, to hurt and to heal, stand in variables of these names (after PREFIX).
+    """A fault whose two commands, to inject and to revert, stand in variables of these names (after PREFIX).
 
     `{node}` in them is replaced by the name of a node that is the job's and not the operator's, `{operator}` by the
     name of the acting operator's pod and `{operator_node}` by its node's; `what` says in words what was done."""
 
-    hurt: str
-    heal: str
+    inject: str
+    revert: str
     what: str
     sight: Sight = Sight.ALL
     seconds: float = 0.0
@@ -37,26 +37,26 @@ class ByCommand:
     @property
     def given(self) -> bool:
         """Whether a command is."""
-        return any(os.environ.get(PREFIX + name) for name in (self.hurt, self.heal))
+        return any(os.environ.get(PREFIX + name) for name in (self.inject, self.revert))
 
     def commands(self) -> tuple[str, str]:
-        """To hurt and to heal. Raises Complaint where one is not given."""
-        return _command(self.hurt), _command(self.heal)
+        """The commands that inject and revert. Raises Complaint where one is not given."""
+        return _command(self.inject), _command(self.revert)
 
     @asynccontextmanager
     async def _play(self, target: DrillTarget) -> AsyncIterator[Injection]:
-        hurt, heal = self.commands()
-        names = {"node": await target.victim_node()} if "{node}" in hurt else {}
-        if "{operator" in hurt + self.what:
+        inject, revert = self.commands()
+        names = {"node": await target.victim_node()} if "{node}" in inject else {}
+        if "{operator" in inject + self.what:
             operator = await target.operator()
             names |= {"operator": operator["metadata"]["name"], "operator_node": operator["spec"]["nodeName"]}
         at = time.time()
         try:
-            await _run(hurt, names)
+            await _run(inject, names)
             yield Injection(at, self.what.format(**names), self.sight)
             await asyncio.sleep(max(0.0, at + self.seconds - time.time()))
         finally:
-            await _run(heal, names)
+            await _run(revert, names)
 
 
 def _command(name: str) -> str:

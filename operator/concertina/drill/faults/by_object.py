@@ -65,7 +65,7 @@ async def _part_by_policy(target: DrillTarget) -> AsyncIterator[Injection]:
             raise Complaint(
                 "The operator hears the job's agents in spite of a NetworkPolicy: this cluster does not enforce them, "
                 "or not on connections that are open, or another policy lets it through. "
-                f"Set {PREFIX}{BY_COMMAND.hurt} and {PREFIX}{BY_COMMAND.heal} to commands that do it."
+                f"Set {PREFIX}{BY_COMMAND.inject} and {PREFIX}{BY_COMMAND.revert} to commands that do it."
             )
         yield Injection(at, "cut the operator off from all agents by a NetworkPolicy", Sight.LOGS)
 

@@ -65,17 +65,17 @@ async def stop_operator(target: DrillTarget) -> AsyncIterator[Injection]:
 
 
 def _on_a_node(
-    hurt: Callable[[LocalCluster, str], object], heal: Callable[[LocalCluster, str], object], what: str
+    inject: Callable[[LocalCluster, str], object], revert: Callable[[LocalCluster, str], object], what: str
 ) -> Fault:
     @asynccontextmanager
     async def fault(target: DrillTarget) -> AsyncIterator[Injection]:
         node = await target.victim_node()
         at = time.time()
         try:
-            await asyncio.to_thread(hurt, target.cluster, node)
+            await asyncio.to_thread(inject, target.cluster, node)
             yield Injection(at, what.format(node=node))
         finally:
-            await asyncio.to_thread(heal, target.cluster, node)
+            await asyncio.to_thread(revert, target.cluster, node)
             await asyncio.to_thread(target.cluster.wait_nodes, [node])
 
     return fault

@@ -1,4 +1,4 @@
-"""What `recovery.py` does to a job: a row a scenario. Each blow returns when it was dealt, in Unix seconds."""
+"""What `recovery.py` does to a job: a row a scenario. Each fault returns when it was injected, in Unix seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPERATOR_TOO = "member and operator"
 
 @dataclass
 class Victims:
-    """Whom a blow may hit, by the job's status, and what has to be continued (SIGCONT) afterwards."""
+    """Whom a fault may hit, by the job's status, and what has to be continued (SIGCONT) afterwards."""
 
     stage: Stage
     uid: str
