@@ -80,7 +80,7 @@ def test_a_checkpoint_on_request_is_verified_and_gone_on_from_by_another_job(clu
     first["spec"]["checkpoint"] = {"uri": uri, "secretName": "s3", "everySteps": 10_000_000}
     with cluster.running(first):
         cluster.training(2, name="asked")
-        said = e2e.concertina("checkpoint", "now", "asked", "-n", e2e.NAMESPACE)
+        said = e2e.concertina("checkpoint", "create", "asked", "-n", e2e.NAMESPACE)
         kept = cluster.until("a checkpoint", lambda status: status.get("lastCheckpoint"), "asked")["lastCheckpoint"]
         assert f"step {kept['step']}" in said.replace("\n", " ")
     step = json.loads(e2e.concertina("checkpoint", "show", uri, "-o", "json"))["id"]["step"]

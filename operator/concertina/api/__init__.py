@@ -12,7 +12,7 @@ PLURAL = "trainingjobs"
 MANAGER = f"{GROUP}/operator"
 """spec.managedBy of jobs that this operator runs; absence means the same."""
 
-CHECKPOINT_NOW = "concertina.dev/checkpoint-now"
+CHECKPOINT_NOW = "concertina.dev/checkpoint-create"
 """Annotation of a TrainingJob: a new value asks for a durable checkpoint at the next step."""
 TRAINER = "trainer"
 """Name of the container that the workers run in."""

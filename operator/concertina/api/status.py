@@ -158,7 +158,7 @@ class CheckpointEvery(Observed):
 
 
 class CheckpointRequest(Observed):
-    """A checkpoint that a person asked for by the annotation concertina.dev/checkpoint-now."""
+    """A checkpoint that a person asked for by the annotation concertina.dev/checkpoint-create."""
 
     id: Annotated[str, Field(max_length=63)] = Field(description="The annotation's value.")
     step: Count = Field(description="A durable checkpoint of this step or a later one fulfils it.")

@@ -191,7 +191,7 @@ def now(
     context: Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")] = None,
 ) -> None:
     """Have a running job make a durable checkpoint at its next step. It goes on training meanwhile."""
-    from concertina.cli.checkpoint_now import ask
+    from concertina.cli.checkpoint_create import ask
     from concertina.terminal.connection import Target, call
 
     call(ask(Target(kubeconfig, context, namespace), job, wait))

@@ -1,4 +1,4 @@
-"""`concertina checkpoint now`: an annotation on the job, and what the operator says became of it."""
+"""`concertina checkpoint create`: an annotation on the job, and what the operator says became of it."""
 
 from __future__ import annotations
 

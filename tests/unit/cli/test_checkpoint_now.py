@@ -1,4 +1,4 @@
-"""`concertina checkpoint now`, where others ask too."""
+"""`concertina checkpoint create`, where others ask too."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from concertina.cli.checkpoint_create import ask
 
 from builders.api_server import api_server
 from concertina.api import CHECKPOINT_NOW
-from concertina.cli.checkpoint_now import ask
 from concertina.terminal.connection import Complaint, Target
 
 THEIRS = "theirs"
@@ -46,7 +46,7 @@ OURS: list[Look] = [("ours", "", ""), ("ours", "older", "Done"), ("ours", "ours"
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("concertina.cli.checkpoint_now.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("concertina.cli.checkpoint_create.LOOK_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(

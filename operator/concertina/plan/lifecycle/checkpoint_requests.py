@@ -1,5 +1,5 @@
 """A checkpoint that a person asks for: an annotation, which GitOps leaves alone as it does no field of the spec
-(decision "checkpoint now is an annotation"), a Save to the lead, and what became of it in the status.
+(decision "checkpoint create is an annotation"), a Save to the lead, and what became of it in the status.
 
 It is fulfilled by any durable checkpoint of a step after the one that was under way when it was first seen. A round
 that ends before that is no matter: the lead of the next one is asked again.

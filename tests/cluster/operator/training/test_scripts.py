@@ -154,7 +154,7 @@ def test_a_script_that_keeps_its_state_goes_on_from_memory_and_from_storage(jobs
     assert later, jobs.describe("a")
     assert jobs.get("a")["status"].get("stepsReplayed", 0) <= 2
 
-    request = {"metadata": {"annotations": {"concertina.dev/checkpoint-now": "one"}}}
+    request = {"metadata": {"annotations": {"concertina.dev/checkpoint-create": "one"}}}
     jobs.cluster.kubectl("patch", "tj", "a", "-n", jobs.namespace, "--type=merge", "-p", json.dumps(request))
     job = jobs.wait("a", lambda job: (job["status"].get("checkpointRequest") or {}).get("state") == "Done")
     assert job["status"]["lastCheckpoint"]["step"] >= job["status"]["checkpointRequest"]["step"]

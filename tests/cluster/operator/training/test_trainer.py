@@ -106,13 +106,13 @@ def test_a_storage_that_is_restarted_while_checkpoints_are_written(jobs: Jobs, s
     assert job["status"]["restarts"]["total"] == 0
 
 
-def test_a_checkpoint_now_is_in_storage_when_the_command_returns(jobs: Jobs, storage: s3.Server, data: Path) -> None:
+def test_a_checkpoint_create_is_in_storage_when_the_command_returns(jobs: Jobs, storage: s3.Server, data: Path) -> None:
     secret(jobs, storage)
     checkpoint = {"uri": f"s3://there/{jobs.namespace}", "everySteps": 1_000_000, "secretName": "s3"}
     jobs.create("a", trainer=endless(data), pod={"containers": [paced()]}, checkpoint=checkpoint)
     jobs.wait("a", lambda job: job.get("status", {}).get("progress", {}).get("step", 0) >= 4)
     kubeconfig = str(jobs.cluster.kubeconfig)
-    command = [str(Path(sys.executable).with_name("concertina")), "checkpoint", "now", "a", "-n", jobs.namespace]
+    command = [str(Path(sys.executable).with_name("concertina")), "checkpoint", "create", "a", "-n", jobs.namespace]
     done = subprocess.run([*command, "--kubeconfig", kubeconfig], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     status = jobs.get("a")["status"]
