@@ -56,7 +56,7 @@ def plan(
     ] = "InfiniBand-400",
     tokens: Annotated[float | None, typer.Option("--tokens", help="Tokens of the run. Default: by its steps.")] = None,
     search: Annotated[
-        int, typer.Option("--search", min=0, max=50, help="Show so many of the fastest layouts instead.")
+        int, typer.Option("--top-layouts", min=0, max=50, help="Show so many of the fastest layouts instead.")
     ] = 0,
     memory: Annotated[bool, typer.Option(help="Measure the memory of ranks, which needs torch.")] = True,
     vocab_size: Annotated[
@@ -106,7 +106,9 @@ def status(
 @app.command(rich_help_panel=JOBS)
 def top(
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
-    by: Annotated[str, typer.Option("--by", help="Group by: namespace, queue (Kueue's label), or a label's key.")] = "",
+    by: Annotated[
+        str, typer.Option("--group-by", help="Group by: namespace, queue (Kueue's label), or a label's key.")
+    ] = "",
     sort: Annotated[str, typer.Option("--sort", help="attention, goodput, cost or name.")] = "attention",
     once: Annotated[bool, typer.Option("--once", help="Print the table and end.")] = False,
     output: Annotated[str, typer.Option("--output", "-o", help="json: once, as JSON.")] = "",
@@ -123,7 +125,9 @@ def top(
 @app.command(rich_help_panel=JOBS)
 def dashboard(
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
-    by: Annotated[str, typer.Option("--by", help="Group by: namespace, queue (Kueue's label), or a label's key.")] = "",
+    by: Annotated[
+        str, typer.Option("--group-by", help="Group by: namespace, queue (Kueue's label), or a label's key.")
+    ] = "",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="On this machine; 0: any that is free.")] = 8470,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,

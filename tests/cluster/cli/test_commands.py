@@ -224,7 +224,7 @@ def test_top_and_the_events_of_a_job(cli: Cli) -> None:
     cli("run", "-", "--detach", stdin=DEMO.read_text().replace("name: demo", "name: other", 1))
     cli.write("demo", status("Training", "3 of 3 replicas train", "Running"))
     cli.kubectl("label", "tj", "demo", "team=red")
-    lines = cli("top", "--once", "--by", "team").stdout.splitlines()
+    lines = cli("top", "--once", "--group-by", "team").stdout.splitlines()
     assert lines[0].startswith("2 jobs: 1 waiting, 1 training")
     assert [line.split()[:3] for line in lines[2:]] == [["(none)", "other", "Unseen"], ["red", "demo", "Training"]]
     assert [each["name"] for each in json.loads(cli("top", "-o", "json").stdout)] == ["other", "demo"]

@@ -96,7 +96,7 @@ def test_the_manifest_from_standard_input_at_another_size(file: Path) -> None:
 
 
 def test_a_search_is_ordered_by_speed(file: Path) -> None:
-    found = planned(file, "--search", 6, "--no-memory")
+    found = planned(file, "--top-layouts", 6, "--no-memory")
     assert found.keys() == {"job", "validReplicas", "layouts"}
     seconds = [each["stepSeconds"] for each in found["layouts"]]
     assert seconds == sorted(seconds)
@@ -225,7 +225,7 @@ def test_memory_in_the_text_and_in_a_search(file: Path) -> None:
         "weights", "moments", "gradients", "gathered", "activations", "routed", "communication", "temporary", "all",
     ]  # fmt: skip
     assert len(row.split()) == 2 + 1 + 9
-    done = plan(file, "--search", 1)
+    done = plan(file, "--top-layouts", 1)
     assert done.exit_code == 0, done.output
     title, _, _, row = done.stdout.splitlines()
     assert title == "The fastest layouts of planned on 8 H100, InfiniBand-400:"
