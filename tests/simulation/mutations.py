@@ -127,7 +127,7 @@ def hangs_are_not_looked_for(patch: Patch) -> None:
 
 
 def hangs_are_the_first_ranks_fault(patch: Patch) -> None:
-    patch.setattr(watchdog, "suspects", lambda pulses: sorted(pulses, key=lambda heartbeat: heartbeat.rank)[:1])
+    patch.setattr(watchdog, "suspects", lambda heartbeats: sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)[:1])
 
 
 def somebody_is_always_a_straggler(patch: Patch) -> None:

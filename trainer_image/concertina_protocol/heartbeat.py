@@ -2,7 +2,7 @@
 
 A line on the worker channel for each part of each step would cost the agent more than many a step takes; this costs the
 worker about a microsecond (one write to a file in memory), and the agent a read a tick. Standard library only, Python
-3.9+; a script of one's own may write it too (the path is in CONCERTINA_PULSE).
+3.9+; a script of one's own may write it too (the path is in CONCERTINA_HEARTBEAT).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Optional
 from concertina_protocol import Heartbeat
 from concertina_protocol.codec.typed_json import OpenEnum
 
-VARIABLE = "CONCERTINA_PULSE"
+VARIABLE = "CONCERTINA_HEARTBEAT"
 _LAYOUT = struct.Struct("<16sqdd")
 """Phase, step, CLOCK_MONOTONIC when it was entered, seconds of own work."""
 

@@ -111,7 +111,7 @@ class AgentProcess:
 
     def _seen_of_workers(self) -> e.Tick:
         run = self.collective
-        return e.Tick() if run is None else e.Tick(run.pulses(self), run.stopped_ranks(self))
+        return e.Tick() if run is None else e.Tick(run.heartbeats(self), run.stopped_ranks(self))
 
     def _beat(self) -> None:
         if self._members:

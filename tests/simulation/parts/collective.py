@@ -253,17 +253,17 @@ class Collective:
 
     # --- what is seen of workers
 
-    def pulses(self, process: AgentProcess) -> tuple[p.Heartbeat, ...]:
+    def heartbeats(self, process: AgentProcess) -> tuple[p.Heartbeat, ...]:
         if self.over or self.broken or process.replica not in self.here:
             return ()
         step, busy = steps_of(self.lineage or FRESH), self._busy.get(process.replica, 0.0)
         still = self.clock.now - max(self.moved_at, self.begun)
         waits = still > self._work(process) or self._behind(process)
         phase = "starting" if not self.first_step_at and not self.stepping else "reducing" if waits else "computing"
-        pulses = (p.Heartbeat(rank, step, phase, still, busy) for rank in process.ranks)
+        heartbeats = (p.Heartbeat(rank, step, phase, still, busy) for rank in process.ranks)
         return tuple(
             changed(heartbeat, phase="computing") if self._hangs(process, heartbeat.rank) else heartbeat
-            for heartbeat in pulses
+            for heartbeat in heartbeats
         )
 
     def _behind(self, process: AgentProcess) -> bool:

@@ -17,7 +17,7 @@ def environment(trainer, data, **more) -> dict[str, str]:
     return {"CONCERTINA_TRAINER": json.dumps({**trainer, **more}), "CONCERTINA_CACHE": os.environ["CONCERTINA_CACHE"]}
 
 
-def arenas(replica):
+def shard_files(replica):
     """How many states its volume holds: slots, copies, what was pulled, what is on its way to storage."""
     found = set()
     for path in (path for kind in ("snapshots", "copies", "fetched") for path in (replica.folder / kind).rglob("*")):
@@ -28,13 +28,15 @@ def arenas(replica):
 
 
 @contextlib.asynccontextmanager
-async def most_arenas(job):
+async def most_shard_files(job):
     """The most that any replica has held, looked at again and again."""
     most = [0]
 
     async def look():
         while True:
-            most[0] = max(most[0], *await asyncio.to_thread(lambda: [arenas(one) for one in job.replicas.values()]))
+            most[0] = max(
+                most[0], *await asyncio.to_thread(lambda: [shard_files(one) for one in job.replicas.values()])
+            )
             await asyncio.sleep(0.1)
 
     looking = asyncio.ensure_future(look())
@@ -50,7 +52,7 @@ def test_a_killed_worker_and_a_killed_agent_cost_at_most_the_snapshot_interval(f
 
     async def body():
         steps = environment(trainer, data, steps=70)
-        async with running(folder, 3, ["--bundled"], **steps) as job, most_arenas(job) as most:
+        async with running(folder, 3, ["--bundled"], **steps) as job, most_shard_files(job) as most:
             await job.begin(1, job[0], job[1], job[2])
             await job.until(job[0], trained(20))
             assert 4 <= most[0] <= SNAPSHOT_SLOTS + COPY_SLOTS, "more than the plan has counted on"

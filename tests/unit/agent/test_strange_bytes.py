@@ -44,7 +44,9 @@ SAID = (
     w.Done(w.Outcome.COMPLETE, 10), w.Fault(p.FailureReason.LOSS_SPIKE, "it jumped", p.Rollback(3, ((1, 2),))),
     w.Register(0), w.CallCount(0, 7),
 )  # fmt: skip
-MEMBER = p.MemberState("b", "b-1", 1, "claim-1", p.State.RUNNING, 7, pulses=(p.Heartbeat(1, 7, "computing", 0.5, 1.0),))
+MEMBER = p.MemberState(
+    "b", "b-1", 1, "claim-1", p.State.RUNNING, 7, heartbeats=(p.Heartbeat(1, 7, "computing", 0.5, 1.0),)
+)
 HEARD = (
     MEMBER, p.MemberState("b", "b-1", 1, "claim-1", p.State.FAILED, 7, FAILURE),
     p.MemberState("b", "b-1", 1, "claim-1", p.State.DRAINING, notice=9.0, durable_parts=(p.Part(ID, 1),), next_call=3),

@@ -68,8 +68,8 @@ def test_a_line_of_more_values_than_its_job_needs_is_refused_before_they_are_con
 ) -> None:
     monkeypatch.setattr(lines, "from_json", lambda *_: pytest.fail("it was converted"))
     limits = line_limits(members)
-    pulse = {"rank": 1, "step": 1, "phase": "", "still": 0}
-    flood = {"m": {"replica": "m", "pulses": [pulse] * limits.most_containers}}
+    heartbeat = {"rank": 1, "step": 1, "phase": "", "still": 0}
+    flood = {"m": {"replica": "m", "heartbeats": [heartbeat] * limits.most_containers}}
     with pytest.raises(CallError, match=f"r0 sent .* more than {limits.most_containers} objects and arrays"):
         parsed(line(members=flood), "r0", limits)
     with pytest.raises(CallError, match=f"r0 sent .* more than {limits.most_values} values"):

@@ -22,7 +22,7 @@ from concertina_state.step_trace import Traces
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a worker's traces."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "pulses" / "rank-0"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "heartbeats" / "rank-0"))
     found = step_traces.folder(tmp_path)
     found.mkdir()
     return found

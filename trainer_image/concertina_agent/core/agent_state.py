@@ -120,7 +120,7 @@ class AgentState:
             leaving=self.leaving(),
             snapshot_step=r.workers.progress.snapshot_step if r.workers.progress else None,
             durable_parts=self.uploads.parts,
-            pulses=r.hearts.pulses,
+            heartbeats=r.hearts.heartbeats,
             hung=r.lead is not None and r.lead.watchdog.hung,
             next_call=r.stopping.next_call,
             saved=r.saved_by_all() if not self.bundled and r.workers.all_complete() else None,

@@ -225,7 +225,7 @@ class TerminationNotice:
 class Tick:
     """Time has passed; a few times a second."""
 
-    pulses: tuple[p.Heartbeat, ...] = ()
+    heartbeats: tuple[p.Heartbeat, ...] = ()
     """Of own workers that write one."""
     stopped: tuple[tuple[int, int], ...] = ()
     """Ranks of own workers that are stopped (SIGSTOP), and the CPU time that each has used."""

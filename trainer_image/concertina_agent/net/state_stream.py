@@ -30,7 +30,7 @@ class Lines(Generic[S]):
 
 def _same_but_numbers(before: p.MemberState, after: p.MemberState) -> bool:
     return before == dataclasses.replace(
-        after, step=before.step, pulses=before.pulses, snapshot_step=before.snapshot_step
+        after, step=before.step, heartbeats=before.heartbeats, snapshot_step=before.snapshot_step
     )
 
 

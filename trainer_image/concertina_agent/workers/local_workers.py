@@ -224,9 +224,9 @@ class LocalWorkers:
     def poll(self) -> e.Tick:
         """Where each is, and who is stopped."""
         now, running = time.monotonic(), [worker for worker in self._workers.values() if worker.running]
-        pulses = (heartbeat for worker in running if (heartbeat := worker.heartbeat.read(now)) is not None)
+        heartbeats = (heartbeat for worker in running if (heartbeat := worker.heartbeat.read(now)) is not None)
         stopped = ((worker.rank, stacks.stopped(worker.process.pid)) for worker in running)
-        return e.Tick(tuple(pulses), tuple((rank, used) for rank, used in stopped if used is not None))
+        return e.Tick(tuple(heartbeats), tuple((rank, used) for rank, used in stopped if used is not None))
 
     def look_for_own_worlds(self) -> None:
         """Look, less and less often, whether a command's workers train in worlds of their own: WorldsSeen on news."""
@@ -264,7 +264,7 @@ class LocalWorkers:
         self._emit(e.StacksCollected(round, bounded))
 
     def _heartbeat(self, round: int, rank: int) -> HeartbeatFile:
-        folder = self._settings.volume / "pulses"
+        folder = self._settings.volume / "heartbeats"
         folder.mkdir(exist_ok=True)
         heartbeat = HeartbeatFile(rank, str(folder / f"round-{round}-rank-{rank}"))
         for path in (heartbeat.path, heartbeat.path + stacks.SUFFIX):  # of an agent before us, in this round
@@ -315,7 +315,7 @@ class LocalWorkers:
             for pid in strays:
                 kill_group(pid)
             await asyncio.sleep(0.002)
-        shutil.rmtree(self._settings.volume / "pulses", ignore_errors=True)
+        shutil.rmtree(self._settings.volume / "heartbeats", ignore_errors=True)
 
 
 def _session(pid: int) -> int:

@@ -110,7 +110,7 @@ class ShardHeader:
     checksum: int
     """crc32 of the whole shard."""
     header: str = ""
-    """With Index: the arena's safetensors header (JSON)."""
+    """With Index: the shard file's safetensors header (JSON)."""
     parts: int = 1
     """What follows is the part that was asked for of so many. An agent of the version before knows of none and sends
     all."""

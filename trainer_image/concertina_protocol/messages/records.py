@@ -38,7 +38,7 @@ class StorageHealth(OpenEnum):
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotId:
-    """One state of the whole world: `shards` arenas, all of the same round, step and layout."""
+    """One state of the whole world: `shards` shard files, all of the same round, step and layout."""
 
     round: int
     step: int

@@ -272,7 +272,7 @@ class MemberState:
     """On the lead: newest snapshot of this round that is complete on all peers; older rounds' may then be dropped."""
     durable_parts: tuple[Part, ...] = ()
     """Shards of this round in storage that are not under `LATEST` yet; the lead publishes them once all are there."""
-    pulses: tuple[Heartbeat, ...] = ()
+    heartbeats: tuple[Heartbeat, ...] = ()
     """Heartbeats of its workers that run, by their older name; the lead keeps them to itself."""
     hung: bool = False
     """On the lead: no rank moves; every member collects the stacks of its workers."""

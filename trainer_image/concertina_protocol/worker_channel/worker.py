@@ -60,7 +60,7 @@ class Beat:
 
 @dataclasses.dataclass(frozen=True)
 class Committed:
-    """The arena at `path` is whole, and `<path>.json` beside it has its id, shard, size and crc32."""
+    """The shard file at `path` is whole, and `<path>.json` beside it has its id, shard, size and crc32."""
 
     id: SnapshotId
     shard: int

@@ -7,10 +7,10 @@ from concertina_protocol import worker_channel as w
 
 
 def ticked(
-    driver: Driver, seconds: float, *pulses: p.Heartbeat, stopped: tuple[tuple[int, int], ...] = ()
+    driver: Driver, seconds: float, *heartbeats: p.Heartbeat, stopped: tuple[tuple[int, int], ...] = ()
 ) -> list[e.Effect]:
     driver.now += seconds
-    return driver.tell(e.Tick(pulses, stopped))
+    return driver.tell(e.Tick(heartbeats, stopped))
 
 
 def hanging() -> Driver:
@@ -31,15 +31,15 @@ def progress(step: int) -> p.Progress:
 def test_the_lead_has_stacks_collected_everywhere_and_then_names_who_is_behind():
     driver = hanging()
     waiting, loading = p.Heartbeat(0, 5, "computing", 9.0), p.Heartbeat(1, 5, "loading data", 9.0)
-    driver.member_says("b", "running", step=5, pulses=(loading,))
-    assert driver.report.members["b"].pulses == (), "the operator has no use for them"
+    driver.member_says("b", "running", step=5, heartbeats=(loading,))
+    assert driver.report.members["b"].heartbeats == (), "the operator has no use for them"
     assert kinds(ticked(driver, 0.0, waiting)) == []
     assert not driver.core.beat().hung
     assert kinds(ticked(driver, 2.0, p.Heartbeat(0, 5, "computing", 11.0))) == ["CollectStacks"]
     assert driver.core.beat().hung, "members hear of it"
     assert kinds(ticked(driver, 0.25, p.Heartbeat(0, 5, "computing", 11.25))) == [], "once"
     driver.tell(e.StacksCollected(1, {0: ("here",)}))
-    driver.member_says("b", "running", step=5, pulses=(p.Heartbeat(1, 5, "loading data", 11.0, stack=("there",)),))
+    driver.member_says("b", "running", step=5, heartbeats=(p.Heartbeat(1, 5, "loading data", 11.0, stack=("there",)),))
     assert kinds(ticked(driver, 0.25, p.Heartbeat(0, 5, "computing", 11.5))) == ["ReportChanged"]
     hang = driver.report.hang
     assert (hang.replica, hang.rank, hang.stack) == ("b", 1, ("there",))
@@ -57,12 +57,12 @@ def test_a_member_collects_stacks_when_the_lead_says_so_and_forgets_them_when_it
     assert kinds(driver.tell(e.LeadMessage(1, "claim-1", hung))) == ["CollectStacks"]
     assert kinds(driver.tell(e.LeadMessage(1, "claim-1", hung))) == []
     ticked(driver, 1.0)
-    assert driver.core.member_state().pulses == (p.Heartbeat(1, 5, "training", 1.0),)
+    assert driver.core.member_state().heartbeats == (p.Heartbeat(1, 5, "training", 1.0),)
     driver.tell(e.StacksCollected(1, {1: ("there",)}))
-    assert driver.core.member_state().pulses[0].stack == ("there",)
+    assert driver.core.member_state().heartbeats[0].stack == ("there",)
     driver.tell(e.LeadMessage(1, "claim-1", beat))
     ticked(driver, 1.0)
-    assert driver.core.member_state().pulses == (p.Heartbeat(1, 5, "training", 2.0),)
+    assert driver.core.member_state().heartbeats == (p.Heartbeat(1, 5, "training", 2.0),)
     assert kinds(driver.tell(e.LeadMessage(1, "claim-1", hung))) == ["CollectStacks"]
 
 
@@ -86,7 +86,7 @@ def test_a_round_that_has_failed_does_not_hang():
 
 def test_who_has_left_after_a_drain_does_not_hang():
     driver = hanging()
-    driver.member_says("b", "drained", pulses=(p.Heartbeat(1, 5, "computing", 9.0),))
+    driver.member_says("b", "drained", heartbeats=(p.Heartbeat(1, 5, "computing", 9.0),))
     driver.say(w.Done("drained", 5))
     driver.ended(0)
     ticked(driver, 60.0)

@@ -22,9 +22,9 @@ def test_what_a_round_goes_on_from_stays_until_it_is_safe_and_the_one_before_unt
     assert driver.core.held == held[1:3]
 
     for step, phase in ((7, "restoring"), (7, "computing")):
-        assert drops(driver.tell(e.Tick(pulses=(p.Heartbeat(0, step, phase, 0.0),)))) == []
+        assert drops(driver.tell(e.Tick(heartbeats=(p.Heartbeat(0, step, phase, 0.0),)))) == []
     if first == "heartbeat":
-        effects = driver.tell(e.Tick(pulses=(p.Heartbeat(0, 8, "checkpointing", 0.0),)))
+        effects = driver.tell(e.Tick(heartbeats=(p.Heartbeat(0, 8, "checkpointing", 0.0),)))
     else:
         effects = driver.say(w.Committed(snapshot(2, 8), 0, "slot-0"), round=2)
     assert drops(effects) == [e.DropSnapshots((snapshot(1, 6),))]

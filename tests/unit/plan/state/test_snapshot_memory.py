@@ -59,7 +59,7 @@ def test_a_part_on_its_way_to_storage_takes_room_too():
 def test_what_the_init_container_writes_has_room_beside_them(tmp_path):
     install(tmp_path)
     written = sum(path.lstat().st_blocks * 512 for path in tmp_path.rglob("*"))
-    assert written <= PROGRAM * 3 // 4, "marks, pulses and the names of what was imported come later"
+    assert written <= PROGRAM * 3 // 4, "marks, heartbeats and the names of what was imported come later"
 
 
 def test_a_shard_s_header_has_room_beside_the_tensors():

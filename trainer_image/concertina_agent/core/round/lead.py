@@ -82,9 +82,9 @@ class Lead:
             self._give_up_at[state.replica] = now + SILENCE_SECONDS
         if known.failure is not None and state.failure is None:
             return False  # a lost member stays lost: its round is over
-        self.watchdog.on_heartbeats(state.replica, () if state.state in OVER else state.pulses, now)
+        self.watchdog.on_heartbeats(state.replica, () if state.state in OVER else state.heartbeats, now)
         # What goes on to the operator is what it needs.
-        state = dataclasses.replace(state, snapshot_step=None, pulses=(), hung=False, leaving=(), ends_at=None)
+        state = dataclasses.replace(state, snapshot_step=None, heartbeats=(), hung=False, leaving=(), ends_at=None)
         self._set(state)
         if state.failure is None:
             return state != known

@@ -47,17 +47,17 @@ class Stragglers:
 
     def check(self, places: Mapping[int, tuple[str, Heartbeat]], now: float) -> bool:
         """`places`: rank to replica and heartbeat. Whether `found` has changed."""
-        pulses = {rank: heartbeat for rank, (_, heartbeat) in places.items() if heartbeat.busy > 0}
-        if self._factor is None or len(pulses) < 2 or len(pulses) < len(places):
+        heartbeats = {rank: heartbeat for rank, (_, heartbeat) in places.items() if heartbeat.busy > 0}
+        if self._factor is None or len(heartbeats) < 2 or len(heartbeats) < len(places):
             return False
-        if self._begun.keys() != pulses.keys():
-            self._begun, self._begun_at, self._rows = pulses, now, {}
+        if self._begun.keys() != heartbeats.keys():
+            self._begun, self._begun_at, self._rows = heartbeats, now, {}
             return False
-        work = {rank: _work(self._begun[rank], heartbeat) for rank, heartbeat in pulses.items()}
+        work = {rank: _work(self._begun[rank], heartbeat) for rank, heartbeat in heartbeats.items()}
         seconds = now - self._begun_at
         if seconds < WINDOW_SECONDS or min(one.steps for one in work.values()) < WINDOW_STEPS:
             return False
-        self._begun, self._begun_at = pulses, now
+        self._begun, self._begun_at = heartbeats, now
         slow = late(work, seconds, self._factor)
         self._rows = {rank: self._rows.get(rank, 0) + 1 for rank in slow}
         return self._name({rank: places[rank][0] for rank, row in self._rows.items() if row >= IN_A_ROW}, work)

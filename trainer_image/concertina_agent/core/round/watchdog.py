@@ -46,7 +46,7 @@ class Heartbeats:
     """What is known of the own workers: where each is, and for how long."""
 
     def __init__(self) -> None:
-        self.pulses: tuple[Heartbeat, ...] = ()
+        self.heartbeats: tuple[Heartbeat, ...] = ()
         """Of the workers that run, as of the last look; phase "" where a worker tells nothing of itself."""
         self._beats: dict[int, tuple[int, str, float]] = {}
         self._stopped: frozenset[tuple[int, int]] = frozenset()
@@ -65,14 +65,16 @@ class Heartbeats:
         for rank, (step, phase, since) in self._beats.items():
             known.setdefault(rank, Heartbeat(rank, step, phase, now - since))
         unknown = (Heartbeat(rank, -1, "", 0.0) for rank in running if rank not in known)
-        pulses = [*(known[rank] for rank in running if rank in known), *unknown]
-        self.pulses = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank)) for p in pulses)
+        heartbeats = [*(known[rank] for rank in running if rank in known), *unknown]
+        self.heartbeats = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank)) for p in heartbeats)
 
     def stopped(self, ranks: Iterable[tuple[int, int]]) -> frozenset[int]:
         """Those that were stopped (SIGSTOP) at the last look, are still, and have neither computed nor moved in
         between: one that is stopped for moments, again and again, is slow (decision "A worker stopped for moments is
         slow"). Ranks come with the CPU time used."""
-        moved = {heartbeat.rank for heartbeat in self.pulses if heartbeat.phase and heartbeat.still < STOPPED_SECONDS}
+        moved = {
+            heartbeat.rank for heartbeat in self.heartbeats if heartbeat.phase and heartbeat.still < STOPPED_SECONDS
+        }
         before, self._stopped = self._stopped, frozenset(ranks)
         return frozenset(rank for rank, _ in before & self._stopped) - moved
 
@@ -86,7 +88,7 @@ class Heartbeats:
     def collected(self, stacks: Mapping[int, tuple[str, ...]]) -> None:
         if self.collecting:
             self._stacks = dict(stacks)
-            self.pulses = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank, ())) for p in self.pulses)
+            self.heartbeats = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank, ())) for p in self.heartbeats)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +122,12 @@ class Watchdog:
         """No rank has moved for too long; `hang` follows when the stacks are there."""
         return self._hung_at is not None
 
-    def on_heartbeats(self, replica: str, pulses: tuple[Heartbeat, ...], now: float) -> None:
+    def on_heartbeats(self, replica: str, heartbeats: tuple[Heartbeat, ...], now: float) -> None:
         for rank in self._ranks.get(replica, ()):
             if rank in self._places and self._places[rank].replica == replica:
                 del self._places[rank]
-        self._ranks[replica] = tuple(heartbeat.rank for heartbeat in pulses)
-        for heartbeat in pulses:
+        self._ranks[replica] = tuple(heartbeat.rank for heartbeat in heartbeats)
+        for heartbeat in heartbeats:
             self._places[heartbeat.rank] = RankHeartbeat(replica, heartbeat, now - heartbeat.still)
 
     def step_took(self, seconds: float) -> None:
@@ -188,10 +190,10 @@ def position(heartbeat: Heartbeat) -> tuple[int, int]:
     return heartbeat.step, STEP_PHASES.index(phase)
 
 
-def suspects(pulses: Iterable[Heartbeat]) -> list[Heartbeat]:
+def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
     """Who is behind: the rest wait for them (decision "A heartbeat file instead of lines"). Of several at the same
     place, those that do not wait in a collective; all of them where that tells nothing."""
-    everyone = sorted(pulses, key=lambda heartbeat: heartbeat.rank)
+    everyone = sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)
     known = [heartbeat for heartbeat in everyone if heartbeat.phase]
     last = min(map(position, known))
     behind = [heartbeat for heartbeat in known if position(heartbeat) == last]
@@ -209,9 +211,9 @@ def waits(stack: Iterable[str]) -> bool:
     return any(part in line for line in lines[current + 1 : current + 1 + INNERMOST] for part in COLLECTIVE)
 
 
-def _usual_phase(pulses: list[Heartbeat]) -> str:
+def _usual_phase(heartbeats: list[Heartbeat]) -> str:
     """What most of them do."""
-    counted = collections.Counter(heartbeat.phase for heartbeat in pulses if heartbeat.phase)
+    counted = collections.Counter(heartbeat.phase for heartbeat in heartbeats if heartbeat.phase)
     return counted.most_common(1)[0][0] if counted else ""
 
 

@@ -82,8 +82,8 @@ def on_worlds_seen(agent: AgentState, event: e.WorldsSeen, t: e.Moment) -> list[
 def update_heartbeats(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
     """Where each worker is by its heartbeat, and who is stopped."""
     running = [rank for rank in r.workers.ranks if r.workers.alive(rank)]
-    r.hearts.update(event.pulses, running, t.now)
-    effects = storage.restored(agent, r, max((heartbeat.step for heartbeat in r.hearts.pulses), default=-1))
+    r.hearts.update(event.heartbeats, running, t.now)
+    effects = storage.restored(agent, r, max((heartbeat.step for heartbeat in r.hearts.heartbeats), default=-1))
     for rank in sorted(r.hearts.stopped(event.stopped)):
         if r.failure is None and r.workers.alive(rank):
             effects += own_state.fail(agent, worker_stopped(agent.replica, rank, r.workers.step, t.at), t)

@@ -43,7 +43,7 @@ def heartbeat(rank: int, phase: str = "computing", step: int = 5, still: float =
 
 
 @pytest.mark.parametrize(
-    ("pulses", "expected"),
+    ("heartbeats", "expected"),
     [
         ([heartbeat(0), heartbeat(1, "loading data"), heartbeat(2)], [1]),
         ([heartbeat(0, "reducing"), heartbeat(1, "reducing"), heartbeat(2)], [2]),
@@ -59,8 +59,8 @@ def heartbeat(rank: int, phase: str = "computing", step: int = 5, still: float =
         ([heartbeat(0), Heartbeat(1, -1, "", 0.0)], [0, 1]),
     ],
 )
-def test_who_is_behind(pulses: list[Heartbeat], expected: list[int]) -> None:
-    assert [found.rank for found in suspects(pulses)] == expected
+def test_who_is_behind(heartbeats: list[Heartbeat], expected: list[int]) -> None:
+    assert [found.rank for found in suspects(heartbeats)] == expected
 
 
 def test_a_frame_of_fsdp_further_out_is_no_collective() -> None:
@@ -74,12 +74,12 @@ def test_a_frame_of_fsdp_further_out_is_no_collective() -> None:
     st.permutations(range(8)),
 )
 def test_suspects_are_those_furthest_behind_whatever_the_order(places: list, order: list[int]) -> None:
-    pulses = [heartbeat(rank, phase, step) for rank, (step, phase) in enumerate(places)]
-    shuffled = [pulses[i] for i in order if i < len(pulses)]
+    heartbeats = [heartbeat(rank, phase, step) for rank, (step, phase) in enumerate(places)]
+    shuffled = [heartbeats[i] for i in order if i < len(heartbeats)]
     found = suspects(shuffled)
-    assert found == suspects(pulses)
+    assert found == suspects(heartbeats)
     assert found
-    assert {position(one) for one in found} == {min(map(position, pulses))}
+    assert {position(one) for one in found} == {min(map(position, heartbeats))}
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,10 @@ def test_the_clocks_of_members_do_not_matter(offset: float, still: float) -> Non
     hearts.on_beat(0, 5, "training", offset)
     hearts.update((), [0], offset + still)
     dog = watchdog(25.0)
-    dog.on_heartbeats("a", hearts.pulses, 100.0)
+    dog.on_heartbeats("a", hearts.heartbeats, 100.0)
     dog.check(100.0)
-    assert dog.hung == (hearts.pulses[0].still >= 25.0)
-    assert hearts.pulses[0].still == pytest.approx(still, abs=1e-3)
+    assert dog.hung == (hearts.heartbeats[0].still >= 25.0)
+    assert hearts.heartbeats[0].still == pytest.approx(still, abs=1e-3)
 
 
 def test_a_worker_is_stopped_when_it_is_so_twice() -> None:
@@ -197,7 +197,7 @@ def test_who_says_again_and_again_that_data_are_waited_for_does_not_hang_until_i
 
     def look() -> bool:
         hearts.update([], [0], now)
-        dog.on_heartbeats("a", hearts.pulses, now)
+        dog.on_heartbeats("a", hearts.heartbeats, now)
         return dog.check(now) and dog.hang is not None
 
     for step in range(1, 40):
