@@ -183,7 +183,7 @@ def prune(
 
 
 @app.command()
-def now(
+def create(
     job: Annotated[str, typer.Argument(help="Name of the TrainingJob.")],
     wait: Annotated[bool, typer.Option(help="Wait until the checkpoint is in storage.")] = True,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace.")] = None,
