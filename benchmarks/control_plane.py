@@ -157,7 +157,7 @@ async def kill_member(bench: Bench) -> None:
             await asyncio.sleep(0.01)
         claimed = min((at for round, at in job.claims.items() if round > claims), default=float("inf"))
         committed = min((at for round, at in job.rounds.items() if round > before), default=float("inf"))
-        who = "a member dies" if place else "a lead dies"
+        who = "a member dies" if place else "a coordinator dies"
         bench.say("kill-member", f"{who}: until the claim is seen", claimed - died)
         bench.say("kill-member", f"{who}: until the commit is seen", committed - died)
         print(f"  {who} of {name}: claim {claimed - died:.2f} s, commit {committed - died:.2f} s", flush=True)
@@ -178,8 +178,8 @@ async def kill_operator(bench: Bench) -> None:
     bench.say("kill-operator", "until the new one works", time.time() - begun)
     while (again := await bench.operator.heard()) < heard and time.time() < begun + bench.options.limit:
         await asyncio.sleep(LOOK_SECONDS)
-    bench.say("kill-operator", "until all leads are heard", time.time() - begun if again >= heard else math.inf)
-    bench.say("kill-operator", "leads that were heard before", heard)
+    bench.say("kill-operator", "until all coordinators are heard", time.time() - begun if again >= heard else math.inf)
+    bench.say("kill-operator", "coordinators that were heard before", heard)
     await asyncio.sleep(SECOND_THOUGHTS_SECONDS)
     bench.say("kill-operator", "jobs that begin a round", _begun(bench, rounds))
     await bench.measured("kill-operator", before, bench.size.jobs, "a job")

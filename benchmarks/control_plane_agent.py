@@ -1,9 +1,10 @@
 """A stand-in for the agent of one replica: the real core and the real network, with workers that are only said to run.
 
 It differs from `concertina_agent.agent` in what costs processors that are not the operator's: no process is started, no
-file is written, it looks round rarely while nothing happens, members and lead beat rarely (`beat_rarely`), and whether
-another replica can be reached is known by a connection without a handshake (`Reach`). What it says to the operator and
-to other stand-ins is said by the agent's own code, over mTLS, and to the operator as often as any agent says it."""
+file is written, it looks round rarely while nothing happens, members and coordinator beat rarely (`beat_rarely`), and
+whether another replica can be reached is known by a connection without a handshake (`Reach`). What it says to the
+operator and to other stand-ins is said by the agent's own code, over mTLS, and to the operator as often as any agent
+says it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from concertina_agent.agent import FAREWELL_SECONDS
 from concertina_agent.core import events as e
 from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
-from concertina_agent.core.round import lead
+from concertina_agent.core.round import coordinator
 from concertina_agent.net import tls
 from concertina_agent.net.driver import NetworkDriver
 from concertina_agent.net.shard_wire import ShardWire
@@ -44,7 +45,7 @@ QUIET_TICK_SECONDS, ALERT_SECONDS = 15.0, 3.0
 pace."""
 MEMBER_BEAT_SECONDS, MEMBER_SILENCE_SECONDS = 20.0, 90.0
 """Here who dies breaks its connections, so no silence has to be noticed."""
-ROUTINE = (e.Tick, e.MemberMessage, e.LeadMessage, e.WorkerMessage)
+ROUTINE = (e.Tick, e.MemberMessage, e.CoordinatorMessage, e.WorkerMessage)
 END_SECONDS = 0.01
 """Until workers that were told to are gone."""
 REACH_SECONDS = 3.0
@@ -57,10 +58,10 @@ REACH_BACKLOG = 64
 
 
 def beat_rarely() -> None:
-    """For this process: what the members of a round and their lead say to one another while all is well, of which the
-    operator hears nothing, was nearly all that a stand-in cost (6 ms a second for a job of four)."""
+    """For this process: what the members of a round and their coordinator say to one another while all is well, of
+    which the operator hears nothing, was nearly all that a stand-in cost (6 ms a second for a job of four)."""
     p.BEAT_SECONDS = MEMBER_BEAT_SECONDS
-    for module in (p, lead):
+    for module in (p, coordinator):
         setattr(module, "SILENCE_SECONDS", MEMBER_SILENCE_SECONDS)  # noqa: B010
 
 
@@ -101,7 +102,7 @@ class StandIn:
             e.BindStore: (self._bind_store,),
             e.PingPeers: (self._look_for_peers,),
             e.Reply: (network.reply,),
-            e.StartRound: (self._workers.start, network.join_lead),
+            e.StartRound: (self._workers.start, network.join_coordinator),
             e.SendToWorker: (),
             e.SignalWorkers: (self._workers.signal,),
             e.CollectStacks: (lambda effect: self._soon(e.StacksCollected(effect.round, {})),),

@@ -1,9 +1,9 @@
-"""How soon a new operator hears the leads of all jobs: `python benchmarks/failover.py [JOBS ...] [--json FILE]`.
+"""How soon a new operator hears the coordinators of all jobs: `python benchmarks/failover.py [JOBS ...] [--json FILE]`.
 
-As many leads as there are jobs, each with its own job's certificates, are served by processes that speak the real
-protocol over real mTLS; the operator's side is its own code (`concertina.agents`), in a process that begins with
-nothing, as after `kill -9`. Printed: seconds until half, 99 % and all leads are heard, processor seconds that took, and
-the longest time for which the operator's event loop stood still."""
+As many coordinators as there are jobs, each with its own job's certificates, are served by processes that speak the
+real protocol over real mTLS; the operator's side is its own code (`concertina.agents`), in a process that begins with
+nothing, as after `kill -9`. Printed: seconds until half, 99 % and all coordinators are heard, processor seconds that
+took, and the longest time for which the operator's event loop stood still."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from concertina_protocol.connection import Connection
 
 MASTER, CREATED = b"benchmark-master-key" * 2, 1_700_000_000.0
 SERVERS = 2
-"""Processes that serve the leads; they take processor time from the operator's side, as on one machine they would."""
+"""Processes that serve the coordinators; they take processor time from the operator's side, as on one machine they
+would."""
 
 
 def uid(job: int) -> str:
@@ -34,11 +35,11 @@ def uid(job: int) -> str:
 
 
 def told(job: int) -> protocol.Report:
-    return protocol.Report("a-0-0", "i", True, 1, "c", protocol.State.RUNNING, lead=True)
+    return protocol.Report("a-0-0", "i", True, 1, "c", protocol.State.RUNNING, coordinator=True)
 
 
-async def _lead(job: int, folder: Path) -> int:
-    """Serves one lead; its port."""
+async def _coordinator(job: int, folder: Path) -> int:
+    """Serves one coordinator; its port."""
     for name, content in Authority(MASTER, uid(job), CREATED).secret_data().items():
         (folder / name).write_bytes(base64.b64decode(content))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -64,11 +65,11 @@ async def _lead(job: int, folder: Path) -> int:
 
 
 def serve(jobs: range, pipe: Pipe) -> None:
-    """One process: sends the ports of its leads, and ends when it is told anything."""
+    """One process: sends the ports of its coordinators, and ends when it is told anything."""
 
     async def run() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            pipe.send([await _lead(job, Path(folder)) for job in jobs])
+            pipe.send([await _coordinator(job, Path(folder)) for job in jobs])
         await asyncio.to_thread(pipe.recv)
 
     asyncio.run(run())
@@ -109,7 +110,7 @@ async def _hear(ports: list[int]) -> dict[str, float]:
     used = time.process_time() - used
     connections.close()
     return {
-        "half of the leads are heard": at[len(at) // 2],
+        "half of the coordinators are heard": at[len(at) // 2],
         "99 %": at[len(at) * 99 // 100],
         "all": at[-1],
         "processor time of the operator": used,
@@ -148,7 +149,7 @@ def main() -> None:
         for _ in range(options.runs):
             for what, seconds in play(jobs).items():
                 samples.setdefault(f"{jobs} jobs: {what}", []).append(seconds)
-    report.show("A new operator, until it hears the leads of all jobs", samples)
+    report.show("A new operator, until it hears the coordinators of all jobs", samples)
     report.write(options.json, "failover", samples)
 
 

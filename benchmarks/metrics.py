@@ -85,7 +85,7 @@ def job(number: int, pods: int) -> dict[str, Any]:
         "status": {
             "conditions": conditions, "startTime": at, "replicas": pods, "rounds": 3, "stepsReplayed": 2,
             "world": {"round": 3, "replicas": pods, "workers": 8 * pods, "members": members, "since": at,
-                      "lead": members[0]["replica"]},
+                      "coordinator": members[0]["replica"]},
             "progress": {"step": 1000 + number, "steps": 9000, "loss": 2.5, "tokensPerSecond": 1e5, "mfu": 0.4,
                          "tokens": 10**9, "stepSeconds": 0.5, "at": at},
             "lastCheckpoint": {"step": 900, "uri": "s3://bucket/run", "at": at},

@@ -2,9 +2,10 @@
 
     python benchmarks/recovery.py [--runs 10] [--peer-runs 3] [--scenarios ...] [--json FILE] [--only ...]
 
-Rows: what dies (`worker`: one training process; `member`: process 1 of a replica other than the lead; `lead`: process 1
-of the lead, which hosts the store; `node`: all processes of a node), what is stopped (SIGSTOP: connections stay open),
-`notice` (the pod is deleted with its grace), `join` (from a successor's being warm to the first step with it), under
+Rows: what dies (`worker`: one training process; `member`: process 1 of a replica other than the coordinator;
+`coordinator`: process 1 of the coordinator, which hosts the store; `node`: all processes of a node), what is stopped
+(SIGSTOP: connections stay open), `notice` (the pod is deleted with its grace), `join` (from a successor's being warm to
+the first step with it), under
 - concertina: the bundled trainer (FSDP2, snapshots in node memory), split into its parts;
 - concertina, script: benchmarks/scripts/elastic_ddp.py as a command of one's own, started warm, with checkpoints of
   its own; script with state: elastic_state.py of the same model, DDP and FSDP2, by `trainingjob.State`, with short
@@ -41,7 +42,7 @@ from concertina.demo import stage as stages
 from concertina.demo.stage import Stage
 
 SCENARIOS = (*BLOWS, "join")
-SCRIPT_SCENARIOS = ("worker", "member", "lead", "node", "join")
+SCRIPT_SCENARIOS = ("worker", "member", "coordinator", "node", "join")
 SCRIPTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "script": own_command,
     "script with state, DDP": functools.partial(with_state, "ddp", 0.05),

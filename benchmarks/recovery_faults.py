@@ -28,14 +28,15 @@ class Victims:
     stopped: list[int]
 
     @property
-    def lead(self) -> str:
-        return str(self.status["world"]["lead"])
+    def coordinator(self) -> str:
+        return str(self.status["world"]["coordinator"])
 
     @property
     def member(self) -> str:
-        """Not the lead; where there is a choice nobody who joined last, whose loss would make growing wait longer."""
+        """Not the coordinator; where there is a choice nobody who joined last, whose loss would make growing wait
+        longer."""
         joined = self.status.get("internal", {}).get("growth", {}).get("joined", [])
-        names = [each["replica"] for each in self.status["world"]["members"] if each["replica"] != self.lead]
+        names = [each["replica"] for each in self.status["world"]["members"] if each["replica"] != self.coordinator]
         return str(next((name for name in names if name not in joined), names[0]))
 
     @property
@@ -61,8 +62,8 @@ def kill_member(victims: Victims) -> float:
     return _signal(victims.agent(victims.member), signal.SIGKILL)
 
 
-def kill_lead(victims: Victims) -> float:
-    return _signal(victims.agent(victims.lead), signal.SIGKILL)
+def kill_coordinator(victims: Victims) -> float:
+    return _signal(victims.agent(victims.coordinator), signal.SIGKILL)
 
 
 def kill_node(victims: Victims) -> float:
@@ -114,7 +115,7 @@ def operator_started(stage: Stage) -> float:
 BLOWS: dict[str, Callable[[Victims], float]] = {
     "worker": kill_worker,
     "member": kill_member,
-    "lead": kill_lead,
+    "coordinator": kill_coordinator,
     "node": kill_node,
     "stopped agent": stop_agent,
     "stopped worker": stop_worker,

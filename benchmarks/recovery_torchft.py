@@ -22,8 +22,9 @@ from recovery_torchrun import Step, kill_tree, steps, wait_for_world
 VERSION = "0.2.0"
 SCRIPT = Path(__file__).parent / "scripts" / "torchft_ddp.py"
 FOLDER = Path(__file__).parents[1] / "build" / f"torchft-{VERSION}"
-SCENARIOS = ("member", "lead", "stopped worker")
-"""`lead`: the replica group that was started first (there is no lead; no fault is injected into the lighthouse)."""
+SCENARIOS = ("member", "coordinator", "stopped worker")
+"""`coordinator`: the replica group that was started first (there is no coordinator; no fault is injected into the
+lighthouse)."""
 LIGHTHOUSE = """
 import time
 from torchft.coordination import LighthouseServer
@@ -76,7 +77,7 @@ def measure(scenario: str, limit: float) -> float:
     try:
         with torchft(3, folder) as groups:
             wait_for_world(folder, 3, 90 + limit)
-            victim = groups[0 if scenario == "lead" else 1].pid
+            victim = groups[0 if scenario == "coordinator" else 1].pid
             injected_at = time.time()
             os.kill(victim, signal.SIGSTOP if scenario.startswith("stopped") else signal.SIGKILL)
             while time.time() < injected_at + limit:

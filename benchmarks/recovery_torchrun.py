@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SCRIPT = Path(__file__).parent / "scripts" / "elastic_ddp.py"
-SCENARIOS = ("worker", "member", "lead")
+SCENARIOS = ("worker", "member", "coordinator")
 TUNED = ["--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"]
 
 
@@ -110,8 +110,8 @@ def wait_for_world(folder: Path, world: int, limit: float) -> list[Step]:
 def measure(scenario: str, tuned: bool, limit: float) -> float:
     """Seconds from the SIGKILL to the end of the first step of the next world; inf where there is none within `limit`.
 
-    scenario: `worker` kills a worker other than rank 0; `lead` the torchrun that hosts the rendezvous and its worker;
-    `member` another torchrun with its worker (for torchrun, a node is no more than that)."""
+    scenario: `worker` kills a worker other than rank 0; `coordinator` the torchrun that hosts the rendezvous and its
+    worker; `member` another torchrun with its worker (for torchrun, a node is no more than that)."""
     folder = Path(tempfile.mkdtemp(prefix="recovery-torchrun-"))
     try:
         with torchrun(3, tuned, folder) as agents:
@@ -122,7 +122,7 @@ def measure(scenario: str, tuned: bool, limit: float) -> float:
             if scenario == "worker":
                 os.kill(worker, signal.SIGKILL)
             else:
-                kill_tree(agents[0 if scenario == "lead" else 1].pid)
+                kill_tree(agents[0 if scenario == "coordinator" else 1].pid)
             while time.time() < killed_at + limit:
                 after = [
                     s

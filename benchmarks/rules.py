@@ -71,7 +71,7 @@ def series(jobs: int, pods: int, names: frozenset[str]) -> list[tuple[str, float
 
 
 def _of_agent(number: int, index: int) -> bytes:
-    """As an agent renders it: all have workers, the first one leads."""
+    """As an agent renders it: all have workers, the first one coordinates."""
     samples = [Sample(f.WORKER_MEMORY, 1 << 30)]
     if index == 0:
         told = Training()

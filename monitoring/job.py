@@ -22,7 +22,7 @@ def _told(name: str, *labels: str) -> str:
 
 
 def rate(metric: str, *labels: str) -> str:
-    """Of all pods: what one had counted goes on in another when the lead changes."""
+    """Of all pods: what one had counted goes on in another when the coordinator changes."""
     return f"sum by ({', '.join(labels)}) (rate({metric}{{{CHOSEN}}}[{RECENT}]))"
 
 

@@ -82,21 +82,21 @@ def manifest_to_pod() -> dict[str, Files]:
 
 
 def failure_to_round() -> dict[str, Files]:
-    at_member, at_lead, to_claim, to_commit = Files(), Files(), Files(), Files()
+    at_member, at_coordinator, to_claim, to_commit = Files(), Files(), Files(), Files()
     names, now = ("demo-0-0", "demo-1-0", "demo-2-0"), jobs.T0 + 20
-    member, lead = Driver("b"), Driver("a")
+    member, coordinator = Driver("b"), Driver("a")
     member.begun("a", "b", "c")
-    lead.begun("a", "b", "c")
+    coordinator.begun("a", "b", "c")
     with entered(at_member):
         member.ended(SIGKILLED, rank=1)
         failure = member.core.member_state().failure
     assert failure is not None, "the member has not noticed"
-    with entered(at_lead):
-        lead.member_says("b", "failed", failure=failure)
-    failure = replace(lead.report.failures[0], replica=names[1])
+    with entered(at_coordinator):
+        coordinator.member_says("b", "failed", failure=failure)
+    failure = replace(coordinator.report.failures[0], replica=names[1])
     observed = jobs.running(jobs.spec())
     agents = dict(observed.agents)
-    agents[names[0]] = replace(agents[names[0]], report=jobs.lead_report(state="failed", failures=(failure,)))
+    agents[names[0]] = replace(agents[names[0]], report=jobs.coordinator_report(state="failed", failures=(failure,)))
     observed = replace(observed, agents=agents)
     with entered(to_claim):
         claimed = plan(observed, now)
@@ -106,7 +106,12 @@ def failure_to_round() -> dict[str, Files]:
     with entered(to_commit):
         committed = plan(observed, now)
     assert jobs.sends(committed, protocol.Assign), "the claim is not committed"
-    return {"member": at_member, "lead": at_lead, "plan() to the claim": to_claim, "plan() to the commit": to_commit}
+    return {
+        "member": at_member,
+        "coordinator": at_coordinator,
+        "plan() to the claim": to_claim,
+        "plan() to the commit": to_commit,
+    }
 
 
 def _prepares(made: Plan) -> dict[str, protocol.Prepare]:

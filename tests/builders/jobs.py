@@ -123,7 +123,7 @@ def called(view: AgentView, message: Any, at: float, **fields: Any) -> AgentView
 
 
 def running(job_spec: Any, count: int = 3, now: float = T0 + 10, **fields: Any) -> JobObservation:
-    """A job that trains with all replicas: round 1, lead demo-0-0, step 40."""
+    """A job that trains with all replicas: round 1, coordinator demo-0-0, step 40."""
     from concertina.plan.plan import plan
 
     pods = tuple(pod(index) for index in range(count))
@@ -142,13 +142,19 @@ def running(job_spec: Any, count: int = 3, now: float = T0 + 10, **fields: Any) 
         name: called(agents[name], message, now, done_at=now, reply=protocol.Accepted(message.round, message.claim))
         for name, message in assigns.items()
     }
-    lead = "demo-0-0"
-    agents[lead] = replace(agents[lead], report=lead_report(**fields))
+    coordinator = "demo-0-0"
+    agents[coordinator] = replace(agents[coordinator], report=coordinator_report(**fields))
     seen = then(seen, made, agents=agents, fresh_claim="claim-b")
     return then(seen, plan(seen, now))
 
 
-def lead_report(**fields: Any) -> protocol.Report:
+def coordinator_report(**fields: Any) -> protocol.Report:
     progress = protocol.Progress(40, 100, 2.5, 1000.0, 0.1, 1280, "training", T0 + 10, T0 + 6)
-    values: dict[str, Any] = {"round": 1, "claim": "claim-a", "state": "running", "lead": True, "progress": progress}
+    values: dict[str, Any] = {
+        "round": 1,
+        "claim": "claim-a",
+        "state": "running",
+        "coordinator": True,
+        "progress": progress,
+    }
     return report("demo-0-0", **{**values, **fields})

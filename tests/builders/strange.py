@@ -72,8 +72,8 @@ def rolling_back(bad: Strange, checkpoint: Object) -> Object:
 
 
 def check_went_back(bad: Strange, status: Object, log: str, event: Callable[[str], str]) -> None:
-    """That such a job undid what led to the jump, left it out, said so and completed. `log`: of the lead; `event`: the
-    message of the first one with that reason."""
+    """That such a job undid what led to the jump, left it out, said so and completed. `log`: of the coordinator;
+    `event`: the message of the first one with that reason."""
     back, step = status["rollback"], bad.step
     assert (back["round"], back["step"], back["reason"]) == (1, step - BACK, "LossSpike")
     [(begin, end)] = positions((step - BACK) * BATCH, (step + 1) * BATCH, ())

@@ -28,7 +28,7 @@ HEARD = "tests/unit/agents/test_connections.py"
 SAME = {
     "kill-node": f"{RECOVERY}/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back[OnFailure]",
     "notice": "tests/cluster/operator/rounds/test_notices.py::test_a_taint_a_cordon_a_drain_and_a_deletion",
-    "kill-lead": f"{JOBS}::test_a_replica_that_dies_is_left_out_at_once_and_replaced[the lead]",
+    "kill-coordinator": f"{JOBS}::test_a_replica_that_dies_is_left_out_at_once_and_replaced[the coordinator]",
     "stop-node": f"{RECOVERY}/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back",
     "apiserver-restart": f"{RECOVERY}/test_faults.py::test_an_api_server_that_is_restarted",
     "hang": "tests/simulation/stories/test_verdicts.py::test_a_hang_is_found_and_its_replica_replaced_or_only_reported",

@@ -77,7 +77,7 @@ def scraper(cluster: Cluster, token: str) -> Scraper:
 
 @dataclass(frozen=True)
 class Hurt:
-    """A job after the death of a worker, which the lead survived."""
+    """A job after the death of a worker, which the coordinator survived."""
 
     uid: str
     round: int
@@ -215,9 +215,9 @@ def test_commands_show_the_run_as_the_cluster_has_it(cluster: Cluster, hurt: Hur
     assert row["failures"] == 1
     assert row["cost"] > 0
 
-    lead, other = (member["replica"] for member in world["members"])
+    coordinator, other = (member["replica"] for member in world["members"])
     logs = [json.loads(line) for line in e2e.concertina("logs", JOB, "-o", "json", "-n", e2e.NAMESPACE).splitlines()]
-    assert {line["replica"] for line in logs} == {lead, other}
+    assert {line["replica"] for line in logs} == {coordinator, other}
     started = {(line["round"], line["rank"]) for line in logs if line.get("agent", {}).get("event") == "worker_started"}
     assert {(world["round"], 0), (world["round"], 1)} <= started
     failure = e2e.concertina("logs", JOB, "--since-failure", "-n", e2e.NAMESPACE)
@@ -227,7 +227,7 @@ def test_commands_show_the_run_as_the_cluster_has_it(cluster: Cluster, hurt: Hur
     e2e.concertina("trace", JOB, "--steps", "2", "--ranks", "0,1", "--out", str(file), "-n", e2e.NAMESPACE)
     events = json.loads(file.read_text())["traceEvents"]
     assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {
-        f"rank 0 ({lead})",
+        f"rank 0 ({coordinator})",
         f"rank 1 ({other})",
     }
 
@@ -359,12 +359,12 @@ def test_what_a_script_reports_is_told_everywhere(cluster: Cluster, scraper: Scr
         job = cluster.job(name)
         drills.each_second_is_in_one_class(job)
         told = {pod["metadata"]["name"]: scraper.ask(pod) for pod in cluster.pods(name)}
-        lead = told.pop(job["status"]["world"]["lead"])
-        step = total(lead, "concertina_training_step", **labels)
+        coordinator = told.pop(job["status"]["world"]["coordinator"])
+        step = total(coordinator, "concertina_training_step", **labels)
         assert step >= job["status"]["progress"]["step"] > 20
-        assert total(lead, "concertina_training_run_tokens", **labels) == 100 * step
-        assert total(lead, "concertina_training_loss", **labels) == pytest.approx(1 / step)
-        assert total(lead, "concertina_training_metric", name="accuracy", **labels) == 0.5
+        assert total(coordinator, "concertina_training_run_tokens", **labels) == 100 * step
+        assert total(coordinator, "concertina_training_loss", **labels) == pytest.approx(1 / step)
+        assert total(coordinator, "concertina_training_metric", name="accuracy", **labels) == 0.5
         (other,) = told.values()
         assert "concertina_training_step" not in {each for each, _ in other}
         assert 0 < total(other, "concertina_worker_cpu_seconds_total", **labels) < 30

@@ -87,30 +87,30 @@ def healed(cluster: Cluster, before: Object) -> None:
 def test_a_member_that_reaches_the_operator_but_no_other_member(cluster: Cluster) -> None:
     before = cluster.training(3)
     world, ips = before["world"], addresses(cluster, "-l", f"concertina.dev/job={JOB}")
-    victim = next(member for member in world["members"] if member["replica"] != world["lead"])
+    victim = next(member for member in world["members"] if member["replica"] != world["coordinator"])
     others = [ip for name, ip in ips.items() if name != victim["replica"]]
     with cut(victim["node"], ips[victim["replica"]], others):
         settles_without(cluster, victim["replica"], before)
     healed(cluster, before)
 
 
-def test_a_lead_that_reaches_nobody_and_accuses_all(cluster: Cluster) -> None:
+def test_a_coordinator_that_reaches_nobody_and_accuses_all(cluster: Cluster) -> None:
     before = cluster.training(3)
     world, ips = before["world"], addresses(cluster, "-l", f"concertina.dev/job={JOB}")
-    lead = next(member for member in world["members"] if member["replica"] == world["lead"])
-    others = [ip for name, ip in ips.items() if name != lead["replica"]]
-    with cut(lead["node"], ips[lead["replica"]], others):
-        settles_without(cluster, lead["replica"], before)
+    coordinator = next(member for member in world["members"] if member["replica"] == world["coordinator"])
+    others = [ip for name, ip in ips.items() if name != coordinator["replica"]]
+    with cut(coordinator["node"], ips[coordinator["replica"]], others):
+        settles_without(cluster, coordinator["replica"], before)
         assert latest()["durable"]["uid"] == cluster.job()["metadata"]["uid"]
     healed(cluster, before)
 
 
 def test_members_that_reach_each_other_but_not_the_operator(cluster: Cluster) -> None:
-    """Of a member that does not lead nothing is missed; the round goes on."""
+    """Of a member that does not coordinator nothing is missed; the round goes on."""
     before = cluster.training(3)
     world = before["world"]
     spared = cluster.kubectl("get", "pods", *OPERATOR, "-o=jsonpath={.items[*].spec.nodeName}").split()
-    others = [member for member in world["members"] if member["replica"] != world["lead"]]
+    others = [member for member in world["members"] if member["replica"] != world["coordinator"]]
     victim = next((member for member in others if member["node"] not in spared), others[0])
     own = addresses(cluster, "-l", f"concertina.dev/job={JOB}")[victim["replica"]]
     with cut(victim["node"], own, list(addresses(cluster, *OPERATOR).values())):
@@ -123,10 +123,10 @@ def test_members_that_reach_each_other_but_not_the_operator(cluster: Cluster) ->
 
 
 LOST = 45.0
-"""Seconds, more than after which a silent lead is told of."""
+"""Seconds, more than after which a silent coordinator is told of."""
 
 
-def goes_on_unheard(cluster: Cluster, before: Object, lead_is_cut: bool) -> None:
+def goes_on_unheard(cluster: Cluster, before: Object, coordinator_is_cut: bool) -> None:
     """The same round trains on, as its checkpoints show, and a person is told."""
     saved = latest()["durable"]["step"]
     time.sleep(LOST)
@@ -135,17 +135,17 @@ def goes_on_unheard(cluster: Cluster, before: Object, lead_is_cut: bool) -> None
     assert status["restarts"] == before["restarts"]
     assert latest()["durable"]["step"] > saved
     degraded = next(each for each in status["conditions"] if each["type"] == "Degraded")
-    assert (degraded["reason"] == "AgentsUnreachable") == lead_is_cut, degraded
+    assert (degraded["reason"] == "AgentsUnreachable") == coordinator_is_cut, degraded
 
 
 @pytest.mark.long(law="tests/e2e/test_partitions.py::test_an_operator_that_reaches_no_agent_on_other_nodes")
-def test_a_lead_that_the_operator_alone_does_not_reach(cluster: Cluster) -> None:
+def test_a_coordinator_that_the_operator_alone_does_not_reach(cluster: Cluster) -> None:
     before = cluster.training(3)
-    lead = before["world"]["members"][0]
-    own = addresses(cluster, "-l", f"concertina.dev/job={JOB}")[lead["replica"]]
-    with cut(lead["node"], own, list(addresses(cluster, *OPERATOR).values())):
-        goes_on_unheard(cluster, before, lead_is_cut=True)
-    cluster.until("a lead that is heard", lambda s: s["progress"]["step"] > before["progress"]["step"] + 1)
+    coordinator = before["world"]["members"][0]
+    own = addresses(cluster, "-l", f"concertina.dev/job={JOB}")[coordinator["replica"]]
+    with cut(coordinator["node"], own, list(addresses(cluster, *OPERATOR).values())):
+        goes_on_unheard(cluster, before, coordinator_is_cut=True)
+    cluster.until("a coordinator that is heard", lambda s: s["progress"]["step"] > before["progress"]["step"] + 1)
     assert cluster.training(3)["world"] == before["world"]
 
 
@@ -157,6 +157,6 @@ def test_an_operator_that_reaches_no_agent_on_other_nodes(cluster: Cluster) -> N
     away = {member["replica"] for member in before["world"]["members"] if member["node"] != home}
     agents = addresses(cluster, "-l", f"concertina.dev/job={JOB}")
     with cut(home, own, [ip for name, ip in agents.items() if name in away]):
-        goes_on_unheard(cluster, before, lead_is_cut=before["world"]["lead"] in away)
-    cluster.until("a lead that is heard", lambda s: s["progress"]["step"] > before["progress"]["step"] + 1)
+        goes_on_unheard(cluster, before, coordinator_is_cut=before["world"]["coordinator"] in away)
+    cluster.until("a coordinator that is heard", lambda s: s["progress"]["step"] > before["progress"]["step"] + 1)
     assert cluster.training(3)["world"] == before["world"]

@@ -14,7 +14,7 @@ from builders.programs import PROGRAMS
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(1500)]
 Object = dict[str, Any]
-HURT = ("kill-worker", "kill-lead", "notice", "kill-node")
+HURT = ("kill-worker", "kill-coordinator", "notice", "kill-node")
 
 
 def template(kind: str) -> Object:

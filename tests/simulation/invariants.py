@@ -29,7 +29,7 @@ IDLE_SECONDS = 20.0
 """Without training, though enough replicas are there for it."""
 CALL_TIMEOUT = 3.0
 """As `operators.CALL_TIMEOUT`."""
-BY_WORD = ("LeadLost", "LeadFailed", "RoundOvertaken")
+BY_WORD = ("CoordinatorLost", "CoordinatorFailed", "RoundOvertaken")
 """Reasons to give a round up that are read from what is heard, or is not."""
 
 
@@ -53,7 +53,7 @@ class Invariants:
         self.lies: set[str] = set()
         """Replicas that ever lied."""
         self.deceived = False
-        """Whether one of them was the lead: what a lead says of its round is believed."""
+        """Whether one of them was the coordinator: what a coordinator says of its round is believed."""
         self.restarts: list[Restart] = []
         """All that the status ever had."""
         self._idle_since: float | None = None
@@ -113,17 +113,17 @@ class Invariants:
         self._believed(self.world.status)
 
     def _believed(self, new: JobStatus) -> None:
-        """What a liar says who never led a round is nowhere in the status; but of a lead that is not heard the members
-        are asked."""
-        self.deceived |= new.world.lead in self.lies
+        """What a liar says who never coordinated a round is nowhere in the status; but of a coordinator that is not
+        heard the members are asked."""
+        self.deceived |= new.world.coordinator in self.lies
         if not self.lies or self.deceived:
             return
         claim, failure = new.world.claim, new.last_failure
         for said in (claim.message if claim else "", failure.message if failure else ""):
             if LIE in said and "its member" not in said:
-                raise Violation(f"a liar is believed that leads nobody: {said}")
+                raise Violation(f"a liar is believed that coordinates nobody: {said}")
         if new.progress and new.progress.step >= FAR:
-            raise Violation(f"a liar is believed that leads nobody: {new.progress}")
+            raise Violation(f"a liar is believed that coordinates nobody: {new.progress}")
 
     def _accused(self, old: JobStatus, new: JobStatus) -> None:
         """Who is said to hang does, or did a moment ago; and who is said to be a straggler is on a slow node."""
@@ -154,7 +154,7 @@ class Invariants:
                 )
 
     def _undisturbed(self, old: JobStatus, new: JobStatus) -> None:
-        """No round whose members all train is given up for a lead that this operator alone does not hear."""
+        """No round whose members all train is given up for a coordinator that this operator alone does not hear."""
         before, claim, world = old.world, new.world.claim, self.world
         if not before.claim or not claim or claim.round == before.claim.round or claim.reason not in BY_WORD:
             return

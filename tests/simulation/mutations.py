@@ -78,7 +78,7 @@ def status_is_written_without_testing_the_claim(patch: Patch) -> None:
     patch.setattr(Cluster, "write_status", lambda self, who, observed, status: write(self, who, self.status, status))
 
 
-def a_silent_lead_is_dead_when_another_answers(patch: Patch) -> None:
+def a_silent_coordinator_is_dead_when_another_answers(patch: Patch) -> None:
     word = Health._word_of_members
 
     def dead(self: Health) -> Any:
@@ -165,13 +165,13 @@ def a_rollback_is_forgotten(patch: Patch) -> None:
     patch.setattr(restore, "last_rollback", lambda ctx: seen(ctx) if ctx.round.report else None)
 
 
-def bits_flip_where_the_lead_is(patch: Patch) -> None:
+def bits_flip_where_the_coordinator_is(patch: Patch) -> None:
     restart = escalation.restart_entry
 
     def blames(ctx: Any, cause: Any) -> Any:
         entry = restart(ctx, cause)
         corrupted = entry is not None and entry.reason == "SilentCorruption"
-        return entry.model_copy(update={"replica": ctx.round.lead.replica}) if corrupted else entry
+        return entry.model_copy(update={"replica": ctx.round.coordinator.replica}) if corrupted else entry
 
     patch.setattr(escalation, "restart_entry", blames)
 
@@ -202,12 +202,14 @@ def nobody_goes_on_while_pods_are_refused(patch: Patch) -> None:
     patch.setattr(claims, "claim", lambda ctx, *known: None if ctx.observed.refused else claim(ctx, *known))
 
 
-def whoever_says_that_it_leads_is_believed(patch: Patch) -> None:
+def whoever_says_that_it_coordinates_is_believed(patch: Patch) -> None:
     report = Round.__dict__["report"]
 
     def anybodys(self: Round) -> Any:
         reports = (view.report for view in self.observed.agents.values())
-        return next((told for told in reports if told and told.lead and told.failures), report.__get__(self, Round))
+        return next(
+            (told for told in reports if told and told.coordinator and told.failures), report.__get__(self, Round)
+        )
 
     patch.setattr(Round, "report", property(anybodys), raising=False)
 
@@ -255,7 +257,7 @@ MUTATIONS = (
     Planted(plan_assigns_before_the_commit, 0),
     Planted(latest_has_no_fence, 358),
     Planted(status_is_written_without_testing_the_claim, 0, ("slow_api", "second_operator", "kill_agent")),
-    Planted(a_silent_lead_is_dead_when_another_answers, 1, ("cut_operator",)),
+    Planted(a_silent_coordinator_is_dead_when_another_answers, 1, ("cut_operator",)),
     Planted(crash_loops_are_not_slowed_down, 18),
     Planted(rounds_are_made_of_whoever_answers, 1, ("cut_from_peers",)),
     Planted(late_members_are_left_out, 0, ("starve", "kill_agent", "kill_worker", "kill_worker")),
@@ -269,14 +271,14 @@ MUTATIONS = (
     Planted(samples_are_not_left_out, 1, ("bad_samples",)),
     Planted(samples_left_out_are_trained_on_later, 1, ("glitch",)),
     Planted(a_rollback_is_forgotten, 1, ("glitch",)),
-    Planted(bits_flip_where_the_lead_is, 0, ("flip_bits",)),
+    Planted(bits_flip_where_the_coordinator_is, 0, ("flip_bits",)),
     Planted(latest_is_not_told_what_was_undone, 1, ("bad_samples",)),
     Planted(latest_takes_what_it_says_was_undone, 16, ("storage_down", "bad_samples", "api_down")),
     Planted(losses_are_somebodys_fault, 1, ("bad_samples",)),
     Planted(nodes_where_bits_flip_are_used_again, 0, ("flip_bits",)),
     Planted(times_ahead_are_waited_for, 36, ("refused_pods", "delete_pod", "set_clock")),
     Planted(nobody_goes_on_while_pods_are_refused, 0, ("refused_pods", "kill_agent", "kill_worker", "kill_worker")),
-    Planted(whoever_says_that_it_leads_is_believed, 755, ("lying_agent", "lying_agent")),
+    Planted(whoever_says_that_it_coordinates_is_believed, 755, ("lying_agent", "lying_agent")),
     Planted(what_agents_say_has_no_bounds, 1, ("lying_agent",)),
     Planted(rounds_far_ahead_are_believed, 28, LIES),
 )

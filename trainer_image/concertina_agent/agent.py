@@ -34,8 +34,8 @@ from concertina_protocol.log import log_event
 from concertina_protocol.tracking import spool
 
 FAREWELL_SECONDS = 0.2
-"""For the last lines to the lead and the operator to arrive before the streams break."""
-QUIET = (e.Tick, e.WorkerMessage, e.MemberMessage, e.LeadMessage, e.PeerCopied, e.CopyHeld)
+"""For the last lines to the coordinator and the operator to arrive before the streams break."""
+QUIET = (e.Tick, e.WorkerMessage, e.MemberMessage, e.CoordinatorMessage, e.PeerCopied, e.CopyHeld)
 """Events that come all the time; not logged."""
 
 
@@ -83,7 +83,7 @@ class Agent:
             e.BindStore: (workers.bind_store,),
             e.PingPeers: (network.ping_peers,),
             e.Reply: (network.reply,),
-            e.StartRound: (copies.begin, uploads.begin, workers.start_round, network.join_lead),
+            e.StartRound: (copies.begin, uploads.begin, workers.start_round, network.join_coordinator),
             e.CopyFrom: (copies.copy_from,),
             e.DropSnapshots: (files.drop_snapshots,),
             e.SendToWorker: (workers.send,),

@@ -5,8 +5,8 @@
                                          --storage-client also DEST/storage, its client of durable storage
     concertina-agent run --bundled       run the bundled trainer
     concertina-agent run -- COMMAND...   run a command of one's own
-    concertina-agent report              print what the agent of this container says of itself, and a lead of its round
-    concertina-agent trace               print a trace of some steps of a worker of this container
+    concertina-agent report              print what the agent of this container says of itself, and a coordinator of its
+    round concertina-agent trace               print a trace of some steps of a worker of this container
 
 The environment says the rest (docs/architecture.md, "What the operator puts into a pod").
 """

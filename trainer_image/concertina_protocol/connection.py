@@ -23,9 +23,9 @@ _tls_buffer: contextvars.ContextVar[int] = contextvars.ContextVar("_tls_buffer",
 
 @contextlib.contextmanager
 def small_tls_buffers() -> Iterator[None]:
-    """For connections that are made within: asyncio holds 256 KiB for each, which a lead of a thousand members and an
-    operator of a thousand jobs have no use for (300 KiB a connection were measured, and 59 so). Others keep them: it is
-    what they read at most in a turn of the event loop, and a watch of all pods fell behind with less."""
+    """For connections that are made within: asyncio holds 256 KiB for each, which a coordinator of a thousand members
+    and an operator of a thousand jobs have no use for (300 KiB a connection were measured, and 59 so). Others keep
+    them: it is what they read at most in a turn of the event loop, and a watch of all pods fell behind with less."""
     _size_by_context()
     token = _tls_buffer.set(TLS_RECORD)
     try:

@@ -1,8 +1,9 @@
 """How many files and connections a process may have open at a time.
 
-Containers often start with a soft limit of 1024. A lead has a connection of each member, and an operator of each job's
-lead, so both take what the hard limit allows. What an agent starts has the limit that the container was given, as under
-torchrun: code that uses select() can't have a descriptor above 1023 (decision "An agent may open a million files").
+Containers often start with a soft limit of 1024. A coordinator has a connection of each member, and an operator of each
+job's coordinator, so both take what the hard limit allows. What an agent starts has the limit that the container was
+given, as under torchrun: code that uses select() can't have a descriptor above 1023 (decision "An agent may open a
+million files").
 """
 
 from __future__ import annotations

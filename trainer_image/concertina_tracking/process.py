@@ -1,4 +1,5 @@
-"""The process that ships: started by a lead's agent, it ends with it, or when another replica leads and all is shipped.
+"""The process that ships: started by a coordinator's agent, it ends with it, or when another replica coordinates and
+all is shipped.
 
 It may wait for a slow tracker as long as it likes: whoever trains does not wait for it."""
 

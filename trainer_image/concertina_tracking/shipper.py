@@ -1,7 +1,7 @@
 """What of the spool goes to the tracker, in which order, and what does not: so that the tracker has each step once.
 
-A step is left out where a later round has begun before it (it is trained again, by whoever leads that round), and where
-the tracker says that it has it (a replayed step, or one that was shipped before this process was killed)."""
+A step is left out where a later round has begun before it (it is trained again, by whoever coordinates that round), and
+where the tracker says that it has it (a replayed step, or one that was shipped before this process was killed)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Shipper:
     def idle(self) -> bool:
         """Nothing is left, and another replica tells of what follows."""
         newest = max(self._spool.begun, key=lambda begun: begun.round, default=None)
-        return self._spool.behind == 0 and (newest is None or not newest.leads)
+        return self._spool.behind == 0 and (newest is None or not newest.coordinates)
 
     def ship(self) -> bool:
         """Some records; whether there may be more. Raises what the tool raises: the same is to be tried again."""
@@ -70,7 +70,7 @@ class Shipper:
 
     def _take(self, number: int, record: Record) -> None:
         if isinstance(record, RoundBegan):
-            if record.leads:
+            if record.coordinates:
                 self._logged = self._run().go_on(record.step, latest=self._is_latest(record.round))
                 self._run().annotate(f"round.{record.round}", _sentence(record, self._environment))
         elif isinstance(record, Noted):
@@ -96,13 +96,13 @@ class Shipper:
         return any(begun.round > step.round and begun.step < step.step for begun in self._spool.begun)
 
     def _is_latest(self, round: int) -> bool:
-        """No other replica has led a later round: what follows is all in this spool."""
-        return all(begun.round <= round or begun.leads for begun in self._spool.begun)
+        """No other replica has coordinated a later round: what follows is all in this spool."""
+        return all(begun.round <= round or begun.coordinates for begun in self._spool.begun)
 
 
 def _with_world(step: StepDone, begun: Sequence[RoundBegan]) -> StepDone:
     """With who trained it: which round, and how many workers."""
-    workers = [each.workers for each in begun if each.round == step.round and each.leads]
+    workers = [each.workers for each in begun if each.round == step.round and each.coordinates]
     world = {"workers": float(workers[-1])} if workers else {}
     return dataclasses.replace(step, metrics={**step.metrics, **world, "round": float(step.round)})
 

@@ -13,8 +13,8 @@ class Tracker(Protocol):
 
     def go_on(self, step: int, *, latest: bool) -> Collection[int]:
         """What is logged next comes after `step`. Where the tool can forget what it has of later steps, it does, unless
-        another replica is known to lead since (not `latest`): it may have logged them meanwhile. The later steps that
-        the tool has and keeps: they must not be logged again."""
+        another replica is known to coordinate since (not `latest`): it may have logged them meanwhile. The later steps
+        that the tool has and keeps: they must not be logged again."""
 
     def log(self, steps: Sequence[StepDone]) -> None:
         """Each step once, in any order. With the tool when this returns."""

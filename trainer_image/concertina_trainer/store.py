@@ -1,4 +1,4 @@
-"""The c10d store of a round, served by a child of the lead's agent that outlives the round's workers."""
+"""The c10d store of a round, served by a child of the coordinator's agent that outlives the round's workers."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ MOST = 16_384
 MOST_MEMBERS = 2048
 """Twice the replicas of the largest job, with its standby replicas."""
 MOST_SEPARATORS = 1 << 18
-"""Commas and brackets in a line: twice what the lead of the largest world says when all its ranks fail with ranges to
-leave out. They are counted before the line is decoded, where those in texts cannot be told from others."""
+"""Commas and brackets in a line: twice what the coordinator of the largest world says when all its ranks fail with
+ranges to leave out. They are counted before the line is decoded, where those in texts cannot be told from others."""
 PIECE_BYTES = 64 << 10
 """Of a line, that a connection to an agent buffers by itself, twice at most. Nearly all lines are shorter."""
 LINE_BYTES, MEMBER_BYTES = 512 << 10, 8 << 10

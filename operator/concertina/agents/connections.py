@@ -51,7 +51,7 @@ EACH_SECONDS = 0.005
 """More patience with a relay for each that is asked: there are as many parts as each has entries."""
 NUMBERS_A_SECOND, FASTEST_SECONDS, SLOWEST_SECONDS = 100.0, 0.25, 10.0
 """Reports of mere numbers of progress, from all jobs together; and between two of one job, at least and at most: of a
-lead that dies, its steps since then are not known (decision "Numbers at a pace")."""
+coordinator that dies, its steps since then are not known (decision "Numbers at a pace")."""
 RETRY_SECONDS = 0.5
 """A call that failed is not sent again earlier."""
 TOGETHER_SECONDS = 0.02
@@ -84,7 +84,7 @@ class AgentConnection:
     """Of the open stream; empty without one."""
     waits: bool = False
     """Whether its job had no round yet when the stream was opened."""
-    knows_lead: bool = False
+    knows_coordinator: bool = False
     """Whether the agent was told of one when the stream was opened."""
     stream: asyncio.Task[None] | None = None
     _told: tuple[AgentView, float, AgentView] | None = None
@@ -110,10 +110,10 @@ class _Job:
     """That its world has had at most."""
 
     @property
-    def lead(self) -> str:
-        """The address of the agent that leads a round, as far as it is heard; empty where there is none."""
+    def coordinator(self) -> str:
+        """The address of the agent that coordinates a round, as far as it is heard; empty where there is none."""
         connections = self.connections.values()
-        return next((each.address for each in connections if each.view.report and each.view.report.lead), "")
+        return next((each.address for each in connections if each.view.report and each.view.report.coordinator), "")
 
 
 class AgentConnections:
@@ -194,15 +194,15 @@ class AgentConnections:
     def watch(self, uid: str, wanted: Mapping[str, str], waits: bool = False) -> None:
         """Open the streams of `wanted` (replica to address) and close all others of the job, those that carry a call
         once that has ended. Nothing where the job was forgotten while its pass was under way. `waits`: it has no round
-        yet (decision "Who waits speaks rarely"). Idle agents are asked anew once it has one, and once its lead is
-        known (decision "New pods ask the lead what to import")."""
+        yet (decision "Who waits speaks rarely"). Idle agents are asked anew once it has one, and once its coordinator
+        is known (decision "New pods ask the coordinator what to import")."""
         job = self._jobs.get(uid)
         if job is None:
             return
         for replica, connection in job.connections.items():
             if connection.stream is None:
                 continue
-            news = not waits and (connection.waits or (not connection.knows_lead and bool(job.lead)))
+            news = not waits and (connection.waits or (not connection.knows_coordinator and bool(job.coordinator)))
             outdated = news and is_idle(connection.view.report)
             unwanted = wanted.get(replica) != connection.address
             if outdated or (unwanted and not _is_called(connection.view)):
@@ -391,9 +391,9 @@ class AgentConnections:
                 self._changed(uid, True)
 
         def ask() -> protocol.Watch:
-            lead = "" if connection.waits else job.lead
-            connection.knows_lead = bool(lead)
-            return asked(connection.waits, uid, len(self._jobs), lead)
+            coordinator = "" if connection.waits else job.coordinator
+            connection.knows_coordinator = bool(coordinator)
+            return asked(connection.waits, uid, len(self._jobs), coordinator)
 
         connection.address = address
         connection.view = dataclasses.replace(
@@ -440,11 +440,11 @@ def _is_called(view: AgentView) -> bool:
     return any(call is not None and call.done_at is None for call in calls)
 
 
-def asked(waits: bool, uid: str = "", jobs: int = 1, lead: str = "") -> protocol.Watch:
-    """Of an agent whose job has no round yet, or has one; `jobs`: that there are; `lead`: its address."""
+def asked(waits: bool, uid: str = "", jobs: int = 1, coordinator: str = "") -> protocol.Watch:
+    """Of an agent whose job has no round yet, or has one; `jobs`: that there are; `coordinator`: its address."""
     pace = max(FASTEST_SECONDS, min(SLOWEST_SECONDS, jobs / NUMBERS_A_SECOND))
     idle_beat = constants.WAITING_BEAT if waits else protocol.REPORT_SECONDS
-    return protocol.Watch(uid, changes=True, pace=pace, idle_beat=idle_beat, lead=lead)
+    return protocol.Watch(uid, changes=True, pace=pace, idle_beat=idle_beat, coordinator=coordinator)
 
 
 def _state(view: AgentView) -> StreamState:

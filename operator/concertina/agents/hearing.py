@@ -10,7 +10,7 @@ from concertina.plan.observed import AgentView
 from concertina_protocol.log import log_event
 
 FEWEST_JOBS = 3
-"""That fell silent: with fewer, a node that dies with two leads on it would look like the operator's fault."""
+"""That fell silent: with fewer, a node that dies with two coordinators on it would look like the operator's fault."""
 
 
 @dataclass

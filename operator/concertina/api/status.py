@@ -289,7 +289,7 @@ class JobStatus(Observed):
     )
     tracking: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="Why the tracker of spec.tracking takes nothing, as the lead has it; it is kept on the node "
+        description="Why the tracker of spec.tracking takes nothing, as the coordinator has it; it is kept on the node "
         "meanwhile. Absent: it does, or nothing is known yet.",
     )
     nodes_not_watched: Annotated[str, Field(max_length=1024)] | None = Field(

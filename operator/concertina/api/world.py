@@ -90,7 +90,9 @@ class World(Observed):
     )
     replicas: Count = Field(default=0, description="Members of the current round.")
     workers: Count = Field(default=0, description="Training processes of the current round.")
-    lead: Name | None = Field(default=None, description="The member whose agent leads the round (it has rank 0).")
+    coordinator: Name | None = Field(
+        default=None, description="The member whose agent coordinates the round (it has rank 0)."
+    )
     members: tuple[Member, ...] = Field(
         default=(),
         max_length=10000,

@@ -34,7 +34,7 @@ from concertina_protocol.log_lines import StepDone
 LOOKS = 5
 """At the agents: memory that rises from each to the next is hardly noise."""
 MOST_PODS = 16
-"""That are asked, the lead first: a problem of one of a thousand is named in the status."""
+"""That are asked, the coordinator first: a problem of one of a thousand is named in the status."""
 LATE_SECONDS = 60.0
 """That the operator's next word is waited for: with a thousand jobs it comes every 50 s."""
 LOG_LINES, LOG_BYTES = 2000, 8 << 20
@@ -106,7 +106,7 @@ async def look(client: Client, namespace: str, name: str, seconds: float) -> Rec
     if not earlier.get("status") or _over(earlier):
         steps, why = await _steps(client, namespace, status_of(earlier))
         return Record(job=earlier, at=time.time(), live=True, steps=steps, unseen=why)
-    asked, unseen = await _to_ask(client, namespace, name, status_of(earlier).world.lead)
+    asked, unseen = await _to_ask(client, namespace, name, status_of(earlier).world.coordinator)
     figures: list[AgentFigures] = []
     silent: dict[str, str] = {}
     for number in range(LOOKS):
@@ -143,14 +143,14 @@ def _over(job: Raw) -> bool:
     return ended(status) is not None or word(status) == "Suspended"
 
 
-async def _to_ask(client: Client, namespace: str, name: str, lead: str | None) -> tuple[list[Raw], list[str]]:
+async def _to_ask(client: Client, namespace: str, name: str, coordinator: str | None) -> tuple[list[Raw], list[str]]:
     """Pods, and what stands in the way of asking more of them."""
     try:
         pods, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
     except ApiError as error:
         return [], [f"the job's pods could not be listed: {error}"]
     running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
-    running.sort(key=lambda pod: (pod["metadata"]["name"] != lead, pod["metadata"]["name"]))
+    running.sort(key=lambda pod: (pod["metadata"]["name"] != coordinator, pod["metadata"]["name"]))
     left_out = len(running) - MOST_PODS
     return running[:MOST_PODS], [f"{left_out} more pods were not asked"] if left_out > 0 else []
 
@@ -171,8 +171,8 @@ Steps = tuple[tuple[StepLine, ...], tuple[str, ...]]
 
 
 async def _steps(client: Client, namespace: str, status: JobStatus) -> Steps:
-    """The last ones in the lead's log."""
-    pod, found = status.world.lead, []
+    """The last ones in the coordinator's log."""
+    pod, found = status.world.coordinator, []
     if not pod:
         return (), ()
     try:

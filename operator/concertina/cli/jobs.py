@@ -86,11 +86,13 @@ async def members(target: Target, name: str) -> None:
         found, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
         pods = {pod["metadata"]["name"]: pod for pod in found}
         report = None
-        if world.lead in pods:
+        if world.coordinator in pods:
             try:
-                report = await report_of(client, namespace, pods[world.lead])
+                report = await report_of(client, namespace, pods[world.coordinator])
             except (ApiError, ProtocolError) as error:
-                console.print(f"The lead {world.lead} can't be asked, so states and steps are not known: {error}")
+                console.print(
+                    f"The coordinator {world.coordinator} can't be asked, so states and steps are not known: {error}"
+                )
     if world.members:
         console.print(show.members(world, pods, report))
     else:

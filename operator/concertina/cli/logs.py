@@ -98,10 +98,10 @@ class Logs:
             pods.cancel()
 
     def _most_telling(self, pods: list[Raw]) -> list[Raw]:
-        """The one that has the wanted rank, the one that failed and the lead are among them."""
+        """The one that has the wanted rank, the one that failed and the coordinator are among them."""
         rank = self._asked.wanted.rank
         asked = "" if rank is None else self._world.replica_of(rank)
-        first = (asked, self._failure.replica if self._failure else "", self._world.lead)
+        first = (asked, self._failure.replica if self._failure else "", self._world.coordinator)
         if len(pods) > MOST_STREAMS:
             say(f"{len(pods)} replicas have logs; here are {MOST_STREAMS} of them, --replica names another")
         return chosen(pods, first)

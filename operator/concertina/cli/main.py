@@ -86,7 +86,7 @@ def status(
     job: Annotated[str | None, typer.Argument(help="Name of one TrainingJob. Default: a table of all.")] = None,
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the job to its end.")] = False,
-    members: Annotated[bool, typer.Option("--members", help="List who trains, as its lead knows it.")] = False,
+    members: Annotated[bool, typer.Option("--members", help="List who trains, as its coordinator knows it.")] = False,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,

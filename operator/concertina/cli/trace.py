@@ -76,10 +76,10 @@ async def _pods(client: Client, namespace: str, job: str, world: World, ranks: l
 
 
 async def _first_step(client: Client, namespace: str, status: JobStatus) -> tuple[int, float]:
-    """The first step to trace, and seconds of a step, as the lead knows them; 0: from the next one on."""
+    """The first step to trace, and seconds of a step, as the coordinator knows them; 0: from the next one on."""
     try:
-        lead = await client.get(PODS, namespace, status.world.lead or "")
-        report = await report_of(client, namespace, lead)
+        coordinator = await client.get(PODS, namespace, status.world.coordinator or "")
+        report = await report_of(client, namespace, coordinator)
     except (ApiError, ProtocolError):
         report = None
     told = report.progress if report else None

@@ -27,7 +27,7 @@ class AgentFigures(Observed):
     worker_bytes: float | None = None
     """Resident memory of its workers."""
     finite_loss: bool | None = None
-    """None: it leads no round, or no loss was ever told."""
+    """None: it coordinates no round, or no loss was ever told."""
     storage_failures: float | None = None
     """None: it ships nothing."""
 

@@ -48,7 +48,7 @@ def slow_checkpoint(seen: Evidence) -> Finding | None:
 
 
 def straggler(seen: Evidence) -> Finding | None:
-    """Named by the lead, or told by what ranks wait."""
+    """Named by the coordinator, or told by what ranks wait."""
     share = seen.window.share("straggler")
     marks = seen.status.stragglers if not seen.ended else ()
     if not marks and share < problems.STRAGGLER:

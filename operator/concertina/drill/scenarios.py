@@ -38,9 +38,9 @@ SCENARIOS: dict[str, Scenario] = {
     "kill-worker": Scenario(
         "a training process is killed", api_server.kill_worker, api_server.kill_worker, CRASH,
     ),
-    "kill-lead": Scenario(
-        "the agent of the member that leads is killed, elsewhere its whole pod",
-        local_cluster.kill_lead, api_server.kill_lead_pod, Expect(seconds=30.0),
+    "kill-coordinator": Scenario(
+        "the agent of the member that coordinates is killed, elsewhere its whole pod",
+        local_cluster.kill_coordinator, api_server.kill_coordinator_pod, Expect(seconds=30.0),
     ),
     "kill-node": Scenario(
         "a node loses power, its peers see connections closed",

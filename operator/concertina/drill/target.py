@@ -85,13 +85,13 @@ class DrillTarget:
         raise Complaint("No pod of this cluster is the acting operator: it runs elsewhere, or it is down.")
 
     async def victim(self) -> Member:
-        """A member that does not lead, where there is one."""
+        """A member that does not coordinator, where there is one."""
         world = (await self.status()).world
-        return next((member for member in world.members if member.replica != world.lead), world.members[0])
+        return next((member for member in world.members if member.replica != world.coordinator), world.members[0])
 
-    async def lead(self) -> Member:
+    async def coordinator(self) -> Member:
         world = (await self.status()).world
-        return next(member for member in world.members if member.replica == world.lead)
+        return next(member for member in world.members if member.replica == world.coordinator)
 
     async def victim_node(self) -> str:
         """The node of a member that does not have the operator too: to lose both is another drill."""

@@ -6,8 +6,8 @@ pods. The pods are planned. Then each of REMARKS may add to what is said, FIELDS
 and EVENTS tell what has changed in it. Nothing is remembered between passes but the status and what agents and the API
 server say, so a pass of a restarted operator is a pass like any other.
 
-A recovery takes three passes: the lead's report of a failure leads to a claim and its Prepares; the last answer leads
-to the commit and its Assigns; the first step of the new round makes it Training.
+A recovery takes three passes: the coordinator's report of a failure leads to a claim and its Prepares; the last answer
+leads to the commit and its Assigns; the first step of the new round makes it Training.
 """
 
 from __future__ import annotations
@@ -152,17 +152,17 @@ def _unreadable(observed: JobObservation, now: float) -> Plan:
 
 
 def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
-    """The lead, also while it leaves, and who is outside of the round, to know when it is ready; who is dead for its
-    silence, too, until its pod goes: that nobody listens to it any more would be no evidence. While the lead is in
-    doubt, all. Under torchrun there are no agents."""
+    """The coordinator, also while it leaves, and who is outside of the round, to know when it is ready; who is dead for
+    its silence, too, until its pod goes: that nobody listens to it any more would be no evidence. While the coordinator
+    is in doubt, all. Under torchrun there are no agents."""
     if decision.pods is not Pods.WANTED or ctx.spec.launcher is Launcher.TORCHRUN:
         return {}
     replicas = ctx.replicas
     return {
         name: replicas.address(name)
         for name, pod in replicas.pods.items()
-        if (not ctx.health.by_objects(pod).dead or name == replicas.leading)
+        if (not ctx.health.by_objects(pod).dead or name == replicas.coordinator)
         and pod.ip
         and pod.phase is PodPhase.RUNNING
-        and (decision.watch_all or name not in ctx.round.members or name == ctx.round.lead.replica)
+        and (decision.watch_all or name not in ctx.round.members or name == ctx.round.coordinator.replica)
     }

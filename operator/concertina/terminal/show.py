@@ -110,8 +110,8 @@ def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
 
 
 def members(world: World, pods: Mapping[str, Raw], report: Report | None) -> Table:
-    """One line each, in order of rank. `report`: the lead's, where it could be asked; of another round it says nothing
-    here."""
+    """One line each, in order of rank. `report`: the coordinator's, where it could be asked; of another round it says
+    nothing here."""
     names = ["Ranks", "Replica", "Node", "Pod", "State", "Step"]
     result = Table(*names, box=None, header_style="bold", padding=(0, 2, 0, 0))
     told = report.members if report and report.round == world.round else {}
@@ -132,11 +132,11 @@ def members(world: World, pods: Mapping[str, Raw], report: Report | None) -> Tab
     return result
 
 
-def _step(member: MemberState, lead: Report) -> str:
+def _step(member: MemberState, coordinator: Report) -> str:
     """Its own where it has said one, at the end of a round; while all run they are at that of rank 0."""
     if member.step is not None:
         return f"{member.step}"
-    return f"{lead.progress.step}" if lead.progress and member.state == State.RUNNING else ""
+    return f"{coordinator.progress.step}" if coordinator.progress and member.state == State.RUNNING else ""
 
 
 def _doing(member: MemberState) -> str:
@@ -164,7 +164,9 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         "World",
         (
             f"{world.size or '0/' + str(job['spec']['replicas'])}  {amount(world.workers, 'worker')}{where}, "
-            f"round {world.round}" + (f", lead {world.lead}" if world.lead else "") + _since(world.since)
+            f"round {world.round}"
+            + (f", coordinator {world.coordinator}" if world.coordinator else "")
+            + _since(world.since)
         ),
     )
     if world.layout:

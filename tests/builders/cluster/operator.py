@@ -191,7 +191,7 @@ class Jobs:
 
     @staticmethod
     def members(job: Object, field: str = "replica") -> list[str]:
-        """One field of each member, lead first."""
+        """One field of each member, coordinator first."""
         return [member[field] for member in job["status"]["world"].get("members", ())]
 
     def pods(self, name: str) -> list[Object]:

@@ -61,13 +61,13 @@ def saying(shell: Mapping[str, str], command: str, says: str, limit: float) -> s
 
 
 def follow(
-    shell: Mapping[str, str], section: str, name: str, lead: str = "", uri: str = "", alone: bool = True
+    shell: Mapping[str, str], section: str, name: str, coordinator: str = "", uri: str = "", alone: bool = True
 ) -> None:
-    """Each command of a section says what the page says. `lead`: the pod with rank 0, where the section asks for it.
-    `alone`: nothing follows from the problem that may cost more than what is told of itself."""
+    """Each command of a section says what the page says. `coordinator`: the pod with rank 0, where the section asks for
+    it. `alone`: nothing follows from the problem that may cost more than what is told of itself."""
     assert PAGE[section]
     for command, says in PAGE[section]:
-        for word, value in {"JOB": name, "POD": lead, "URI": uri}.items():
+        for word, value in {"JOB": name, "POD": coordinator, "URI": uri}.items():
             command = re.sub(rf"\b{word}\b", value, command)
         assert says, f"the page says nothing of {command}"
         diagnoses = command.startswith("concertina diagnose")

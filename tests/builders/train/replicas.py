@@ -98,7 +98,7 @@ class Job:
         for index in range(count):
             self._make(folder, f"job-{index}-0", f"{network}.{index + 1}", arguments, workers, environment)
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self.lead = ""
+        self.coordinator = ""
         """The address that agents are told of when they are watched."""
 
     def _make(
@@ -131,7 +131,9 @@ class Job:
     async def _follow(self, replica: Replica) -> None:
         while True:
             with contextlib.suppress(OSError, CallError):
-                async with connection(self.identity, replica.address, p.Watch(UID, lead=self.lead)) as reader:
+                async with connection(
+                    self.identity, replica.address, p.Watch(UID, coordinator=self.coordinator)
+                ) as reader:
                     while True:
                         message = await receive(reader, self.identity, replica.address)
                         assert isinstance(message, p.Report), message
@@ -188,7 +190,7 @@ class Job:
         assert all(isinstance(answer, p.Accepted) for answer in answers), answers
 
     async def begin(self, round: int, *replicas: Replica, restore: p.Restore | None = None) -> p.Assign:
-        """Prepare and assign; the first of the replicas leads."""
+        """Prepare and assign; the first of the replicas coordinates."""
         message = self.assignment(await self.prepare(round, *replicas), restore)
         await self.assign(message)
         return message

@@ -35,7 +35,7 @@ STATUS = JobStatus(
         size="3/4",
         replicas=3,
         workers=3,
-        lead="demo-0-0",
+        coordinator="demo-0-0",
         members=(Member(replica="demo-0-0", uid="u", instance="i", node="n", workers=1),),
         base=Base(round=3, step=100),
         since=NOW,

@@ -1,8 +1,8 @@
 """Agents that lie: nonsense within the types of the protocol, as it comes in through `agents.bounds`.
 
-What the lead of a round says of it is believed, but for what no round comes back from. Left out are lies that end the
-job as they would if they were true (docs/limits.md): of an agent about durable storage; of a lead that the round has
-succeeded, that a failure is permanent, or that training has to be undone.
+What the coordinator of a round says of it is believed, but for what no round comes back from. Left out are lies that
+end the job as they would if they were true (docs/limits.md): of an agent about durable storage; of a coordinator that
+the round has succeeded, that a failure is permanent, or that training has to be undone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REASONS = (
     p.FailureReason.WORKER_FAILED,
     p.FailureReason.OUT_OF_MEMORY,
     p.FailureReason.MEMBER_LOST,
-    p.FailureReason.LEAD_LOST,
+    p.FailureReason.COORDINATOR_LOST,
     p.FailureReason.RESTORE_FAILED,
     p.FailureReason("Nonsense"),
 )
@@ -97,7 +97,7 @@ def tells_of_nobody(liar: Liar, report: p.Report) -> p.Report:
         )
         for name in sorted(names)
     }
-    return dataclasses.replace(report, lead=True, members=members)
+    return dataclasses.replace(report, coordinator=True, members=members)
 
 
 def accuses(liar: Liar, report: p.Report) -> p.Report:
@@ -118,19 +118,22 @@ def accuses(liar: Liar, report: p.Report) -> p.Report:
     hang = p.Hang(liar.anybody(), random.choice(WHOLE), random.choice(WHOLE), said, said, random.choice(ODD))
     straggler = p.Straggler(liar.anybody(), random.choice(WHOLE), random.choice(ODD), random.choice(ODD))
     words: dict[str, Any] = random.choice(({"failures": (failure,)}, {"hang": hang}, {"stragglers": (straggler,)}))
-    return dataclasses.replace(report, lead=True, **words)
+    return dataclasses.replace(report, coordinator=True, **words)
 
 
 def contradicts_itself(liar: Liar, report: p.Report) -> p.Report:
     """A state that is not its own; that all is done, where it has no say in that."""
     world, claim = liar.world, liar.world.status.world.claim
-    others = world.status.world.lead not in (None, liar.process.replica)
+    others = world.status.world.coordinator not in (None, liar.process.replica)
     if claim is not None and claim.committed and others and liar.random.random() < 0.3:
         done = {"state": p.State.SUCCEEDED, "round": claim.round, "claim": claim.claim_id}
-        return dataclasses.replace(report, lead=True, **done)
+        return dataclasses.replace(report, coordinator=True, **done)
     states = [state for state in p.State if state is not p.State.SUCCEEDED]
     return dataclasses.replace(
-        report, ready=liar.random.random() < 0.5, lead=liar.random.random() < 0.5, state=liar.random.choice(states)
+        report,
+        ready=liar.random.random() < 0.5,
+        coordinator=liar.random.random() < 0.5,
+        state=liar.random.choice(states),
     )
 
 
@@ -151,12 +154,14 @@ LIES: tuple[Lie, ...] = (boasts, tells_of_nobody, accuses, contradicts_itself, i
 
 
 def lying_agent(world: World, random: Random) -> None:
-    """For a while; often the lead of the round."""
+    """For a while; often the coordinator of the round."""
     alive = [process for process in world.agents.values() if process.alive]
-    lead = world.agents.get(world.status.world.lead or "")
+    coordinator = world.agents.get(world.status.world.coordinator or "")
     if not alive:
         return
-    process = lead if lead is not None and lead.alive and random.random() < 0.4 else random.choice(alive)
+    process = (
+        coordinator if coordinator is not None and coordinator.alive and random.random() < 0.4 else random.choice(alive)
+    )
     lies = tuple(random.sample(LIES, random.randint(1, 2)))
     seconds = random.uniform(1, 15)
     world.tell(f"{process.replica} lies for {seconds:.1f} s: it {' and '.join(lie.__name__ for lie in lies)}")

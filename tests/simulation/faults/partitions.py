@@ -38,7 +38,7 @@ def cut_all_from_operator(world: World, random: Random) -> None:
 
 
 def cut_nodes(world: World, random: Random) -> None:
-    """A member reaches the operator and some members, but not one of them, which may be the lead."""
+    """A member reaches the operator and some members, but not one of them, which may be the coordinator."""
     a, b = some(world, random), some(world, random)
     if a != b:
         seconds = random.uniform(0.5, 20)
@@ -47,10 +47,10 @@ def cut_nodes(world: World, random: Random) -> None:
 
 
 def cut_from_peers(world: World, random: Random) -> None:
-    """One node reaches no other node, but the operator and the API server. With the lead on it: a lead that reaches
-    nobody and accuses all."""
-    lead = world.status.world.lead
-    pod = world.cluster.pods.get(lead or "")
+    """One node reaches no other node, but the operator and the API server. With the coordinator on it: a coordinator
+    that reaches nobody and accuses all."""
+    coordinator = world.status.world.coordinator
+    pod = world.cluster.pods.get(coordinator or "")
     node = pod.node if pod is not None and pod.node and random.random() < 0.6 else some(world, random)
     seconds = random.uniform(1, 40)
     world.tell(f"{node} reaches no other node for {seconds:.1f} s")
@@ -101,7 +101,7 @@ def closed_door(world: World, random: Random) -> None:
 
 
 def closed_node(world: World, random: Random) -> None:
-    """No peer can call a node, which calls all: those that it leads can't join it."""
+    """No peer can call a node, which calls all: those that it coordinates can't join it."""
     node, seconds = some(world, random), random.uniform(1, 40)
     world.tell(f"no node can call {node} for {seconds:.1f} s")
     world.trouble(node, seconds)
@@ -111,11 +111,11 @@ def closed_node(world: World, random: Random) -> None:
 
 
 def reset_connection(world: World, random: Random) -> None:
-    """Of a member to its lead; both live, and can reach each other at once."""
+    """Of a member to its coordinator; both live, and can reach each other at once."""
     members = [name for name, process in sorted(world.agents.items()) if process.follows]
     if members:
         name = random.choice(members)
-        world.tell(f"the connection of {name} to its lead is reset")
+        world.tell(f"the connection of {name} to its coordinator is reset")
         world.agents[name].reset_stream()
 
 

@@ -52,8 +52,8 @@ class AgentProcess:
         self.watchers: dict[OperatorProcess, float] = {}
         """Streams to operators: when the last line on each will have arrived."""
         self._members: dict[str, AgentProcess] = {}
-        """As lead: joined members. Their `_lead` is this process."""
-        self._lead: AgentProcess | None = None
+        """As coordinator: joined members. Their `_coordinator` is this process."""
+        self._coordinator: AgentProcess | None = None
         self._undone: list[p.Undone] = []
         """What LATEST is to say before anything is published; outlasts the round, not the process."""
         self._requests: dict[int, Callable[[p.Message], None]] = {}
@@ -69,8 +69,8 @@ class AgentProcess:
 
     @property
     def follows(self) -> bool:
-        """Whether it has a stream to its lead."""
-        return self.alive and self._lead is not None
+        """Whether it has a stream to its coordinator."""
+        return self.alive and self._coordinator is not None
 
     # --- events in, effects out
 
@@ -117,9 +117,9 @@ class AgentProcess:
         if self._members:
             state = self.core.beat()
             for member in self._members.values():
-                self._say(member, e.LeadMessage(state.round, state.claim, state), 0.002)
-        if self._lead is not None:
-            self._say(self._lead, e.MemberMessage(self.core.member_state()), 0.002)
+                self._say(member, e.CoordinatorMessage(state.round, state.claim, state), 0.002)
+        if self._coordinator is not None:
+            self._say(self._coordinator, e.MemberMessage(self.core.member_state()), 0.002)
 
     def hears(self, other: AgentProcess) -> bool:
         """Whether the other answers when this one calls."""
@@ -152,17 +152,21 @@ class AgentProcess:
         self._unlink()
 
     def _unlink(self) -> None:
-        """Closes the streams to lead and members; the other ends notice if they can be reached."""
+        """Closes the streams to coordinator and members; the other ends notice if they can be reached."""
         for name, member in list(self._members.items()):
-            if member._lead is self:
-                member._lead = None
+            if member._coordinator is self:
+                member._coordinator = None
                 seen = self._round_of(member)
-                self._say(member, e.LeadGone(*seen, "closed the connection"), 0.005)
+                self._say(member, e.CoordinatorGone(*seen, "closed the connection"), 0.005)
             del self._members[name]
-        if self._lead is not None:
-            lead, self._lead = self._lead, None
-            if lead._members.pop(self.replica, None) is not None:
-                self._say(lead, e.MemberGone(*self._round_of(lead), self.replica, "closed its connection"), 0.005)
+        if self._coordinator is not None:
+            coordinator, self._coordinator = self._coordinator, None
+            if coordinator._members.pop(self.replica, None) is not None:
+                self._say(
+                    coordinator,
+                    e.MemberGone(*self._round_of(coordinator), self.replica, "closed its connection"),
+                    0.005,
+                )
 
     @staticmethod
     def _round_of(process: AgentProcess) -> tuple[int, str]:
@@ -190,42 +194,47 @@ class AgentProcess:
         mine = assign.members[effect.me]
         self.ranks = tuple(range(mine.first_rank, mine.first_rank + mine.workers))
         self.collective.start(self)
-        if not effect.lead:
+        if not effect.coordinator:
             self._join(assign, assign.members[0])
 
-    def _join(self, assign: p.Assign, lead: p.Member) -> None:
-        if not self.alive or self.collective is None or self.collective.assign is not assign or self._lead is not None:
+    def _join(self, assign: p.Assign, coordinator: p.Member) -> None:
+        if (
+            not self.alive
+            or self.collective is None
+            or self.collective.assign is not assign
+            or self._coordinator is not None
+        ):
             return
-        self.clock.after(0.25, self._join, assign, lead)
-        other = self.world.agents.get(lead.replica)
+        self.clock.after(0.25, self._join, assign, coordinator)
+        other = self.world.agents.get(coordinator.replica)
         if other is None or not self.hears(other):
             return
         join = p.Join(self.world.uid, assign.round, assign.claim, self.replica, self.instance)
 
         def answered(reply: p.Message) -> None:
             if isinstance(reply, p.Accepted) and self.alive and self.collective and self.collective.assign is assign:
-                self._lead, other._members[self.replica] = other, self
-                self.handle(e.LeadJoined(assign.round, assign.claim))
+                self._coordinator, other._members[self.replica] = other, self
+                self.handle(e.CoordinatorJoined(assign.round, assign.claim))
                 self._say(other, e.MemberMessage(self.core.member_state()), 0.002)
 
         other.ask(join, answered)
 
     def reset_stream(self) -> None:
-        """Something on the way resets the stream to the lead. Neither side has died, so this one joins again; either
-        side gives the other up where that takes too long."""
-        lead, run = self._lead, self.collective
-        if lead is None or run is None:
+        """Something on the way resets the stream to the coordinator. Neither side has died, so this one joins again;
+        either side gives the other up where that takes too long."""
+        coordinator, run = self._coordinator, self.collective
+        if coordinator is None or run is None:
             return
-        self._lead = None
-        lead._members.pop(self.replica, None)
+        self._coordinator = None
+        coordinator._members.pop(self.replica, None)
         self.clock.after(self.clock.between(0.01, 0.4), self._join, run.assign, run.assign.members[0])
-        self.clock.after(RECONNECT_SECONDS, self._still_apart, lead, run)
+        self.clock.after(RECONNECT_SECONDS, self._still_apart, coordinator, run)
 
-    def _still_apart(self, lead: AgentProcess, run: Collective) -> None:
-        if self.collective is run and self._lead is None:
-            self.handle(e.LeadGone(*self._round_of(self), "could not be reached again"))
-        if lead.collective is run and self.replica not in lead._members:
-            lead.handle(e.MemberGone(*self._round_of(lead), self.replica, "could not be reached again"))
+    def _still_apart(self, coordinator: AgentProcess, run: Collective) -> None:
+        if self.collective is run and self._coordinator is None:
+            self.handle(e.CoordinatorGone(*self._round_of(self), "could not be reached again"))
+        if coordinator.collective is run and self.replica not in coordinator._members:
+            coordinator.handle(e.MemberGone(*self._round_of(coordinator), self.replica, "could not be reached again"))
 
     def _copy_from(self, effect: e.CopyFrom) -> None:
         if self.collective is not None:
@@ -249,15 +258,15 @@ class AgentProcess:
     def _to_members(self, effect: e.Broadcast) -> None:
         for name, member in self._members.items():
             if effect.only in ("", name):
-                self._say(member, e.LeadMessage(*self.core.seen, effect.message), self.world.network.delay())
+                self._say(member, e.CoordinatorMessage(*self.core.seen, effect.message), self.world.network.delay())
 
     def _stacks(self, effect: e.CollectStacks) -> None:
         stacks = self.collective.stacks(self) if self.collective is not None else {}
         self.clock.after(self.clock.between(0.05, 1.0), self.handle, e.StacksCollected(effect.round, stacks))
 
     def _changed(self, effect: e.ReportChanged) -> None:
-        if self._lead is not None:
-            self._say(self._lead, e.MemberMessage(self.core.member_state()), 0.002)
+        if self._coordinator is not None:
+            self._say(self._coordinator, e.MemberMessage(self.core.member_state()), 0.002)
         self.tell_operators()
 
     def tell_operators(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import concertina_protocol as p
-from concertina_agent.core.round.lead import Lead
+from concertina_agent.core.round.coordinator import Coordinator
 from simulation.faults.table import FAULTS
 from simulation.parts.agents import AgentProcess
 from simulation.parts.clock import Violation
@@ -59,13 +59,13 @@ def test_the_job_completes_whatever_else_fails(seeds: range) -> None:
         with_resets(seed, Strike(5.0 + seed % 4, FAULTS[seed % len(FAULTS)], seed)).run()
 
 
-def the_lead_takes_nobody_back(patch: pytest.MonkeyPatch) -> None:
-    join = Lead.join
+def the_coordinator_takes_nobody_back(patch: pytest.MonkeyPatch) -> None:
+    join = Coordinator.join
 
-    def once(self: Lead, message: p.Join, now: float) -> str | None:
+    def once(self: Coordinator, message: p.Join, now: float) -> str | None:
         return "it has joined before" if message.replica in self._joined else join(self, message, now)
 
-    patch.setattr(Lead, "join", once)
+    patch.setattr(Coordinator, "join", once)
 
 
 def a_reset_is_a_death(patch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def fails(seed: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    "planted", [the_lead_takes_nobody_back, a_reset_is_a_death], ids=lambda planted: planted.__name__
+    "planted", [the_coordinator_takes_nobody_back, a_reset_is_a_death], ids=lambda planted: planted.__name__
 )
 def test_a_planted_fault_is_noticed(
     planted: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -55,8 +55,8 @@ def test_killed_worker_then_killed_agent_resume_from_memory(folder):
             assert restore.id.round == 1
             assert restore.step >= on_peers
             await job.assign(job.assignment(prepared, restore))
-            lead = job[1]
-            report = await job.until(lead, trained(restore.step + 10))
+            coordinator = job[1]
+            report = await job.until(coordinator, trained(restore.step + 10))
             assert report.progress.restored_step == restore.step
             assert report.progress.restored_from == "Memory"
 
@@ -64,7 +64,7 @@ def test_killed_worker_then_killed_agent_resume_from_memory(folder):
                 await vanished(replica.folder / "snapshots/round-1")
                 await vanished(replica.folder / "copies/round-1")
             job[0].kill()
-            await job.until(lead, lambda r: any(f.reason == "MemberLost" for f in r.failures))
+            await job.until(coordinator, lambda r: any(f.reason == "MemberLost" for f in r.failures))
             prepared = await job.prepare(3, job[2], job[1])
             again = newest_complete(prepared)
             assert again.id.round == 2, "the lost one's shard was to be found at its peer"

@@ -83,7 +83,8 @@ def test_an_agent_that_is_slow_to_answer_is_reachable(folder):
 
 
 def test_a_machine_that_stood_still_costs_no_round(folder):
-    """All agents pause, and the lead runs first: it has heard of nobody for longer than anybody may be silent."""
+    """All agents pause, and the coordinator runs first: it has heard of nobody for longer than anybody may be
+    silent."""
 
     async def body():
         async with running(folder, 3, SLEEPS) as job:
@@ -94,7 +95,7 @@ def test_a_machine_that_stood_still_costs_no_round(folder):
             await asyncio.sleep(p.SILENCE_SECONDS + 0.5)
             job[0].report = None
             job[0].process.send_signal(signal.SIGCONT)
-            report = await job.until(job[0], lambda r: True, "the lead never runs again")
+            report = await job.until(job[0], lambda r: True, "the coordinator never runs again")
             for replica in (job[1], job[2]):
                 replica.process.send_signal(signal.SIGCONT)
                 replica.report = None
@@ -113,7 +114,7 @@ def test_a_killed_worker_is_named_and_the_next_round_runs_without_it(folder):
             await printed(job[2], "up")
             victim, survivor = job[2].worker_pids()[2], job[0].worker_pids()[0]
             os.kill(victim, 9)
-            report = await job.until(job[0], lambda r: r.failures, "the lead never heard of the failure")
+            report = await job.until(job[0], lambda r: r.failures, "the coordinator never heard of the failure")
             (failure,) = report.failures
             assert (failure.replica, failure.rank, failure.reason) == (job[2].name, 2, "WorkerSignaled")
             assert failure.message == "Rank 2 was killed by SIGKILL."
@@ -125,7 +126,9 @@ def test_a_killed_worker_is_named_and_the_next_round_runs_without_it(folder):
             assert gone(survivor), "Prepared was said while a worker of the older round lived"
             assert prepared[job[0].name].reachable == (job[1].name, job[0].name)
             await job.assign(job.assignment(prepared))
-            report = await job.until(job[1], lambda r: r.lead and r.round == 2 and len(r.members) == 2, "no round 2")
+            report = await job.until(
+                job[1], lambda r: r.coordinator and r.round == 2 and len(r.members) == 2, "no round 2"
+            )
             await job.until(job[1], lambda r: all(m.state == "running" for m in r.members.values()))
             assert not report.failures
 
@@ -150,7 +153,7 @@ def test_a_worker_that_raises_is_quoted(folder):
     run(body)
 
 
-def test_a_lost_agent_is_a_lost_member_and_a_lost_lead(folder):
+def test_a_lost_agent_is_a_lost_member_and_a_lost_coordinator(folder):
     async def body():
         async with running(folder, 3, SLEEPS) as job:
             await job.begin(1, job[0], job[1], job[2])
@@ -164,7 +167,7 @@ def test_a_lost_agent_is_a_lost_member_and_a_lost_lead(folder):
             job.watch(job[1])
             job[0].kill()
             report = await job.until(job[1], lambda r: r.failures)
-            assert [(f.replica, f.reason) for f in report.failures] == [(job[1].name, "LeadLost")]
+            assert [(f.replica, f.reason) for f in report.failures] == [(job[1].name, "CoordinatorLost")]
             assert report.state == "failed"
 
     run(body)
@@ -232,7 +235,7 @@ while True:
             drain = p.Drain(UID, 1, "claim-1", "scale", durable=False, grace_seconds=1.0)
             refused = await job.call(job[1], drain)
             assert isinstance(refused, p.Refused)
-            assert "does not lead" in refused.reason
+            assert "does not coordinator" in refused.reason
             assert isinstance(await job.call(job[0], drain), p.Accepted)
             assert isinstance(await job.call(job[0], drain), p.Accepted)
             report = await job.until(job[0], lambda r: r.state == "drained", "never drained")

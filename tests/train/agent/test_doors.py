@@ -256,9 +256,11 @@ def test_a_member_speaks_for_itself_alone(folder):
             )
             wire = await Connector(tls.client_context(folder / "identity"), UID).connect(job[0].address, GIVE_UP)
             await wire.send(p.Join(UID, 1, "claim-1", other.replica, other.instance))
-            lead = assign.members[0]
-            lie = p.Failure(lead.replica, "InvalidInput", "as somebody else says", permanent=True)
-            await wire.send(p.MemberState(lead.replica, lead.instance, 1, "claim-1", "failed", failure=lie))
+            coordinator = assign.members[0]
+            lie = p.Failure(coordinator.replica, "InvalidInput", "as somebody else says", permanent=True)
+            await wire.send(
+                p.MemberState(coordinator.replica, coordinator.instance, 1, "claim-1", "failed", failure=lie)
+            )
             heard = []
             while (message := await wire.receive(GIVE_UP)) is not None:
                 heard.append(message)

@@ -77,16 +77,18 @@ def test_training_is_told_by_the_agent_of_rank_0_and_workers_by_each(folder):
         token = {"CONCERTINA_METRICS_TOKEN": "s3cret"}
         async with running(folder, 2, command(REPORTS), workers=2, **metrics(token=True), **token) as job:
             await job.begin(1, job[0], job[1])
-            lead = await until(job[0], lambda found: found.get(("concertina_training_step", ""), 0) > 20, "s3cret")
-            assert lead["concertina_training_steps", ""] == 1000
-            assert lead["concertina_training_loss", ""] == 1.0
-            assert lead["concertina_training_tokens_per_second", ""] == 50.0
-            assert lead["concertina_training_samples", ""] >= 8 * 20
-            assert lead["concertina_training_step_seconds_count", ""] >= 15
-            assert lead["concertina_training_step_seconds_sum", ""] > 15 * 0.02
-            assert lead["concertina_agent_round", ""] == 1
+            coordinator = await until(
+                job[0], lambda found: found.get(("concertina_training_step", ""), 0) > 20, "s3cret"
+            )
+            assert coordinator["concertina_training_steps", ""] == 1000
+            assert coordinator["concertina_training_loss", ""] == 1.0
+            assert coordinator["concertina_training_tokens_per_second", ""] == 50.0
+            assert coordinator["concertina_training_samples", ""] >= 8 * 20
+            assert coordinator["concertina_training_step_seconds_count", ""] >= 15
+            assert coordinator["concertina_training_step_seconds_sum", ""] > 15 * 0.02
+            assert coordinator["concertina_agent_round", ""] == 1
             other = await until(job[1], lambda found: found[("concertina_worker_running", "")] == 2, "s3cret")
-            for seen in (lead, other):
+            for seen in (coordinator, other):
                 assert seen["concertina_worker_cpu_seconds_total", ""] > 0
                 assert seen["concertina_worker_resident_memory_bytes", ""] > 1 << 20
             assert not [name for name, _ in other if name.startswith("concertina_training_")]
@@ -97,9 +99,12 @@ def test_training_is_told_by_the_agent_of_rank_0_and_workers_by_each(folder):
             await until(job[1], lambda found: found.get(("concertina_training_step", ""), 0) > 2, "s3cret")
             left = await until(job[0], lambda found: found["concertina_agent_round", ""] == 2, "s3cret")
             kept, gone = ("concertina_training_step_seconds_count", ""), ("concertina_training_step", "")
-            assert left[kept] >= lead[kept]
+            assert left[kept] >= coordinator[kept]
             assert gone not in left
-            assert left["concertina_worker_cpu_seconds_total", ""] >= lead["concertina_worker_cpu_seconds_total", ""]
+            assert (
+                left["concertina_worker_cpu_seconds_total", ""]
+                >= coordinator["concertina_worker_cpu_seconds_total", ""]
+            )
 
     run(body)
 
@@ -134,14 +139,14 @@ def test_what_goes_to_durable_storage_is_counted_and_what_it_refuses(folder):
             bucket.mkdir()
             await job.call(job[0], p.Drain(UID, 1, "claim-1", "suspend", durable=True, grace_seconds=20))
             report = await job.until(job[0], lambda report: report.state == "drained")
-            lead, member = [await asyncio.to_thread(scraped, replica) for replica in (job[0], job[1])]
-            for seen in (lead, member):
+            coordinator, member = [await asyncio.to_thread(scraped, replica) for replica in (job[0], job[1])]
+            for seen in (coordinator, member):
                 assert seen["concertina_checkpoint_shards_shipped_total", ""] >= 1
                 assert seen["concertina_checkpoint_shipped_bytes_total", ""] > 100
                 assert seen["concertina_checkpoint_ship_seconds_total", ""] > 0
                 assert seen["concertina_checkpoint_storage_failures_total", ""] >= 1
-            assert lead["concertina_training_checkpoint_step", ""] == report.storage.latest.step
-            assert lead["concertina_training_snapshot_step", ""] >= 1
+            assert coordinator["concertina_training_checkpoint_step", ""] == report.storage.latest.step
+            assert coordinator["concertina_training_snapshot_step", ""] >= 1
             assert ("concertina_training_checkpoint_step", "") not in member
 
     run(body)

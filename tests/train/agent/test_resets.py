@@ -59,34 +59,38 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 def test_a_reset_between_two_living_agents_ends_no_round_and_a_death_does(tmp_path: Path) -> None:
     async def body() -> None:
         async with running(tmp_path, 2, IDLE) as job:
-            lead, member = job[0], job[1]
-            proxy = Proxy(lead.address)
+            coordinator, member = job[0], job[1]
+            proxy = Proxy(coordinator.address)
 
             def member_is(*states: str) -> Callable[[p.Report], bool]:
                 return lambda report: member.name in report.members and report.members[member.name].state in states
 
             try:
-                assign = job.assignment(await job.prepare(1, lead, member))
+                assign = job.assignment(await job.prepare(1, coordinator, member))
                 through = dataclasses.replace(assign.members[0], address=await proxy.start())
                 by_proxy = dataclasses.replace(assign, members=(through, *assign.members[1:]))
-                assert isinstance(await job.call(lead, assign), p.Accepted)
+                assert isinstance(await job.call(coordinator, assign), p.Accepted)
                 assert isinstance(await job.call(member, by_proxy), p.Accepted)
-                await job.until(lead, member_is("running"), "no stream")
+                await job.until(coordinator, member_is("running"), "no stream")
 
                 before = len(proxy.streams)
                 proxy.reset()
                 await until_async(lambda: len(proxy.streams) > before, "joined again", lambda: member.log()[-3000:])
                 drain = p.Drain(assign.uid, assign.round, assign.claim, "grow", False, 60.0)
-                assert isinstance(await job.call(lead, drain), p.Accepted)
-                report = await job.until(lead, member_is("drained", "failed"), "no stream")
+                assert isinstance(await job.call(coordinator, drain), p.Accepted)
+                report = await job.until(coordinator, member_is("drained", "failed"), "no stream")
                 assert not report.failures, report.failures
 
-                await job.begin(2, lead, member)
-                await job.until(lead, lambda report: report.round == 2 and member_is("running")(report), "no round")
+                await job.begin(2, coordinator, member)
+                await job.until(
+                    coordinator, lambda report: report.round == 2 and member_is("running")(report), "no round"
+                )
                 member.kill()
-                report = await job.until(lead, lambda report: report.failures)
+                report = await job.until(coordinator, lambda report: report.failures)
                 (failure,) = report.failures
-                assert failure.message == f"{member.name} closed its connection to the lead.", "not for its silence"
+                assert failure.message == f"{member.name} closed its connection to the coordinator.", (
+                    "not for its silence"
+                )
             finally:
                 proxy.close()
 

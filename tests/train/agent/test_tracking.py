@@ -1,4 +1,5 @@
-"""A run as its tracker shows it, through rounds, kills and a new lead; the files of TensorBoard are read back."""
+"""A run as its tracker shows it, through rounds, kills and a new coordinator; the files of TensorBoard are read
+back."""
 
 import asyncio
 import contextlib
@@ -19,7 +20,7 @@ from concertina_protocol.tracking.records import StepDone
 from concertina_protocol.tracking.spool import SpoolReader
 
 
-def test_one_run_through_rounds_and_a_new_lead_has_each_step_once(folder, trainer, tmp_path):
+def test_one_run_through_rounds_and_a_new_coordinator_has_each_step_once(folder, trainer, tmp_path):
     steps = 40
     environment = {
         "CONCERTINA_TRAINER": json.dumps({**trainer, "steps": steps}),

@@ -251,7 +251,7 @@ def test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned(fo
         try:
             job[0].start()
             await job.until(job[0], lambda report: report.ready, "never ready")
-            job.lead = job[0].address
+            job.coordinator = job[0].address
             await job.begin(1, job[0])
             await learned(job[0])
             job[1].start()
@@ -270,7 +270,7 @@ def test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned(fo
 def test_a_replica_that_stands_by_learns_what_the_others_learn_later(folder):
     async def body():
         job = Job(folder, 2, python(folder), **prepared(folder))
-        job.lead = job[0].address
+        job.coordinator = job[0].address
         try:
             for replica in job.replicas.values():
                 replica.start()

@@ -142,7 +142,7 @@ def test_looks_are_ever_rarer() -> None:
     assert [worlds.seconds_to_next_look(age) for age in (0, 1, 20, 100, 10_000)] == [0.5, 0.5, 2, 10, 60]
 
 
-def test_torchrun_in_a_shells_file_is_reported_by_the_lead_once_all_replicas_have_it(folder) -> None:
+def test_torchrun_in_a_shells_file_is_reported_by_the_coordinator_once_all_replicas_have_it(folder) -> None:
     (folder / "t.py").write_text(
         textwrap.dedent("""
             import os, time
@@ -174,6 +174,6 @@ def test_torchrun_in_a_shells_file_is_reported_by_the_lead_once_all_replicas_hav
             clause = "processes with WORLD_SIZE=1 were started by torch.distributed.run in a round of 2 workers"
             assert report.world_mismatch == clause
             assert report.state == "running"
-            assert job[1].report.world_mismatch == "", "the lead alone tells it"
+            assert job[1].report.world_mismatch == "", "the coordinator alone tells it"
 
     asyncio.run(body())

@@ -87,8 +87,8 @@ def test_a_script_goes_on_from_memory_in_any_world(folder, kind, undisturbed):
             report = await job.until(job[0], lambda r: r.round == 2 and trained(restore.step + 5)(r), "did not go on")
             assert report.progress.restored_step == restore.step
 
-            job[0].kill()  # the lead and its memory
-            await job.until(job[1], lambda r: r.failures, "the lead's end was not heard of")
+            job[0].kill()  # the coordinator and its memory
+            await job.until(job[1], lambda r: r.failures, "the coordinator's end was not heard of")
             prepared = await job.prepare(3, job[1], job[2])
             restore = newest_complete(prepared)
             assert (restore.id.round, restore.id.shards) == (2, 3)

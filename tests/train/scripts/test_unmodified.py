@@ -94,12 +94,12 @@ async def lose_a_worker(job: Job, warm: bool) -> None:
         await wait(job, "what was learned", lambda: all(map(learned, job.replicas.values())))
     pids = job[2].worker_pids()
     os.kill(pids[max(pids)], signal.SIGKILL)
-    report = await job.until(job[0], lambda report: report.failures, "the lead never heard of it")
+    report = await job.until(job[0], lambda report: report.failures, "the coordinator never heard of it")
     assert [(f.replica, f.reason) for f in report.failures if not f.secondary] == [(job[2].name, "WorkerSignaled")]
 
 
 async def go_on_with_two(job: Job, warm: bool) -> None:
-    """The other two go on, with another lead; then they are told to stop."""
+    """The other two go on, with another coordinator; then they are told to stop."""
     before = saved(job[0])
     await job.begin(2, job[1], job[0])
     await wait(job, "a checkpoint of two", lambda: saved(job[1]) > before)

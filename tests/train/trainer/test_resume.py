@@ -36,7 +36,7 @@ def test_every_world_has_the_same_losses(folder, parent, trainer, reference):
 
 
 def test_killed_and_resized_it_goes_on_as_if_nothing_had_been(folder, parent, trainer, reference):
-    """3 workers; node 1 is lost with its memory; 2 workers, the lead's is lost; 3, drained; 2 to the end."""
+    """3 workers; node 1 is lost with its memory; 2 workers, the coordinator's is lost; 3, drained; 2 to the end."""
     job = node.Job(folder, parent, trainer)
     first = job.run(3, script=node.Script(kill=(4, (1,))))
     job.lose(1)

@@ -1,4 +1,4 @@
-"""A member's stream to its lead, over real sockets."""
+"""A member's stream to its coordinator, over real sockets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import concertina_protocol as p
 from builders.agent import assignment, join
 from builders.until import until_async
 from concertina_agent.core import events as e
-from concertina_agent.net.link import follow_lead
+from concertina_agent.net.link import follow_coordinator
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
@@ -22,7 +22,7 @@ STATE = p.MemberState("b", "b-1", 1, "claim-1", p.State.RUNNING)
 
 
 class Plain(Connector):
-    """Without TLS, to a lead on this machine that accepts every member. Keeps the connection."""
+    """Without TLS, to a coordinator on this machine that accepts every member. Keeps the connection."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -48,7 +48,7 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         (errno.ECONNRESET, ""),
     ],
 )
-def test_a_lead_whose_node_has_vanished_is_gone_as_any_other(code: int, detail: str) -> None:
+def test_a_coordinator_whose_node_has_vanished_is_gone_as_any_other(code: int, detail: str) -> None:
     """What the kernel says of a connection that it gives up is not always a ConnectionError."""
     events: list[e.Event] = []
     unforeseen: list[BaseException] = []
@@ -57,8 +57,8 @@ def test_a_lead_whose_node_has_vanished_is_gone_as_any_other(code: int, detail: 
         async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
             connector, tasks = Plain(server.sockets[0].getsockname()[1]), Nursery(unforeseen.append)
             following = tasks.start(
-                "follow lead",
-                follow_lead(
+                "follow coordinator",
+                follow_coordinator(
                     connector, assignment("a", "b"), join("b"), lambda: STATE, Notifier(), events.append, tasks
                 ),
             )
@@ -70,16 +70,16 @@ def test_a_lead_whose_node_has_vanished_is_gone_as_any_other(code: int, detail: 
 
     asyncio.run(scenario())
     assert [str(error) for error in unforeseen] == []
-    assert events == [e.LeadJoined(1, "claim-1"), e.LeadGone(1, "claim-1", detail)]
+    assert events == [e.CoordinatorJoined(1, "claim-1"), e.CoordinatorGone(1, "claim-1", detail)]
 
 
 @pytest.mark.parametrize("again", ["accepted", "refused", "silent"])
 def test_a_stream_that_breaks_is_opened_again_unless_nobody_is_there(again: str) -> None:
-    """A lead that answers nothing is lost after RECONNECT_SECONDS, and one whose port is closed at once."""
+    """A coordinator that answers nothing is lost after RECONNECT_SECONDS, and one whose port is closed at once."""
     events: list[e.Event] = []
     joins = 0
 
-    async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def coordinator(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal joins
         await reader.readline()
         joins += 1
@@ -89,12 +89,12 @@ def test_a_stream_that_breaks_is_opened_again_unless_nobody_is_there(again: str)
         writer.close()
 
     async def scenario() -> None:
-        async with await asyncio.start_server(lead, "127.0.0.1", 0) as server:
+        async with await asyncio.start_server(coordinator, "127.0.0.1", 0) as server:
             connector, tasks = Plain(server.sockets[0].getsockname()[1]), Nursery()
-            following = follow_lead(
+            following = follow_coordinator(
                 connector, assignment("a", "b"), join("b"), lambda: STATE, Notifier(), events.append, tasks
             )
-            task = tasks.start("follow lead", following)
+            task = tasks.start("follow coordinator", following)
             await until_async(lambda: bool(events), "joined", lambda: events)
             if again == "refused":
                 server.close()
@@ -106,27 +106,27 @@ def test_a_stream_that_breaks_is_opened_again_unless_nobody_is_there(again: str)
             await tasks.close()
 
     asyncio.run(scenario())
-    joined, gone = e.LeadJoined(1, "claim-1"), e.LeadGone(1, "claim-1")
+    joined, gone = e.CoordinatorJoined(1, "claim-1"), e.CoordinatorGone(1, "claim-1")
     assert events == ([joined, joined] if again == "accepted" else [joined, gone])
     assert joins == {"accepted": 2, "refused": 1, "silent": 2}[again]
 
 
-def test_who_leaves_the_round_while_the_lead_is_not_there_yet_closes_its_connection() -> None:
+def test_who_leaves_the_round_while_the_coordinator_is_not_there_yet_closes_its_connection() -> None:
     asked = asyncio.Event()
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readline():
-            writer.write(p.encode(p.Refused("does not lead round 1 (yet)", 0, "")))
+            writer.write(p.encode(p.Refused("does not coordinator round 1 (yet)", 0, "")))
             asked.set()
         writer.close()
 
     async def scenario() -> None:
         async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
             connector, tasks = Plain(server.sockets[0].getsockname()[1]), Nursery()
-            joining = follow_lead(
+            joining = follow_coordinator(
                 connector, assignment("a", "b"), join("b"), lambda: STATE, Notifier(), lambda event: None, tasks
             )
-            tasks.start("follow lead", joining)
+            tasks.start("follow coordinator", joining)
             await asked.wait()
             await tasks.close()
             assert [wire.over for wire in connector.made] == [True]

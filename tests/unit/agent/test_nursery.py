@@ -40,7 +40,7 @@ def test_an_error_nobody_foresaw_is_logged_by_the_tasks_name_and_told_where_it_i
 def test_what_runs_alongside_ends_with_its_block():
     async def body() -> None:
         tasks = Nursery()
-        with tasks.alongside("tell lead", lasts()):
+        with tasks.alongside("tell coordinator", lasts()):
             await asyncio.sleep(0)
             assert len(tasks) == 1
         await asyncio.sleep(0.01)

@@ -21,7 +21,7 @@ FIRST = p.Report(
     1,
     "c",
     p.State.RUNNING,
-    lead=True,
+    coordinator=True,
     members={"r1": p.MemberState("r1", "i1", 1, "c", p.State.RUNNING)},
     progress=p.Progress(0, None, 1.0, 1.0, 1.0, 0, "training", 1.0),
 )

@@ -102,7 +102,7 @@ def says(driver: Driver, effects: list[e.Effect]) -> None:
     p.encode(driver.core.beat())
 
 
-def lead() -> Driver:
+def coordinator() -> Driver:
     driver = Driver("a")
     driver.begun(*NAMES)
     driver.ask(join("b"))
@@ -110,7 +110,7 @@ def lead() -> Driver:
 
 
 def of_a_worker(line: bytes) -> object:
-    message, driver = w.decode(line), lead()
+    message, driver = w.decode(line), coordinator()
     says(driver, driver.say(message))
     says(driver, driver.ask(p.Drain(UID, 1, "claim-1", "grow", True, 30.0)))
     says(driver, driver.ended(1, "last words"))
@@ -118,23 +118,23 @@ def of_a_worker(line: bytes) -> object:
 
 
 def of_a_member(line: bytes) -> object:
-    message, driver = p.decode(line), lead()
+    message, driver = p.decode(line), coordinator()
     if isinstance(message, p.MemberState):
         says(driver, driver.tell(e.MemberMessage(message)))
     return message
 
 
-def of_the_lead(line: bytes) -> object:
+def of_the_coordinator(line: bytes) -> object:
     message, driver = p.decode(line), Driver("b")
     driver.begun(*NAMES)
-    driver.tell(e.LeadJoined(1, "claim-1"))
+    driver.tell(e.CoordinatorJoined(1, "claim-1"))
     if isinstance(message, (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)):
-        says(driver, driver.tell(e.LeadMessage(1, "claim-1", message)))
+        says(driver, driver.tell(e.CoordinatorMessage(1, "claim-1", message)))
     return message
 
 
 def of_the_operator(line: bytes) -> object:
-    message, driver = p.decode(line), lead()
+    message, driver = p.decode(line), coordinator()
     if type(message) in REQUESTS:
         says(driver, driver.ask(message))
     return message
@@ -154,7 +154,7 @@ READERS = {
     ),
     "a worker": Reader(of_a_worker, [w.encode(each) for each in SAID], (ProtocolError,)),
     "a member": Reader(of_a_member, [p.encode(each) for each in HEARD], (ProtocolError,)),
-    "the lead": Reader(of_the_lead, [p.encode(each) for each in TOLD], (ProtocolError,)),
+    "the coordinator": Reader(of_the_coordinator, [p.encode(each) for each in TOLD], (ProtocolError,)),
     "the operator": Reader(of_the_operator, [p.encode(each) for each in ASKED], (ProtocolError,)),
 }  # fmt: skip
 

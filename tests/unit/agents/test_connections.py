@@ -423,9 +423,9 @@ def test_who_waits_for_the_first_round_speaks_rarely_and_who_is_left_out_of_it_d
     assert [watch.idle_beat for watch in asked if isinstance(watch, protocol.Watch)] == [5.0, 1.0]
 
 
-def test_who_is_in_no_round_hears_where_the_lead_is_once_there_is_one(tmp_path: Path) -> None:
+def test_who_is_in_no_round_hears_where_the_coordinator_is_once_there_is_one(tmp_path: Path) -> None:
     asked: list[protocol.Message] = []
-    leading = dataclasses.replace(report(state="running"), replica="r1", lead=True)
+    leading = dataclasses.replace(report(state="running"), replica="r1", coordinator=True)
 
     async def leads(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
         writer.write(protocol.encode(leading))
@@ -434,8 +434,8 @@ def test_who_is_in_no_round_hears_where_the_lead_is_once_there_is_one(tmp_path: 
     async def scenario() -> str:
         connections = AgentConnections(Heard())
         await connections.open(UID, CREATED, MASTER)
-        async with agent(remembered(asked), tmp_path) as address, agent(leads, tmp_path) as lead:
-            for wanted in ({"r0": address}, {"r0": address, "r1": lead}, {"r0": address, "r1": lead}):
+        async with agent(remembered(asked), tmp_path) as address, agent(leads, tmp_path) as coordinator:
+            for wanted in ({"r0": address}, {"r0": address, "r1": coordinator}, {"r0": address, "r1": coordinator}):
                 connections.watch(UID, wanted)
                 for name in wanted:
                     await until_async(
@@ -444,7 +444,7 @@ def test_who_is_in_no_round_hears_where_the_lead_is_once_there_is_one(tmp_path: 
             connections.watch(UID, wanted)
             assert connections.views(UID)["r0"].connected, "nobody is asked again for the same"
         connections.close()
-        return lead
+        return coordinator
 
-    lead = asyncio.run(scenario())
-    assert [watch.lead for watch in asked if isinstance(watch, protocol.Watch)] == ["", lead]
+    coordinator = asyncio.run(scenario())
+    assert [watch.coordinator for watch in asked if isinstance(watch, protocol.Watch)] == ["", coordinator]

@@ -36,7 +36,7 @@ def test_it_is_the_own_side_where_at_least_half_of_the_jobs_are_silent_three_or_
     assert suspected((3, 3))
     assert suspected((0, 3))
     assert not suspected((4, 3))
-    assert not suspected((0, 2)), "a node that dies may have two leads on it"
+    assert not suspected((0, 2)), "a node that dies may have two coordinators on it"
 
 
 def test_jobs_of_a_minority_of_namespaces_are_never_enough() -> None:

@@ -174,7 +174,7 @@ def test_the_worst_status_of_the_largest_job_is_small() -> None:
             for kind in ConditionType
         ),
         world=World(
-            round=10**6, replicas=len(names), workers=8 * len(names), lead=names[0], members=found, since=at,
+            round=10**6, replicas=len(names), workers=8 * len(names), coordinator=names[0], members=found, since=at,
             claim=Claim(round=10**6, claim_id=word(16), at=at, reason=word(30), message=sentence(1000)),
         ),
         standby_replicas=StandbyReplicas(ready=MOST_STANDBY_REPLICAS, names=tuple(names[:MOST_STANDBY_REPLICAS])),
@@ -219,7 +219,7 @@ def test_an_operator_that_comes_new_goes_on_with_a_packed_world(monkeypatch: pyt
     made = plan(replace(seen, pods=another), jobs.T0 + 11)
     assert made.status.world.claim is not None
     assert made.status.world.claim.message == "replica demo-1-0 is gone: its pod was deleted"
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(instance="restarted"))
-    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), jobs.T0 + 11)
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(instance="restarted"))
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": coordinator}), jobs.T0 + 11)
     assert made.status.world.claim is not None
     assert made.status.world.claim.reason == "AgentRestarted"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from concertina.cli.checkpoint_create import ask
 
 from builders.api_server import api_server
 from concertina.api import CHECKPOINT_NOW
+from concertina.cli.checkpoint_create import ask
 from concertina.terminal.connection import Complaint, Target
 
 THEIRS = "theirs"

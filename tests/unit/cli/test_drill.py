@@ -120,7 +120,7 @@ class Target(DrillTarget):
     async def status(self) -> JobStatus:
         names = {n: {"replica": f"a-{n}-0", "uid": f"u{n}", "node": f"n{n}"} for n in range(self.replicas)}
         members = [{**names[n], "instance": "i", "workers": 1} for n in names]
-        return JobStatus.model_validate({"world": {"members": members, "lead": "a-0-0"}})
+        return JobStatus.model_validate({"world": {"members": members, "coordinator": "a-0-0"}})
 
     async def operator(self) -> dict[str, Any]:
         return {"metadata": {"name": "operator-1"}, "spec": {"nodeName": self.home}}
@@ -282,7 +282,14 @@ def test_a_checkpoint_is_asked_for_once_storage_is_back(
         now, step = rfc3339(round(time.time(), 3)), next(looks)
         saved = {"step": step, "round": 1, "uri": "s3://a/b/u", "complete": False, "at": now}
         member = {"replica": "a-0-0", "uid": "u", "node": "n", "instance": "i", "workers": 1}
-        world = {"round": 1, "replicas": 1, "size": "1/1", "since": rfc3339(1), "lead": "a-0-0", "members": [member]}
+        world = {
+            "round": 1,
+            "replicas": 1,
+            "size": "1/1",
+            "since": rfc3339(1),
+            "coordinator": "a-0-0",
+            "members": [member],
+        }
         status = {
             "world": world,
             "progress": {"step": step, "steps": 10**6, "at": now},

@@ -114,7 +114,7 @@ def test_a_failure_is_said_once_and_what_the_worker_printed_last_once_below_it()
     assert ("a-0-1 on node-1, round 2," in trains, "Traceback" in trains) == (True, False)
 
 
-def test_members_with_their_ranks_as_pods_and_their_lead_tell_of_them() -> None:
+def test_members_with_their_ranks_as_pods_and_their_coordinator_tell_of_them() -> None:
     def pod(uid: str) -> dict[str, Any]:
         return {"metadata": {"uid": uid}, "spec": {"nodeName": "node-7"}, "status": {"phase": "Running"}}
 

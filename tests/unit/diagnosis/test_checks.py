@@ -45,7 +45,7 @@ def status(phase: str = "Training", *conditions: Condition, **fields: Any) -> Jo
         "conditions": (condition("Ready", phase), *conditions),
         "goodput": Goodput(productive_seconds=7100, startup_seconds=100, at=ago(1)),
         "progress": JobProgress(step=1000, loss=2.0, step_seconds=7.0, mfu=0.4, at=ago(1)),
-        "world": World(round=1, replicas=2, workers=2, lead="a-0-0", since=ago(7000)),
+        "world": World(round=1, replicas=2, workers=2, coordinator="a-0-0", since=ago(7000)),
         "restarts": Restarts(budget=10),
         "replicas": 2,
     }

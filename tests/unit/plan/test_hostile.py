@@ -77,12 +77,12 @@ def planned(seen: JobObservation, now: float) -> JobStatus:
 
 @pytest.mark.parametrize("kind", TRAINS)
 @given(seed=SEEDS)
-def test_any_report_of_a_lead_is_planned_on(kind: str, seed: int) -> None:
+def test_any_report_of_a_coordinator_is_planned_on(kind: str, seed: int) -> None:
     draw, seen = random.Random(seed), TRAINS[kind]
     told, member = (anything(protocol.Report, draw) for _ in range(2))
-    lead = replace(told, replica="demo-0-0", instance="i-demo-0-0", round=1, claim="claim-a")
+    coordinator = replace(told, replica="demo-0-0", instance="i-demo-0-0", round=1, claim="claim-a")
     agents = dict(seen.agents)
-    agents["demo-0-0"] = replace(agents["demo-0-0"], report=wire(lead))
+    agents["demo-0-0"] = replace(agents["demo-0-0"], report=wire(coordinator))
     agents["demo-1-0"] = replace(agents["demo-1-0"], report=wire(replace(member, replica="demo-1-0")))
     seen = replace(seen, agents=agents)
     for wait in (0.0, 1.0, 100.0):
@@ -94,7 +94,9 @@ def test_any_report_of_a_lead_is_planned_on(kind: str, seed: int) -> None:
 @given(seed=SEEDS)
 def test_any_answer_to_a_prepare_is_planned_on(kind: str, seed: int) -> None:
     draw = random.Random(seed)
-    seen = replace(TRAINS[kind], pods=TRAINS[kind].pods[1:], fresh_claim="claim-b")  # the lead is gone: a new round
+    seen = replace(
+        TRAINS[kind], pods=TRAINS[kind].pods[1:], fresh_claim="claim-b"
+    )  # the coordinator is gone: a new round
     now = jobs.T0 + 20
     made = plan(seen, now)
     prepares = jobs.sends(made, protocol.Prepare)
@@ -109,20 +111,20 @@ def test_any_answer_to_a_prepare_is_planned_on(kind: str, seed: int) -> None:
 def test_what_is_within_bounds_stays_as_it_is() -> None:
     failure = protocol.Failure("demo-0-0", "WorkerSignaled", "ended by SIGKILL", ("a", "b"), exit_code=-9, at=jobs.T0)
     progress = protocol.Progress(0, None, -2.5, 1.0, 0.1, 0, "training", jobs.T0, timeline={"start": 0.5})
-    told = jobs.lead_report(failures=(failure,), progress=progress)
+    told = jobs.coordinator_report(failures=(failure,), progress=progress)
     assert bounded(told) == told
 
 
 def test_what_is_below_the_number_for_none_is_none() -> None:
     progress = protocol.Progress(-5, -5, 0.0, 0.0, 0.0, 0, "training", jobs.T0, math.nan, -5, mfu=-1.0)
-    told = wire(jobs.lead_report(progress=progress)).progress
+    told = wire(jobs.coordinator_report(progress=progress)).progress
     assert (told.steps, told.first_step_at, told.snapshot_step, told.mfu) == (None, None, None, None)
     assert told.step == 0, "a field that has no none"
 
 
 def test_what_is_out_of_bounds_is_moved_to_the_nearest_bound() -> None:
     progress = protocol.Progress(2**70, -5, math.nan, math.inf, math.nan, 0, "x" * 9999, 1e300)
-    told = wire(jobs.lead_report(progress=progress)).progress
+    told = wire(jobs.coordinator_report(progress=progress)).progress
     assert (told.step, told.steps, told.tokens_per_second, told.step_seconds) == (2**53, None, 253_402_300_799.0, 0.0)
     assert (math.isnan(told.loss), told.at, len(told.phase)) == (True, 253_402_300_799.0, 63)
 

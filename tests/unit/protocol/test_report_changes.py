@@ -50,7 +50,7 @@ reports = st.builds(
     st.integers(1, 2),
     st.just("c"),
     st.sampled_from([State.RUNNING, State.PREPARED]),
-    lead=st.booleans(),
+    coordinator=st.booleans(),
     members=members,
     failures=failures,
     progress=progress,
@@ -76,7 +76,7 @@ def test_a_line_names_only_members_that_have_changed(before: Report, last: int) 
 
 
 def report(**fields: object) -> Report:
-    found = Report("job-0-0", "i", True, 1, "c", State.RUNNING, lead=True)
+    found = Report("job-0-0", "i", True, 1, "c", State.RUNNING, coordinator=True)
     return dataclasses.replace(found, **fields)  # type: ignore[arg-type]
 
 

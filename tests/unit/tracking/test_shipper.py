@@ -1,5 +1,5 @@
-"""One law: in any order of rounds and rollbacks, with the shipper killed before or after any request, and a lead that
-ships late, the tracker has each step that counts once."""
+"""One law: in any order of rounds and rollbacks, with the shipper killed before or after any request, and a coordinator
+that ships late, the tracker has each step that counts once."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Node:
 
 ROUNDS = st.lists(
     st.tuples(
-        st.integers(0, 2),  # who leads
+        st.integers(0, 2),  # who coordinates
         st.integers(0, 8),  # how many steps back it begins
         st.integers(0, 12),  # how many steps it trains
         st.lists(
@@ -110,13 +110,13 @@ ROUNDS = st.lists(
 
 
 def test_what_is_trained_again_and_was_not_shipped_is_never_told(tmp_path: Path) -> None:
-    """By whoever leads next: it may ship at the same time."""
+    """By whoever coordinates next: it may ship at the same time."""
     server = Server(forgets=False)
     node = Node(tmp_path, server)
-    node.append(RoundBegan(1, 0, 0.0, leads=True))
+    node.append(RoundBegan(1, 0, 0.0, coordinates=True))
     for number in range(1, 6):
         node.append(StepDone(1, number, 0.0, {}))
-    node.append(RoundBegan(2, 3, 0.0, leads=False))
+    node.append(RoundBegan(2, 3, 0.0, coordinates=False))
     node.ship()
     assert server.points == [(1, 1), (2, 1), (3, 1)]
 
@@ -133,14 +133,14 @@ def test_each_step_once_whatever_happens(
     try:
         at, values = 0, dict[int, set[int]]()
         newest = dict[int, int]()
-        for number, (lead, back, count, ships) in enumerate(rounds, 1):
+        for number, (coordinator, back, count, ships) in enumerate(rounds, 1):
             at = max(0, at - back)
             newest = {step: round for step, round in newest.items() if step <= at}
             for node in nodes:
-                node.append(RoundBegan(number, at, 0.0, leads=node is nodes[lead], workers=2, replicas=2))
+                node.append(RoundBegan(number, at, 0.0, coordinates=node is nodes[coordinator], workers=2, replicas=2))
             for _ in range(count):
                 at += 1
-                nodes[lead].append(StepDone(number, at, 0.0, {}))
+                nodes[coordinator].append(StepDone(number, at, 0.0, {}))
                 values.setdefault(at, set()).add(number)
                 newest[at] = number
             for who, kill_in in ships:
@@ -150,7 +150,7 @@ def test_each_step_once_whatever_happens(
         found = [step for step, _ in server.points if step <= at]
         assert sorted(found) == sorted(newest), "each step once, and none is missing"
         assert all(round in values[step] for step, round in server.points)
-        if forgets and len({lead for lead, *_ in rounds}) == 1:
+        if forgets and len({coordinator for coordinator, *_ in rounds}) == 1:
             assert {point for point in server.points if point[0] <= at} == set(newest.items()), "the last values count"
     finally:
         for node in nodes:

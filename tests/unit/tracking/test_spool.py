@@ -31,7 +31,7 @@ def test_a_new_writer_and_a_new_reader_go_on_where_the_old_ones_were(tmp_path: P
         file.write(b'{"kind":"StepDone","bo')  # killed while it wrote
     second = SpoolWriter(tmp_path)
     assert second.next == 3
-    second.append(RoundBegan(2, 1, 0.0, leads=True))
+    second.append(RoundBegan(2, 1, 0.0, coordinates=True))
     second.append(step(7))
     for each in (reader, SpoolReader(tmp_path)):
         each.look()

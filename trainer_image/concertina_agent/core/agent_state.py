@@ -9,8 +9,8 @@ from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
+from concertina_agent.core.round.coordinator import Coordinator
 from concertina_agent.core.round.failures import whole
-from concertina_agent.core.round.lead import Lead
 from concertina_agent.core.round.membership import Membership, Notice, Preparation
 from concertina_agent.core.snapshot_index import SnapshotIndex
 from concertina_agent.core.states import OVER, OwnState
@@ -73,25 +73,25 @@ class AgentState:
 
     @property
     def reported(self) -> OwnState:
-        """As in Report: starting is running, and a lead's end is the end of the whole round: every member's, with the
-        checkpoint that this end asks for in storage; and a failure is one once its cause is known."""
+        """As in Report: starting is running, and a coordinator's end is the end of the whole round: every member's,
+        with the checkpoint that this end asks for in storage; and a failure is one once its cause is known."""
         own, r = self.state, self.round
-        if r is None or r.lead is None or own not in OVER:
+        if r is None or r.coordinator is None or own not in OVER:
             return OwnState.RUNNING if own is OwnState.STARTING else own
         if own is OwnState.FAILED:
-            return own if r.lead.settled else OwnState.RUNNING
-        if r.lead.all_are(own.on_wire) and self.is_durable(r, r.lead, own):
+            return own if r.coordinator.settled else OwnState.RUNNING
+        if r.coordinator.all_are(own.on_wire) and self.is_durable(r, r.coordinator, own):
             return own
         return OwnState.DRAINING if r.drain is not None else OwnState.RUNNING
 
-    def is_durable(self, r: Membership, lead: Lead, own: OwnState) -> bool:
+    def is_durable(self, r: Membership, coordinator: Coordinator, own: OwnState) -> bool:
         """What the end of this round asks of durable storage is there; or, after a drain, can't get there any more."""
         durable_drain, step = r.drain is not None and r.drain.order.durable, self.last_step(r)
-        if own is OwnState.DRAINED and (not durable_drain or lead.gone_unshipped(step)):
+        if own is OwnState.DRAINED and (not durable_drain or coordinator.gone_unshipped(step)):
             return True
         if self.bundled:
             return self.uploads.has(self.uid, step, complete=own is OwnState.SUCCEEDED)
-        nothing = not r.last and not lead.lacking_the_end()
+        nothing = not r.last and not coordinator.lacking_the_end()
         return nothing or self.uploads.has(self.uid, step, complete=False)
 
     def last_step(self, r: Membership) -> Optional[int]:
@@ -105,7 +105,7 @@ class AgentState:
     # --- what it says -----------------------------------------------------------------------------------------------
 
     def member_state(self) -> p.MemberState:
-        """This agent as a member of its round: what it tells its lead."""
+        """This agent as a member of its round: what it tells its coordinator."""
         r = self.round
         if r is None:
             return p.MemberState(self.replica, self.instance, *self.seen, state=p.State.STARTING)
@@ -121,15 +121,16 @@ class AgentState:
             snapshot_step=r.workers.progress.snapshot_step if r.workers.progress else None,
             durable_parts=self.uploads.parts,
             heartbeats=r.hearts.heartbeats,
-            hung=r.lead is not None and r.lead.watchdog.hung,
+            hung=r.coordinator is not None and r.coordinator.watchdog.hung,
             next_call=r.stopping.next_call,
             saved=r.saved_by_all() if not self.bundled and r.workers.all_complete() else None,
-            ends_at=r.ends_at if r.lead is not None else None,
+            ends_at=r.ends_at if r.coordinator is not None else None,
             world_mismatch=bool(r.world_mismatch),
         )
 
     def beat(self) -> p.MemberState:
-        """What a lead tells its members: as member_state(), but succeeded and drained stand for the whole round."""
+        """What a coordinator tells its members: as member_state(), but succeeded and drained stand for the whole
+        round."""
         state = self.member_state()
         if state.state not in (p.State.SUCCEEDED, p.State.DRAINED):
             return state
@@ -138,7 +139,7 @@ class AgentState:
     def report(self) -> p.Report:
         """All that this agent knows: what Watch streams."""
         r, reported = self.round, self.reported
-        lead = r.lead if r else None
+        coordinator = r.coordinator if r else None
         return p.Report(
             replica=self.replica,
             instance=self.instance,
@@ -146,22 +147,24 @@ class AgentState:
             round=self.seen[0],
             claim=self.seen[1],
             state=reported.on_wire,
-            lead=lead is not None,
-            members=lead.told if lead else {},
-            failures=lead.failures() if lead else ((whole(r.failure),) if r and r.failure else ()),
+            coordinator=coordinator is not None,
+            members=coordinator.told if coordinator else {},
+            failures=coordinator.failures() if coordinator else ((whole(r.failure),) if r and r.failure else ()),
             progress=r.workers.progress if r else None,
-            hang=lead.watchdog.hang if lead else None,
-            stragglers=lead.watchdog.stragglers.found if lead else (),
+            hang=coordinator.watchdog.hang if coordinator else None,
+            stragglers=coordinator.watchdog.stragglers.found if coordinator else (),
             storage=self.uploads.storage,
             startup_error=self.startup_error,
             warm_start_disabled_reason=self.warm_start.warm_start_disabled_reason,
             warm_start_skipped_modules=self.warm_start.warm_start_skipped_modules,
             notice=self.notice.grace if self.notice else None,
-            busy=lead.watchdog.busy if lead else None,
+            busy=coordinator.watchdog.busy if coordinator else None,
             takes_calls=True,
             tracking=self.tracking,
             keeps_state=r is not None and r.workers.keep_state,
-            world_mismatch=r.world_mismatch if r and lead and r.world_mismatch and lead.all_train_alone() else "",
+            world_mismatch=r.world_mismatch
+            if r and coordinator and r.world_mismatch and coordinator.all_train_alone()
+            else "",
         )
 
     @property
@@ -188,18 +191,18 @@ class AgentState:
         if r.workers.keep_state and r.failure is None and self._is_last_holder(r):
             return False
         copied = r.failure is not None or r.peer_has_all(self.snapshots)
-        led = r.lead is None or not r.workers.keep_state or self.reported in OVER
-        return r.workers.all_over() and self.uploads.all_shipped and copied and led
+        coordinated = r.coordinator is None or not r.workers.keep_state or self.reported in OVER
+        return r.workers.all_over() and self.uploads.all_shipped and copied and coordinated
 
     def leaving(self) -> tuple[str, ...]:
-        """Members that have to go, as far as known here: the lead itself, or what its beats say."""
+        """Members that have to go, as far as known here: the coordinator itself, or what its beats say."""
         r = self.round
         if r is None:
             return ()
-        return tuple(r.lead.noticed()) if r.lead is not None else r.leaving
+        return tuple(r.coordinator.noticed()) if r.coordinator is not None else r.leaving
 
     def _is_last_holder(self, r: Membership) -> bool:
-        """Also where the lead has not said yet who leaves besides this one: notices come in groups."""
+        """Also where the coordinator has not said yet who leaves besides this one: notices come in groups."""
         names = [member.replica for member in r.assign.members]
         leaving, durable = set(self.leaving()), r.drain is not None and r.drain.order.durable
         if durable and self.uploads.storage is not None:
@@ -207,13 +210,14 @@ class AgentState:
         if leaving.issuperset(names):
             return durable
         if self.replica not in leaving:
-            return not r.lead_gone
+            return not r.coordinator_gone
         return bool(leaving & {names[r.me - 1], names[(r.me + 1) % len(names)]} - {self.replica})
 
     def all_succeeded(self) -> bool:
-        """Whether the round has, as a whole: exit code 0 says that to the operator. Of a member, that its lead has."""
+        """Whether the round has, as a whole: exit code 0 says that to the operator. Of a member, that its coordinator
+        has."""
         r = self.round
-        known = r is not None and (r.lead is not None or r.succeeded_at is not None)
+        known = r is not None and (r.coordinator is not None or r.succeeded_at is not None)
         return known and self.reported is OwnState.SUCCEEDED
 
     # --- whose word counts ------------------------------------------------------------------------------------------

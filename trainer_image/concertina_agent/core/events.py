@@ -108,7 +108,7 @@ class MemberGone:
 
 
 @dataclasses.dataclass(frozen=True)
-class LeadJoined:
+class CoordinatorJoined:
     """Our own Join was accepted: the first one, or another one after the stream broke."""
 
     round: int
@@ -116,8 +116,8 @@ class LeadJoined:
 
 
 @dataclasses.dataclass(frozen=True)
-class LeadMessage:
-    """A line of the lead: Drain, StopAt, DurableMoved, or a beat (MemberState)."""
+class CoordinatorMessage:
+    """A line of the coordinator: Drain, StopAt, DurableMoved, or a beat (MemberState)."""
 
     round: int
     claim: str
@@ -125,8 +125,9 @@ class LeadMessage:
 
 
 @dataclasses.dataclass(frozen=True)
-class LeadGone:
-    """The stream to the lead broke and could not be opened again, or the lead refused our Join for good."""
+class CoordinatorGone:
+    """The stream to the coordinator broke and could not be opened again, or the coordinator refused our Join for
+    good."""
 
     round: int
     claim: str
@@ -241,8 +242,8 @@ class StacksCollected:
 
 Event = Union[
     RequestReceived, WorkersGone, StoreBound, Reached, StartFailed, WorkerMessage, WorkerExited, MemberMessage,
-    MemberGone, LeadJoined, LeadMessage, LeadGone, PeerCopied, CopyHeld, PartShipped, PublishDone, StorageSeen,
-    TrackingSeen, Warm, Learning, WarmStartKnown, WorldsSeen, TerminationNotice, Tick, StacksCollected,
+    MemberGone, CoordinatorJoined, CoordinatorMessage, CoordinatorGone, PeerCopied, CopyHeld, PartShipped, PublishDone,
+    StorageSeen, TrackingSeen, Warm, Learning, WarmStartKnown, WorldsSeen, TerminationNotice, Tick, StacksCollected,
 ]  # fmt: skip
 
 # --- effects --------------------------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ class PersistSeen:
 @dataclasses.dataclass(frozen=True)
 class KillWorkers:
     """Leave everything older than `round`: SIGKILL and reap its workers, end its store, copier, shipping and streams
-    (both to the lead and of members). Then WorkersGone(round). Comes again where a kill was asked for again."""
+    (both to the coordinator and of members). Then WorkersGone(round). Comes again where a kill was asked for again."""
 
     round: int
 
@@ -290,14 +291,14 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class StartRound:
-    """Start the workers of members[me]; serve the bound store if `lead`, else close it; else join the lead
-    (members[0]), again and again until it says yes or the round is over."""
+    """Start the workers of members[me]; serve the bound store if `coordinator`, else close it; else join the
+    coordinator (members[0]), again and again until it says yes or the round is over."""
 
     assign: p.Assign
     me: int
 
     @property
-    def lead(self) -> bool:
+    def coordinator(self) -> bool:
         return self.me == 0
 
 
@@ -332,7 +333,7 @@ class SignalWorkers:
 
 @dataclasses.dataclass(frozen=True)
 class Broadcast:
-    """From the lead, on the streams of this round; `only`: one replica."""
+    """From the coordinator, on the streams of this round; `only`: one replica."""
 
     message: Union[p.Drain, p.StopAt, p.DurableMoved]
     only: str = ""
@@ -375,8 +376,8 @@ class CollectStacks:
 
 @dataclasses.dataclass(frozen=True)
 class ReportChanged:
-    """AgentState.report() and .member_state() say something new: tell the watchers and the lead. At most once per event
-    and last."""
+    """AgentState.report() and .member_state() say something new: tell the watchers and the coordinator. At most once
+    per event and last."""
 
 
 @dataclasses.dataclass(frozen=True)

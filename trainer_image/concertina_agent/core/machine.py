@@ -4,7 +4,7 @@ deterministic: no clock, no I/O, no threads; the shell (`agent`) and the simulat
     agent = AgentState(replica, uid, instance, workers, bundled=True, storage=Storage(StorageHealth.UNKNOWN))
     effects = step(agent, event, now, at)     # now: monotonic seconds, at: Unix seconds (only for Failure.at)
     agent.report() -> protocol.Report         # what Watch streams
-    agent.member_state() -> MemberState       # what a member tells its lead
+    agent.member_state() -> MemberState       # what a member tells its coordinator
     agent.seen -> (round, claim)              # the highest ever seen
 
 The facts are in `agent_state`, the states and their arrows in `states`, events and effects in `events`; what an event
@@ -16,17 +16,20 @@ does is the function that HANDLERS names (for a request: REQUESTS). Effects are 
   same round and claim with other candidates, before the Assign: only they are reached out to anew.
 - Assign -> StartRound once, if this (round, claim) is prepared and the instance id is ours. The same again: Accepted.
 - Workers are killed by a Prepare alone (and by the end of a command's grace). A round that failed waits for it.
-- The lead collects MemberState lines; silence (Tick), a stream that stays broken or no Join is MemberLost. Members
-  treat the lead alike (LeadLost). The cause is a failure that no lost peer provokes, what follows is `secondary`; where
-  all look provoked the lead says nothing for SETTLE_SECONDS, as the cause is usually on its way.
+- The coordinator collects MemberState lines; silence (Tick), a stream that stays broken or no Join is MemberLost.
+  Members treat the coordinator alike (CoordinatorLost). The cause is a failure that no lost peer provokes, what follows
+  is `secondary`; where all look provoked the coordinator says nothing for SETTLE_SECONDS, as the cause is usually on
+  its way.
 - drained: all own workers ended after a drain and the peer has copied their last snapshot (or the grace is over). The
-  lead's own report says drained only when every member is, and with `durable` only when LATEST names that step, or
-  a member is gone with a part that it had not shipped.
-- succeeded: all own workers are through; the lead's report: every member's are, and the final checkpoint is published.
+  coordinator's own report says drained only when every member is, and with `durable` only when LATEST names that step,
+  or a member is gone with a part that it had not shipped.
+- succeeded: all own workers are through; the coordinator's report: every member's are, and the final checkpoint is
+published.
 - Snapshots beyond the base of a new round are dropped at its Assign; those of older rounds once this one has a snapshot
-  complete on all peers, as rank 0 knows and the lead's beats say.
-- A round that has succeeded as a whole (the lead's beats say so) ends its agents with 0 after LINGER_SECONDS.
-- A Notice says draining to the lead and exits when the workers are gone, copied and shipped, or the grace is over.
+  complete on all peers, as rank 0 knows and the coordinator's beats say.
+- A round that has succeeded as a whole (the coordinator's beats say so) ends its agents with 0 after LINGER_SECONDS.
+- A Notice says draining to the coordinator and exits when the workers are gone, copied and shipped, or the grace is
+over.
 """
 
 from __future__ import annotations
@@ -65,11 +68,11 @@ def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list
 
 
 def _leave(agent: AgentState, t: e.Moment) -> list[e.Effect]:
-    """The round has succeeded as a whole (the lead sees that itself, members hear of it in its beats), or there was a
-    notice."""
+    """The round has succeeded as a whole (the coordinator sees that itself, members hear of it in its beats), or there
+    was a notice."""
     r, notice = agent.round, agent.notice
     if r is not None:
-        if r.lead is not None and r.succeeded_at is None and r.workers.all_complete():
+        if r.coordinator is not None and r.succeeded_at is None and r.workers.all_complete():
             r.succeeded_at = t.now if agent.reported is states.OwnState.SUCCEEDED else None
         if r.succeeded_at is not None and t.now >= r.succeeded_at + LINGER_SECONDS:
             return [e.Exit(0)]
@@ -90,10 +93,10 @@ def on_tick(agent: AgentState, event: e.Tick, t: e.Moment) -> list[e.Effect]:
     if r is None:
         return []
     effects = [*workers.update_heartbeats(agent, r, event, t), *drains.drain_alone(agent, r, t)]
-    if r.lead is not None:
-        effects += members.check_members(agent, r, r.lead, t)
+    if r.coordinator is not None:
+        effects += members.check_members(agent, r, r.coordinator, t)
     elif t.now >= r.silent_at:
-        effects += members.lead_lost(agent, "has been silent or out of reach for too long", t)
+        effects += members.coordinator_lost(agent, "has been silent or out of reach for too long", t)
     return [*effects, *drains.end_of_grace(agent, r, t)]
 
 
@@ -128,9 +131,9 @@ HANDLERS: Mapping[type, Callable[[AgentState, Any, e.Moment], list[e.Effect]]] =
     e.StacksCollected: workers.on_stacks_collected,
     e.MemberMessage: members.on_member_message,
     e.MemberGone: members.on_member_gone,
-    e.LeadJoined: members.on_lead_joined,
-    e.LeadMessage: members.on_lead_message,
-    e.LeadGone: members.on_lead_gone,
+    e.CoordinatorJoined: members.on_coordinator_joined,
+    e.CoordinatorMessage: members.on_coordinator_message,
+    e.CoordinatorGone: members.on_coordinator_gone,
     e.PeerCopied: storage.on_peer_copied,
     e.CopyHeld: storage.on_copy_held,
     e.PartShipped: storage.on_part_shipped,

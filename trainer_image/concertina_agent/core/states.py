@@ -10,8 +10,8 @@ that stands in no row is the effect IllegalTransition. Two rules make the table 
    was made before the worker's exit and is told after it, when its socket was slow to close: the peer lacks that copy.
 
 Staying where one is needs no row. Events that no row names (StorageSeen, PartShipped, ...) change facts, never a state.
-A `starting` agent whose notice came before its Assign drains at once. What a lead reports of its whole round is no
-state of its own: see `AgentState.reported`.
+A `starting` agent whose notice came before its Assign drains at once. What a coordinator reports of its whole round is
+no state of its own: see `AgentState.reported`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ OVER = (OwnState.SUCCEEDED, OwnState.DRAINED, OwnState.FAILED)
 """The ends of a round for one agent."""
 
 
-DRAIN_BEGINS = (p.Drain, e.LeadMessage, e.MemberMessage, e.TerminationNotice)
-ROUND_FAILS = (e.WorkerExited, e.StartFailed, e.LeadGone, e.Tick)
+DRAIN_BEGINS = (p.Drain, e.CoordinatorMessage, e.MemberMessage, e.TerminationNotice)
+ROUND_FAILS = (e.WorkerExited, e.StartFailed, e.CoordinatorGone, e.Tick)
 TRANSITIONS: Mapping[OwnState, Mapping[OwnState, tuple[type, ...]]] = {
     OwnState.IDLE: {
         OwnState.PREPARING: (p.Prepare,),

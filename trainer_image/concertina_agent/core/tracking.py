@@ -1,4 +1,4 @@
-"""What a lead tells its tracker of the run: watches the core's events, and says what is to be recorded. Pure.
+"""What a coordinator tells its tracker of the run: watches the core's events, and says what is to be recorded. Pure.
 
 A step's record waits for the next step, or the end of the worker: what is evaluated after a step belongs to it."""
 
@@ -11,7 +11,7 @@ from typing import Optional
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
-from concertina_agent.core.round.lead import Lead
+from concertina_agent.core.round.coordinator import Coordinator
 from concertina_agent.core.round.membership import Membership
 from concertina_agent.core.states import OwnState
 from concertina_protocol.heartbeat import WorkerPhase
@@ -52,15 +52,15 @@ class Tracking:
                 told.waiting = None
                 return found
             told = self._told = Told(r.assign.round)
-            if r.lead is None and _knows_where_it_begins(agent, r):
-                found.append(t.RoundBegan(told.round, _restored(r.assign.restore), at, leads=False))
-        if r.lead is None:
+            if r.coordinator is None and _knows_where_it_begins(agent, r):
+                found.append(t.RoundBegan(told.round, _restored(r.assign.restore), at, coordinates=False))
+        if r.coordinator is None:
             return found
         if isinstance(event, e.WorkerMessage) and isinstance(event.message, p.Progress):
             found += self._progress(r, told, event.message, at)
         elif not r.workers.alive(0):
             found += _flush(told)
-        found += _happened(r.lead, told, at)
+        found += _happened(r.coordinator, told, at)
         durable = agent.latest
         if durable is not None and durable.round == told.round and durable.step > told.durable:
             told.durable = durable.step
@@ -105,15 +105,15 @@ def _flush(told: Told) -> list[t.Record]:
     return [] if waiting is None else [waiting]
 
 
-def _happened(lead: Lead, told: Told, at: float) -> list[t.Record]:
+def _happened(coordinator: Coordinator, told: Told, at: float) -> list[t.Record]:
     """Failures of the round once their cause is known, and who was told to leave."""
     found: list[t.Record] = []
-    for failure in lead.failures() if lead.settled else ():
+    for failure in coordinator.failures() if coordinator.settled else ():
         if failure.replica not in told.failures and not failure.secondary:
             text = f"{failure.reason}: {failure.message}"
             found.append(_note(told, failure.at or at, t.NoteKind.FAILURE, text, failure.step))
         told.failures.add(failure.replica)
-    for replica, grace in lead.noticed().items() if len(lead.noticed()) > len(told.notices) else ():
+    for replica, grace in coordinator.noticed().items() if len(coordinator.noticed()) > len(told.notices) else ():
         if replica not in told.notices:
             found.append(_note(told, at, t.NoteKind.NOTICE, f"{replica} was told to leave within {grace:g} s."))
             told.notices.add(replica)

@@ -52,7 +52,7 @@ class UploadState:
         return storage.round is None or storage.round < round - 1
 
     def new_round(self, round: int, undone: tuple[Undone, ...]) -> None:
-        """As a member of this round: from now on its lead tells what LATEST is."""
+        """As a member of this round: from now on its coordinator tells what LATEST is."""
         self.undone = undone
         if self.storage is not None and not self.outdated(round):
             self.storage = dataclasses.replace(self.storage, round=round)

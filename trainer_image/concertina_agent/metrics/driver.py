@@ -100,12 +100,12 @@ class MetricsDriver:
 
     async def _facts(self) -> _Facts:
         agent, r = self._agent, self._agent.round
-        lead, progress = (r.lead, r.workers.progress) if r else (None, None)
+        coordinator, progress = (r.coordinator, r.workers.progress) if r else (None, None)
         first = r.assign.members[r.me].first_rank if r else 0
         workers = tuple(Worker(rank - first, rank, pid) for rank, pid in self._running().items())
-        busy = lead.watchdog.busy if lead else None
+        busy = coordinator.watchdog.busy if coordinator else None
         samples = [Sample(f.ROUND, agent.seen[0]), *self._training.samples(progress, busy, time.monotonic())]
-        if lead is not None and agent.latest is not None:
+        if coordinator is not None and agent.latest is not None:
             samples.append(Sample(f.CHECKPOINT_STEP, agent.latest.step))
         if agent.uploads.storage is not None:
             families = (f.SHIPPED, f.SHIPPED_BYTES, f.SHIP_SECONDS, f.STORAGE_FAILURES)

@@ -77,7 +77,7 @@ class Training:
         """`current`: what rank 0 has told in the present round, where it is a worker of this pod: who has lost it goes
         on with its counters alone."""
         if busy is not None:
-            for of, seconds in (("lead", busy.lead), ("median", busy.median), ("slowest", busy.most)):
+            for of, seconds in (("coordinator", busy.coordinator), ("median", busy.median), ("slowest", busy.most)):
                 self._add((f.BUSY_SECONDS, of), seconds)
         if self._last is not None:
             yield Sample(f.STEP_SECONDS, self._step_seconds)

@@ -1,4 +1,5 @@
-"""All connections but those for shards: what others ask of this agent, its stream to the lead, its members' streams."""
+"""All connections but those for shards: what others ask of this agent, its stream to the coordinator, its members'
+streams."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.net import tls
-from concertina_agent.net.link import MemberStreams, follow_lead
+from concertina_agent.net.link import MemberStreams, follow_coordinator
 from concertina_agent.net.server import AgentServer, Answered
 from concertina_agent.net.shard_wire import ShardWire
 from concertina_agent.net.state_stream import CHANGES, MIN_GAP_SECONDS, WHOLE, often, stream
@@ -71,7 +72,7 @@ class NetworkDriver:
         self._learning = learning
         self._server = AgentServer(settings.uid, tls.server_context(settings.identity), self, tasks)
         self._link: Optional[asyncio.Task[None]] = None
-        """To the lead."""
+        """To the coordinator."""
         self._changes = Notifier()
         """Of what this agent says of itself."""
         self._replies: dict[int, Callable[[p.Message], None]] = {}
@@ -102,15 +103,15 @@ class NetworkDriver:
         if self._link is not None:
             self._link.cancel()
 
-    def join_lead(self, effect: e.StartRound) -> None:
+    def join_coordinator(self, effect: e.StartRound) -> None:
         assign = effect.assign
-        if effect.lead:
-            self._members.lead(assign)
+        if effect.coordinator:
+            self._members.coordinator(assign)
             return
         join = p.Join(assign.uid, assign.round, assign.claim, self._agent.replica, self._agent.instance)
         state = self._agent.member_state
-        following = follow_lead(self._connector, assign, join, state, self._changes, self._emit, self._tasks)
-        self._link = self._tasks.start("follow lead", following)
+        following = follow_coordinator(self._connector, assign, join, state, self._changes, self._emit, self._tasks)
+        self._link = self._tasks.start("follow coordinator", following)
 
     def ping_peers(self, effect: e.PingPeers) -> None:
         self._tasks.start("ping peers", self._ping_all(effect.prepare, effect.asked))
@@ -163,8 +164,8 @@ class NetworkDriver:
         await asyncio.gather(*map(pass_on, message.to[:RELAYS]))
 
     async def watch(self, message: p.Watch, wire: Connection) -> None:
-        if message.lead and self._agent.round is None:
-            self._learning.hear_of(message.lead)
+        if message.coordinator and self._agent.round is None:
+            self._learning.hear_of(message.coordinator)
         report, news = self._agent.report, self._changes
         if message.changes:
             pace, idle_beat = _bounded(message.pace), _bounded(message.idle_beat)

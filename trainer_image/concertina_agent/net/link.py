@@ -1,7 +1,8 @@
-"""A member's stream to its lead, and the lead's streams to its members.
+"""A member's stream to its coordinator, and the coordinator's streams to its members.
 
-A connection that breaks is a doubt, not a death (decision "A reset connection is a doubt"): the member joins its lead
-again, and the lead asks the member's agent whether it is there. A process that has died refuses both at once.
+A connection that breaks is a doubt, not a death (decision "A reset connection is a doubt"): the member joins its
+coordinator again, and the coordinator asks the member's agent whether it is there. A process that has died refuses both
+at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.core.round.lead import AT_ONCE, JOIN_GAP_SECONDS
+from concertina_agent.core.round.coordinator import AT_ONCE, JOIN_GAP_SECONDS
 from concertina_agent.net.state_stream import MEMBER, often, stream
 from concertina_agent.net.wire import Connector, KeptConnections
 from concertina_agent.runtime.notifier import Notifier
@@ -26,21 +27,22 @@ from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
 
 RETRY_SECONDS = 0.05
-"""Between attempts to join a lead that has not been assigned yet."""
+"""Between attempts to join a coordinator that has not been assigned yet."""
 RECONNECT_SECONDS = 0.5
 """From the break of a stream to the other end's loss, unless it answers on another connection."""
 LINES_A_SECOND = 2000
-"""Of mere numbers, that all members of a round together say to their lead at most, unless beats alone are more."""
+"""Of mere numbers, that all members of a round together say to their coordinator at most, unless beats alone are
+more."""
 
-FROM_LEAD = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
+FROM_COORDINATOR = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
 Emit = Callable[[e.Event], None]
 
 
 class MovedOn(Exception):
-    """The lead refuses a member for good: it is in a later round."""
+    """The coordinator refuses a member for good: it is in a later round."""
 
 
-async def follow_lead(
+async def follow_coordinator(
     connector: Connector,
     assign: p.Assign,
     join: p.Join,
@@ -49,7 +51,7 @@ async def follow_lead(
     emit: Emit,
     tasks: Nursery,
 ) -> None:
-    """Join, again and again until the lead says yes or will never; then talk until the lead is lost."""
+    """Join, again and again until the coordinator says yes or will never; then talk until the coordinator is lost."""
     key, wire, detail = (join.round, join.claim), None, ""
     members, address = len(assign.members), assign.members[0].address
     pace = min(p.BEAT_SECONDS, members / LINES_A_SECOND)
@@ -61,12 +63,12 @@ async def follow_lead(
             if wire is None:
                 await asyncio.sleep(RETRY_SECONDS)
         while wire is not None:
-            emit(e.LeadJoined(*key))
+            emit(e.CoordinatorJoined(*key))
             detail = ""
-            with tasks.alongside("stream to lead", stream(wire, state, changes, MEMBER, pace, often)):
+            with tasks.alongside("stream to coordinator", stream(wire, state, changes, MEMBER, pace, often)):
                 try:
-                    await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), FROM_LEAD)
-                except OSError as error:  # of a lead whose node has vanished, once the kernel gives it up
+                    await _listen(wire, lambda message: emit(e.CoordinatorMessage(*key, message)), FROM_COORDINATOR)
+                except OSError as error:  # of a coordinator whose node has vanished, once the kernel gives it up
                     detail = f"can't be reached: {error.strerror or error}"
             wire.close()
             wire = await _join_again(connector, join, address)
@@ -77,11 +79,11 @@ async def follow_lead(
     finally:
         if wire is not None:
             wire.close()
-    emit(e.LeadGone(*key, detail))
+    emit(e.CoordinatorGone(*key, detail))
 
 
 async def _join_again(connector: Connector, join: p.Join, address: str) -> Optional[Connection]:
-    """After the stream broke; None where the lead is lost. Raises MovedOn."""
+    """After the stream broke; None where the coordinator is lost. Raises MovedOn."""
 
     async def joined() -> Optional[Connection]:
         while True:
@@ -116,7 +118,7 @@ async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Opti
 
 
 async def _answer(wire: Connection, join: p.Join) -> Optional[p.Message]:
-    """The lead's last word; None where it can't be understood, or the connection breaks."""
+    """The coordinator's last word; None where it can't be understood, or the connection breaks."""
     while True:
         try:
             await wire.send(join)
@@ -139,7 +141,7 @@ async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tupl
 
 
 class MemberStreams:
-    """The lead's ends."""
+    """The coordinator's ends."""
 
     def __init__(
         self, state: Callable[[], p.MemberState], connections: KeptConnections, emit: Emit, tasks: Nursery
@@ -150,7 +152,7 @@ class MemberStreams:
         self._wires: dict[str, Connection] = {}
         self._addresses: dict[str, str] = {}
 
-    def lead(self, assign: p.Assign) -> None:
+    def coordinator(self, assign: p.Assign) -> None:
         """The members of this round are going to join."""
         self._addresses = {member.replica: member.address for member in assign.members}
 

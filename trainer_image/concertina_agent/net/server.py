@@ -21,8 +21,8 @@ from concertina_protocol.connection import Connection
 from concertina_protocol.waiting import within
 
 MAX_CONNECTIONS = 5000
-"""Of the job's own operator and agents; more are closed at once. A lead has one of each member, and each agent may ping
-each other."""
+"""Of the job's own operator and agents; more are closed at once. A coordinator has one of each member, and each agent
+may ping each other."""
 MAX_STRANGERS = 256
 """Connections whose other end has not shown a certificate so far. One more, and the oldest goes of the address that has
 most: who means it needs milliseconds, wherever a flood of idle connections comes from (decision "Strangers at an

@@ -51,7 +51,7 @@ class TrackingDriver:
     def record(self, agent: AgentState, event: e.Event, effects: Iterable[e.Effect], at: float) -> None:
         """What there is to tell after an event; see Tracking."""
         for record in self._tracking.records(agent, event, effects, at):
-            if isinstance(record, RoundBegan) and not record.leads and self._spool.next == self._shipped:
+            if isinstance(record, RoundBegan) and not record.coordinates and self._spool.next == self._shipped:
                 continue  # it only matters to what is not shipped
             if not self.behind:
                 self._heard_at = time.monotonic()

@@ -133,7 +133,7 @@ class WorkersDriver:
         self._emit(e.StoreBound(effect.round, effect.claim, addresses.join(host, port)))
 
     def start_round(self, effect: e.StartRound) -> None:
-        listening, self._store = (self._store, None) if effect.lead else (None, self._store)
+        listening, self._store = (self._store, None) if effect.coordinator else (None, self._store)
         self._close_store()
         folder = self._files.snapshots.round_folder(effect.assign.round)
         environment = {"CONCERTINA_SOCKET": self._channel, "CONCERTINA_SNAPSHOTS": str(folder)}

@@ -39,7 +39,7 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the lead looks out for, from spec.failurePolicy."""
+    """What the coordinator looks out for, from spec.failurePolicy."""
 
     hang_seconds: Annotated[Optional[float], Absent(0.0)] = None
     """The round hangs when no rank moves for so long; None: by the usual step time."""
@@ -64,7 +64,7 @@ MOST_IMAGES = 4
 @dataclasses.dataclass(frozen=True)
 class Assign:
     """Operator to every member, after the commit; also to those with a notice that were asked and are none: they need
-    not stay for what they hold. Answer: Accepted or Refused. members[0] is the lead."""
+    not stay for what they hold. Answer: Accepted or Refused. members[0] is the coordinator."""
 
     uid: str
     round: int
@@ -86,8 +86,9 @@ class Assign:
 
 @dataclasses.dataclass(frozen=True)
 class Drain:
-    """Operator to the lead: stop after the same step. `durable`: a checkpoint must be in storage before `drained`; in a
-    job without storage, a world that leaves as a whole then stays for its grace: successors may come for its state."""
+    """Operator to the coordinator: stop after the same step. `durable`: a checkpoint must be in storage before
+    `drained`; in a job without storage, a world that leaves as a whole then stays for its grace: successors may come
+    for its state."""
 
     uid: str
     round: int
@@ -99,7 +100,7 @@ class Drain:
 
 @dataclasses.dataclass(frozen=True)
 class Save:
-    """Operator to the lead: make the state after the next step durable. Answer: Accepted or Refused."""
+    """Operator to the coordinator: make the state after the next step durable. Answer: Accepted or Refused."""
 
     uid: str
     round: int
@@ -153,6 +154,6 @@ class Watch:
     pace: float = 1.0
     idle_beat: float = 1.0
     """Seconds between two lines of an agent in no round, where nothing is new; else it is REPORT_SECONDS."""
-    lead: str = ""
-    """The address of a round's lead, where there is one: an agent that does not know what the script imports asks it,
-    and is not ready before."""
+    coordinator: str = ""
+    """The address of a round's coordinator, where there is one: an agent that does not know what the script imports
+    asks it, and is not ready before."""

@@ -1,4 +1,4 @@
-"""What agents ask of each other, and what goes between the lead and its members."""
+"""What agents ask of each other, and what goes between the coordinator and its members."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from concertina_protocol.messages.records import Durable, SnapshotId
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """Member to lead: opens the stream on which the member sends MemberState lines and the lead sends Drain,
-    StopAt, DurableMoved and beats (MemberState of its own)."""
+    """Member to coordinator: opens the stream on which the member sends MemberState lines and the coordinator sends
+    Drain, StopAt, DurableMoved and beats (MemberState of its own)."""
 
     uid: str
     round: int
@@ -23,15 +23,15 @@ class Join:
 
 @dataclasses.dataclass(frozen=True)
 class DurableMoved:
-    """Lead to members: `LATEST` names this now; older parts of this job may be forgotten."""
+    """Coordinator to members: `LATEST` names this now; older parts of this job may be forgotten."""
 
     durable: Durable
 
 
 @dataclasses.dataclass(frozen=True)
 class StopAt:
-    """Lead to members, in a drain of a command of one's own: the call of should_checkpoint() that is the last (see
-    `stopping`); 0: its workers get SIGTERM."""
+    """Coordinator to members, in a drain of a command of one's own: the call of should_checkpoint() that is the last
+    (see `stopping`); 0: its workers get SIGTERM."""
 
     call: int
 

@@ -1,5 +1,5 @@
 """What has changed between two reports of one agent, so that a line costs what has happened and not what there is: a
-lead of a thousand members says a few hundred bytes a second (decision "Reports are whole")."""
+coordinator of a thousand members says a few hundred bytes a second (decision "Reports are whole")."""
 
 from __future__ import annotations
 

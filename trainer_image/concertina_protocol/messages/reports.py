@@ -1,4 +1,4 @@
-"""What an agent tells of itself, and a lead of its round."""
+"""What an agent tells of itself, and a coordinator of its round."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FailureReason(OpenEnum):
     WORKER_EXITED_EARLY = "WorkerExitedEarly"
     START_FAILED = "StartFailed"
     MEMBER_LOST = "MemberLost"
-    LEAD_LOST = "LeadLost"
+    COORDINATOR_LOST = "CoordinatorLost"
     RESTORE_FAILED = "RestoreFailed"
     INVALID_INPUT = "InvalidInput"
     DATA_CHANGED = "DataChanged"
@@ -53,8 +53,8 @@ class Failure:
     message: str
     """A sentence, with the exit code or signal."""
     last_lines: tuple[str, ...] = ()
-    """A lead tells those of the cause, and of what no new round can mend: all of them would not fit on a line. The
-    operator is told MOST_LAST_LINES."""
+    """A coordinator tells those of the cause, and of what no new round can mend: all of them would not fit on a line.
+    The operator is told MOST_LAST_LINES."""
     rank: Annotated[Optional[int], Absent(-1)] = None
     exit_code: int = 0
     """Of the worker of that rank."""
@@ -205,7 +205,7 @@ class Heartbeat:
     busy: float = 0.0
     """Seconds of this round's finished steps, its first apart, that were not spent waiting for others."""
     stack: Optional[tuple[str, ...]] = None
-    """Once the lead says that the round hangs."""
+    """Once the coordinator says that the round hangs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +246,7 @@ class Straggler:
 class Busy:
     """`Heartbeat.busy`, over all ranks of the round."""
 
-    lead: float
+    coordinator: float
     """Rank 0's."""
     median: float
     most: float
@@ -254,7 +254,7 @@ class Busy:
 
 @dataclasses.dataclass(frozen=True)
 class MemberState:
-    """One member as the lead knows it."""
+    """One member as the coordinator knows it."""
 
     replica: str
     instance: str
@@ -267,28 +267,30 @@ class MemberState:
     notice: Annotated[Optional[float], Absent(0.0)] = None
     """Seconds of grace that it was given with a SIGTERM; None where it may stay."""
     leaving: tuple[str, ...] = ()
-    """On the lead: members with such a notice. Who leaves beside another one may be needed for what it holds."""
+    """On the coordinator: members with such a notice. Who leaves beside another one may be needed for what it holds."""
     snapshot_step: Annotated[Optional[int], Absent(-1)] = None
-    """On the lead: newest snapshot of this round that is complete on all peers; older rounds' may then be dropped."""
+    """On the coordinator: newest snapshot of this round that is complete on all peers; older rounds' may then be
+    dropped."""
     durable_parts: tuple[Part, ...] = ()
-    """Shards of this round in storage that are not under `LATEST` yet; the lead publishes them once all are there."""
+    """Shards of this round in storage that are not under `LATEST` yet; the coordinator publishes them once all are
+    there."""
     heartbeats: tuple[Heartbeat, ...] = ()
-    """Heartbeats of its workers that run, by their older name; the lead keeps them to itself."""
+    """Heartbeats of its workers that run, by their older name; the coordinator keeps them to itself."""
     hung: bool = False
-    """On the lead: no rank moves; every member collects the stacks of its workers."""
+    """On the coordinator: no rank moves; every member collects the stacks of its workers."""
     next_call: Optional[int] = None
     """In a drain of a command of one's own: see `stopping`."""
     saved: Optional[tuple[int, ...]] = None
     """Of a script that is through here: steps of the newest snapshots that each of its workers has whole."""
     ends_at: Optional[int] = None
-    """On the lead: the newest step that all have whole, which is to be in storage."""
+    """On the coordinator: the newest step that all have whole, which is to be in storage."""
     world_mismatch: bool = False
     """Whether each of its workers trains in a world of its own, below a launcher."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All that an agent knows, whole. Only a lead has `members`, `progress` and failures of others."""
+    """All that an agent knows, whole. Only a coordinator has `members`, `progress` and failures of others."""
 
     replica: str
     instance: str
@@ -298,9 +300,9 @@ class Report:
     claim: str
     """The highest seen."""
     state: State
-    """Of this agent, never starting. A lead's drained and succeeded stand for the whole round: every member is, and the
-    checkpoint that this asks for is under `LATEST`."""
-    lead: bool = False
+    """Of this agent, never starting. A coordinator's drained and succeeded stand for the whole round: every member is,
+    and the checkpoint that this asks for is under `LATEST`."""
+    coordinator: bool = False
     members: Mapping[str, MemberState] = dataclasses.field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     """Of the current round, in order of arrival."""
@@ -321,9 +323,10 @@ class Report:
     keeps_state: bool = False
     """Whether the workers save snapshots: the bundled trainer's, and those of a script with `trainingjob.State`."""
     busy: Optional[Busy] = None
-    """On a lead whose workers measure it."""
+    """On a coordinator whose workers measure it."""
     world_mismatch: str = ""
-    """On a lead: how every worker of the round trains in a world of its own, in a clause; empty if one does not."""
+    """On a coordinator: how every worker of the round trains in a world of its own, in a clause; empty if one does
+    not."""
     takes_calls: bool = False
     """Whether Prepare, Assign, Drain and Save may come on the connection of this stream, to be answered between its
     lines."""

@@ -1,6 +1,6 @@
 """What is tracked of a run, a JSON line each. Standard library only, Python 3.9+.
 
-The lead of a round writes them as they happen; `concertina_tracking` ships them, later or again."""
+The coordinator of a round writes them as they happen; `concertina_tracking` ships them, later or again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RoundBegan:
     step: int
     at: float
     """Unix seconds."""
-    leads: bool
+    coordinates: bool
     """Whether this replica tells of the round; else it only knows that what it has told is over."""
     source: str = ""
     """A RestoreSource; empty where the script restores by itself."""

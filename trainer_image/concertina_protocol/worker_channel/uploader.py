@@ -55,7 +55,7 @@ class Shipped:
 
 @dataclasses.dataclass(frozen=True)
 class Publish:
-    """To the lead's uploader, when every part of the snapshot has been shipped: write its manifest, move LATEST,
+    """To the coordinator's uploader, when every part of the snapshot has been shipped: write its manifest, move LATEST,
     delete what is beyond `keep`. Sizes and checksums of the parts are read from storage. Answer: Published."""
 
     id: SnapshotId
@@ -75,8 +75,8 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Undo:
-    """To the lead's uploader: `LATEST` is to name nothing of this job that was undone, and to take nothing of it any
-    more (the same again does no harm). Answer: StorageState."""
+    """To the coordinator's uploader: `LATEST` is to name nothing of this job that was undone, and to take nothing of it
+    any more (the same again does no harm). Answer: StorageState."""
 
     undone: Undone
 

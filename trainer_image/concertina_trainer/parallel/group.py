@@ -98,8 +98,8 @@ def socket_variables(interface: str) -> dict[str, str]:
 
 
 def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed: bool) -> DistContext:
-    """Join the round's process group: the store is served by the lead's agent, under a prefix for this round. `routed`:
-    see DistContext.of. Raises InvalidInput where the world is no whole number of blocks."""
+    """Join the round's process group: the store is served by the coordinator's agent, under a prefix for this round.
+    `routed`: see DistContext.of. Raises InvalidInput where the world is no whole number of blocks."""
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if interface := interface_of(environment.get("CONCERTINA_POD_IP") or environment["MASTER_ADDR"]):
         for name, value in socket_variables(interface).items():

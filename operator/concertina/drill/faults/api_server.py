@@ -40,12 +40,12 @@ async def _signal_worker(target: DrillTarget, name: str, number: str) -> AsyncIt
 
 
 @asynccontextmanager
-async def kill_lead_pod(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Delete the lead's pod without any grace: its kubelet kills all of it."""
-    lead = await target.lead()
+async def kill_coordinator_pod(target: DrillTarget) -> AsyncIterator[Injection]:
+    """Delete the coordinator's pod without any grace: its kubelet kills all of it."""
+    coordinator = await target.coordinator()
     at = time.time()
-    await target.client.delete(PODS, target.namespace, lead.replica, uid=lead.uid, grace=0)
-    yield Injection(at, f"deleted the lead's pod {lead.replica} on {lead.node}, without grace")
+    await target.client.delete(PODS, target.namespace, coordinator.replica, uid=coordinator.uid, grace=0)
+    yield Injection(at, f"deleted the coordinator's pod {coordinator.replica} on {coordinator.node}, without grace")
 
 
 @asynccontextmanager

@@ -35,11 +35,11 @@ def _kill(environment: dict[str, str], what: str) -> float:
 
 
 @asynccontextmanager
-async def kill_lead(target: DrillTarget) -> AsyncIterator[Injection]:
-    """SIGKILL to the lead's agent, with which its container ends."""
-    lead, uid = await target.lead(), (await target.job())["metadata"]["uid"]
-    at = await asyncio.to_thread(_kill, environment_of(uid, lead.replica), lead.replica)
-    yield Injection(at, f"SIGKILL to the agent of the lead, {lead.replica} on {lead.node}")
+async def kill_coordinator(target: DrillTarget) -> AsyncIterator[Injection]:
+    """SIGKILL to the coordinator's agent, with which its container ends."""
+    coordinator, uid = await target.coordinator(), (await target.job())["metadata"]["uid"]
+    at = await asyncio.to_thread(_kill, environment_of(uid, coordinator.replica), coordinator.replica)
+    yield Injection(at, f"SIGKILL to the agent of the coordinator, {coordinator.replica} on {coordinator.node}")
 
 
 @asynccontextmanager
@@ -109,7 +109,7 @@ async def kill_storage(target: DrillTarget) -> AsyncIterator[Injection]:
     if server is None:
         raise Complaint("This local cluster has no S3 server of its own: start one with `concertina local up --s3`.")
     uri = str((await target.job())["spec"]["checkpoint"]["uri"])
-    used = await target.run_python((await target.lead()).replica, _ENDPOINT)
+    used = await target.run_python((await target.coordinator()).replica, _ENDPOINT)
     if not uri.startswith("s3://") or used != server.endpoint:
         raise Complaint(
             f"{target.name} saves to {uri}{f' at {used}' if used else ''}, which is not on this cluster's S3 server "

@@ -15,7 +15,7 @@ RECONNECT = 0.5
 FIRST_CONTACT = SILENCE_SECONDS + 1.0
 """For a stream that this operator never had open (after a restart) before its agent is in doubt."""
 UNHEARD = 30.0
-"""A round whose lead is not heard for so long is said to be: a person may have to act."""
+"""A round whose coordinator is not heard for so long is said to be: a person may have to act."""
 WAITING_BEAT = 5.0
 """Between two lines of an agent whose job waits for its first round."""
 UNREACHABLE = SILENCE_SECONDS

@@ -150,7 +150,7 @@ class Decision:
     goes_on: bool = False
     """Training goes on in spite of what `stalled` says."""
     watch_all: bool = False
-    """Streams to all live replicas, not only to the lead and those outside of the round."""
+    """Streams to all live replicas, not only to the coordinator and those outside of the round."""
 
 
 def stalled(reason: str, message: str, pods: Pods) -> Decision:

@@ -1,8 +1,8 @@
 """Evidence of life: what says of a replica that it lives, is silent or is dead. All of it is judged here alone.
 
-Kubernetes says that a pod has ended; members say that they lost their lead, or hear it; a host closes a stream and
-says that no agent listens. An agent of which nobody speaks may be cut off from this operator and be training (decision
-"Silence alone is no death")."""
+Kubernetes says that a pod has ended; members say that they lost their coordinator, or hear it; a host closes a stream
+and says that no agent listens. An agent of which nobody speaks may be cut off from this operator and be training
+(decision "Silence alone is no death")."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Evidence(enum.Enum):
     HOST = enum.auto()
     """Its host says that no agent listens."""
     MEMBERS = enum.auto()
-    """Those that it leads: they have lost it, or hear it."""
+    """Those that it coordinates: they have lost it, or hear it."""
     DRAIN = enum.auto()
-    """Those that it led: they have stopped where it told them to, so that it was alive then."""
+    """Those that it coordinated: they have stopped where it told them to, so that it was alive then."""
     SILENCE = enum.auto()
     """Nobody: it is not heard of."""
 
@@ -65,7 +65,7 @@ class Verdict:
 
 ALIVE = Verdict(Life.ALIVE)
 TRAINS = (protocol.State.RUNNING, protocol.State.DRAINING)
-"""As a member says of its own part in a round: it would have failed if it had lost its lead."""
+"""As a member says of its own part in a round: it would have failed if it had lost its coordinator."""
 
 
 def _dead(evidence: Evidence, sentence: str, age: float | None = None) -> Verdict:
@@ -97,7 +97,7 @@ class Health:
         return ALIVE
 
     def by_contact(self, pod: PodView) -> Verdict:
-        """As its agent lets itself be heard. Of members of a round that goes on their lead knows more."""
+        """As its agent lets itself be heard. Of members of a round that goes on their coordinator knows more."""
         view = self.observed.agent(pod.name)
         if pod.phase is PodPhase.PENDING and pod.node and not self.observed.node(pod).ready:
             # Bound to it before anybody knew: whoever dies in a crowd is replaced on nodes that died with it.
@@ -137,20 +137,21 @@ class Health:
         """A member of the committed round of which nothing bad is known."""
         if not self.round.committed or replica not in self.round.members:
             return False
-        if replica == self.round.lead.replica:
-            return not self.lead.dead or self.lead.evidence is Evidence.DRAIN
+        if replica == self.round.coordinator.replica:
+            return not self.coordinator.dead or self.coordinator.evidence is Evidence.DRAIN
         return replica not in self.round.failed
 
     @cached
-    def lead(self) -> Verdict:
-        """Whether the committed round still has its lead. Dead at once where its host closes the stream and refuses the
-        next; in doubt its members are asked, and where none of them is heard either, the world may be training as a
-        whole: it is left alone until Kubernetes knows more (decision "When a lead counts as lost")."""
-        lead = self.round.lead
-        pod = next((pod for pod in self.observed.pods if pod.name == lead.replica), None)
-        if pod is None or not lead.is_pod(pod.uid) or pod.ended:
+    def coordinator(self) -> Verdict:
+        """Whether the committed round still has its coordinator. Dead at once where its host closes the stream and
+        refuses the next; in doubt its members are asked, and where none of them is heard either, the world may be
+        training as a whole: it is left alone until Kubernetes knows more (decision "When a coordinator counts as
+        lost")."""
+        coordinator = self.round.coordinator
+        pod = next((pod for pod in self.observed.pods if pod.name == coordinator.replica), None)
+        if pod is None or not coordinator.is_pod(pod.uid) or pod.ended:
             return _dead(Evidence.POD, "has ended")
-        view = self.observed.agent(lead.replica)
+        view = self.observed.agent(coordinator.replica)
         if view.alive:
             return ALIVE
         refused = view.refusal is ConnectionRefusal.NOT_LISTENING
@@ -172,13 +173,13 @@ class Health:
         return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age)
 
     def _word_of_members(self) -> Verdict | None:
-        """About a lead that is not heard, of those of its members that are. A member's part in the round ends soon
-        after it has lost its lead: while it trains, it hears it. None where nobody can say."""
+        """About a coordinator that is not heard, of those of its members that are. A member's part in the round ends
+        soon after it has lost its coordinator: while it trains, it hears it. None where nobody can say."""
         assert self.round.claim is not None
         this_round, trains = (self.round.claim.round, self.round.claim.claim_id), False
         for name, member in self.round.members.items():
             view = self.observed.agent(name)
-            if name == self.round.lead.replica or not view.connected or view.report is None:
+            if name == self.round.coordinator.replica or not view.connected or view.report is None:
                 continue
             if not member.is_agent(view.report.instance):
                 return _dead(Evidence.MEMBERS, f"can't be reached, and the agent of its member {name} was restarted")
@@ -196,7 +197,9 @@ class Health:
         """Whether each of those that could be heard has had the time to open its stream: they are watched from the
         first doubt on."""
         there = {pod.name for pod in self.observed.pods if pod.phase is PodPhase.RUNNING and not pod.deleting}
-        others = (self.observed.agent(name) for name in self.round.members.keys() & there - {self.round.lead.replica})
+        others = (
+            self.observed.agent(name) for name in self.round.members.keys() & there - {self.round.coordinator.replica}
+        )
         return all(view.connected or (view.silent_for(self.now) or 0.0) >= constants.RECONNECT for view in others)
 
     def may_answer(self, replica: str) -> bool:

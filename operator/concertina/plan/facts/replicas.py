@@ -101,9 +101,9 @@ class Replicas:
     def notices(self) -> Mapping[str, notices.Notice]:
         """Replicas that will go, by pod name, while they are still there."""
         observed, members, notice_by_replica = self.observed, self.round.members, {}
-        # What the lead says of its members, also of a round that a claim is about to replace: who has left stays
+        # What the coordinator says of its members, also of a round that a claim is about to replace: who has left stays
         # noticed until its pod is seen to have ended (decision "Who was told to stop keeps its notice").
-        report = observed.agent(self.round.lead.replica).report if members else None
+        report = observed.agent(self.round.coordinator.replica).report if members else None
         member_states = report.members if report and report.round == self.round.world.round else {}
         for pod in observed.pods:
             own = observed.agent(pod.name).report
@@ -234,13 +234,13 @@ class Replicas:
     # --- where to reach them
 
     @cached
-    def leading(self) -> str:
-        """The lead, while its pod is there to listen to, being deleted perhaps; empty where it is not."""
+    def coordinator(self) -> str:
+        """The coordinator, while its pod is there to listen to, being deleted perhaps; empty where it is not."""
         if not self.round.committed:
             return ""
-        lead = self.round.lead
-        pod = self.pods.get(lead.replica)
-        return pod.name if pod and lead.is_pod(pod.uid) and pod.phase is PodPhase.RUNNING else ""
+        coordinator = self.round.coordinator
+        pod = self.pods.get(coordinator.replica)
+        return pod.name if pod and coordinator.is_pod(pod.uid) and pod.phase is PodPhase.RUNNING else ""
 
     def address(self, replica: str) -> str:
         pod = self.pods[replica]

@@ -1,4 +1,4 @@
-"""The round that was last committed, as its lead and its members tell of it, and the claim of the next one."""
+"""The round that was last committed, as its coordinator and its members tell of it, and the claim of the next one."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ class Round:
         return {member.replica: member for member in self.world.members}
 
     @property
-    def lead(self) -> Member:
+    def coordinator(self) -> Member:
         return self.world.members[0]
 
     @cached
     def report(self) -> protocol.Report | None:
-        """The lead's last report about the committed round, while nothing speaks against it."""
+        """The coordinator's last report about the committed round, while nothing speaks against it."""
         if not self.committed or self.claim is None:
             return None
-        report = self.observed.agent(self.lead.replica).report
+        report = self.observed.agent(self.coordinator.replica).report
         if report is None or (report.round, report.claim) != (self.claim.round, self.claim.claim_id):
             return None
-        return report if self.lead.is_agent(report.instance) else None
+        return report if self.coordinator.is_agent(report.instance) else None
 
     @cached
     def failed(self) -> frozenset[str]:
-        """Replicas of which the lead tells a failure."""
+        """Replicas of which the coordinator tells a failure."""
         return frozenset(failure.replica for failure in self.report.failures) if self.report else frozenset()
 
     @cached

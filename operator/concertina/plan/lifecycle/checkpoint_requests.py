@@ -1,8 +1,8 @@
 """A checkpoint that a person asks for: an annotation, which GitOps leaves alone as it does no field of the spec
-(decision "checkpoint create is an annotation"), a Save to the lead, and what became of it in the status.
+(decision "checkpoint create is an annotation"), a Save to the coordinator, and what became of it in the status.
 
 It is fulfilled by any durable checkpoint of a step after the one that was under way when it was first seen. A round
-that ends before that is no matter: the lead of the next one is asked again.
+that ends before that is no matter: the coordinator of the next one is asked again.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) 
 
 
 def ask(ctx: JobContext, decision: Decision, wanted: CheckpointRequest | None) -> tuple[Action, ...]:
-    """Send it to the lead of a round that trains: once a round."""
+    """Send it to the coordinator of a round that trains: once a round."""
     if wanted is None or wanted.state is not RequestState.PENDING or decision.phase is not Phase.TRAINING:
         return ()
     claim, report = ctx.round.claim, ctx.round.report
     if claim is None or report is None or not growth.trains(ctx, report):
         return ()
-    lead = ctx.round.lead.replica
-    call = ctx.agent(lead).save
+    coordinator = ctx.round.coordinator.replica
+    call = ctx.agent(coordinator).save
     same = call is not None and (call.round, call.claim, call.request) == (claim.round, claim.claim_id, wanted.id)
     if call is not None and same and not call.error:
         return ()
     message = protocol.Save(ctx.observed.job.uid, claim.round, claim.claim_id, wanted.id)
-    return (Send(lead, ctx.replicas.address(lead), message),)
+    return (Send(coordinator, ctx.replicas.address(coordinator), message),)
 
 
 def _next_step(ctx: JobContext) -> int:

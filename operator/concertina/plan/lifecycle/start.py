@@ -141,7 +141,7 @@ def annotate_master_key(ctx: JobContext, decision: Decision) -> Decision:
         f"{first_of(names, 3)}: the agent's certificate comes from another master key than this operator has, so it "
         "can't be reached, and is left alone"
     )
-    goes_on = decision.phase in (Phase.TRAINING, Phase.DRAINING) and ctx.round.lead.replica not in names
+    goes_on = decision.phase in (Phase.TRAINING, Phase.DRAINING) and ctx.round.coordinator.replica not in names
     return replace(
         decision, stalled=MASTER_KEY_MISMATCH, stalled_message=f"{message}. {MASTER_KEY_REMEDY}", goes_on=goes_on
     )

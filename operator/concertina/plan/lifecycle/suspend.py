@@ -76,7 +76,7 @@ def _is_over(ctx: JobContext) -> bool:
 
 def _is_saved(ctx: JobContext, report: Report) -> bool:
     """Whether this end is one after which nothing more will be saved. One that began for another reason (growing, say)
-    was not saved; the lead is asked for that then, and what it says just after may be from before it was."""
+    was not saved; the coordinator is asked for that then, and what it says just after may be from before it was."""
     if not ctx.saves_durably:
         return True
     latest = report.storage.latest if report.storage else None

@@ -100,7 +100,9 @@ def _failure_reported(ctx: JobContext) -> Failure | None:
             step=reported.step,
         )
     if report.state == protocol.State.FAILED:
-        return Failure("LeadFailed", f"the lead {report.replica} says that the round has failed", report.replica)
+        return Failure(
+            "CoordinatorFailed", f"the coordinator {report.replica} says that the round has failed", report.replica
+        )
     return None
 
 
@@ -134,29 +136,37 @@ def _member_gone(ctx: JobContext) -> Failure | None:
     return None
 
 
-def _lead_lost(ctx: JobContext) -> RoundTrigger | None:
-    lead = ctx.round.lead.replica
-    if ctx.health.lead.dead and ctx.round.report and ctx.round.report.state == protocol.State.DRAINED:
-        return RoundTrigger(Reason.DRAINED, f"the lead {lead} has left after a drain")
-    if ctx.health.lead.dead:
-        return Failure(FailureReason.LEAD_LOST, f"the lead {lead} {ctx.health.lead.sentence}", lead)
-    report = ctx.agent(lead).report
-    if not ctx.agent(lead).connected or report is None:
-        return None
-    if not ctx.round.lead.is_agent(report.instance):
+def _coordinator_lost(ctx: JobContext) -> RoundTrigger | None:
+    coordinator = ctx.round.coordinator.replica
+    if ctx.health.coordinator.dead and ctx.round.report and ctx.round.report.state == protocol.State.DRAINED:
+        return RoundTrigger(Reason.DRAINED, f"the coordinator {coordinator} has left after a drain")
+    if ctx.health.coordinator.dead:
         return Failure(
-            Reason.AGENT_RESTARTED, f"the agent of the lead {lead} was restarted, its workers are gone", lead
+            FailureReason.COORDINATOR_LOST,
+            f"the coordinator {coordinator} {ctx.health.coordinator.sentence}",
+            coordinator,
+        )
+    report = ctx.agent(coordinator).report
+    if not ctx.agent(coordinator).connected or report is None:
+        return None
+    if not ctx.round.coordinator.is_agent(report.instance):
+        return Failure(
+            Reason.AGENT_RESTARTED,
+            f"the agent of the coordinator {coordinator} was restarted, its workers are gone",
+            coordinator,
         )
     if ctx.round.claim and report.round > ctx.round.claim.round:
-        return Failure("RoundOvertaken", f"the lead {lead} has seen round {report.round} already", lead)
+        return Failure(
+            "RoundOvertaken", f"the coordinator {coordinator} has seen round {report.round} already", coordinator
+        )
     return None
 
 
 def _not_acknowledged(ctx: JobContext) -> Failure | None:
-    """What came of an Assign whose answer was lost, the lead knows: who has begun has got it."""
+    """What came of an Assign whose answer was lost, the coordinator knows: who has begun has got it."""
     member_states = ctx.round.report.members if ctx.round.report else {}
     begun = {name for name, member in member_states.items() if member.state is not protocol.State.STARTING}
-    heard = ctx.agent(ctx.round.lead.replica).connected
+    heard = ctx.agent(ctx.round.coordinator.replica).connected
     for replica, call in ctx.round.unacknowledged:
         if isinstance(call.reply, protocol.Refused):
             return Failure(Reason.ASSIGN_REFUSED, f"replica {replica} refused: {call.reply.reason}", replica)
@@ -171,18 +181,18 @@ def _not_acknowledged(ctx: JobContext) -> Failure | None:
 
 def _never_assigned(ctx: JobContext) -> Failure | None:
     """An operator died between commit and Assign: what it would have sent is not known, so the round is made anew
-    (decision "A round whose Assigns may be lost is claimed anew"). (A member that was not told, while the lead was, is
-    reported by the lead as lost.)"""
+    (decision "A round whose Assigns may be lost is claimed anew"). (A member that was not told, while the coordinator
+    was, is reported by the coordinator as lost.)"""
     report = ctx.round.report
     if report is None or _assign_sent(ctx):
         return None
     if report.state == protocol.State.PREPARED:
-        return Failure("NotAssigned", f"the lead {report.replica} was never told to start", report.replica)
+        return Failure("NotAssigned", f"the coordinator {report.replica} was never told to start", report.replica)
     return None
 
 
 def _assign_sent(ctx: JobContext) -> bool:
-    call, claim = ctx.agent(ctx.round.lead.replica).assign, ctx.round.claim
+    call, claim = ctx.agent(ctx.round.coordinator.replica).assign, ctx.round.claim
     return call is not None and claim is not None and (call.round, call.claim) == (claim.round, claim.claim_id)
 
 
@@ -190,7 +200,7 @@ Check = Callable[[JobContext], RoundTrigger | None]
 CHECKS: tuple[Check, ...] = (
     _failure_reported,
     _member_gone,
-    _lead_lost,
+    _coordinator_lost,
     _not_acknowledged,
     _never_assigned,
     stalls.hung,
@@ -199,7 +209,7 @@ CHECKS: tuple[Check, ...] = (
 
 def recheck(ctx: JobContext) -> float:
     """Seconds until time alone could change the answers above."""
-    view, age = ctx.agent(ctx.round.lead.replica), ctx.health.lead.age
+    view, age = ctx.agent(ctx.round.coordinator.replica), ctx.health.coordinator.age
     if not view.alive:
         return constants.RECONNECT / 2 if age is None or age < constants.UNHEARD else constants.UNHEARD / 6
     if ctx.round.unacknowledged:
@@ -229,7 +239,7 @@ def running(ctx: JobContext) -> Decision | None:
     report, total = ctx.round.report, len(ctx.world.members)
     if report is None or report.state == protocol.State.PREPARED:
         # Just assigned, or the operator has just come: as it was until something is known.
-        return replace(as_before(ctx), recheck=recheck(ctx), watch_all=ctx.health.lead.life is Life.SILENT)
+        return replace(as_before(ctx), recheck=recheck(ctx), watch_all=ctx.health.coordinator.life is Life.SILENT)
     if report.state in (protocol.State.DRAINING, protocol.State.DRAINED):
         return Decision(Phase.DRAINING, "Draining", "the round stops after the same step everywhere", recheck=1.0)
     progress = report.progress
@@ -248,5 +258,5 @@ def running(ctx: JobContext) -> Decision | None:
         absent = [*(delayed.sentence for delayed in backoff.next_pods(ctx).values()), *startup.missing(ctx)]
         size += "".join(f"; {sentence}" for sentence in absent[:3])
     return Decision(
-        Phase.TRAINING, "Training", size, recheck=recheck(ctx), watch_all=ctx.health.lead.life is Life.SILENT
+        Phase.TRAINING, "Training", size, recheck=recheck(ctx), watch_all=ctx.health.coordinator.life is Life.SILENT
     )

@@ -34,7 +34,7 @@ REPLACE_AT_ONCE = frozenset({Reason.HANG, Reason.STRAGGLER, FailureReason.SILENT
 LOST = frozenset(
     {
         FailureReason.MEMBER_LOST,
-        FailureReason.LEAD_LOST,
+        FailureReason.COORDINATOR_LOST,
         Reason.NODE_LOST,
         Reason.REPLICA_DELETED,
         Reason.REPLICA_ENDED,

@@ -1,8 +1,8 @@
 """Rounds that are committed and make no progress, or less than they should.
 
-The lead finds hangs (no rank moves) and stragglers; agents may fall silent although Kubernetes says nothing against
-their pods; stores may fail. Most of these are reported as Stalled or Degraded, because a person may have to act. A hang
-leads to a new round, and a straggler is replaced if the spec asks for it.
+The coordinator finds hangs (no rank moves) and stragglers; agents may fall silent although Kubernetes says nothing
+against their pods; stores may fail. Most of these are reported as Stalled or Degraded, because a person may have to
+act. A hang leads to a new round, and a straggler is replaced if the spec asks for it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ FRAMES, THREADS = 4, 3
 
 
 def hung(ctx: JobContext) -> Failure | None:
-    """Return the hang that the lead found as a failure, unless failurePolicy says that hangs are only to be reported.
+    """Return the hang that the coordinator found as a failure, unless failurePolicy says that hangs are only to be
+    reported.
 
-    The policy may change while the round hangs (decision "The lead finds a hang, the operator acts on it").
+    The policy may change while the round hangs (decision "The coordinator finds a hang, the operator acts on it").
     """
     report = ctx.round.report
     if report is None or report.hang is None or ctx.spec.failure_policy.on_hang is Reaction.REPORT:
@@ -103,7 +104,7 @@ STRAGGLER_REPLACEMENTS = 3
 
 
 def straggler_marks(ctx: JobContext) -> tuple[StragglerMark, ...]:
-    """status.stragglers. While the lead says nothing (an operator that has just come) it stays as it was."""
+    """status.stragglers. While the coordinator says nothing (an operator that has just come) it stays as it was."""
     old, report = ctx.status.stragglers, ctx.round.report
     if not ctx.round.committed or report is None:
         return old if ctx.round.committed else ()
@@ -206,7 +207,7 @@ def annotate_unreachable(ctx: JobContext, decision: Decision) -> Decision:
 
 def _unheard(ctx: JobContext) -> Verdict | None:
     if ctx.round.committed:
-        verdicts = [ctx.health.lead]
+        verdicts = [ctx.health.coordinator]
     else:
         verdicts = [ctx.health.by_contact(pod) for pod in ctx.replicas.live.values()]
     silent = (verdict for verdict in verdicts if verdict.life is Life.SILENT)
@@ -216,8 +217,8 @@ def _unheard(ctx: JobContext) -> Verdict | None:
 def _unreachable_sentence(ctx: JobContext, verdict: Verdict) -> str:
     since = f"since {rfc3339(ctx.now - (verdict.age or 0.0))}"
     if verdict.evidence is Evidence.MEMBERS:
-        lead = ctx.round.lead.replica
-        return f"the lead {lead} has not been reached {since}; its members hear it, so the round goes on"
+        coordinator = ctx.round.coordinator.replica
+        return f"the coordinator {coordinator} has not been reached {since}; its members hear it, so the round goes on"
     heard = "no agent of this job has been reached" if ctx.health.no_agent_reachable else "an agent was not reached"
     if verdict.waits:
         return f"{heard} {since}, while Kubernetes says that its pod runs: {ONE_BY_ONE}"

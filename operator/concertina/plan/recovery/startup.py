@@ -262,7 +262,7 @@ def with_container_restarts(ctx: JobContext, restarts: Restarts) -> Restarts:
     )
 
 
-LOST_BY_CONTAINER = frozenset({FailureReason.MEMBER_LOST, FailureReason.LEAD_LOST, Reason.AGENT_RESTARTED})
+LOST_BY_CONTAINER = frozenset({FailureReason.MEMBER_LOST, FailureReason.COORDINATOR_LOST, Reason.AGENT_RESTARTED})
 """Reasons that the round gave for the loss of a member whose container had ended."""
 
 

@@ -1,4 +1,4 @@
-"""The commit of a claim: members and lead, where their state comes from, and the Assigns that follow.
+"""The commit of a claim: members and coordinator, where their state comes from, and the Assigns that follow.
 
 It changes `status.world.claim`, which every status write tests: of two operators that carry on with the same claim only
 one can commit it (decision "A claim says whether it is committed").
@@ -31,9 +31,9 @@ def commit(
     others: Mapping[str, Prepared],
     leaving: Iterable[str] = (),
 ) -> Decision:
-    """Members and lead under the claim, and the Assigns that follow; or why the state to go on from isn't known yet.
-    `others`: whom the members reach, and who is none; `leaving`: who was asked as well, and may go now, if it is no
-    member."""
+    """Members and coordinator under the claim, and the Assigns that follow; or why the state to go on from isn't known
+    yet. `others`: whom the members reach, and who is none; `leaving`: who was asked as well, and may go now, if it is
+    no member."""
     origin = source(ctx, {**replies, **others}, from_storage=made.from_storage)
     if isinstance(origin, restore.Unknown):
         return storage_unknown(origin)
@@ -50,7 +50,7 @@ def commit(
         size=f"{len(members)}/{ctx.spec.replicas}",
         replicas=len(members),
         workers=workers,
-        lead=members[0].replica,
+        coordinator=members[0].replica,
         members=members,
         layout=topology.layout(ctx.spec, workers),
         cross_domain_groups=crossing,
@@ -174,15 +174,15 @@ def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[s
 
 
 def _ranked(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, Place]) -> tuple[str, ...]:
-    """In a world of blocks who has which rank matters most. Elsewhere the copies do, and the old lead is first where it
-    takes part (its store and links are warm)."""
+    """In a world of blocks who has which rank matters most. Elsewhere the copies do, and the old coordinator is first
+    where it takes part (its store and links are warm)."""
     names = sorted(replies, key=lambda name: ctx.replicas.pods[name].order)
     if ctx.spec.group_sizes:
         return topology.ranked(ctx, names)
-    lead = ctx.world.lead or ""
-    if lead not in replies:
-        lead = next((name for name in replies if name in ctx.round.members), next(iter(replies)))
-    return placement.order({name: places[name] for name in names}, lead, tuple(ctx.round.members))
+    coordinator = ctx.world.coordinator or ""
+    if coordinator not in replies:
+        coordinator = next((name for name in replies if name in ctx.round.members), next(iter(replies)))
+    return placement.order({name: places[name] for name in names}, coordinator, tuple(ctx.round.members))
 
 
 def _assigns(
@@ -225,7 +225,7 @@ def _history(ctx: JobContext) -> protocol.JobHistory:
 
 
 def _limits(spec: JobSpec) -> protocol.Limits:
-    """What the lead is told to look out for."""
+    """What the coordinator is told to look out for."""
     policy = spec.failure_policy
     seconds = policy.hang_timeout_seconds
     return protocol.Limits(None if seconds is None else float(seconds), constants.STRAGGLER_FACTOR)

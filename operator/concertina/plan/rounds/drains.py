@@ -15,7 +15,7 @@ from concertina.plan.rounds import claims, growth
 def change(ctx: JobContext) -> Decision | None:
     """A healthy round whose members should be others: drain it, then claim."""
     report = ctx.round.report
-    if not ctx.round.committed or report is None or not ctx.agent(ctx.round.lead.replica).connected:
+    if not ctx.round.committed or report is None or not ctx.agent(ctx.round.coordinator.replica).connected:
         return None
     trigger = _trigger(ctx, report)
     if trigger is None:
@@ -54,7 +54,7 @@ def _trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
     if report.state == protocol.State.DRAINED:
         return RoundTrigger(Reason.DRAINED, "the round has been drained")
     if report.state == protocol.State.DRAINING:
-        # Also where another operator, or the lead itself, began it: asked again, so that its time runs here too
+        # Also where another operator, or the coordinator itself, began it: asked again, so that its time runs here too
         # (decision "No wait for a part that went with its member").
         return RoundTrigger("Draining", "members change")
     return None
@@ -96,27 +96,27 @@ def limit(ctx: JobContext, durable: bool) -> float:
 
 
 def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Action, ...]:
-    claim, lead = ctx.round.claim, ctx.round.lead.replica
-    if claim is None or lead not in ctx.replicas.pods:
+    claim, coordinator = ctx.round.claim, ctx.round.coordinator.replica
+    if claim is None or coordinator not in ctx.replicas.pods:
         return ()
-    call = ctx.agent(lead).drain
+    call = ctx.agent(coordinator).drain
     asked = call is not None and _ours(ctx, call) and (call.durable or not durable)
     if call and asked and (call.failed_at is None or ctx.now - call.failed_at < constants.RETRY):
         return ()
     uid = ctx.observed.job.uid
     message = protocol.Drain(uid, claim.round, claim.claim_id, reason, durable, grace)
-    return (Send(lead, ctx.replicas.address(lead), message),)
+    return (Send(coordinator, ctx.replicas.address(coordinator), message),)
 
 
 def expired(ctx: JobContext, seconds: float) -> bool:
-    """Whether the lead was asked to drain this round more than `seconds` ago."""
-    call = ctx.agent(ctx.round.lead.replica).drain
+    """Whether the coordinator was asked to drain this round more than `seconds` ago."""
+    call = ctx.agent(ctx.round.coordinator.replica).drain
     return call is not None and _ours(ctx, call) and call.waited_for(ctx.now) >= seconds
 
 
 def saved_as_asked(ctx: JobContext, seconds: float) -> bool:
-    """Whether the lead has accepted, at least so long ago, that this round ends with a checkpoint in storage."""
-    call = ctx.agent(ctx.round.lead.replica).drain
+    """Whether the coordinator has accepted, at least so long ago, that this round ends with a checkpoint in storage."""
+    call = ctx.agent(ctx.round.coordinator.replica).drain
     if call is None or not (_ours(ctx, call) and call.durable and isinstance(call.reply, protocol.Accepted)):
         return False
     return call.done_at is not None and ctx.now - call.done_at >= seconds

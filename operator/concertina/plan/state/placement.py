@@ -23,13 +23,13 @@ LEVELS: tuple[Level, ...] = (lambda place: place.zone, lambda place: f"{place.zo
 """What a failure may take at once, the widest first: a zone, a node in it."""
 
 
-def order(places: Mapping[str, Place], lead: str, before: Sequence[str] = ()) -> tuple[str, ...]:
-    """A permutation of `places` that begins with the lead. As few neighbours as possible share a zone, and as few of
-    them a node. `before`, the order of the round before, stays where it is as good: who keeps a rank has its state
-    (decision "Ranks stand in a ring of zones and nodes")."""
+def order(places: Mapping[str, Place], coordinator: str, before: Sequence[str] = ()) -> tuple[str, ...]:
+    """A permutation of `places` that begins with the coordinator. As few neighbours as possible share a zone, and as
+    few of them a node. `before`, the order of the round before, stays where it is as good: who keeps a rank has its
+    state (decision "Ranks stand in a ring of zones and nodes")."""
     unchanged, best = _kept(list(places), before), _spread(list(places), places, LEVELS)
     ring = unchanged if shared(unchanged, places) <= shared(best, places) else best
-    first = ring.index(lead)
+    first = ring.index(coordinator)
     return tuple(ring[first:] + ring[:first])
 
 

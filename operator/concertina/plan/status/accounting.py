@@ -49,8 +49,8 @@ BUCKETS: Mapping[Phase, str] = {
 
 
 @dataclass(frozen=True)
-class LeadTimes:
-    """The times in the lead's report, by which the seconds of training are divided."""
+class CoordinatorTimes:
+    """The times in the coordinator's report, by which the seconds of training are divided."""
 
     progress: protocol.Progress
     busy: protocol.Busy | None
@@ -62,7 +62,7 @@ class LeadTimes:
     def communication(self) -> float:
         """Rank 0 waits in collectives for the network, and for who is slower than itself: the latter is not theirs."""
         waited = sum(map(self.part, protocol.COMMUNICATION))
-        return max(0.0, waited - (self.busy.most - self.busy.lead)) if self.busy else waited
+        return max(0.0, waited - (self.busy.most - self.busy.coordinator)) if self.busy else waited
 
     @property
     def straggler(self) -> float:
@@ -70,7 +70,7 @@ class LeadTimes:
         return max(0.0, self.busy.most - self.busy.median) if self.busy else 0.0
 
 
-WAITS: Mapping[str, tuple[str, Callable[[LeadTimes], float]]] = {
+WAITS: Mapping[str, tuple[str, Callable[[CoordinatorTimes], float]]] = {
     "checkpoint_seconds": ("checkpoint_seconds", lambda times: times.progress.checkpoint_seconds),
     "stalled_seconds": ("input_seconds", lambda times: times.progress.stalled_seconds),
     "evaluation_seconds": ("evaluation_seconds", lambda times: times.part(StepPart.EVALUATION)),
@@ -180,7 +180,7 @@ class Account:
         report, old = self.ctx.round.report, self.ctx.status.internal.round_waits
         if report is None or report.progress is None:
             return old
-        times = LeadTimes(report.progress, report.busy)
+        times = CoordinatorTimes(report.progress, report.busy)
         seconds = {name: round(count(times), 3) for name, (_, count) in WAITS.items()}
         return RoundWaits(round=report.round, **seconds)
 

@@ -115,10 +115,10 @@ PODS: Mapping[str, Row] = {
 }
 ROUNDS: Mapping[str, Row] = {
     "world": lambda p: claims.world_after(p.ctx, p.decision),
-    "warm_start_disabled_reason": lambda p: progress.lead_sentence(p.ctx, "warm_start_disabled_reason"),
-    "warm_start_skipped_modules": lambda p: progress.lead_sentence(p.ctx, "warm_start_skipped_modules"),
-    "world_mismatch": lambda p: progress.lead_sentence(p.ctx, "world_mismatch"),
-    "tracking": lambda p: progress.lead_sentence(p.ctx, "tracking"),
+    "warm_start_disabled_reason": lambda p: progress.coordinator_sentence(p.ctx, "warm_start_disabled_reason"),
+    "warm_start_skipped_modules": lambda p: progress.coordinator_sentence(p.ctx, "warm_start_skipped_modules"),
+    "world_mismatch": lambda p: progress.coordinator_sentence(p.ctx, "world_mismatch"),
+    "tracking": lambda p: progress.coordinator_sentence(p.ctx, "tracking"),
     "rounds": lambda p: p.old.rounds + (p.decision.world is not None and p.decision.world.round > p.old.world.round),
 }
 RECOVERY: Mapping[str, Row] = {

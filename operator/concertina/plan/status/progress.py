@@ -1,4 +1,4 @@
-"""The parts of the status that follow from the lead's report: progress, saved state, and sentences.
+"""The parts of the status that follow from the coordinator's report: progress, saved state, and sentences.
 
 The status shows a sentence as long as it holds, with an event when it changes: why workers do not start warm (all
 replicas have one image and command), why the tracker takes nothing, and that workers train in worlds of their own.
@@ -92,7 +92,7 @@ def _short(loss: float | None) -> float | None:
 
 
 def shares(ctx: JobContext) -> tuple[ShareMark, ...]:
-    """status.batchAssignment, the least first. While the lead says nothing it stays as it was."""
+    """status.batchAssignment, the least first. While the coordinator says nothing it stays as it was."""
     if ctx.round.report is None:
         return ctx.status.batch_assignment if ctx.round.committed else ()
     reported = ctx.round.report.progress.shares if ctx.round.report.progress else ()
@@ -187,7 +187,7 @@ def uncounted_seconds_left(ctx: JobContext, phase: Phase) -> float | None:
     return max(0.0, every - ctx.elapsed(ctx.status.goodput.at))
 
 
-# --- sentences of the lead
+# --- sentences of the coordinator
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,8 @@ UNDER_WAY = (Phase.STARTING, Phase.TRAINING, Phase.DRAINING, Phase.RECOVERING)
 """Phases in which a job trains alone, or is about to again."""
 
 
-def lead_sentence(ctx: JobContext, field: str) -> str | None:
-    """Return the sentence of the lead's last report; None under torchrun, which has no lead."""
+def coordinator_sentence(ctx: JobContext, field: str) -> str | None:
+    """Return the sentence of the coordinator's last report; None under torchrun, which has no coordinator."""
     if ctx.spec.launcher is Launcher.TORCHRUN:
         return None
     report = ctx.round.report
@@ -241,7 +241,7 @@ def sentence_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 def annotate_world_mismatch(ctx: JobContext, decision: Decision) -> Decision:
     """Report that each replica trains alone, as Degraded and when the job completes."""
-    mismatch = lead_sentence(ctx, WORLD_MISMATCH)
+    mismatch = coordinator_sentence(ctx, WORLD_MISMATCH)
     if mismatch is None:
         return decision
     message = _event_message(WORLD_MISMATCH, mismatch)

@@ -1,8 +1,8 @@
 """A round as a trace: what its time went into, from the end of training to the next round's first step.
 
 It is told once, in the pass in which the round gets under way or is given up. All times are by this operator's clock:
-what agents say are durations, placed one after the other behind the answer of the lead's agent; when a worker failed is
-the time that status.incidents has, never after the operator knew (decision "A trace has one clock").
+what agents say are durations, placed one after the other behind the answer of the coordinator's agent; when a worker
+failed is the time that status.incidents has, never after the operator knew (decision "A trace has one clock").
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOT_YET = (Phase.STARTING, Phase.RECOVERING, Phase.WAITING, Phase.STALLED)
 UNDER_WAY = (Phase.TRAINING, Phase.DRAINING, Phase.COMPLETE)
 """Phases that follow where it was."""
 DRAINS = (*PLANNED, Phase.DRAINING.value)
-"""What an incident has for a cause that a drain answered; the last where the lead began it by itself."""
+"""What an incident has for a cause that a drain answered; the last where the coordinator began it by itself."""
 START = (SpanName.START, SpanName.GROUP, SpanName.BUILD, SpanName.RESTORE, SpanName.FIRST_STEP)
 """In this order."""
 
@@ -179,7 +179,7 @@ class _RoundHistory:
 
     def _start(self, committed: float) -> Iterator[Span]:
         """What rank 0 has told of its start; of a command of one's own, which tells nothing, all of it in one."""
-        begin, now = self.accepted.get(self.ctx.world.lead or "", committed), self.ctx.now
+        begin, now = self.accepted.get(self.ctx.world.coordinator or "", committed), self.ctx.now
         progress = self.ctx.round.report.progress if self.ctx.round.report else None
         timeline = [(name, progress.timeline[name]) for name in START if name in progress.timeline] if progress else []
         if not timeline:

@@ -161,7 +161,7 @@ def test_a_job_and_its_pods_are_told_of_until_they_are_gone(
         workers = sum(total(each, "concertina_worker_running", **labels) for each in found.values())
         return workers == 2 and steps == [jobs.members(jobs.get("told"))[0]]
 
-    until(pods, "two workers, and steps by the lead alone", lambda: of_pods(cluster, jobs.namespace))
+    until(pods, "two workers, and steps by the coordinator alone", lambda: of_pods(cluster, jobs.namespace))
 
     def of_operator() -> Samples:
         return {key: value for key, value in parsed(scraped.ask()).items() if labels.items() <= dict(key[1]).items()}
@@ -242,8 +242,8 @@ def test_a_pass_that_raises_and_a_stream_that_breaks_are_counted(jobs: Jobs, scr
         reasons = ("closed", "not_listening", "unreachable", "silent")
         return sum(total(now, "concertina_agent_stream_ends_total", reason=reason) for reason in reasons)
 
-    before, lead = broken(), jobs.members(jobs.get("a"))[0]
-    jobs.kill_pod(lead)
+    before, coordinator = broken(), jobs.members(jobs.get("a"))[0]
+    jobs.kill_pod(coordinator)
     until(lambda: broken() > before, "the end of a stream", broken)
 
 

@@ -67,7 +67,7 @@ def total(url: str, result: str) -> float:
 
 
 def killed(jobs: Jobs, replicas: int) -> Object:
-    """The job as soon as it trains again after the death of a worker that is not the lead's."""
+    """The job as soon as it trains again after the death of a worker that is not the coordinator's."""
     world = jobs.get("a")["status"]["world"]
     jobs.kill_worker("a", world["members"][-1]["replica"])
     return jobs.wait_training("a", replicas, past=world["round"])
@@ -99,7 +99,7 @@ def test_a_round_is_one_trace_whose_id_all_say(
     named = [line for event in ("claimed", "prepare", "committed", "assign") for line in operator.lines(event)]
     assert {line["trace"] for line in named} == {trace_id(uid, line["round"]) for line in named} == {first, trace}
     assert first in {line["trace"] for line in operator.lines("condition") if "trace" in line}
-    said = jobs.logs(world["lead"])
+    said = jobs.logs(world["coordinator"])
     assert f'"trace":"{trace}"' in next(line for line in said.splitlines()[::-1] if '"event":"worker_started"' in line)
     assert {("prepare", trace), ("start", trace)} <= exemplars(url)
 

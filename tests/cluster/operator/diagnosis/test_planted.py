@@ -120,10 +120,10 @@ def asked(planted: Jobs, shell: Mapping[str, str], tmp_path_factory: pytest.Temp
         ready(planted)
     at = time.time()
     (slow, _), (healthy, _), (nan, _) = GATE["A slow reader"], GATE["Nothing is wrong"], TELLS_NAN
-    lead = planted.members(planted.get(slow))[0]
+    coordinator = planted.members(planted.get(slow))[0]
     with ThreadPoolExecutor(len(GATE) + 5) as beside:
         found: dict[str, Future[Any]] = {
-            section: beside.submit(follow, shell, section, name, lead) for section, (name, _) in GATE.items()
+            section: beside.submit(follow, shell, section, name, coordinator) for section, (name, _) in GATE.items()
         }
         for key, name in {"healthy": healthy, "slow": slow, "nan": nan}.items():
             found[key] = beside.submit(diagnosed, shell, name)

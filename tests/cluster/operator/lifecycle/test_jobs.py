@@ -104,19 +104,20 @@ def test_scale_up_and_down(jobs: Jobs) -> None:
 
 
 DIES = (
-    "tests/cluster/operator/lifecycle/test_jobs.py::test_a_replica_that_dies_is_left_out_at_once_and_replaced[the lead]"
+    "tests/cluster/operator/lifecycle/test_jobs.py::test_a_replica_that_dies_is_left_out_at_once_and_replaced"
+    "[the coordinator]"
 )
 
 
 @pytest.mark.parametrize(
-    "victim", [0, pytest.param(1, marks=pytest.mark.long(law=DIES))], ids=["the lead", "another member"]
+    "victim", [0, pytest.param(1, marks=pytest.mark.long(law=DIES))], ids=["the coordinator", "another member"]
 )
 def test_a_replica_that_dies_is_left_out_at_once_and_replaced(jobs: Jobs, victim: int) -> None:
     jobs.create("a", STAY, replicas=3, elastic=ELASTIC)
     before = jobs.wait_training("a", 3)
-    lead = before["status"]["world"]["lead"]
-    others = [m["replica"] for m in before["status"]["world"]["members"] if m["replica"] != lead]
-    jobs.kill_pod([lead, *others][victim])
+    coordinator = before["status"]["world"]["coordinator"]
+    others = [m["replica"] for m in before["status"]["world"]["members"] if m["replica"] != coordinator]
+    jobs.kill_pod([coordinator, *others][victim])
     jobs.wait("a", lambda job: job["status"]["world"].get("round", 0) > before["status"]["world"]["round"])
     after = jobs.wait_training("a", 3)
     assert after["status"]["restarts"]["total"] >= 1
@@ -174,7 +175,7 @@ def test_the_secret_has_the_agents_identity_and_nothing_else(jobs: Jobs) -> None
     assert base64.b64decode(secret["data"]["tls.key"]).startswith(b"-----BEGIN PRIVATE KEY")
 
 
-def test_members_are_listed_as_the_lead_knows_them(jobs: Jobs) -> None:
+def test_members_are_listed_as_the_coordinator_knows_them(jobs: Jobs) -> None:
     jobs.create("a", STAY, replicas=2)
     members = jobs.wait_training("a", 2)["status"]["world"]["members"]
     done = subprocess.run(

@@ -148,10 +148,10 @@ def test_a_sidecar_that_never_ends_holds_up_neither_success_nor_replacement(jobs
     jobs.create("b", pod=never_again, replicas=2, elastic=ELASTIC)
     jobs.wait_true("a", "Complete")
     jobs.wait_training("b", 2)
-    lead = jobs.get("b")["status"]["world"]["lead"]
-    os.kill(jobs.process("b", lead), signal.SIGKILL)
-    jobs.wait("b", lambda job: lead not in jobs.members(job) and len(jobs.members(job)) == 2)
-    jobs.wait_gone(f"pod/{lead}")
+    coordinator = jobs.get("b")["status"]["world"]["coordinator"]
+    os.kill(jobs.process("b", coordinator), signal.SIGKILL)
+    jobs.wait("b", lambda job: coordinator not in jobs.members(job) and len(jobs.members(job)) == 2)
+    jobs.wait_gone(f"pod/{coordinator}")
     jobs.wait("a", lambda _: all(pod["status"]["phase"] != "Running" for pod in jobs.pods("a")))
 
 

@@ -76,15 +76,15 @@ def test_a_service_account_that_is_missing_is_named_and_waited_for(jobs: Jobs) -
 
 def test_a_job_trains_on_while_a_replacement_is_refused(jobs: Jobs) -> None:
     jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
-    lead, lost = jobs.members(jobs.wait_training("a", 2))
+    coordinator, lost = jobs.members(jobs.wait_training("a", 2))
     jobs.cluster.kubectl("label", "ns", jobs.namespace, RESTRICTED)
     jobs.kill_pod(lost)
     assert "violates PodSecurity" in stalled(jobs, kind="Degraded")["message"]
-    assert jobs.members(jobs.wait_training("a", 1)) == [lead]
+    assert jobs.members(jobs.wait_training("a", 1)) == [coordinator]
     assert jobs.condition(jobs.get("a"), "Degraded")["status"] == "True"
     jobs.cluster.kubectl("label", "ns", jobs.namespace, RESTRICTED.split("=")[0] + "-")
     job = jobs.wait_training("a", 2)
-    assert lead in jobs.members(job)
+    assert coordinator in jobs.members(job)
     jobs.wait("a", lambda job: jobs.condition(job, "Degraded")["status"] == "False")
 
 

@@ -45,13 +45,13 @@ def test_a_quota_that_refuses_a_pod_is_waited_for(jobs: Jobs) -> None:
 def test_a_worker_that_exits_0_early_does_not_end_the_job(jobs: Jobs) -> None:
     """As under torchrun: success is every worker's exit 0. (The bundled trainer's workers may not leave early.)"""
     jobs.create("a", SAY + "; import time; time.sleep(3 * int(os.environ['RANK']))", replicas=2)
-    lead = jobs.wait_training("a", 2)["status"]["world"]["lead"]
-    jobs.wait("a", lambda _: '"event":"worker_ended"' in jobs.logs(lead))
+    coordinator = jobs.wait_training("a", 2)["status"]["world"]["coordinator"]
+    jobs.wait("a", lambda _: '"event":"worker_ended"' in jobs.logs(coordinator))
     assert jobs.condition(jobs.get("a"), "Complete")["status"] == "False"
     job = jobs.wait_true("a", "Complete")
     assert (job["status"].get("rounds", 0), job["status"]["restarts"]["total"]) == (1, 0)
     jobs.wait("a", lambda _: [pod["status"]["phase"] for pod in jobs.pods("a")] == ["Succeeded", "Succeeded"])
-    assert "rank 0" in jobs.logs(lead)
+    assert "rank 0" in jobs.logs(coordinator)
 
 
 def test_two_jobs_on_one_checkpoint_uri(jobs: Jobs) -> None:
@@ -106,9 +106,9 @@ def test_a_job_recovers_while_no_pod_can_be_made(jobs: Jobs) -> None:
     before = jobs.wait_training("a", 2)["status"]["world"]
     jobs.cluster.api.call("POST", path, webhook)
     try:
-        jobs.kill_pod(before["lead"])
+        jobs.kill_pod(before["coordinator"])
         job = jobs.wait_training("a", 1, past=before["round"])
-        assert before["lead"] not in jobs.members(job)
+        assert before["coordinator"] not in jobs.members(job)
         told = jobs.condition(jobs.wait_true("a", "Degraded"), "Degraded")
         assert told["reason"] == "PodRefused"
         assert 'failed calling webhook "broken.example.com"' in told["message"]

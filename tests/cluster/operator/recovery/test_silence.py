@@ -68,22 +68,22 @@ def degraded(job: Object) -> bool:
 
 
 @pytest.mark.long(law="tests/simulation/stories/test_partitions.py::test_a_partition_is_answered_in_a_few_rounds")
-def test_a_lead_that_the_operator_alone_does_not_hear_goes_on_until_a_member_says_otherwise(
+def test_a_coordinator_that_the_operator_alone_does_not_hear_goes_on_until_a_member_says_otherwise(
     jobs: Jobs, faults: Faults
 ) -> None:
     jobs.create("a", STAY, replicas=3, elastic=ELASTIC)
     before = jobs.wait_training("a", 3)
-    lead, member = jobs.members(before)[0], jobs.members(before)[1]
-    faults.cut(address(jobs, lead))
+    coordinator, member = jobs.members(before)[0], jobs.members(before)[1]
+    faults.cut(address(jobs, coordinator))
     told = jobs.wait("a", degraded)
     assert "its members hear it" in jobs.condition(told, "Degraded")["message"]
     time.sleep(LONG_ENOUGH)
     undisturbed(jobs, before)
     assert len(jobs.events("a", "AgentsUnreachable")) == 1
-    # A failure is answered all the same, by those who are heard; the lead takes part again once it is.
+    # A failure is answered all the same, by those who are heard; the coordinator takes part again once it is.
     jobs.kill_worker("a", member)
     shrunk = jobs.wait_training("a", 2, past=before["status"]["world"]["round"])
-    assert lead not in jobs.members(shrunk)
+    assert coordinator not in jobs.members(shrunk)
     faults.cut()
     jobs.wait_training("a", 3, past=shrunk["status"]["world"]["round"])
 

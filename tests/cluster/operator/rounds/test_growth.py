@@ -38,10 +38,10 @@ def test_a_spare_joins_a_job_of_fixed_size_when_a_member_is_lost(jobs: Jobs) -> 
     job = jobs.wait_training("a", 2)
     assert job["status"]["replicas"] == 2, "a standby replica counts as a replica"
     (spare,) = standby_replicas(job)["names"]
-    lead, lost = jobs.members(job)
+    coordinator, lost = jobs.members(job)
     jobs.kill_pod(lost)
     after = jobs.wait_training("a", 2, past=job["status"]["world"]["round"])
-    assert set(jobs.members(after)) == {lead, spare}
+    assert set(jobs.members(after)) == {coordinator, spare}
     # Another one takes the standby replica's place, without a round of its own.
     last = jobs.wait("a", lambda job: standby_replicas(job).get("ready") == 1)
     assert standby_replicas(last)["names"] not in ([spare], [lost])

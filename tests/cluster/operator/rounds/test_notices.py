@@ -75,18 +75,18 @@ def alone(job: Object) -> Object:
 
 @pytest.mark.usefixtures("nodes")
 def test_a_taint_a_cordon_a_drain_and_a_deletion(jobs: Jobs, data: Path) -> None:
-    """One after the other, each to another member, the lead among them."""
+    """One after the other, each to another member, the coordinator among them."""
     kubectl = jobs.cluster.kubectl
     job = create(jobs, data)
-    lead = member(job, 0)
+    coordinator = member(job, 0)
     assert len(node_names(jobs)) == 3
 
-    kubectl("taint", "node", lead["node"], f"{TAINT}=event:NoSchedule")
-    job = trains_without(jobs, 3, lead["replica"])
+    kubectl("taint", "node", coordinator["node"], f"{TAINT}=event:NoSchedule")
+    job = trains_without(jobs, 3, coordinator["replica"])
     unharmed(job)
-    assert lead["node"] not in [each["node"] for each in job["status"]["world"]["members"]]
-    jobs.wait_gone(f"pod/{lead['replica']}")
-    kubectl("taint", "node", lead["node"], f"{TAINT}-")
+    assert coordinator["node"] not in [each["node"] for each in job["status"]["world"]["members"]]
+    jobs.wait_gone(f"pod/{coordinator['replica']}")
+    kubectl("taint", "node", coordinator["node"], f"{TAINT}-")
 
     moved = alone(job)
     kubectl("cordon", moved["node"])
@@ -156,7 +156,7 @@ def test_all_are_evicted_and_the_state_waits_in_storage(jobs: Jobs, data: Path, 
     assert any("starts from the checkpoint of step" in message for message in told), told
 
 
-def test_neighbours_of_whom_one_leads_leave_together_without_storage(jobs: Jobs, data: Path) -> None:
+def test_neighbours_of_whom_one_coordinates_leave_together_without_storage(jobs: Jobs, data: Path) -> None:
     """Those who stay are too few to go on, and don't hold all: successors take the state over within the grace."""
     job = create(jobs, data, grace=120)
     leaving = jobs.members(job)[:2]
@@ -184,16 +184,16 @@ def test_who_trains_alone_hands_its_state_over_without_storage(jobs: Jobs, data:
 @pytest.mark.long(law="tests/unit/plan/rounds/test_notices.py::test_an_exit_after_a_notice_is_no_failure")
 def test_a_notice_while_the_operator_is_away(jobs: Jobs, data: Path, operator: Operator) -> None:
     job = create(jobs, data)
-    lead, leaver = jobs.members(job)[:2]
-    ended = rounds_ended(jobs, lead)
+    coordinator, leaver = jobs.members(job)[:2]
+    ended = rounds_ended(jobs, coordinator)
     operator.end()
     try:
         jobs.cluster.kubectl("delete", "pod", leaver, "-n", jobs.namespace, "--wait=false")
         until(lambda: '"event":"agent_exits"' in logs_while_there(jobs, leaver), "the end of the agent that leaves")
         until(
-            lambda: rounds_ended(jobs, lead) == ended + 1,
-            "the end of the lead's worker",
-            lambda: jobs.logs(lead)[-3000:],
+            lambda: rounds_ended(jobs, coordinator) == ended + 1,
+            "the end of the coordinator's worker",
+            lambda: jobs.logs(coordinator)[-3000:],
         )
     finally:
         operator.start()

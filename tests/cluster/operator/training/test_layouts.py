@@ -167,7 +167,7 @@ def test_who_is_left_of_two_blocks_makes_one_at_once(jobs: Jobs, data: Path) -> 
 
 
 def evaluations(jobs: Jobs, name: str) -> dict[int, float]:
-    """By step, as the leads of all rounds have logged them so far, those apart whose pods are gone."""
+    """By step, as the coordinators of all rounds have logged them so far, those apart whose pods are gone."""
     running = [pod["metadata"]["name"] for pod in jobs.pods(name) if pod["status"]["phase"] != "Pending"]
     found: dict[int, float] = {}
     for pod in running:

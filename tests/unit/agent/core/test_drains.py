@@ -7,7 +7,7 @@ import pytest
 import concertina_protocol as p
 from builders.agent import UID, Driver, assignment, join, kinds, snapshot
 from concertina_agent.core import events as e
-from concertina_agent.core.round.lead import Lead
+from concertina_agent.core.round.coordinator import Coordinator
 from concertina_protocol import worker_channel as w
 
 
@@ -30,7 +30,7 @@ def test_a_bundled_drain_goes_to_rank_0_and_to_members_who_join_later():
     assert e.SendToWorker(0, w.DrainRequest(True)) in driver.ask(drain(durable=True)), "durable is asked for later"
 
 
-def test_a_checkpoint_create_goes_to_rank_0_of_the_lead():
+def test_a_checkpoint_create_goes_to_rank_0_of_the_coordinator():
     driver = Driver()
     driver.begun("a", "b")
     effects = driver.ask(p.Save(UID, 1, "claim-1", "r1"))
@@ -38,7 +38,7 @@ def test_a_checkpoint_create_goes_to_rank_0_of_the_lead():
     assert kinds(driver.ask(p.Save(UID, 1, "claim-0", "r1"))) == ["Reply"]
     member = Driver("b")
     member.begun("a", "b")
-    assert "does not lead round 1" in member.ask(p.Save(UID, 1, "claim-1", "r1"))[0].message.reason
+    assert "does not coordinator round 1" in member.ask(p.Save(UID, 1, "claim-1", "r1"))[0].message.reason
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,13 @@ def test_drained_waits_for_the_peers_copy_or_the_end_of_the_grace():
         driver = Driver("b")
         driver.begun("a", "b")
         driver.say(w.Committed(snapshot(1, 6, 2), 1, "slot-0"), rank=1)
-        driver.tell(e.LeadMessage(1, "claim-1", drain()))
+        driver.tell(e.CoordinatorMessage(1, "claim-1", drain()))
         driver.say(w.Done("drained", 6), rank=1)
         driver.ended(0, rank=1)
         assert driver.core.member_state().state == "draining"
         if late:
             driver.now += 2.5
-            driver.tell(e.LeadMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "draining")))
+            driver.tell(e.CoordinatorMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "draining")))
             driver.now += 2.5
             driver.tell(e.Tick())
         else:
@@ -174,7 +174,8 @@ def test_a_durable_drain_ships_a_last_commit_that_is_told_after_the_exit():
 
 
 def gone_before_its_part_was_shipped(outcome: str, state: str, complete: bool) -> Driver:
-    """A lead whose own part of the last checkpoint is in storage, and a member that ended well, then fell silent."""
+    """A coordinator whose own part of the last checkpoint is in storage, and a member that ended well, then fell
+    silent."""
     driver = Driver(storage=p.Storage("Ready"))
     driver.begun("a", "b")
     driver.ask(join("b"))
@@ -216,14 +217,14 @@ def test_a_member_that_comes_back_in_time_is_waited_for():
 
 @pytest.mark.parametrize(("told", "lacking"), [((), ["b"]), ((1,), ["b"]), ((1, 2), [])])
 def test_who_has_gone_has_shipped_when_the_parts_of_all_its_workers_are_there(told, lacking):
-    """Seed 1013061 of the simulation: of two workers' parts one was told of, and the lead waited for ever."""
+    """Seed 1013061 of the simulation: of two workers' parts one was told of, and the coordinator waited for ever."""
     message = assignment("a", "b")
     a, b = message.members
-    lead = Lead(dataclasses.replace(message, members=(a, dataclasses.replace(b, workers=2))), 0.0)
-    assert lead.join(join("b"), 0.0) is None
+    coordinator = Coordinator(dataclasses.replace(message, members=(a, dataclasses.replace(b, workers=2))), 0.0)
+    assert coordinator.join(join("b"), 0.0) is None
     parts = tuple(p.Part(snapshot(1, 6, 3), shard) for shard in told)
     earlier = p.Part(snapshot(1, 4, 3), 2)
     state = p.MemberState("b", "b-1", 1, "claim-1", p.State.SUCCEEDED, step=6, durable_parts=(earlier, *parts))
-    lead.on_member_state(state, 0.0)
-    lead.overdue(p.SILENCE_SECONDS)
-    assert lead.gone_unshipped(6) == lacking
+    coordinator.on_member_state(state, 0.0)
+    coordinator.overdue(p.SILENCE_SECONDS)
+    assert coordinator.gone_unshipped(6) == lacking

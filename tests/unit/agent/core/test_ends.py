@@ -79,11 +79,11 @@ def through_quietly(driver: Driver, rank: int = 0) -> None:
     driver.ended(0, rank=rank)
 
 
-def lead_beats(state: str) -> e.LeadMessage:
-    return e.LeadMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", state))
+def coordinator_beats(state: str) -> e.CoordinatorMessage:
+    return e.CoordinatorMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", state))
 
 
-def test_a_lead_leaves_with_0_once_the_whole_round_has_succeeded_and_was_told():
+def test_a_coordinator_leaves_with_0_once_the_whole_round_has_succeeded_and_was_told():
     driver = Driver("a", bundled=False)
     driver.begun("a", "b")
     through_quietly(driver)
@@ -98,13 +98,13 @@ def test_a_lead_leaves_with_0_once_the_whole_round_has_succeeded_and_was_told():
     assert exits(driver.tell(e.Tick())) == [0]
 
 
-def test_a_member_leaves_with_0_only_after_the_lead_has_spoken_for_the_whole_round():
+def test_a_member_leaves_with_0_only_after_the_coordinator_has_spoken_for_the_whole_round():
     driver = Driver("b", bundled=False)
     driver.begun("a", "b")
     through_quietly(driver, rank=1)
     driver.now += 10 * LINGER_SECONDS
-    assert exits(driver.tell(lead_beats("running"))) == []
-    driver.tell(lead_beats("succeeded"))
+    assert exits(driver.tell(coordinator_beats("running"))) == []
+    driver.tell(coordinator_beats("succeeded"))
     driver.now += LINGER_SECONDS
     assert exits(driver.tell(e.Tick())) == [0]
 
@@ -113,7 +113,7 @@ def test_a_round_that_follows_a_success_keeps_the_agent():
     driver = Driver("b", bundled=False)
     driver.begun("a", "b")
     through_quietly(driver, rank=1)
-    driver.tell(lead_beats("succeeded"))
+    driver.tell(coordinator_beats("succeeded"))
     driver.ask(prepare(2))
     driver.now += 2 * LINGER_SECONDS
     assert exits(driver.tell(e.Tick())) == []

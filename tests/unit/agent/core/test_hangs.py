@@ -14,7 +14,7 @@ def ticked(
 
 
 def hanging() -> Driver:
-    """The lead of a and b, of which both stand still for 10 s."""
+    """The coordinator of a and b, of which both stand still for 10 s."""
     driver = Driver()
     driver.prepared(1)
     message = assignment("a", "b")
@@ -28,7 +28,7 @@ def progress(step: int) -> p.Progress:
     return p.Progress(step, 100, 1.0, 1.0, 0.1, step, "training", 0.0)
 
 
-def test_the_lead_has_stacks_collected_everywhere_and_then_names_who_is_behind():
+def test_the_coordinator_has_stacks_collected_everywhere_and_then_names_who_is_behind():
     driver = hanging()
     waiting, loading = p.Heartbeat(0, 5, "computing", 9.0), p.Heartbeat(1, 5, "loading data", 9.0)
     driver.member_says("b", "running", step=5, heartbeats=(loading,))
@@ -47,23 +47,23 @@ def test_the_lead_has_stacks_collected_everywhere_and_then_names_who_is_behind()
     assert driver.report.state == "running"
 
 
-def test_a_member_collects_stacks_when_the_lead_says_so_and_forgets_them_when_it_is_over():
+def test_a_member_collects_stacks_when_the_coordinator_says_so_and_forgets_them_when_it_is_over():
     driver = Driver("b")
     driver.begun("a", "b")
     beat = p.MemberState("a", "a-1", 1, "claim-1", "running")
     driver.say(w.Hello(1, 9), rank=1)
     driver.say(w.Beat(1, 5, "training"), rank=1)
     hung = p.MemberState(**{**vars(beat), "hung": True})
-    assert kinds(driver.tell(e.LeadMessage(1, "claim-1", hung))) == ["CollectStacks"]
-    assert kinds(driver.tell(e.LeadMessage(1, "claim-1", hung))) == []
+    assert kinds(driver.tell(e.CoordinatorMessage(1, "claim-1", hung))) == ["CollectStacks"]
+    assert kinds(driver.tell(e.CoordinatorMessage(1, "claim-1", hung))) == []
     ticked(driver, 1.0)
     assert driver.core.member_state().heartbeats == (p.Heartbeat(1, 5, "training", 1.0),)
     driver.tell(e.StacksCollected(1, {1: ("there",)}))
     assert driver.core.member_state().heartbeats[0].stack == ("there",)
-    driver.tell(e.LeadMessage(1, "claim-1", beat))
+    driver.tell(e.CoordinatorMessage(1, "claim-1", beat))
     ticked(driver, 1.0)
     assert driver.core.member_state().heartbeats == (p.Heartbeat(1, 5, "training", 2.0),)
-    assert kinds(driver.tell(e.LeadMessage(1, "claim-1", hung))) == ["CollectStacks"]
+    assert kinds(driver.tell(e.CoordinatorMessage(1, "claim-1", hung))) == ["CollectStacks"]
 
 
 def test_a_stopped_worker_is_a_failure_at_the_second_look():

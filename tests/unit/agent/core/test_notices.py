@@ -1,4 +1,4 @@
-"""What an agent makes of a SIGTERM, and a lead of its members'."""
+"""What an agent makes of a SIGTERM, and a coordinator of its members'."""
 
 import pytest
 
@@ -13,9 +13,9 @@ def drain(durable: bool = False, grace: float = 30) -> p.Drain:
     return p.Drain("u", 1, "claim-1", "", durable, grace)
 
 
-def leaving(*names: str) -> e.LeadMessage:
-    """The lead's beat."""
-    return e.LeadMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "draining", leaving=names))
+def leaving(*names: str) -> e.CoordinatorMessage:
+    """The coordinator's beat."""
+    return e.CoordinatorMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "draining", leaving=names))
 
 
 def test_a_notice_without_workers_is_followed_at_once():
@@ -28,22 +28,22 @@ def test_a_noticed_member_says_so_and_stays_until_its_snapshot_is_on_its_peer():
     assert exits(driver.tell(e.TerminationNotice(30))) == []
     assert driver.core.member_state().state == "draining"
     driver.say(w.Committed(snapshot(1, 6, 2), 1, "slot-0"), rank=1)
-    driver.tell(e.LeadMessage(1, "claim-1", drain()))
+    driver.tell(e.CoordinatorMessage(1, "claim-1", drain()))
     driver.say(w.Done("drained", 6), rank=1)
     driver.ended(0, rank=1)
-    assert exits(driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))) == [], "the lead has not said who else leaves"
+    assert exits(driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))) == [], "the coordinator has not said who else leaves"
     assert exits(driver.tell(leaving("b"))) == [EXIT_NOTICED]
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_noticed_member_that_is_through_says_success_only_where_its_lead_did(whole):
+def test_a_noticed_member_that_is_through_says_success_only_where_its_coordinator_did(whole):
     """Exit code 0 tells the operator that the job is complete: its last checkpoint may be on its way."""
     driver = Driver("b")
     driver.begun("a", "b")
     driver.say(w.Done("complete", 6), rank=1)
     driver.ended(0, rank=1)
     if whole:
-        driver.tell(e.LeadMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "succeeded")))
+        driver.tell(e.CoordinatorMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "succeeded")))
     driver.tell(e.TerminationNotice(30))
     driver.now += 30
     assert exits(driver.tell(e.Tick())) == [0 if whole else EXIT_NOTICED]
@@ -66,7 +66,7 @@ def test_who_leaves_beside_another_stays_for_what_only_they_hold(others, durable
     driver = Driver("b")
     driver.begun("a", "b", "c", "d")
     driver.tell(e.TerminationNotice(30))
-    driver.tell(e.LeadMessage(1, "claim-1", drain(durable)))
+    driver.tell(e.CoordinatorMessage(1, "claim-1", drain(durable)))
     driver.say(w.Done("drained", 6), rank=1)
     driver.ended(0, rank=1)
     assert exits(driver.tell(leaving(*others))) == ([EXIT_NOTICED] if leaves else [])
@@ -74,14 +74,14 @@ def test_who_leaves_beside_another_stays_for_what_only_they_hold(others, durable
     assert exits(driver.tell(e.Tick())) == [EXIT_NOTICED]
 
 
-def test_a_lead_that_has_gone_says_no_more():
+def test_a_coordinator_that_has_gone_says_no_more():
     driver = Driver("b")
     driver.begun("a", "b", "c", "d")
     driver.tell(e.TerminationNotice(30))
-    driver.tell(e.LeadMessage(1, "claim-1", drain()))
+    driver.tell(e.CoordinatorMessage(1, "claim-1", drain()))
     driver.say(w.Done("drained", 6), rank=1)
     assert exits(driver.ended(0, rank=1)) == []
-    assert exits(driver.tell(e.LeadGone(1, "claim-1"))) == [EXIT_NOTICED]
+    assert exits(driver.tell(e.CoordinatorGone(1, "claim-1"))) == [EXIT_NOTICED]
 
 
 def test_the_grace_ends_a_notice_that_nobody_answers():
@@ -100,7 +100,7 @@ def test_an_agent_that_has_succeeded_leaves_with_0():
     assert exits(driver.tell(e.TerminationNotice(30))) == [0]
 
 
-# --- the lead, by itself
+# --- the coordinator, by itself
 
 
 def asked(effects: list[e.Effect]) -> list[bool]:
@@ -111,7 +111,7 @@ def asked(effects: list[e.Effect]) -> list[bool]:
 STORAGE = p.Storage("Ready")
 
 
-def test_a_lead_drains_the_round_when_a_member_has_to_go():
+def test_a_coordinator_drains_the_round_when_a_member_has_to_go():
     driver = Driver()
     driver.begun("a", "b", "c")
     effects = driver.member_says("b", "draining", notice=10.0)
@@ -123,7 +123,7 @@ def test_a_lead_drains_the_round_when_a_member_has_to_go():
     assert driver.report.members["b"].notice == 10.0
 
 
-def test_a_lead_that_has_to_go_itself_drains_too():
+def test_a_coordinator_that_has_to_go_itself_drains_too():
     driver = Driver()
     driver.begun("a", "b")
     assert asked(driver.tell(e.TerminationNotice(30))) == [False]
@@ -161,7 +161,7 @@ def test_workers_that_had_stopped_before_all_had_to_go_are_shipped_by_their_agen
 def test_a_worker_that_was_asked_in_time_ships_its_snapshot_once():
     driver = Driver("b", storage=STORAGE)
     driver.begun("a", "b")
-    driver.tell(e.LeadMessage(1, "claim-1", drain(durable=True)))
+    driver.tell(e.CoordinatorMessage(1, "claim-1", drain(durable=True)))
     last = snapshot(1, 6, 2)
     driver.say(w.Committed(last, 1, "slot-0"), rank=1)
     assert kinds(driver.say(w.WantDurable(last, 1, "link", False), rank=1)).count("Ship") == 1
@@ -192,7 +192,7 @@ def test_without_storage_who_holds_the_state_stays_for_successors():
     driver = Driver("b")
     driver.begun("a", "b")
     driver.tell(e.TerminationNotice(20))
-    driver.tell(e.LeadMessage(1, "claim-1", drain(durable=True, grace=19)))
+    driver.tell(e.CoordinatorMessage(1, "claim-1", drain(durable=True, grace=19)))
     driver.say(w.Committed(snapshot(1, 6, 2), 1, "slot-0"), rank=1)
     driver.say(w.Done("drained", 6), rank=1)
     assert "Ship" not in kinds(driver.ended(0, rank=1)), "there is no storage"
@@ -209,13 +209,13 @@ def signals(effects: list[e.Effect]) -> list[int]:
     return [effect.signal for effect in effects if isinstance(effect, e.SignalWorkers)]
 
 
-def test_a_command_is_stopped_by_the_lead_with_all_others():
+def test_a_command_is_stopped_by_the_coordinator_with_all_others():
     driver = Driver("b", bundled=False)
     driver.begun("a", "b")
     assert signals(driver.tell(e.TerminationNotice(30))) == []
-    assert signals(driver.tell(e.LeadMessage(1, "claim-1", drain()))) == []
+    assert signals(driver.tell(e.CoordinatorMessage(1, "claim-1", drain()))) == []
     assert driver.core.member_state().next_call == 0, "nobody asks where to stop"
-    assert signals(driver.tell(e.LeadMessage(1, "claim-1", p.StopAt(0)))) == [15]
+    assert signals(driver.tell(e.CoordinatorMessage(1, "claim-1", p.StopAt(0)))) == [15]
     assert exits(driver.ended(1, rank=1)) == [EXIT_NOTICED]
 
 
@@ -229,10 +229,10 @@ def test_however_a_command_ends_after_a_notice_it_is_no_failure(code):
     assert driver.report.state == "drained"
 
 
-def test_a_command_whose_lead_is_silent_is_stopped_all_the_same_and_killed_when_the_grace_is_over():
+def test_a_command_whose_coordinator_is_silent_is_stopped_all_the_same_and_killed_when_the_grace_is_over():
     driver = Driver("b", bundled=False)
     driver.begun("a", "b")
-    driver.tell(e.LeadJoined(1, "claim-1"))
+    driver.tell(e.CoordinatorJoined(1, "claim-1"))
     driver.tell(e.TerminationNotice(2.0))
     driver.now += 0.5
     assert signals(driver.tell(e.Tick())) == [15]

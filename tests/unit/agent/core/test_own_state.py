@@ -1,4 +1,5 @@
-"""The rules of `concertina_agent.core.machine` about state: snapshots that count, and what the lead does in storage."""
+"""The rules of `concertina_agent.core.machine` about state: snapshots that count, and what the coordinator does in
+storage."""
 
 import pytest
 
@@ -36,11 +37,11 @@ def test_what_a_round_goes_on_from_stays_until_it_is_safe_and_the_one_before_unt
     assert e.DropSnapshots((snapshot(1, 7),)) in driver.say(safe, round=2)
 
 
-def test_a_member_learns_from_the_leads_beats_that_older_rounds_may_go():
+def test_a_member_learns_from_the_coordinators_beats_that_older_rounds_may_go():
     driver = Driver("b", held=(p.HeldSnapshot(snapshot(1, 7), (1,)),))
     driver.begun("a", "b", round=2, restore=p.Restore("Memory", 7, snapshot(1, 7)))
     beat = p.MemberState("a", "a-1", 2, "claim-2", "running", snapshot_step=9)
-    assert e.DropSnapshots((snapshot(1, 7),)) in driver.tell(e.LeadMessage(2, "claim-2", beat))
+    assert e.DropSnapshots((snapshot(1, 7),)) in driver.tell(e.CoordinatorMessage(2, "claim-2", beat))
 
 
 def test_only_slots_that_a_worker_leaves_alone_count_as_held():
@@ -82,7 +83,7 @@ def test_who_has_not_heard_of_the_last_round_looks_at_storage_when_it_is_prepare
     driver.tell(e.StorageSeen(p.Storage("Ready")))
     driver.prepared(6)
     driver.ask(assignment("a", round=6))
-    assert driver.report.storage.round == 6, "its lead tells it from now on"
+    assert driver.report.storage.round == 6, "its coordinator tells it from now on"
     assert look not in driver.ask(prepare(7))
 
 
@@ -99,7 +100,7 @@ UNDONE = p.Undone(1, 50)
 BEYOND = p.Durable(UID, 1, 55, "s3://b/u/round-1/step-55")
 
 
-def test_a_lead_undoes_a_rollback_in_storage_when_its_worker_says_so_and_does_not_count_on_it():
+def test_a_coordinator_undoes_a_rollback_in_storage_when_its_worker_says_so_and_does_not_count_on_it():
     driver = Driver(storage=p.Storage("Ready", BEYOND))
     driver.begun("a", "b")
     assert driver.core.latest == BEYOND
@@ -112,7 +113,9 @@ def test_a_lead_undoes_a_rollback_in_storage_when_its_worker_says_so_and_does_no
 
 
 @pytest.mark.parametrize(("name", "storage", "undoes"), [("a", True, True), ("b", True, False), ("a", False, False)])
-def test_the_lead_of_a_round_after_a_rollback_undoes_it_in_storage_before_its_workers_start(name, storage, undoes):
+def test_the_coordinator_of_a_round_after_a_rollback_undoes_it_in_storage_before_its_workers_start(
+    name, storage, undoes
+):
     driver = Driver(name, storage=p.Storage("Ready", BEYOND) if storage else None)
     effects = driver.begun("a", "b", round=2, restore=p.Restore("Memory", 50, snapshot(1, 50), undone=UNDONE))
     assert (e.Undo(UNDONE) in effects) == undoes

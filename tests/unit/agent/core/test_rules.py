@@ -15,7 +15,7 @@ ROUNDS = st.integers(1, 4)
 CLAIMS = st.sampled_from(["x", "y"])
 CANDIDATES = st.sampled_from([("a",), ("a", "b")])
 MEMBERS = st.sampled_from([(("a", 1), ("b", 1)), (("b", 1), ("a", 1)), (("a", 0),), (("b", 1),), (("a", 1),)])
-"""(replica, start of its agent), the lead first."""
+"""(replica, start of its agent), the coordinator first."""
 
 
 class Agent(RuleBasedStateMachine):
@@ -131,7 +131,7 @@ class Agent(RuleBasedStateMachine):
     @rule(round=ROUNDS, claim=CLAIMS)
     def stream_breaks(self, round, claim):
         self.tell(e.MemberGone(round, claim, "b"))
-        self.tell(e.LeadGone(round, claim))
+        self.tell(e.CoordinatorGone(round, claim))
 
     @rule(seconds=st.floats(0, 20))
     def time_passes(self, seconds):
@@ -147,7 +147,7 @@ class Agent(RuleBasedStateMachine):
         report = self.core.report()
         assert (report.round, report.claim) == self.disk
         assert (report.state in ("idle", "prepared")) == (self.running is None)
-        if report.lead and report.state in ("succeeded", "drained"):
+        if report.coordinator and report.state in ("succeeded", "drained"):
             assert {member.state for member in report.members.values()} == {report.state}
 
 

@@ -165,14 +165,14 @@ def test_a_last_commit_that_is_told_after_the_exit_counts_too():
     assert driver.core.beat().ends_at == 10
 
 
-def test_a_member_ships_what_the_lead_says():
+def test_a_member_ships_what_the_coordinator_says():
     driver = Driver("b", bundled=False, storage_named=True)
     driver.begun("a", "b")
     assert shipped(through(driver, 8, 10, rank=1)) == [10]
     assert driver.core.member_state().saved == (8, 10)
     state = p.MemberState("a", "a-1", 1, "claim-1", state=p.State.RUNNING, ends_at=8)
-    assert shipped(driver.tell(e.LeadMessage(1, "claim-1", state))) == [8]
-    assert shipped(driver.tell(e.LeadMessage(1, "claim-1", state))) == []
+    assert shipped(driver.tell(e.CoordinatorMessage(1, "claim-1", state))) == [8]
+    assert shipped(driver.tell(e.CoordinatorMessage(1, "claim-1", state))) == []
     late = driver.say(w.WantDurable(snapshot(1, 10, 2), 1, "/v/shipping-10"), rank=1)
     assert shipped(late) == [], "what all have would make room for it"
 

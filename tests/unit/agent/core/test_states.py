@@ -15,7 +15,7 @@ from concertina_agent.core.states import TRANSITIONS, OwnState
 from concertina_protocol import worker_channel as w
 
 DOCS = Path(__file__).parents[4] / "docs" / "architecture.md"
-LEAD, MEMBER = "a", "b"
+COORDINATOR, MEMBER = "a", "b"
 
 
 def running(driver: Driver, rank: int) -> None:
@@ -54,7 +54,7 @@ def drain_ordered(driver: Driver, rank: int) -> None:
     if rank == 0:
         driver.ask(order)
     else:
-        driver.tell(e.LeadMessage(1, "claim-1", order))
+        driver.tell(e.CoordinatorMessage(1, "claim-1", order))
     driver.now += 1.0
 
 
@@ -87,7 +87,7 @@ SITUATIONS: dict[str, Callable[[Driver, int], object]] = {
     "succeeded": lambda driver, rank: ended(driver, rank, "complete"),
     "failed": lambda driver, rank: (running(driver, rank), driver.ended(1, rank=rank)),
 }
-"""How an agent of rank 0 (lead) or 1 gets there."""
+"""How an agent of rank 0 (coordinator) or 1 gets there."""
 
 
 def happenings(rank: int) -> Iterator[tuple[float, list[e.Event]]]:
@@ -107,10 +107,14 @@ def happenings(rank: int) -> Iterator[tuple[float, list[e.Event]]]:
         cause = failure if state == "failed" else None
         member = p.MemberState(other, f"{other}-1", 1, "claim-1", state, failure=cause, notice=5.0)
         yield 0.0, [e.MemberMessage(member)]
-        yield 0.0, [e.LeadMessage(1, "claim-1", member)]
+        yield 0.0, [e.CoordinatorMessage(1, "claim-1", member)]
     for message in (drain, p.StopAt(0), p.DurableMoved(p.Durable(UID, 1, 6, "uri"))):
-        yield 0.0, [e.LeadMessage(1, "claim-1", message)]
-    for event in (e.LeadJoined(1, "claim-1"), e.LeadGone(1, "claim-1"), e.MemberGone(1, "claim-1", other)):
+        yield 0.0, [e.CoordinatorMessage(1, "claim-1", message)]
+    for event in (
+        e.CoordinatorJoined(1, "claim-1"),
+        e.CoordinatorGone(1, "claim-1"),
+        e.MemberGone(1, "claim-1", other),
+    ):
         yield 0.0, [event]
     reached = e.Reached(prepare(), ("a", "b"))
     for event in (e.WorkersGone(1), e.StoreBound(1, "claim-1", "here:9"), reached, e.StartFailed(1, "no")):
@@ -127,7 +131,7 @@ def happenings(rank: int) -> Iterator[tuple[float, list[e.Event]]]:
 
 def arrows(bundled: bool, storage: p.Storage | None) -> Iterator[tuple[OwnState, OwnState, type]]:
     """All that can be seen of the machine."""
-    for rank, name in enumerate((LEAD, MEMBER)):
+    for rank, name in enumerate((COORDINATOR, MEMBER)):
         for bring in SITUATIONS.values():
             for seconds, events in happenings(rank):
                 driver = Driver(name, bundled=bundled, storage=storage)
@@ -142,8 +146,8 @@ def arrows(bundled: bool, storage: p.Storage | None) -> Iterator[tuple[OwnState,
                     yield before, driver.core.state, states.trigger(events[-1])
 
 
-def late_lead(name: str, bring: Callable[[Driver, int], object]) -> tuple[OwnState, OwnState, type]:
-    """A member's tick that finds its lead silent: one tick before, it is not yet."""
+def late_coordinator(name: str, bring: Callable[[Driver, int], object]) -> tuple[OwnState, OwnState, type]:
+    """A member's tick that finds its coordinator silent: one tick before, it is not yet."""
     driver = Driver(name)
     bring(driver, 1)
     while True:
@@ -156,7 +160,7 @@ def late_lead(name: str, bring: Callable[[Driver, int], object]) -> tuple[OwnSta
 
 def test_every_arrow_of_the_table_is_taken_and_no_other():
     taken = {*arrows(True, None), *arrows(True, p.Storage("Ready")), *arrows(False, None)}
-    taken |= {late_lead(MEMBER, SITUATIONS[where]) for where in ("starting", "running", "noticed")}
+    taken |= {late_coordinator(MEMBER, SITUATIONS[where]) for where in ("starting", "running", "noticed")}
     known = {(a, b, trigger) for a, row in TRANSITIONS.items() for b, triggers in row.items() for trigger in triggers}
     assert taken - known == set()
     assert known - taken == set()

@@ -8,7 +8,7 @@ from concertina_agent.core import events as e
 CLAUSE = "processes with WORLD_SIZE=1 were started by torchrun in a round of 2 workers"
 
 
-def test_the_lead_tells_of_it_once_every_member_has_it() -> None:
+def test_the_coordinator_tells_of_it_once_every_member_has_it() -> None:
     driver = Driver(bundled=False)
     driver.begun("a", "b")
     assert kinds(driver.tell(e.WorldsSeen(1, CLAUSE))) == ["ReportChanged"]
@@ -29,7 +29,7 @@ def test_what_was_seen_of_an_older_round_is_no_news() -> None:
     assert driver.tell(e.WorldsSeen(1, CLAUSE)) == []
 
 
-def test_a_member_tells_its_lead_alone() -> None:
+def test_a_member_tells_its_coordinator_alone() -> None:
     driver = Driver("b", bundled=False)
     driver.begun("a", "b")
     driver.tell(e.WorldsSeen(1, CLAUSE))

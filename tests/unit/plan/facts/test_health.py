@@ -60,8 +60,10 @@ def context(*args: Any) -> JobContext:
         ({}, CUT_OFF, {"ready": False}, False, Life.DEAD, Evidence.NODE),
     ],
 )
-def test_the_lead_is_judged(pod: Any, agent: Any, node: Any, others: bool, life: Life, evidence: Evidence) -> None:
-    found = context(0, pod, agent, node, others).health.lead
+def test_the_coordinator_is_judged(
+    pod: Any, agent: Any, node: Any, others: bool, life: Life, evidence: Evidence
+) -> None:
+    found = context(0, pod, agent, node, others).health.coordinator
     assert (found.life, found.evidence) == (life, evidence)
     assert bool(found.sentence) is found.dead
     if evidence is Evidence.SILENCE:
@@ -71,12 +73,14 @@ def test_the_lead_is_judged(pod: Any, agent: Any, node: Any, others: bool, life:
 def test_a_stream_that_is_closed_and_refused_is_a_doubt_where_most_of_all_jobs_are_lost_alike() -> None:
     found = replace(seen(0, {}, GONE, {}, True), operator_isolated=True)
     assert found.job.spec
-    lead = JobContext(found, found.job.spec, NOW).health.lead
-    assert (lead.life, lead.evidence) == (Life.SILENT, Evidence.SILENCE)
+    coordinator = JobContext(found, found.job.spec, NOW).health.coordinator
+    assert (coordinator.life, coordinator.evidence) == (Life.SILENT, Evidence.SILENCE)
 
 
 OF_ROUND: dict[str, Any] = {"round": 1, "claim": "claim-a", "state": "running"}
-LOST = protocol.Failure("demo-1-0", "LeadLost", "The lead demo-0-0 has been silent or out of reach for too long.")
+LOST = protocol.Failure(
+    "demo-1-0", "CoordinatorLost", "The coordinator demo-0-0 has been silent or out of reach for too long."
+)
 
 
 @pytest.mark.parametrize(
@@ -92,19 +96,19 @@ LOST = protocol.Failure("demo-1-0", "LeadLost", "The lead demo-0-0 has been sile
         ({**OF_ROUND, "state": "prepared"}, {"ready": False}, Life.DEAD, Evidence.NODE, ""),
     ],
 )
-def test_of_a_lead_that_is_not_heard_its_members_are_asked(
+def test_of_a_coordinator_that_is_not_heard_its_members_are_asked(
     report: dict[str, Any], node: dict[str, Any], life: Life, evidence: Evidence, words: str
 ) -> None:
     found = seen(0, {}, CUT_OFF, node, True)
     told = jobs.agent("demo-1-0", report=jobs.report("demo-1-0", **report))
     found = replace(found, agents={**found.agents, "demo-1-0": told})
     assert found.job.spec
-    lead = JobContext(found, found.job.spec, NOW).health.lead
-    assert (lead.life, lead.evidence) == (life, evidence)
-    assert words in lead.sentence
+    coordinator = JobContext(found, found.job.spec, NOW).health.coordinator
+    assert (coordinator.life, coordinator.evidence) == (life, evidence)
+    assert words in coordinator.sentence
     silent = replace(found, agents={**found.agents, "demo-1-0": replace(told, connected=False)})
     assert found.job.spec
-    alone = JobContext(silent, found.job.spec, NOW).health.lead
+    alone = JobContext(silent, found.job.spec, NOW).health.coordinator
     assert alone.evidence is (Evidence.NODE if node else Evidence.SILENCE), "who is not heard says nothing"
 
 
@@ -150,14 +154,14 @@ def test_a_replica_outside_of_the_round_is_judged(
     assert (found.life, found.evidence) == (life, evidence)
 
 
-def test_a_lead_that_drained_its_world_was_alive_until_then_however_long_the_operator_did_not_hear_it() -> None:
+def test_a_coordinator_that_drained_its_world_was_alive_until_then_however_long_the_operator_did_not_hear_it() -> None:
     """Its pod holds a part of the state."""
     found = seen(0, {}, LONG_AGO, {}, True)
     drained = jobs.report("demo-1-0", **{**OF_ROUND, "state": "drained"})
     found = replace(found, agents={**found.agents, "demo-1-0": jobs.agent("demo-1-0", report=drained)})
     assert found.job.spec
     pod = next(pod for pod in found.pods if pod.name == "demo-0-0")
-    assert JobContext(found, found.job.spec, NOW).health.lead.dead, "another round is made"
+    assert JobContext(found, found.job.spec, NOW).health.coordinator.dead, "another round is made"
     assert JobContext(found, found.job.spec, NOW).health.by_contact(pod).life is Life.ALIVE
 
     world = found.job.status.world
@@ -166,7 +170,7 @@ def test_a_lead_that_drained_its_world_was_alive_until_then_however_long_the_ope
         ("Drained", constants.UNREACHABLE - 0.1, Life.ALIVE),
         ("Drained", constants.UNREACHABLE, Life.DEAD),
         ("Drained", -3600.0, Life.DEAD),
-        ("LeadLost", 0.0, Life.DEAD),
+        ("CoordinatorLost", 0.0, Life.DEAD),
     ]:
         made = {"round": 2, "claim_id": "b", "committed": False, "at": rfc3339(NOW - seconds), "reason": reason}
         claimed = world.model_copy(update={"claim": world.claim.model_copy(update=made)})
@@ -175,7 +179,7 @@ def test_a_lead_that_drained_its_world_was_alive_until_then_however_long_the_ope
         assert JobContext(later, found.job.spec, NOW).health.by_contact(pod).life is life, (reason, seconds)
 
 
-def test_a_member_whose_lead_says_nothing_bad_of_it_lives_however_silent_it_is() -> None:
+def test_a_member_whose_coordinator_says_nothing_bad_of_it_lives_however_silent_it_is() -> None:
     ctx = context(1, {}, LONG_AGO, {"ready": False}, True)
     assert ctx.health.by_contact(ctx.replicas.pods["demo-1-0"]).life is Life.ALIVE
 

@@ -173,7 +173,7 @@ def suspended(seen: JobObservation, spec: Any = WITH_STORAGE, **fields: Any) -> 
 
 
 def training() -> JobObservation:
-    """With storage: the lead trains in round 1."""
+    """With storage: the coordinator trains in round 1."""
     seen = jobs.running(jobs.spec())
     return replace(seen, job=replace(seen.job, spec=WITH_STORAGE))
 
@@ -194,12 +194,14 @@ def test_suspending_drains_into_storage_then_deletes_the_pods() -> None:
     assert not [action for action in made.actions if isinstance(action, DeletePod)]
     assert condition(made, "Ready")[1] == "Suspending"
 
-    lead = jobs.called(seen.agents["demo-0-0"], drain, T0 + 20, done_at=T0 + 20, reply=protocol.Accepted(1, "claim-a"))
-    asked = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": lead})
+    coordinator = jobs.called(
+        seen.agents["demo-0-0"], drain, T0 + 20, done_at=T0 + 20, reply=protocol.Accepted(1, "claim-a")
+    )
+    asked = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": coordinator})
     assert not jobs.sends(plan(asked, T0 + 21), protocol.Drain), "once is enough"
 
-    lead = replace(lead, report=jobs.lead_report(state="drained"))
-    drained = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": lead})
+    coordinator = replace(coordinator, report=jobs.coordinator_report(state="drained"))
+    drained = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": coordinator})
     made = plan(drained, T0 + 22)
     assert len([action for action in made.actions if isinstance(action, DeletePod)]) == 3
     made = plan(jobs.then(drained, made, pods=()), T0 + 23)
@@ -216,20 +218,20 @@ def test_suspending_drains_into_storage_then_deletes_the_pods() -> None:
 def test_a_round_that_was_drained_for_another_reason_is_saved_before_its_pods_go() -> None:
     seen = suspended(training())
     drain = protocol.Drain(jobs.UID, 1, "claim-a", "replicas join", False, 30.0)
-    lead = jobs.called(
-        replace(seen.agents["demo-0-0"], report=jobs.lead_report(state="drained")),
+    coordinator = jobs.called(
+        replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(state="drained")),
         drain, T0 + 19, done_at=T0 + 19, reply=protocol.Accepted(1, "claim-a"),
     )  # fmt: skip
-    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 20)
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": coordinator}), T0 + 20)
     asked = jobs.sends(made, protocol.Drain)["demo-0-0"]
     assert asked.durable
     assert not pods_changed(made)
 
-    lead = jobs.called(lead, asked, T0 + 20, done_at=T0 + 20, reply=protocol.Accepted(1, "claim-a"))
-    seen = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": lead})
+    coordinator = jobs.called(coordinator, asked, T0 + 20, done_at=T0 + 20, reply=protocol.Accepted(1, "claim-a"))
+    seen = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": coordinator})
     assert not pods_changed(plan(seen, T0 + 20.1)), "that report may be from before it was asked"
     durable = protocol.Durable(jobs.UID, 1, 40, "file:///c/step-40")
-    saved = replace(lead, report=replace(lead.report, storage=Storage("Ready", durable)))
+    saved = replace(coordinator, report=replace(coordinator.report, storage=Storage("Ready", durable)))
     assert pods_changed(plan(replace(seen, agents={**seen.agents, "demo-0-0": saved}), T0 + 20.2))
     assert pods_changed(plan(seen, T0 + 30)), "a part went with its member: nothing more will be saved"
 
@@ -242,21 +244,21 @@ def test_what_node_memory_alone_has_of_a_script_is_saved_by_another_round(durabl
     world = seen.job.status.world.model_copy(update={"base": base})
     seen = replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"world": world})))
     latest = None if durable is None else protocol.Durable(jobs.UID, 1, durable, "file:///c/step")
-    report = jobs.lead_report(state="drained", progress=None, keeps_state=True, storage=Storage("Ready", latest))
+    report = jobs.coordinator_report(state="drained", progress=None, keeps_state=True, storage=Storage("Ready", latest))
     drain = protocol.Drain(jobs.UID, 1, "claim-a", "spec.suspend is set", True, 300.0)
-    lead = jobs.called(
+    coordinator = jobs.called(
         replace(seen.agents["demo-0-0"], report=report),
         drain, T0 + 19, done_at=T0 + 19, reply=protocol.Accepted(1, "claim-a"),
     )  # fmt: skip
-    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 21)
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": coordinator}), T0 + 21)
     assert (bool(jobs.sends(made, protocol.Prepare)), bool(pods_changed(made))) == (again, not again)
 
 
 def test_a_suspend_that_can_not_be_saved_waits_and_says_so() -> None:
     seen = suspended(training())
     broken = Storage("Error", None, "access denied: check secret s3")
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(state="draining", storage=broken))
-    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 20)
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(state="draining", storage=broken))
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": coordinator}), T0 + 20)
     assert not [action for action in made.actions if isinstance(action, DeletePod)]
     assert "access denied" in condition(made, "Ready")[2]
 
@@ -282,9 +284,9 @@ def test_a_suspension_is_finished_where_the_template_changed_before_the_job_was_
 
     drain = jobs.sends(made, protocol.Drain)["demo-0-0"]
     assert drain.durable
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(state="drained"))
-    lead = jobs.called(lead, drain, T0 + 20, done_at=T0 + 20, reply=protocol.Accepted(1, "claim-a"))
-    drained = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": lead})
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(state="drained"))
+    coordinator = jobs.called(coordinator, drain, T0 + 20, done_at=T0 + 20, reply=protocol.Accepted(1, "claim-a"))
+    drained = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": coordinator})
     made = plan(drained, T0 + 21)
     claim = made.status.world.claim
     assert made.status.world.members == ()
@@ -380,13 +382,14 @@ PERMANENT = protocol.Failure(
 
 
 def ending(policy: str, **fields: Any) -> tuple[JobObservation, dict[str, str]]:
-    """A job that ends with this lead's report: what was observed when its end was written, and what follows for its
-    pods: at once for those that are told to end, after a while for those that are deleted. One had ended, one waits."""
+    """A job that ends with this coordinator's report: what was observed when its end was written, and what follows for
+    its pods: at once for those that are told to end, after a while for those that are deleted. One had ended, one
+    waits."""
     seen = jobs.running(jobs.spec(cleanPodPolicy=policy))
     ended = jobs.pod(2, phase="Failed", exit_code=1, exit_reason="Error")
     pods = (*seen.pods[:2], ended, jobs.pod(3, phase="Pending", node=""))
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(**fields))
-    seen = replace(seen, pods=pods, agents={"demo-0-0": lead})
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(**fields))
+    seen = replace(seen, pods=pods, agents={"demo-0-0": coordinator})
     first = plan(seen, T0 + 20)
     after = jobs.then(seen, first)
     ends = {action.name: "ended" for action in first.actions if isinstance(action, EndPod)}
@@ -457,8 +460,8 @@ def test_pods_that_have_all_ended_well_while_nobody_looked_are_success() -> None
 def test_training_goes_on_while_storage_fails_but_a_person_must_act() -> None:
     seen = training()
     failing = Storage("Error", None, "no space left in the bucket")
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(storage=failing))
-    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 20)
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(storage=failing))
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": coordinator}), T0 + 20)
     assert condition(made, "Running")[0] == "True"
     assert condition(made, "Degraded")[:2] == ("True", "StorageUnavailable")
 
@@ -466,8 +469,8 @@ def test_training_goes_on_while_storage_fails_but_a_person_must_act() -> None:
 def test_the_status_names_the_newest_checkpoint_and_where_the_run_is() -> None:
     seen = training()
     latest = Durable(jobs.UID, 1, 30, "s3://bucket/run/30", at=T0 + 15)
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(storage=Storage("Ready", latest)))
-    status = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 20).status
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(storage=Storage("Ready", latest)))
+    status = plan(replace(seen, agents={**seen.agents, "demo-0-0": coordinator}), T0 + 20).status
     assert status.last_checkpoint is not None
     assert (status.last_checkpoint.step, status.last_checkpoint.at) == (30, rfc3339(T0 + 15))
     assert status.progress is not None

@@ -19,12 +19,12 @@ def asked(request: str = "r1", step: int = 40, durable: int = 0, **spec: object)
     job = replace(seen.job, spec=jobs.job(jobs.spec(**{**STORED, **spec})).spec, checkpoint_request=request)
     progress = Progress(step, 100, 1.0, 1.0, 1.0, step, "training", jobs.T0, first_step_at=jobs.T0)
     latest = Durable(seen.job.uid, 1, durable, "s3://bucket/run/x", at=jobs.T0) if durable else None
-    report = jobs.lead_report(progress=progress, storage=Storage("Ready", latest))
+    report = jobs.coordinator_report(progress=progress, storage=Storage("Ready", latest))
     agents = {**seen.agents, "demo-0-0": replace(seen.agents["demo-0-0"], report=report)}
     return replace(seen, agents=agents, job=job)
 
 
-def test_the_lead_is_asked_once_a_round_until_a_later_step_is_durable() -> None:
+def test_the_coordinator_is_asked_once_a_round_until_a_later_step_is_durable() -> None:
     seen = asked(durable=40)
     made = plan(seen, jobs.T0 + 100)
     assert made.status.checkpoint_request is not None

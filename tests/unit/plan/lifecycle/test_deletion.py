@@ -52,8 +52,8 @@ def test_a_deleted_job_that_is_held_says_so_drains_with_a_checkpoint_and_gives_i
     assert ready.message.startswith(f"the job is being deleted, and held by the finalizer {HOLDER}: the round stops")
 
     saved = protocol.Storage(protocol.StorageHealth.READY, protocol.Durable(jobs.UID, 1, 40, "s3://bucket/run/40"))
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(state="drained", storage=saved))
-    stopped = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": lead})
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(state="drained", storage=saved))
+    stopped = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": coordinator})
     made = plan(stopped, T0 + 62)
     assert [type(action) for action in made.actions] == [DeletePod] * 3
     assert not made.status.is_true(ConditionType.RUNNING)

@@ -29,11 +29,11 @@ def with_key(seen: JobObservation, key: str) -> JobObservation:
 
 
 @pytest.mark.parametrize("after", [0.1, 5, 31, 600])
-def test_a_lead_that_knows_another_key_is_not_lost(after: float) -> None:
+def test_a_coordinator_that_knows_another_key_is_not_lost(after: float) -> None:
     """As an operator finds it after its restart: it has heard of no member."""
     seen = jobs.running(jobs.spec())
-    lead = AgentView(wanted_at=T0 + 20, refusal=ConnectionRefusal.OTHER_KEY)
-    made = plan(replace(seen, agents={"demo-0-0": lead}), T0 + 20 + after)
+    coordinator = AgentView(wanted_at=T0 + 20, refusal=ConnectionRefusal.OTHER_KEY)
+    made = plan(replace(seen, agents={"demo-0-0": coordinator}), T0 + 20 + after)
     assert made.actions == ()
     assert made.status.world == seen.job.status.world
     assert stalled(made) == ("True", "MasterKeyMismatch")
@@ -43,10 +43,10 @@ def test_a_lead_that_knows_another_key_is_not_lost(after: float) -> None:
     assert made.watch == {"demo-0-0": "127.0.0.1:29400"}
 
 
-def test_a_lead_that_no_longer_listens_is_lost_whatever_key_it_knew() -> None:
+def test_a_coordinator_that_no_longer_listens_is_lost_whatever_key_it_knew() -> None:
     seen = jobs.running(jobs.spec())
-    lead = AgentView(wanted_at=T0 + 20, refusal=ConnectionRefusal.NOT_LISTENING)
-    seen = replace(seen, agents={**seen.agents, "demo-0-0": lead})
+    coordinator = AgentView(wanted_at=T0 + 20, refusal=ConnectionRefusal.NOT_LISTENING)
+    seen = replace(seen, agents={**seen.agents, "demo-0-0": coordinator})
     made = plan(seen, T0 + 20)
     assert not jobs.sends(made, protocol.Prepare), "members may hear it"
     assert made.watch.keys() == {"demo-0-0", "demo-1-0", "demo-2-0"}, "they are asked at once"
@@ -69,12 +69,12 @@ def test_a_replica_outside_of_the_round_that_knows_another_key_stays_and_the_rou
     assert "demo-3-0: the agent's certificate" in trouble.message
     # A worker's failure is answered all the same, by those who can be reached.
     failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1", at=T0 + 1001)
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(failures=(failure,)))
-    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 1001)
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(failures=(failure,)))
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": coordinator}), T0 + 1001)
     assert sorted(jobs.sends(made, protocol.Prepare)) == ["demo-0-0", "demo-1-0", "demo-2-0"]
 
 
-def test_nothing_is_done_to_a_job_whose_key_is_missing_though_its_lead_dies() -> None:
+def test_nothing_is_done_to_a_job_whose_key_is_missing_though_its_coordinator_dies() -> None:
     seen = with_key(jobs.running(jobs.spec()), "lost")
     made = plan(replace(seen, pods=seen.pods[1:], agents={}), T0 + 600)
     assert (made.actions, made.watch) == ((), {})
@@ -85,7 +85,7 @@ def test_nothing_is_done_to_a_job_whose_key_is_missing_though_its_lead_dies() ->
     assert (again.status.conditions, again.actions) == (made.status.conditions, ())
     found = replace(jobs.then(seen, made, pods=seen.pods[1:], agents={}), master_keys=("another", "lost"))
     made = plan(found, T0 + 700)
-    assert jobs.sends(made, protocol.Prepare), "the key is there again, and the lead is dead"
+    assert jobs.sends(made, protocol.Prepare), "the key is there again, and the coordinator is dead"
     assert stalled(made)[0] == "False"
 
 

@@ -212,7 +212,9 @@ def test_a_member_whose_node_died_counts_against_the_node() -> None:
     status = trains.job.status.model_copy(update={"restarts": Restarts(recent=(lost,), total=1)})
     agents = {**trains.agents, "demo-1-0": jobs.agent("demo-1-0", connected=False, lost_at=T0 + 11)}
     dead = {**trains.nodes, X: NodeView(X, ready=False)}
-    report = jobs.lead_report(failures=(jobs.protocol.Failure("demo-1-0", "MemberLost", "it closed its connection"),))
+    report = jobs.coordinator_report(
+        failures=(jobs.protocol.Failure("demo-1-0", "MemberLost", "it closed its connection"),)
+    )
     agents["demo-0-0"] = replace(agents["demo-0-0"], report=report)
     made = plan(replace(trains, job=replace(trains.job, status=status), agents=agents, nodes=dead), T0 + 20)
     assert [each.reason for each in made.status.restarts.recent][-1] == "NodeLost"

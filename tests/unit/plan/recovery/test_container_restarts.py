@@ -20,9 +20,9 @@ def restarted(seen: JobObservation, index: int = 1, **ended: object) -> JobObser
 
 def test_the_loss_of_the_member_turns_out_to_be_want_of_memory() -> None:
     seen = jobs.running(jobs.spec())
-    lost = protocol.Failure("demo-1-0", "MemberLost", "demo-1-0 closed its connection to the lead.", step=40)
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(failures=(lost,)))
-    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), jobs.T0 + 50)
+    lost = protocol.Failure("demo-1-0", "MemberLost", "demo-1-0 closed its connection to the coordinator.", step=40)
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(failures=(lost,)))
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": coordinator}), jobs.T0 + 50)
     (entry,) = made.status.restarts.recent
     assert (entry.reason, entry.counted) == ("MemberLost", False)
 

@@ -247,8 +247,8 @@ def test_no_weaker_action_follows_while_failures_repeat(blows: list[Blow]) -> No
 def failing(seen: JobObservation, now: float, **fields: Any) -> Plan:
     values: dict[str, Any] = {"replica": "demo-1-0", "reason": "WorkerFailed", "message": "Rank 1 exited with code 1."}
     failure = protocol.Failure(**{**values, **fields})
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(failures=(failure,)))
-    return plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), now)
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(failures=(failure,)))
+    return plan(replace(seen, agents={**seen.agents, "demo-0-0": coordinator}), now)
 
 
 def test_status_and_events_name_the_action_and_why() -> None:
@@ -313,7 +313,7 @@ def test_a_failure_for_good_is_counted() -> None:
 
 
 def test_a_pod_whose_end_was_counted_does_not_exhaust_the_budget_twice() -> None:
-    """The lead may report a failure after the operator saw the end of the pod, counted it and made a new pod."""
+    """The coordinator may report a failure after the operator saw the end of the pod, counted it and made a new pod."""
     ended = entry(B, after=10.5, action="ExcludeReplica")
     made = failed_again(0, (ended,), maxRestarts=1)
     assert made.status.condition("Failed").status == "False"
@@ -462,10 +462,10 @@ def test_on_the_only_node_there_is_a_bug_is_seen_too() -> None:
 def test_without_steps_only_a_round_that_fails_soon_is_the_same(after: float, bug: bool) -> None:
     own = jobs.command_spec()
     ctx = look_at((entry(A, error=SAME, step=0), entry(C, error=SAME, step=0)), own, progress=None)
-    lead = replace(ctx.observed.agents["demo-0-0"], report=jobs.lead_report(progress=None))
-    seen = replace(ctx.observed, agents={**ctx.observed.agents, "demo-0-0": lead})
+    coordinator = replace(ctx.observed.agents["demo-0-0"], report=jobs.coordinator_report(progress=None))
+    seen = replace(ctx.observed, agents={**ctx.observed.agents, "demo-0-0": coordinator})
     failure = protocol.Failure("demo-1-0", "WorkerFailed", "Rank 1 exited with code 1: E")
-    lead = replace(lead, report=jobs.lead_report(progress=None, failures=(failure,)))
-    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 10 + after)
+    coordinator = replace(coordinator, report=jobs.coordinator_report(progress=None, failures=(failure,)))
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": coordinator}), T0 + 10 + after)
     failed = made.status.condition("Failed")
     assert (failed is not None and failed.reason == "RepeatedFailure") == bug

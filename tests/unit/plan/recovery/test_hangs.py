@@ -24,10 +24,10 @@ SAID = "no rank has moved for 62 s after step 40: rank 1 (replica demo-1-0 on no
 
 
 def hanging(hang: protocol.Hang | None = HANG, **policy: object) -> JobObservation:
-    """A job that trained, and whose lead has just said so."""
+    """A job that trained, and whose coordinator has just said so."""
     seen = jobs.running(jobs.spec(failurePolicy=policy))
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(hang=hang))
-    return replace(seen, agents={**seen.agents, "demo-0-0": lead})
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(hang=hang))
+    return replace(seen, agents={**seen.agents, "demo-0-0": coordinator})
 
 
 def test_a_hang_leads_to_a_new_round_and_names_who_is_behind() -> None:
@@ -74,7 +74,7 @@ def test_report_lets_the_round_be_and_says_it_once() -> None:
 
 
 @pytest.mark.parametrize(("policy", "seconds"), [({}, None), ({"hangTimeoutSeconds": 7}, 7.0)])
-def test_the_lead_is_told_the_limit(policy: dict[str, object], seconds: float | None) -> None:
+def test_the_coordinator_is_told_the_limit(policy: dict[str, object], seconds: float | None) -> None:
     spec = jobs.spec(failurePolicy=policy)
     seen = jobs.observed(jobs.job(spec), tuple(jobs.pod(i) for i in range(3)), {})
     seen = replace(seen, agents={pod.name: jobs.agent(pod.name) for pod in seen.pods})

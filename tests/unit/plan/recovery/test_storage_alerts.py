@@ -11,9 +11,9 @@ NOW = jobs.T0 + 20
 
 def trouble(storage=None, **progress):
     seen = jobs.running(jobs.spec())
-    lead = seen.agents["demo-0-0"]
-    report = replace(lead.report, storage=storage, progress=replace(lead.report.progress, **progress))
-    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": replace(lead, report=report)}), NOW)
+    coordinator = seen.agents["demo-0-0"]
+    report = replace(coordinator.report, storage=storage, progress=replace(coordinator.report.progress, **progress))
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": replace(coordinator, report=report)}), NOW)
     assert made.status.condition("Running").status == "True"
     condition = made.status.trouble
     return condition and (condition.type, condition.reason, condition.message)

@@ -20,8 +20,8 @@ SAID = (
 
 def lagging(*found: protocol.Straggler, **fields: Any) -> JobObservation:
     seen = jobs.running(jobs.spec(**fields))
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(stragglers=found))
-    return replace(seen, agents={**seen.agents, "demo-0-0": lead})
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(stragglers=found))
+    return replace(seen, agents={**seen.agents, "demo-0-0": coordinator})
 
 
 def deleted(made: Any) -> list[str]:

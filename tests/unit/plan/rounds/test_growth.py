@@ -54,13 +54,15 @@ def answered(seen: JobObservation, made: Plan, now: float, absent: tuple[str, ..
 
 
 def reported(seen: JobObservation, round: int, state: str = "running", **fields: Any) -> JobObservation:
-    """The lead's report of a round under claim-<round>."""
-    lead = seen.job.status.world.members[0].replica
+    """The coordinator's report of a round under claim-<round>."""
+    coordinator = seen.job.status.world.members[0].replica
     claim = seen.job.status.world.claim
     assert claim is not None
-    report = replace(jobs.lead_report(**fields), replica=lead, round=round, claim=claim.claim_id, state=state)
-    view = replace(seen.agents[lead], report=replace(report, instance=f"i-{lead}"))
-    return replace(seen, agents={**seen.agents, lead: view})
+    report = replace(
+        jobs.coordinator_report(**fields), replica=coordinator, round=round, claim=claim.claim_id, state=state
+    )
+    view = replace(seen.agents[coordinator], report=replace(report, instance=f"i-{coordinator}"))
+    return replace(seen, agents={**seen.agents, coordinator: view})
 
 
 def new_round(seen: JobObservation, made: Plan, now: float, claim: str) -> JobObservation:
@@ -107,7 +109,7 @@ def test_a_spare_takes_the_place_of_a_lost_member_at_once_and_gets_a_successor(s
 
 def test_a_spare_that_is_slow_to_answer_is_not_waited_for() -> None:
     seen = with_pod(jobs.running(SPARE), 3)
-    report = replace(jobs.lead_report(), failures=(protocol.Failure("demo-1-0", "WorkerFailed", "x", at=T0),))
+    report = replace(jobs.coordinator_report(), failures=(protocol.Failure("demo-1-0", "WorkerFailed", "x", at=T0),))
     seen = replace(seen, agents={**seen.agents, "demo-0-0": replace(seen.agents["demo-0-0"], report=report)})
     made = plan(seen, T0 + 11)
     seen = answered(seen, made, T0 + 11, absent=("demo-3-0",))

@@ -51,8 +51,8 @@ def late(
     instead; `ends`: how the calls of the late end; `reached`: whether the others reach them."""
     seen = running()
     failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1", at=ASKED)
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(failures=(failure,)))
-    seen = replace(seen, agents={**seen.agents, "demo-0-0": lead})
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(failures=(failure,)))
+    seen = replace(seen, agents={**seen.agents, "demo-0-0": coordinator})
     made = plan(seen, ASKED)
     order = [member.replica for member in made.status.world.members]
     agents = dict(seen.agents)

@@ -28,14 +28,14 @@ def pods(seen: JobObservation, *indexes: int, **fields: Any) -> JobObservation:
     return replace(seen, pods=tuple(replace(pod, **fields) if pod.index in indexes else pod for pod in seen.pods))
 
 
-def lead(seen: JobObservation, **fields: Any) -> JobObservation:
+def coordinator(seen: JobObservation, **fields: Any) -> JobObservation:
     return replace(seen, agents={**seen.agents, "demo-0-0": replace(seen.agents["demo-0-0"], **fields)})
 
 
 def told(seen: JobObservation, name: str, **fields: Any) -> JobObservation:
-    """The lead says that of a member."""
+    """The coordinator says that of a member."""
     state = protocol.MemberState(name, f"i-{name}", 1, "claim-a", "draining", **fields)
-    return lead(seen, report=jobs.lead_report(members={name: state}))
+    return coordinator(seen, report=jobs.coordinator_report(members={name: state}))
 
 
 def drains(made: Plan) -> list[protocol.Drain]:
@@ -83,7 +83,7 @@ def test_an_urgent_notice_drains_the_round_and_asks_for_a_successor(
 def test_after_the_drain_the_round_goes_on_without_it_and_its_pod_is_deleted() -> None:
     seen = on_node(RUNNING, 1, notice=TAINT)
     made = plan(seen, T0 + 20)
-    seen = lead(jobs.then(seen, made), report=jobs.lead_report(state="drained"))
+    seen = coordinator(jobs.then(seen, made), report=jobs.coordinator_report(state="drained"))
     made = plan(seen, T0 + 21)
     prepares = jobs.sends(made, protocol.Prepare)
     assert sorted(prepares) == ["demo-0-0", "demo-2-0"]
@@ -115,13 +115,13 @@ def test_who_was_told_to_stop_has_a_notice_until_its_pod_has_ended(who: str) -> 
     seen = jobs.running(spec)
     states = {who: protocol.MemberState(who, f"i-{who}", 1, "claim-a", "drained", notice=20.0)}
     own = {"notice": 20.0} if who == "demo-0-0" else {}
-    seen = lead(seen, report=jobs.lead_report(state="drained", members=states, **own))
+    seen = coordinator(seen, report=jobs.coordinator_report(state="drained", members=states, **own))
     made = plan(seen, T0 + 20)
     assert [action.attempt for action in created(made)] == [1]
     index = int(who.split("-")[1])
     successor = jobs.pod(index, 1, created=T0 + 20)
     seen = replace(jobs.then(seen, made), pods=(*seen.pods, successor))
-    seen = lead(seen, connected=False, lost_at=T0 + 20.1, closed=True, refusal=ConnectionRefusal.NOT_LISTENING)
+    seen = coordinator(seen, connected=False, lost_at=T0 + 20.1, closed=True, refusal=ConnectionRefusal.NOT_LISTENING)
     made = plan(seen, T0 + 20.2)
     assert made.status.world.claim
     assert made.status.world.claim.round == 2
@@ -158,7 +158,7 @@ def test_a_replica_on_a_cordoned_node_works_on_until_its_successor_is_ready() ->
     made = plan(seen, T0 + 21.5)
     (drain,) = drains(made)
     assert "what takes its place is ready" in drain.reason
-    seen = lead(jobs.then(seen, made), report=jobs.lead_report(state="drained"))
+    seen = coordinator(jobs.then(seen, made), report=jobs.coordinator_report(state="drained"))
     made = plan(seen, T0 + 22)
     assert sorted(jobs.sends(made, protocol.Prepare)) == ["demo-0-0", "demo-1-1", "demo-2-0"]
     assert deleted(made) == []
@@ -182,8 +182,8 @@ def test_a_successor_that_comes_to_a_node_with_a_notice_does_not_chase_another()
 )
 def test_the_deadline_is_the_smallest_grace_less_a_save(grace: float, save: float, left: float) -> None:
     progress = protocol.Progress(40, 100, 2.5, 1.0, 0.1, 1280, "training", T0 + 10, T0 + 6, save_seconds=save)
-    seen = lead(
-        pods(jobs.running(jobs.spec(replicas=4), 4), 1, grace=grace), report=jobs.lead_report(progress=progress)
+    seen = coordinator(
+        pods(jobs.running(jobs.spec(replicas=4), 4), 1, grace=grace), report=jobs.coordinator_report(progress=progress)
     )
     seen = pods(on_node(seen, 0, 1, notice=TAINT), 0, grace=3600.0)
     (drain,) = drains(plan(seen, T0 + 20))
@@ -216,7 +216,7 @@ def test_a_drain_becomes_durable_when_the_rest_must_go_too() -> None:
     seen = RUNNING
     one = pods(seen, 1, deleting=True, deletion_at=T0 + 50)
     (drain,) = drains(plan(one, T0 + 20))
-    asked = lead(one, drain=jobs.called(one.agents["demo-0-0"], drain, T0 + 20, done_at=T0 + 20).drain)
+    asked = coordinator(one, drain=jobs.called(one.agents["demo-0-0"], drain, T0 + 20, done_at=T0 + 20).drain)
     assert drains(plan(asked, T0 + 20.1)) == [], "once is enough"
     every = pods(asked, 0, 1, 2, deleting=True, deletion_at=T0 + 50)
     (again,) = drains(plan(every, T0 + 21))
@@ -227,7 +227,7 @@ def test_a_drain_becomes_durable_when_the_rest_must_go_too() -> None:
 def test_neighbours_that_go_together_hand_over_what_only_they_hold(fields: dict[str, Any]) -> None:
     """Four of which two go: what the first of them held is on the second alone."""
     seen = jobs.running(jobs.spec(replicas=4), 4)
-    seen = lead(on_node(seen, 1, 2, **fields), report=jobs.lead_report(state="drained"))
+    seen = coordinator(on_node(seen, 1, 2, **fields), report=jobs.coordinator_report(state="drained"))
     if "cordoned" in fields:
         successors = [jobs.pod(index, 1, node="node-9", ip=f"127.0.1.{index}") for index in (1, 2)]
         ready = {pod.name: jobs.agent(pod.name) for pod in successors}
@@ -300,7 +300,7 @@ def test_who_is_alone_hands_over_to_whoever_takes_its_place(seen: JobObservation
     """A round of one with the old replica would leave its state where it is."""
     made = plan(seen, T0 + 20)
     assert drains(made)
-    seen = lead(jobs.then(seen, made), report=jobs.lead_report(state="drained"))
+    seen = coordinator(jobs.then(seen, made), report=jobs.coordinator_report(state="drained"))
     made = plan(seen, T0 + 21)
     prepares = jobs.sends(made, protocol.Prepare)
     assert sorted(prepares) == ["demo-0-0", heir]
@@ -345,18 +345,18 @@ def test_an_exit_after_a_notice_is_no_failure(fields: dict[str, Any], counted: i
 def test_a_member_that_left_after_the_drain_does_not_break_the_round() -> None:
     """The others may still be writing the checkpoint."""
     left = protocol.MemberState("demo-1-0", "i-demo-1-0", 1, "claim-a", "drained", step=41)
-    report = jobs.lead_report(state="draining", members={"demo-1-0": left})
-    seen = lead(replace(RUNNING, pods=(RUNNING.pods[0], RUNNING.pods[2])), report=report)
+    report = jobs.coordinator_report(state="draining", members={"demo-1-0": left})
+    seen = coordinator(replace(RUNNING, pods=(RUNNING.pods[0], RUNNING.pods[2])), report=report)
     made = plan(seen, T0 + 20)
     assert not jobs.sends(made, protocol.Prepare)
     assert made.status.restarts.total == 0
 
 
-def test_a_lead_that_leaves_is_listened_to_until_it_has_gone() -> None:
+def test_a_coordinator_that_leaves_is_listened_to_until_it_has_gone() -> None:
     seen = pods(RUNNING, 0, deleting=True, deletion_at=T0 + 50)
     made = plan(seen, T0 + 20)
     assert len(drains(made)) == 1
     assert "demo-0-0" in made.watch
-    drained = lead(jobs.then(seen, made), report=jobs.lead_report(state="drained"))
+    drained = coordinator(jobs.then(seen, made), report=jobs.coordinator_report(state="drained"))
     made = plan(drained, T0 + 21)
     assert sorted(jobs.sends(made, protocol.Prepare)) == ["demo-1-0", "demo-2-0"]

@@ -50,7 +50,7 @@ def test_from_ready_agents_to_training_takes_a_claim_a_commit_and_nothing_else()
     seen = jobs.then(seen, made, agents=agents, uri_sharing=("another",))
     made = plan(seen, T0 + 1.1)
     world = made.status.world
-    assert (world.round, world.lead, world.workers, world.claim.committed) == (1, "demo-0-0", 3, True)
+    assert (world.round, world.coordinator, world.workers, world.claim.committed) == (1, "demo-0-0", 3, True)
     assigns = jobs.sends(made, protocol.Assign)
     assert sorted(assigns) == ["demo-0-0", "demo-1-0", "demo-2-0"]
     assert {message.restore.source for message in assigns.values()} == {"Fresh"}
@@ -75,8 +75,8 @@ def test_success_completes_the_job() -> None:
 def test_a_failed_worker_leads_to_a_round_of_the_same_members_at_once() -> None:
     failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1", ("Traceback", "ValueError: no"), at=T0 + 11)
     seen = jobs.running(jobs.spec())
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(failures=(failure,), state="running"))
-    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 11)
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(failures=(failure,), state="running"))
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": coordinator}), T0 + 11)
     assert made.status.world.claim.round == 2
     assert made.status.world.round == 1
     assert sorted(jobs.sends(made, protocol.Prepare)) == ["demo-0-0", "demo-1-0", "demo-2-0"]
@@ -119,9 +119,9 @@ def test_what_is_said_of_where_a_round_goes_on_from(spec: Any, first: str, secon
 # --- what ends a round
 
 
-def with_lead(seen: JobObservation, **fields: Any) -> JobObservation:
-    lead = replace(seen.agents["demo-0-0"], **fields)
-    return replace(seen, agents={**seen.agents, "demo-0-0": lead})
+def with_coordinator(seen: JobObservation, **fields: Any) -> JobObservation:
+    coordinator = replace(seen.agents["demo-0-0"], **fields)
+    return replace(seen, agents={**seen.agents, "demo-0-0": coordinator})
 
 
 def prepares(made: Plan) -> list[str]:
@@ -129,7 +129,7 @@ def prepares(made: Plan) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("lead", "others", "after", "asked"),
+    ("coordinator", "others", "after", "asked"),
     [
         (
             {"connected": False, "lost_at": T0 + 20, "closed": True, "refusal": ConnectionRefusal.NOT_LISTENING},
@@ -156,11 +156,13 @@ def prepares(made: Plan) -> list[str]:
         "all are silent",
         "all are silent for long",
         "operator is new",
-        "operator is new and gets no answer from a lead whose members have failed",
+        "operator is new and gets no answer from a coordinator whose members have failed",
         "agent was restarted",
     ],
 )
-def test_when_a_lead_is_lost(lead: dict[str, Any], others: bool | str, after: float, asked: list[str]) -> None:
+def test_when_a_coordinator_is_lost(
+    coordinator: dict[str, Any], others: bool | str, after: float, asked: list[str]
+) -> None:
     seen = jobs.running(jobs.spec())
     told = {"round": 1, "claim": "claim-a", "state": others} if isinstance(others, str) else {}
     agents = {
@@ -169,7 +171,7 @@ def test_when_a_lead_is_lost(lead: dict[str, Any], others: bool | str, after: fl
         if name != "demo-0-0"
     }
     seen = replace(seen, agents={**seen.agents, **agents})
-    made = plan(with_lead(seen, **lead), T0 + 20 + after)
+    made = plan(with_coordinator(seen, **coordinator), T0 + 20 + after)
     assert set(asked) <= set(prepares(made))
     assert bool(asked) == bool(prepares(made))
     assert ("demo-0-0" in asked) == ("demo-0-0" in prepares(made))
@@ -184,14 +186,14 @@ def test_a_new_operator_leaves_a_running_round_alone() -> None:
     assert made.actions == ()
     assert made.status.conditions == seen.job.status.conditions
     assert list(made.watch) == ["demo-0-0"]
-    again = plan(replace(seen, agents={"demo-0-0": jobs.agent("demo-0-0", report=jobs.lead_report())}), T0 + 31)
+    again = plan(replace(seen, agents={"demo-0-0": jobs.agent("demo-0-0", report=jobs.coordinator_report())}), T0 + 31)
     assert again.actions == ()
 
 
 def test_a_round_that_was_committed_and_never_assigned_is_made_anew() -> None:
     seen = jobs.running(jobs.spec())
-    lead = jobs.agent("demo-0-0", report=jobs.lead_report(state="prepared"))
-    made = plan(replace(seen, agents={"demo-0-0": lead}), T0 + 30)
+    coordinator = jobs.agent("demo-0-0", report=jobs.coordinator_report(state="prepared"))
+    made = plan(replace(seen, agents={"demo-0-0": coordinator}), T0 + 30)
     assert made.status.world.claim.round == 2
     assert made.status.world.claim.reason == "NotAssigned"
 
@@ -221,7 +223,7 @@ def test_a_failure_that_follows_from_another_is_not_the_cause() -> None:
         protocol.Failure("demo-2-0", "WorkerFailed", "lost a peer", at=T0 + 11, secondary=True),
         protocol.Failure("demo-1-0", "WorkerSignaled", "killed by SIGKILL", at=T0 + 11),
     )
-    made = plan(with_lead(jobs.running(jobs.spec()), report=jobs.lead_report(failures=failures)), T0 + 11)
+    made = plan(with_coordinator(jobs.running(jobs.spec()), report=jobs.coordinator_report(failures=failures)), T0 + 11)
     assert made.status.restarts.recent[0].replica == "demo-1-0"
     assert made.status.condition("Running").reason == "WorkerSignaled"
 
@@ -230,7 +232,7 @@ def test_bad_input_fails_the_job_at_once() -> None:
     bad = protocol.Failure(
         "demo-1-0", "InvalidInput", "shard 3 has a wrong checksum: build the data again", permanent=True
     )
-    made = plan(with_lead(jobs.running(jobs.spec()), report=jobs.lead_report(failures=(bad,))), T0 + 11)
+    made = plan(with_coordinator(jobs.running(jobs.spec()), report=jobs.coordinator_report(failures=(bad,))), T0 + 11)
     failed = made.status.condition("Failed")
     assert (failed.status, failed.reason) == ("True", "InvalidInput")
     assert "wrong checksum" in failed.message
@@ -254,7 +256,9 @@ def test_failures_use_up_the_budget(before: int, budget: int, phase: str) -> Non
     old = Restart(at=rfc3339(T0 - 700), replica="demo-9-0", reason="WorkerFailed")
     status = seen.job.status.model_copy(update={"restarts": Restarts(recent=(old, *entries), total=9)})
     failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1: ValueError", ("Traceback", "ValueError"))
-    seen = with_lead(replace(seen, job=replace(seen.job, status=status)), report=jobs.lead_report(failures=(failure,)))
+    seen = with_coordinator(
+        replace(seen, job=replace(seen.job, status=status)), report=jobs.coordinator_report(failures=(failure,))
+    )
     made = plan(seen, T0 + 11)
     assert phase_of(made) == phase
     if phase == "Failed":
@@ -267,7 +271,7 @@ def test_failures_use_up_the_budget(before: int, budget: int, phase: str) -> Non
 
 def test_a_lost_member_costs_nothing_of_the_budget() -> None:
     lost = protocol.Failure("demo-1-0", "MemberLost", "demo-1-0 closed its connection.")
-    made = plan(with_lead(jobs.running(jobs.spec()), report=jobs.lead_report(failures=(lost,))), T0 + 11)
+    made = plan(with_coordinator(jobs.running(jobs.spec()), report=jobs.coordinator_report(failures=(lost,))), T0 + 11)
     assert (made.status.restarts.in_window, made.status.restarts.total) == (0, 1)
 
 
@@ -276,7 +280,9 @@ def test_failing_again_and_again_at_the_same_step_slows_down() -> None:
     entries = tuple(Restart(at=rfc3339(T0 + 9), replica="demo-9-0", reason="WorkerFailed", step=40) for _ in range(4))
     status = seen.job.status.model_copy(update={"restarts": Restarts(recent=entries, total=4)})
     failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1")
-    seen = with_lead(replace(seen, job=replace(seen.job, status=status)), report=jobs.lead_report(failures=(failure,)))
+    seen = with_coordinator(
+        replace(seen, job=replace(seen.job, status=status)), report=jobs.coordinator_report(failures=(failure,))
+    )
     made = plan(seen, T0 + 11)
     assert not jobs.sends(made, protocol.Prepare)
     assert made.recheck_after == pytest.approx(2)
@@ -286,10 +292,10 @@ def test_failing_again_and_again_at_the_same_step_slows_down() -> None:
     assert jobs.sends(plan(replace(seen, job=replace(seen.job, status=status)), T0 + 11), protocol.Prepare)
 
 
-def test_a_lead_that_leaves_after_a_drain_is_no_failure() -> None:
-    seen = with_lead(
+def test_a_coordinator_that_leaves_after_a_drain_is_no_failure() -> None:
+    seen = with_coordinator(
         jobs.running(jobs.spec()),
-        report=jobs.lead_report(state="drained"),
+        report=jobs.coordinator_report(state="drained"),
         connected=False,
         closed=True,
         refusal=ConnectionRefusal.NOT_LISTENING,
@@ -307,7 +313,7 @@ def claimed(two: dict[str, Any] | None = None) -> JobObservation:
     """A failed round of three, and the Prepares of round 2: the first two have answered, `two` stands for the call to
     the third (None: it has answered too)."""
     failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1", at=T0 + 11)
-    seen = with_lead(jobs.running(jobs.spec()), report=jobs.lead_report(failures=(failure,)))
+    seen = with_coordinator(jobs.running(jobs.spec()), report=jobs.coordinator_report(failures=(failure,)))
     made = plan(seen, T0 + 11)
     agents = dict(seen.agents)
     for name, message in jobs.sends(made, protocol.Prepare).items():
@@ -419,8 +425,8 @@ def anew(seen: JobObservation, *names: str, ready: bool) -> JobObservation:
 
 
 def test_a_member_that_came_back_is_asked_once_it_can_start_workers() -> None:
-    lost = jobs.lead_report(failures=(protocol.Failure("demo-1-0", "MemberLost", "it closed its connection"),))
-    seen = with_lead(jobs.running(jobs.spec()), report=lost)
+    lost = jobs.coordinator_report(failures=(protocol.Failure("demo-1-0", "MemberLost", "it closed its connection"),))
+    seen = with_coordinator(jobs.running(jobs.spec()), report=lost)
     assert prepares(plan(anew(seen, "demo-1-0", ready=False), T0 + 11)) == ["demo-0-0", "demo-2-0"]
     assert prepares(plan(anew(seen, "demo-1-0", ready=True), T0 + 11)) == ["demo-0-0", "demo-1-0", "demo-2-0"]
 
@@ -433,12 +439,12 @@ def test_where_all_members_came_back_none_goes_on_without_the_others() -> None:
 # --- planned changes
 
 
-def joining(ready_at: float, **lead: Any) -> JobObservation:
+def joining(ready_at: float, **coordinator: Any) -> JobObservation:
     """Two of three train; the third has become ready."""
     seen = jobs.running(jobs.spec(), 2)
     third = jobs.agent("demo-2-0", ready_at=ready_at)
     seen = replace(seen, pods=(*seen.pods, jobs.pod(2)), agents={**seen.agents, "demo-2-0": third})
-    return with_lead(seen, report=jobs.lead_report(**lead)) if lead else seen
+    return with_coordinator(seen, report=jobs.coordinator_report(**coordinator)) if coordinator else seen
 
 
 def test_a_job_grows_after_a_quiet_time_by_a_drain() -> None:
@@ -465,13 +471,15 @@ def test_a_member_that_is_being_deleted_is_drained_first() -> None:
     made = plan(replace(seen, pods=pods), T0 + 20)
     assert list(jobs.sends(made, protocol.Drain)) == ["demo-0-0"]
     assert [action for action in made.actions if isinstance(action, CreatePod)] == [CreatePod(1, 1)]
-    drained = with_lead(jobs.then(replace(seen, pods=pods), made), report=jobs.lead_report(state="drained"))
+    drained = with_coordinator(
+        jobs.then(replace(seen, pods=pods), made), report=jobs.coordinator_report(state="drained")
+    )
     assert prepares(plan(drained, T0 + 21)) == ["demo-0-0", "demo-2-0"]
 
 
 def test_a_drain_that_takes_too_long_is_given_up() -> None:
     seen = joining(T0)
     drain = Call(1, "claim-a", T0 + 20, done_at=T0 + 20, reply=protocol.Accepted(1, "claim-a"))
-    stuck = with_lead(seen, drain=drain, report=jobs.lead_report(state="draining"))
+    stuck = with_coordinator(seen, drain=drain, report=jobs.coordinator_report(state="draining"))
     assert prepares(plan(stuck, T0 + 40)) == []
     assert len(prepares(plan(stuck, T0 + 51))) == 3

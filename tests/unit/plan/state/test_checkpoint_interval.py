@@ -22,20 +22,23 @@ def test_a_round_is_told_how_long_the_job_has_run_and_how_often_it_failed():
 
 def test_the_interval_stands_in_the_status():
     seen = jobs.running(jobs.spec())
-    lead = seen.agents["demo-0-0"]
-    progress = replace(lead.report.progress, step=41, interval=CheckpointInterval(None, 84.3, 0.01234, 3600.4))
-    agents = {**seen.agents, "demo-0-0": replace(lead, report=replace(lead.report, progress=progress))}
+    coordinator = seen.agents["demo-0-0"]
+    progress = replace(coordinator.report.progress, step=41, interval=CheckpointInterval(None, 84.3, 0.01234, 3600.4))
+    agents = {**seen.agents, "demo-0-0": replace(coordinator, report=replace(coordinator.report, progress=progress))}
     found = plan(replace(seen, agents=agents), jobs.T0 + 60).status.checkpoint_interval
     assert (found.seconds, found.suggested_seconds, found.save_seconds, found.failure_seconds) == (0, 84, 0.012, 3600)
 
 
 def test_how_often_snapshots_are_taken_stands_in_the_status_until_it_is_reported_anew():
     seen = jobs.running(jobs.spec())
-    lead = seen.agents["demo-0-0"]
+    coordinator = seen.agents["demo-0-0"]
 
     def status(observed, snapshots):
-        progress = replace(lead.report.progress, step=41, snapshots=snapshots)
-        agents = {**observed.agents, "demo-0-0": replace(lead, report=replace(lead.report, progress=progress))}
+        progress = replace(coordinator.report.progress, step=41, snapshots=snapshots)
+        agents = {
+            **observed.agents,
+            "demo-0-0": replace(coordinator, report=replace(coordinator.report, progress=progress)),
+        }
         return plan(replace(observed, agents=agents), jobs.T0 + 60).status
 
     reported = status(seen, SnapshotInterval(7, 0.00941))

@@ -29,9 +29,9 @@ def found_damaged(bad: Durable, *steps: int, known: JobStatus | None = None) -> 
         )
         for rank, step in enumerate(steps)
     )  # fmt: skip
-    lead = seen.agents["demo-0-0"]
-    report = replace(lead.report, state="failed", failures=failures, storage=Storage("Ready", bad))
-    agents = {**seen.agents, "demo-0-0": replace(lead, report=report)}
+    coordinator = seen.agents["demo-0-0"]
+    report = replace(coordinator.report, state="failed", failures=failures, storage=Storage("Ready", bad))
+    agents = {**seen.agents, "demo-0-0": replace(coordinator, report=report)}
     job = seen.job if known is None else replace(seen.job, status=known)
     return plan(replace(seen, agents=agents, job=job), NOW)
 

@@ -22,13 +22,13 @@ def members(draw: st.DrawFn, most: int = 24) -> dict[str, Place]:
 
 
 @given(members(), st.data())
-def test_a_permutation_with_the_lead_first(places: dict[str, Place], data: st.DataObject) -> None:
-    lead = data.draw(st.sampled_from(sorted(places)))
+def test_a_permutation_with_the_coordinator_first(places: dict[str, Place], data: st.DataObject) -> None:
+    coordinator = data.draw(st.sampled_from(sorted(places)))
     before = data.draw(st.permutations([*places, "gone-0-0", "gone-1-0"]))
-    ring = order(places, lead, before)
-    assert ring[0] == lead
+    ring = order(places, coordinator, before)
+    assert ring[0] == coordinator
     assert sorted(ring) == sorted(places)
-    assert ring == order(places, lead, before), "the same again"
+    assert ring == order(places, coordinator, before), "the same again"
 
 
 @given(members())
@@ -53,15 +53,17 @@ def test_the_order_of_before_stays_where_it_is_as_good(places: dict[str, Place],
     before = order(places, next(iter(places)))
     gone = data.draw(st.sampled_from(before))
     left = {name: place for name, place in places.items() if name != gone}
-    lead = data.draw(st.sampled_from(sorted(left))) if left else "new-0-0"
+    coordinator = data.draw(st.sampled_from(sorted(left))) if left else "new-0-0"
     replaced = {("new-0-0" if name == gone else name): place for name, place in places.items()}
     seats = ["new-0-0" if name == gone else name for name in before]
-    assert order(replaced, lead, before) == from_lead(seats, lead), "a newcomer takes the place of who is gone"
+    assert order(replaced, coordinator, before) == from_coordinator(seats, coordinator), (
+        "a newcomer takes the place of who is gone"
+    )
     kept = [name for name in before if name != gone]
-    if left and shared(kept, left) <= shared(order(left, lead), left):
-        assert order(left, lead, before) == from_lead(kept, lead)
+    if left and shared(kept, left) <= shared(order(left, coordinator), left):
+        assert order(left, coordinator, before) == from_coordinator(kept, coordinator)
 
 
-def from_lead(ring: list[str], lead: str) -> tuple[str, ...]:
-    first = ring.index(lead)
+def from_coordinator(ring: list[str], coordinator: str) -> tuple[str, ...]:
+    first = ring.index(coordinator)
     return (*ring[first:], *ring[:first])

@@ -69,9 +69,9 @@ def told(reason, status=None):
     seen = jobs.running(jobs.spec())
     rollback = protocol.Rollback(25, ((100, 108),))
     failure = protocol.Failure("demo-1-0", reason, "Rank 1: the loss is 9.", rank=1, rollback=rollback)
-    lead = seen.agents["demo-0-0"]
-    report = replace(lead.report, state="failed", failures=(failure,), storage=latest(1, 30))
-    agents = {**seen.agents, "demo-0-0": replace(lead, report=report)}
+    coordinator = seen.agents["demo-0-0"]
+    report = replace(coordinator.report, state="failed", failures=(failure,), storage=latest(1, 30))
+    agents = {**seen.agents, "demo-0-0": replace(coordinator, report=report)}
     job = replace(seen.job, status=seen.job.status.model_copy(update=status or {}))
     return plan(replace(seen, agents=agents, job=job), NOW)
 
@@ -101,9 +101,9 @@ def test_a_corruption_blames_its_replica_which_is_replaced_on_another_node():
 
 def test_samples_left_out_in_a_running_round_are_joined_with_those_known():
     seen = jobs.running(jobs.spec())
-    lead = seen.agents["demo-0-0"]
-    progress = replace(lead.report.progress, step=41, at=NOW, skipped=((16, 20), (40, 44)))
-    agents = {**seen.agents, "demo-0-0": replace(lead, report=replace(lead.report, progress=progress))}
+    coordinator = seen.agents["demo-0-0"]
+    progress = replace(coordinator.report.progress, step=41, at=NOW, skipped=((16, 20), (40, 44)))
+    agents = {**seen.agents, "demo-0-0": replace(coordinator, report=replace(coordinator.report, progress=progress))}
     job = replace(seen.job, status=seen.job.status.model_copy(update={"skipped": SKIPPED}))
     made = plan(replace(seen, agents=agents, job=job), NOW)
     assert made.status.skipped == (SampleRange(begin=8, end=20), SampleRange(begin=40, end=44))
@@ -111,9 +111,9 @@ def test_samples_left_out_in_a_running_round_are_joined_with_those_known():
 
 def test_the_status_names_no_checkpoint_that_was_undone():
     seen = jobs.running(jobs.spec())
-    lead = seen.agents["demo-0-0"]
+    coordinator = seen.agents["demo-0-0"]
     for storage, step in ((latest(3, 55), None), (latest(3, 45), 45), (latest(4, 52), 52)):
-        agents = {**seen.agents, "demo-0-0": replace(lead, report=replace(lead.report, storage=storage))}
+        agents = {**seen.agents, "demo-0-0": replace(coordinator, report=replace(coordinator.report, storage=storage))}
         mark = CheckpointMark(step=55, round=3, uri="s3://x", at=rfc3339(NOW))
         status = seen.job.status.model_copy(update={"rollback": BACK, "last_checkpoint": mark})
         made = plan(replace(seen, agents=agents, job=replace(seen.job, status=status)), NOW)

@@ -178,7 +178,7 @@ def test_of_a_broken_block_those_who_are_left_hand_over_and_stand_by() -> None:
 
 def test_who_is_beyond_spec_replicas_hands_over_before_its_pod_goes() -> None:
     seen = jobs.running(spec(4), 4)
-    drained = replace(seen.agents["demo-0-0"], report=jobs.lead_report(state="drained"))
+    drained = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(state="drained"))
     fewer = replace(seen.job, spec=spec(2))
     seen = replace(seen, job=fewer, agents={**seen.agents, "demo-0-0": drained})
     made = plan(seen, T0 + 20)

@@ -24,9 +24,9 @@ PRICE = {"perReplicaHour": "3600.0", "spotPerReplicaHour": "360.0", "currency": 
 """One a second, and a tenth."""
 
 
-def with_lead(seen: JobObservation, **report: object) -> JobObservation:
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(**report))
-    return replace(seen, agents={**seen.agents, "demo-0-0": lead})
+def with_coordinator(seen: JobObservation, **report: object) -> JobObservation:
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(**report))
+    return replace(seen, agents={**seen.agents, "demo-0-0": coordinator})
 
 
 def progress(step: int, at: float, **fields: Any) -> protocol.Progress:
@@ -58,18 +58,23 @@ def next_round(seen: JobObservation, now: float, held: int | None = None) -> Job
     for name, message in jobs.sends(made, protocol.Assign).items():
         reply = protocol.Accepted(message.round, message.claim)
         agents[name] = jobs.called(agents[name], message, now, done_at=now, reply=reply)
-    lead = made.status.world.lead
+    coordinator = made.status.world.coordinator
     told = {"round": number, "claim": "claim-b", "progress": None, "failures": (), "state": "running"}
-    agents[lead] = replace(agents[lead], report=replace(jobs.lead_report(**told), replica=lead, instance=f"i-{lead}"))
+    agents[coordinator] = replace(
+        agents[coordinator],
+        report=replace(jobs.coordinator_report(**told), replica=coordinator, instance=f"i-{coordinator}"),
+    )
     return jobs.then(seen, made, agents=agents)
 
 
 def at_work(seen: JobObservation, now: float, step: int, **fields: Any) -> JobObservation:
     """The round has made a step."""
-    lead = seen.job.status.world.lead
+    coordinator = seen.job.status.world.coordinator
     told = protocol.Progress(step, 100, 2.0, 1000.0, 0.5, step * 32, "training", now, now, **fields)
-    report = replace(seen.agents[lead].report, progress=told)
-    return passed(replace(seen, agents={**seen.agents, lead: replace(seen.agents[lead], report=report)}), now)
+    report = replace(seen.agents[coordinator].report, progress=told)
+    return passed(
+        replace(seen, agents={**seen.agents, coordinator: replace(seen.agents[coordinator], report=report)}), now
+    )
 
 
 def total(status: JobStatus) -> float:
@@ -81,7 +86,7 @@ def test_the_seconds_add_up_to_the_time_since_the_creation() -> None:
     for second in range(12, 40, 2):
         broken = failed(T0 + 29.5) if second == 30 else {}
         told = progress(40 + second, T0 + second, checkpoint_seconds=second / 100, stalled_seconds=second / 50)
-        seen = passed(with_lead(seen, progress=told, **broken), T0 + second)
+        seen = passed(with_coordinator(seen, progress=told, **broken), T0 + second)
         status = seen.job.status
         assert total(status) == pytest.approx(unix_seconds(status.goodput.at) - T0, abs=0.02)
     goodput = plan(replace(seen, job=replace(seen.job, generation=2)), T0 + 38).status.goodput
@@ -96,8 +101,8 @@ def test_what_workers_say_of_their_steps_is_taken_out_of_what_was_productive() -
     before = seen.job.status.goodput
     parts = {StepPart.FORWARD: 3.0, StepPart.ALL_GATHER: 1.0, StepPart.REDUCE_SCATTER: 0.5, StepPart.ALL_REDUCE: 2.5}
     parts |= {StepPart.EVALUATION: 1.5, StepPart.COMPILE: 0.25}
-    busy = protocol.Busy(lead=6.0, median=6.5, most=8.0)
-    seen = passed(with_lead(seen, progress=progress(60, T0 + 20, seconds=parts), busy=busy), T0 + 20)
+    busy = protocol.Busy(coordinator=6.0, median=6.5, most=8.0)
+    seen = passed(with_coordinator(seen, progress=progress(60, T0 + 20, seconds=parts), busy=busy), T0 + 20)
     found = {name: value - before.by_class[name] for name, value in seen.job.status.goodput.by_class.items()}
     assert found == {
         **dict.fromkeys(before.by_class, 0.0),
@@ -107,7 +112,7 @@ def test_what_workers_say_of_their_steps_is_taken_out_of_what_was_productive() -
         "compile": 0.25,
         "productive": pytest.approx(10 - 2.0 - 1.5 - 1.5 - 0.25),
     }
-    again = passed(with_lead(seen, progress=progress(61, T0 + 24, seconds=parts), busy=busy), T0 + 24)
+    again = passed(with_coordinator(seen, progress=progress(61, T0 + 24, seconds=parts), busy=busy), T0 + 24)
     assert again.job.status.goodput.productive_seconds == pytest.approx(
         found["productive"] + before.productive_seconds + 4
     )
@@ -115,7 +120,7 @@ def test_what_workers_say_of_their_steps_is_taken_out_of_what_was_productive() -
 
 def test_waits_that_are_reported_late_leave_the_recovery_of_earlier_incidents_alone() -> None:
     """The last report of a round tells of waits that were counted as productive."""
-    seen = passed(with_lead(jobs.running(jobs.spec()), **failed(T0 + 20)), T0 + 22)
+    seen = passed(with_coordinator(jobs.running(jobs.spec()), **failed(T0 + 20)), T0 + 22)
     seen = at_work(next_round(seen, T0 + 26), T0 + 27, 61)
     seen = at_work(seen, T0 + 50, 90)
     before = seen.job.status.goodput
@@ -136,7 +141,9 @@ def test_waits_that_are_reported_late_leave_the_recovery_of_earlier_incidents_al
 def test_a_slow_rank_0_is_no_less_a_straggler_and_no_communication() -> None:
     seen = jobs.running(jobs.spec())
     told = progress(60, T0 + 20, seconds={StepPart.ALL_REDUCE: 1.0})
-    seen = passed(with_lead(seen, progress=told, busy=protocol.Busy(lead=9.0, median=5.0, most=9.0)), T0 + 20)
+    seen = passed(
+        with_coordinator(seen, progress=told, busy=protocol.Busy(coordinator=9.0, median=5.0, most=9.0)), T0 + 20
+    )
     goodput = seen.job.status.goodput
     assert (goodput.communication_seconds, goodput.straggler_seconds) == (1.0, 4.0)
     assert goodput.productive_seconds == pytest.approx(5.0)
@@ -163,7 +170,7 @@ def test_whatever_happens_and_whatever_workers_say_each_second_is_counted_once(s
             told = None
         elif reported_at is None:
             reported_at = T0 + 6
-        seen = passed(with_lead(seen, progress=told, **(failed(now - 0.1) if what == "fail" else {})), now)
+        seen = passed(with_coordinator(seen, progress=told, **(failed(now - 0.1) if what == "fail" else {})), now)
         status = seen.job.status
         assert min(status.goodput.by_class.values()) >= 0
         assert total(status) == pytest.approx(unix_seconds(status.goodput.at) - T0, abs=0.02)
@@ -178,7 +185,7 @@ def test_whatever_happens_and_whatever_workers_say_each_second_is_counted_once(s
 def test_an_operator_counts_by_a_clock_that_nobody_sets() -> None:
     seen = jobs.running(jobs.spec())
     before = total(seen.job.status)
-    told = with_lead(seen, progress=progress(60, T0 + 20))
+    told = with_coordinator(seen, progress=progress(60, T0 + 20))
     for hour in (3600.0, -3600.0):
         made = plan(replace(told, counted_for=7.5, progress_every=0.0), T0 + 20 + hour)
         assert total(made.status) == pytest.approx(before + 7.5, abs=0.01)
@@ -202,12 +209,12 @@ def test_a_suspension_is_neither_a_failure_nor_lost_and_what_follows_is_a_start(
 
 def test_an_incident_says_why_who_and_what_it_cost() -> None:
     seen = jobs.running(jobs.spec(price=PRICE))
-    seen = passed(with_lead(seen, progress=progress(60, T0 + 30)), T0 + 30)
-    seen = passed(with_lead(seen, progress=progress(60, T0 + 30), **failed(T0 + 33)), T0 + 34)
+    seen = passed(with_coordinator(seen, progress=progress(60, T0 + 30)), T0 + 30)
+    seen = passed(with_coordinator(seen, progress=progress(60, T0 + 30), **failed(T0 + 33)), T0 + 34)
     under_way = seen.job.status.internal.incident
     assert (under_way.cause, under_way.replica, under_way.node) == ("WorkerFailed", "demo-1-0", "node-1")
     assert seen.job.status.incidents == ()
-    seen = next_round(with_lead(seen, progress=progress(60, T0 + 30), **failed(T0 + 33)), T0 + 35, held=58)
+    seen = next_round(with_coordinator(seen, progress=progress(60, T0 + 30), **failed(T0 + 33)), T0 + 35, held=58)
     seen = at_work(seen, T0 + 36, 59)
     (incident,) = seen.job.status.incidents
     assert unix_seconds(incident.at) == T0 + 33
@@ -224,21 +231,25 @@ def test_an_incident_says_why_who_and_what_it_cost() -> None:
 
 def test_steps_of_a_round_that_ended_before_its_first_word_are_not_trained_again_once_more() -> None:
     seen = jobs.running(jobs.spec())
-    seen = passed(with_lead(seen, progress=progress(60, T0 + 30)), T0 + 30)
-    seen = next_round(with_lead(seen, progress=progress(60, T0 + 30), **failed(T0 + 33)), T0 + 35, held=58)
+    seen = passed(with_coordinator(seen, progress=progress(60, T0 + 30)), T0 + 30)
+    seen = next_round(with_coordinator(seen, progress=progress(60, T0 + 30), **failed(T0 + 33)), T0 + 35, held=58)
     assert seen.job.status.steps_replayed == 2
-    lead = seen.job.status.world.lead
-    dead = replace(seen.agents[lead].report, **failed(T0 + 36))
-    silent = replace(seen, agents={**seen.agents, lead: replace(seen.agents[lead], report=dead)}, fresh_claim="claim-c")
+    coordinator = seen.job.status.world.coordinator
+    dead = replace(seen.agents[coordinator].report, **failed(T0 + 36))
+    silent = replace(
+        seen, agents={**seen.agents, coordinator: replace(seen.agents[coordinator], report=dead)}, fresh_claim="claim-c"
+    )
     again = next_round(silent, T0 + 37, held=58)
     assert (again.job.status.world.round, again.job.status.steps_replayed) == (3, 2)
     assert again.job.status.goodput.replayed_seconds == pytest.approx(1.0)
     further_back = next_round(silent, T0 + 37, held=55)
     assert further_back.job.status.steps_replayed == 5, "of those it has lost three more"
     spoke = at_work(seen, T0 + 36, 59)
-    dead = replace(spoke.agents[lead].report, **failed(T0 + 37))
+    dead = replace(spoke.agents[coordinator].report, **failed(T0 + 37))
     spoke = replace(
-        spoke, agents={**spoke.agents, lead: replace(spoke.agents[lead], report=dead)}, fresh_claim="claim-c"
+        spoke,
+        agents={**spoke.agents, coordinator: replace(spoke.agents[coordinator], report=dead)},
+        fresh_claim="claim-c",
     )
     assert next_round(spoke, T0 + 38, held=58).job.status.steps_replayed == 3
 
@@ -248,7 +259,7 @@ def test_causes_without_end_are_counted_together() -> None:
     known = tuple(RecoveryTime(cause=f"Cause{number}", times=1, seconds=1.0) for number in range(MOST_CAUSES - 1))
     goodput = seen.job.status.goodput.model_copy(update={"recovery": known, "recovery_seconds": float(len(known))})
     seen = replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"goodput": goodput})))
-    seen = passed(with_lead(seen, progress=progress(60, T0 + 10), **failed(T0 + 12)), T0 + 13)
+    seen = passed(with_coordinator(seen, progress=progress(60, T0 + 10), **failed(T0 + 12)), T0 + 13)
     found = seen.job.status.goodput.recovery
     assert len(found) == MOST_CAUSES
     assert (found[-1].cause, found[-1].seconds) == (OTHER, 1.0)
@@ -261,7 +272,7 @@ def test_what_a_token_costs_follows_from_replicas_with_a_node_and_from_what_kind
     spot = {name: replace(node, spot=name == "node-2") for name, node in seen.nodes.items()}
     pending = jobs.pod(3, node="", ip="", phase=PodPhase.PENDING)
     seen = replace(seen, nodes=spot, pods=(*seen.pods, pending))
-    seen = passed(with_lead(seen, progress=progress(60, T0 + 20, tokens=3_000_000)), T0 + 20)
+    seen = passed(with_coordinator(seen, progress=progress(60, T0 + 20, tokens=3_000_000)), T0 + 20)
     cost = seen.job.status.cost
     assert cost.total - before == pytest.approx(10 * 2.1, abs=0.01)
     assert cost.currency == "EUR"
@@ -275,9 +286,9 @@ def test_tokens_of_the_job_that_it_goes_on_from_are_not_its_own() -> None:
     fresh = seen.job.status.model_copy(update={"progress": None})
     seen = replace(seen, job=replace(seen.job, status=fresh))
     before = progress(1000, T0 + 15, tokens=5_000_000, restored_step=999)
-    seen = passed(with_lead(seen, progress=before), T0 + 15)
+    seen = passed(with_coordinator(seen, progress=before), T0 + 15)
     assert seen.job.status.goodput.tokens_per_second is None
-    seen = passed(with_lead(seen, progress=replace(before, step=1500, at=T0 + 20, tokens=8_000_000)), T0 + 20)
+    seen = passed(with_coordinator(seen, progress=replace(before, step=1500, at=T0 + 20, tokens=8_000_000)), T0 + 20)
     status = seen.job.status
     assert status.goodput.tokens_per_second == pytest.approx(3_000_000 / 20, rel=1e-3)
     assert status.cost.per_million_tokens == pytest.approx(status.cost.total / 3, abs=1e-4)
@@ -298,7 +309,7 @@ def touched(seen: JobObservation) -> JobObservation:
 
 def test_time_without_known_steps_is_neither_productive_nor_part_of_the_goodput() -> None:
     seen = passed(touched(silent(price=PRICE)), T0 + 40)
-    failing = with_lead(seen, progress=None, **failed(T0 + 43))
+    failing = with_coordinator(seen, progress=None, **failed(T0 + 43))
     seen = passed(next_round(failing, T0 + 45), T0 + 45)
     status = plan(touched(seen), T0 + 95).status
     goodput = status.goodput
@@ -334,7 +345,7 @@ def test_a_first_report_of_the_first_step_makes_the_time_before_it_startup() -> 
     seen = passed(touched(seen), T0 + 30)
     assert seen.job.status.goodput.unknown_seconds == pytest.approx(20)
     told = replace(progress(1, T0 + 35), first_step_at=T0 + 34.0, restored_step=0)
-    seen = passed(with_lead(seen, progress=told), T0 + 35)
+    seen = passed(with_coordinator(seen, progress=told), T0 + 35)
     goodput = seen.job.status.goodput
     assert (goodput.unknown_seconds, goodput.productive_seconds) == (0.0, pytest.approx(1.0))
     assert goodput.startup_seconds == pytest.approx(startup + 24)
@@ -346,7 +357,7 @@ def test_before_a_first_report_of_a_later_step_there_may_have_been_steps(keeps_s
     """A script may report each hundredth step, or resume from a checkpoint of another job. State commits each step."""
     seen = silent()
     told = replace(progress(100, T0 + 34), first_step_at=T0 + 34.0, restored_step=99)
-    seen = passed(with_lead(seen, progress=told, keeps_state=keeps_state), T0 + 40)
+    seen = passed(with_coordinator(seen, progress=told, keeps_state=keeps_state), T0 + 40)
     goodput = seen.job.status.goodput
     assert goodput.unknown_seconds == (0.0 if keeps_state else pytest.approx(24.0))
     assert goodput.productive_seconds == pytest.approx(6.0)
@@ -356,18 +367,20 @@ def test_before_a_first_report_of_a_later_step_there_may_have_been_steps(keeps_s
 
 
 def test_a_script_that_reports_recovers_until_its_next_report() -> None:
-    seen = passed(with_lead(silent(), progress=progress(40, T0 + 30)), T0 + 30)
+    seen = passed(with_coordinator(silent(), progress=progress(40, T0 + 30)), T0 + 30)
     productive = seen.job.status.goodput.productive_seconds
-    seen = next_round(with_lead(seen, progress=progress(40, T0 + 30), **failed(T0 + 33)), T0 + 34)
+    seen = next_round(with_coordinator(seen, progress=progress(40, T0 + 30), **failed(T0 + 33)), T0 + 34)
     seen = passed(seen, T0 + 35)
     assert seen.job.status.phase == "Training", "its workers run"
     assert seen.job.status.incidents == ()
     seen = passed(touched(seen), T0 + 42)
     assert seen.job.status.internal.incident.seconds == pytest.approx(9.0)
-    lead = seen.job.status.world.lead
+    coordinator = seen.job.status.world.coordinator
     told = replace(progress(39, T0 + 47), first_step_at=T0 + 45.0, restored_step=38)
-    report = replace(seen.agents[lead].report, progress=told)
-    seen = passed(replace(seen, agents={**seen.agents, lead: replace(seen.agents[lead], report=report)}), T0 + 47)
+    report = replace(seen.agents[coordinator].report, progress=told)
+    seen = passed(
+        replace(seen, agents={**seen.agents, coordinator: replace(seen.agents[coordinator], report=report)}), T0 + 47
+    )
     goodput = seen.job.status.goodput
     (incident,) = seen.job.status.incidents
     assert (incident.at_least, incident.seconds) == (False, pytest.approx(12.0))
@@ -379,10 +392,10 @@ def test_a_script_that_reports_recovers_until_its_next_report() -> None:
 
 def test_a_script_that_goes_silent_after_its_reports_stays_productive() -> None:
     """A step may take long. Hang detection decides when it takes too long."""
-    seen = passed(with_lead(silent(), progress=progress(40, T0 + 30)), T0 + 30)
+    seen = passed(with_coordinator(silent(), progress=progress(40, T0 + 30)), T0 + 30)
     before = seen.job.status.goodput.productive_seconds
     seen = passed(touched(seen), T0 + 90)
-    unheard = passed(touched(with_lead(seen, round=0)), T0 + 100)
+    unheard = passed(touched(with_coordinator(seen, round=0)), T0 + 100)
     assert unheard.job.status.goodput.productive_seconds == pytest.approx(before + 70)
 
 
@@ -394,7 +407,7 @@ def test_the_goodput_of_a_script_that_waits_for_room_is_known() -> None:
 
 
 def test_a_job_that_has_ended_counts_and_costs_no_more() -> None:
-    seen = with_lead(jobs.running(jobs.spec(price=PRICE)), progress=progress(100, T0 + 20), state="succeeded")
+    seen = with_coordinator(jobs.running(jobs.spec(price=PRICE)), progress=progress(100, T0 + 20), state="succeeded")
     seen = passed(seen, T0 + 20)
     ended = seen.job.status
     assert ended.condition("Complete").status == "True"

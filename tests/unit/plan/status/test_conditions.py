@@ -36,10 +36,12 @@ def changed(**fields: Any) -> JobObservation:
     return replace(RUNNING, job=replace(RUNNING.job, spec=jobs.spec(**fields), generation=2))
 
 
-def lead_says(seen: JobObservation, **fields: Any) -> JobObservation:
-    lead = seen.agents["demo-0-0"]
-    assert lead.report is not None
-    return replace(seen, agents={**seen.agents, "demo-0-0": replace(lead, report=replace(lead.report, **fields))})
+def coordinator_says(seen: JobObservation, **fields: Any) -> JobObservation:
+    coordinator = seen.agents["demo-0-0"]
+    assert coordinator.report is not None
+    return replace(
+        seen, agents={**seen.agents, "demo-0-0": replace(coordinator, report=replace(coordinator.report, **fields))}
+    )
 
 
 FAILED_POD = replace(RUNNING.pods[1], phase=PodPhase.FAILED, exit_code=1, exit_reason="Error")
@@ -48,7 +50,7 @@ CASES = {
     "trains": (RUNNING, "Current", True, True, False),
     "is to stop": (changed(suspend=True), "InProgress", False, True, True),
     "has stopped, with its pods": (
-        lead_says(changed(suspend=True), state=State.DRAINED), "InProgress", False, False, True,
+        coordinator_says(changed(suspend=True), state=State.DRAINED), "InProgress", False, False, True,
     ),
     "is to shrink": (changed(replicas=2), "InProgress", False, True, True),
     "is to grow": (changed(replicas=5), "InProgress", False, True, True),
@@ -57,7 +59,7 @@ CASES = {
         replace(RUNNING, pods=(RUNNING.pods[0], FAILED_POD, RUNNING.pods[2])), "InProgress", False, False, True,
     ),
     "is suspended": (jobs.observed(jobs.job(jobs.spec(suspend=True))), "Current", True, False, False),
-    "trains without its store": (lead_says(RUNNING, storage=REFUSES), "Current", True, True, False),
+    "trains without its store": (coordinator_says(RUNNING, storage=REFUSES), "Current", True, True, False),
     "has no valid size": (
         jobs.observed(replace(jobs.job(None), spec_error="spec.replicas is odd")), "Failed", False, False, False,
     ),
@@ -82,7 +84,7 @@ def test_a_world_that_is_too_small_trains_and_says_what_it_lacks() -> None:
 
 
 def test_trouble_in_spite_of_which_training_goes_on_is_degraded() -> None:
-    status = plan(lead_says(RUNNING, storage=REFUSES), NOW).status
+    status = plan(coordinator_says(RUNNING, storage=REFUSES), NOW).status
     trouble = status.trouble
     assert trouble is not None
     assert (trouble.type, trouble.reason) == ("Degraded", "StorageUnavailable")

@@ -14,9 +14,9 @@ from concertina.plan.plan import plan
 from concertina.plan.status.progress import MOST_SHARES
 
 
-def with_lead(seen: JobObservation, **report: object) -> JobObservation:
-    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(**report))
-    return replace(seen, agents={**seen.agents, "demo-0-0": lead})
+def with_coordinator(seen: JobObservation, **report: object) -> JobObservation:
+    coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(**report))
+    return replace(seen, agents={**seen.agents, "demo-0-0": coordinator})
 
 
 def progress(step: int, at: float, **fields: float) -> protocol.Progress:
@@ -25,19 +25,19 @@ def progress(step: int, at: float, **fields: float) -> protocol.Progress:
 
 def test_progress_is_written_when_it_is_due_and_a_transition_at_once() -> None:
     seen = jobs.running(jobs.spec())
-    newer = with_lead(seen, progress=progress(44, T0 + 11))
+    newer = with_coordinator(seen, progress=progress(44, T0 + 11))
     assert plan(newer, T0 + 11).status is newer.job.status
     assert plan(replace(newer, progress_every=0.5), T0 + 11).status.progress.step == 44
     assert plan(newer, T0 + 12.5).status.progress.step == 44
-    done = with_lead(seen, progress=progress(100, T0 + 11), state="succeeded")
+    done = with_coordinator(seen, progress=progress(100, T0 + 11), state="succeeded")
     assert plan(done, T0 + 11).status.progress.step == 100
 
 
 def test_progress_alone_is_only_numbers_and_a_transition_is_not() -> None:
     seen = jobs.running(jobs.spec())
-    newer = with_lead(seen, progress=progress(44, T0 + 11))
+    newer = with_coordinator(seen, progress=progress(44, T0 + 11))
     assert plan(newer, T0 + 12.5).only_numbers
-    done = with_lead(seen, progress=progress(100, T0 + 11), state="succeeded")
+    done = with_coordinator(seen, progress=progress(100, T0 + 11), state="succeeded")
     assert not plan(done, T0 + 12.5).only_numbers
     assert not plan(seen, T0 + 10).only_numbers, "nothing is written"
 
@@ -72,7 +72,7 @@ def test_a_job_that_starts_as_asked_has_four_statuses_written_and_no_event() -> 
         )
         for name, message in jobs.sends(committed, protocol.Assign).items()
     }
-    agents["demo-0-0"] = replace(agents["demo-0-0"], report=jobs.lead_report())
+    agents["demo-0-0"] = replace(agents["demo-0-0"], report=jobs.coordinator_report())
     look(replace(seen, agents=agents), T0 + 4)
     assert [status.condition("Ready").reason for status in statuses] == ["Waiting", "Starting", "Starting", "Training"]
     assert events == []
@@ -86,7 +86,7 @@ def test_what_only_counts_is_written_when_progress_is_due() -> None:
 
 
 def test_a_speed_that_nobody_knows_is_not_said_to_be_none_at_all() -> None:
-    seen = with_lead(jobs.running(jobs.spec()), progress=replace(progress(44, T0 + 13), tokens_per_second=0.0))
+    seen = with_coordinator(jobs.running(jobs.spec()), progress=replace(progress(44, T0 + 13), tokens_per_second=0.0))
     assert plan(seen, T0 + 13).status.progress.step == 44
     assert plan(seen, T0 + 13).status.progress.tokens_per_second is None
 
@@ -94,20 +94,20 @@ def test_a_speed_that_nobody_knows_is_not_said_to_be_none_at_all() -> None:
 def test_an_evaluation_stays_until_the_next_one_or_until_its_step_is_undone() -> None:
     seen = jobs.running(jobs.spec())
     told = replace(progress(44, T0 + 13), evaluated=protocol.Evaluated(40, 1.23456789))
-    seen = with_lead(seen, progress=told)
+    seen = with_coordinator(seen, progress=told)
     seen = jobs.then(seen, plan(seen, T0 + 13))
     mark = seen.job.status.progress.evaluation
     assert (mark.step, mark.loss) == (40, 1.234568)
-    assert plan(with_lead(seen, progress=progress(41, T0 + 16)), T0 + 16).status.progress.evaluation == mark
-    assert plan(with_lead(seen, progress=progress(39, T0 + 16)), T0 + 16).status.progress.evaluation is None
+    assert plan(with_coordinator(seen, progress=progress(41, T0 + 16)), T0 + 16).status.progress.evaluation == mark
+    assert plan(with_coordinator(seen, progress=progress(39, T0 + 16)), T0 + 16).status.progress.evaluation is None
     worse = replace(told, evaluated=protocol.Evaluated(44, float("nan")), at=T0 + 16)
-    assert plan(with_lead(seen, progress=worse), T0 + 16).status.progress.evaluation.loss is None
+    assert plan(with_coordinator(seen, progress=worse), T0 + 16).status.progress.evaluation.loss is None
 
 
 def test_shares_are_told_by_replica_the_least_first_and_of_this_round_alone() -> None:
     seen = jobs.running(jobs.spec())
     told = replace(progress(44, T0 + 13), shares=(6, 3, 9))
-    made = plan(with_lead(seen, progress=told), T0 + 13)
+    made = plan(with_coordinator(seen, progress=told), T0 + 13)
     found = [(mark.replica, mark.node, mark.sequences, mark.factor) for mark in made.status.batch_assignment]
     nodes = [(f"demo-{index}-0", f"node-{index}") for index in range(3)]
     assert found == [(*nodes[1], 3, 0.5), (*nodes[0], 6, 1.0), (*nodes[2], 9, 1.5)]
@@ -117,7 +117,7 @@ def test_shares_are_told_by_replica_the_least_first_and_of_this_round_alone() ->
     assert kept.status.batch_assignment == made.status.batch_assignment
     for nonsense in ((), (9, 9), (0, 0, 0), (-1, 9, 10)):
         newer = replace(told, shares=nonsense, at=T0 + 16)
-        assert plan(with_lead(seen, progress=newer), T0 + 16).status.batch_assignment == ()
+        assert plan(with_coordinator(seen, progress=newer), T0 + 16).status.batch_assignment == ()
     pod = replace(seen.pods[1], exit_code=1, phase=PodPhase.FAILED)
     lost = plan(replace(seen, pods=(seen.pods[0], pod, seen.pods[2])), T0 + 16)
     assert lost.status.batch_assignment == (), "each round begins with even shares"
@@ -126,7 +126,7 @@ def test_shares_are_told_by_replica_the_least_first_and_of_this_round_alone() ->
 def test_shares_of_many_replicas_are_those_of_the_slowest() -> None:
     many = jobs.running(jobs.spec(replicas=20), 20)
     told = replace(progress(44, T0 + 13), shares=tuple(range(1, 21))[::-1])
-    shares = plan(with_lead(many, progress=told), T0 + 13).status.batch_assignment
+    shares = plan(with_coordinator(many, progress=told), T0 + 13).status.batch_assignment
     assert [mark.sequences for mark in shares] == list(range(1, MOST_SHARES + 1))
     assert shares[0].replica == many.job.status.world.members[-1].replica
 
@@ -140,25 +140,25 @@ def test_a_command_of_ones_own_trains_as_soon_as_it_runs() -> None:
 def test_the_course_of_a_run_grows_with_news_of_it_alone() -> None:
     seen = jobs.running(jobs.spec())
     for step, at in ((44, 12), (45, 13), (50, 16)):  # the second comes too soon after the first
-        told = with_lead(seen, progress=progress(step, T0 + at))
+        told = with_coordinator(seen, progress=progress(step, T0 + at))
         seen = jobs.then(told, plan(told, T0 + at))
     known = unpacked(seen.job.status.history or "")
     told_of = [(point.step, point.loss, point.replicas) for point in known.points]
     assert told_of == [(40, 2.5, 3), (44, 2.0, 3), (50, 2.0, 3)]
-    later = plan(with_lead(seen, progress=progress(50, T0 + 16)), T0 + 60)
+    later = plan(with_coordinator(seen, progress=progress(50, T0 + 16)), T0 + 60)
     assert later.status.history == seen.job.status.history, "nothing was told since"
 
 
 def test_before_a_rounds_first_step_the_last_loss_and_pace_are_those_of_the_round_before() -> None:
     seen = jobs.running(jobs.spec())
-    told = with_lead(seen, progress=progress(44, T0 + 12))
+    told = with_coordinator(seen, progress=progress(44, T0 + 12))
     seen = jobs.then(told, plan(told, T0 + 12))
     starting = protocol.Progress(43, 100, 0.0, 0.0, 0.0, 0, "restoring", T0 + 16)
-    status = plan(with_lead(seen, progress=starting), T0 + 16).status
+    status = plan(with_coordinator(seen, progress=starting), T0 + 16).status
     found = status.progress
     assert (found.step, found.percent) == (43, 43.0)
     assert (found.loss, found.tokens_per_second, found.step_seconds) == (2.0, 1000.0, 0.5)
     assert all(point.loss for point in unpacked(status.history).points)
     first = jobs.running(jobs.spec(), progress=None)
-    alone = plan(with_lead(first, progress=replace(starting, step=0)), T0 + 16).status.progress
+    alone = plan(with_coordinator(first, progress=replace(starting, step=0)), T0 + 16).status.progress
     assert (alone.step, alone.loss, alone.tokens_per_second) == (0, None, None)

@@ -12,7 +12,7 @@ from concertina.plan.observed import JobObservation
 from concertina.plan.plan import plan
 from concertina.plan.status.round_trace import MOST_MEMBERS
 
-LEAD = "demo-0-0"
+COORDINATOR = "demo-0-0"
 TIMELINE = {"start": 0.25, "group": 0.125, "build": 0.5, "restore": 0.25, "first_step": 1.0}
 
 
@@ -29,7 +29,13 @@ def told(made: Plan) -> RoundTrace:
 
 
 def reported(seen: JobObservation, **report: object) -> JobObservation:
-    return replace(seen, agents={**seen.agents, LEAD: replace(seen.agents[LEAD], report=jobs.lead_report(**report))})
+    return replace(
+        seen,
+        agents={
+            **seen.agents,
+            COORDINATOR: replace(seen.agents[COORDINATOR], report=jobs.coordinator_report(**report)),
+        },
+    )
 
 
 def prepared(seen: JobObservation, made: Plan, sent: float) -> JobObservation:
@@ -139,7 +145,7 @@ def test_a_planned_change_begins_with_its_drain() -> None:
     assert spans[:3] == [("round", 20.0, 27.0), ("drain", 20.0, 23.0), ("decide", 23.0, 23.0)]
 
 
-def test_so_does_one_that_the_lead_began() -> None:
+def test_so_does_one_that_the_coordinator_began() -> None:
     seen = reported(jobs.running(jobs.spec()), state="draining")
     seen = jobs.then(seen, plan(seen, T0 + 20))
     seen = reported(seen, state="drained")
@@ -177,7 +183,7 @@ def test_nor_is_it_where_the_next_one_has_to_wait_for_replicas() -> None:
     made = plan(replace(seen, pods=seen.pods[:1]), T0 + 20)
     assert not jobs.sends(made, protocol.Prepare)
     pods = (seen.pods[0], jobs.pod(1, 1), jobs.pod(2, 1))
-    agents = {pod.name: jobs.agent(pod.name) for pod in pods} | {LEAD: seen.agents[LEAD]}
+    agents = {pod.name: jobs.agent(pod.name) for pod in pods} | {COORDINATOR: seen.agents[COORDINATOR]}
     made = plan(jobs.then(seen, made, pods=pods, agents=agents), T0 + 40)
     assert jobs.sends(made, protocol.Prepare)
     assert made.trace is None

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Optional
 
 import concertina_protocol as p
+from concertina_agent.core.round.coordinator import Coordinator
 from concertina_agent.core.round.failures import better
-from concertina_agent.core.round.lead import Lead
 from concertina_agent.core.round.stopping import Stopping
 from concertina_agent.core.round.watchdog import Heartbeats
 from concertina_agent.core.round.workers_state import Workers
@@ -49,7 +49,7 @@ class Notice:
 
     @property
     def patient_until(self) -> float:
-        """When a drain that the lead should have begun isn't waited for any longer."""
+        """When a drain that the coordinator should have begun isn't waited for any longer."""
         return self.at + min(1.0, self.grace / 4)
 
 
@@ -70,10 +70,10 @@ class Membership:
     assign: p.Assign
     me: int
     workers: Workers
-    lead: Optional[Lead]
-    """Only on the lead."""
+    coordinator: Optional[Coordinator]
+    """Only on the coordinator."""
     silent_at: float
-    """When the lead counts as lost, unless it says something."""
+    """When the coordinator counts as lost, unless it says something."""
     drain: Optional[ActiveDrain] = None
     failure: Optional[p.Failure] = None
     stopping: Stopping = dataclasses.field(default_factory=Stopping)
@@ -81,8 +81,8 @@ class Membership:
     succeeded_at: Optional[float] = None
     """When the whole round was known to have succeeded, its last checkpoint included."""
     leaving: tuple[str, ...] = ()
-    """Members that have to go, as the lead says."""
-    lead_gone: bool = False
+    """Members that have to go, as the coordinator says."""
+    coordinator_gone: bool = False
     copying: bool = False
     """Its neighbour's snapshots are copied here."""
     restored: bool = False
@@ -90,9 +90,10 @@ class Membership:
     saved: dict[int, tuple[Committed, ...]] = dataclasses.field(default_factory=dict)
     """Own shard -> its two newest snapshots of this round, the newest first."""
     ends_at: Optional[int] = None
-    """Of a script that is through on all members: the newest step that all ranks have whole, as the lead says."""
+    """Of a script that is through on all members: the newest step that all ranks have whole, as the coordinator
+    says."""
     published: Optional[p.Durable] = None
-    """On the lead: what this round has made LATEST name."""
+    """On the coordinator: what this round has made LATEST name."""
     copied: dict[int, int] = dataclasses.field(default_factory=dict)
     """Own shard -> newest step that the peer holds."""
     hearts: Heartbeats = dataclasses.field(default_factory=Heartbeats)
@@ -119,8 +120,8 @@ class Membership:
     def discount_pause(self, seconds: float) -> None:
         """This agent did not run for so long: silence is not counted by what it could not hear."""
         self.silent_at += seconds
-        if self.lead is not None:
-            self.lead.discount_pause(seconds)
+        if self.coordinator is not None:
+            self.coordinator.discount_pause(seconds)
 
     def fail(self, failure: p.Failure) -> None:
         self.failure = better(self.failure, failure)

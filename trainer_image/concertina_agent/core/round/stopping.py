@@ -1,9 +1,9 @@
 """Where the workers of a command of one's own stop, when its script asks `trainingjob.should_checkpoint()`. Pure.
 
 Every rank asks once a step, so the number of its calls is a clock that all ranks share. At a drain each agent asks its
-workers how many calls they have passed; from that answer on a worker waits at its next call. The lead names the highest
-number plus one: nobody has passed that call, everybody reaches it, and there should_checkpoint() is true. No collective
-is needed, and none can hang (decision "A script's ranks agree by counting calls").
+workers how many calls they have passed; from that answer on a worker waits at its next call. The coordinator names the
+highest number plus one: nobody has passed that call, everybody reaches it, and there should_checkpoint() is true. No
+collective is needed, and none can hang (decision "A script's ranks agree by counting calls").
 
 Where no worker asks at all (call 0), the command gets SIGTERM and its grace. Not so where its state is to be saved and
 only node memory has it: then its first call is waited for.
@@ -33,7 +33,7 @@ class Stopping:
         """0: nobody attends here; else the earliest call at which all of this agent's workers can stop. None: not
         asked, or not all have answered."""
         self.call: Optional[int] = None
-        """What the lead has decided."""
+        """What the coordinator has decided."""
         self._asked_at: Optional[float] = None
         self._passed_unasked = -1
         """Calls that count as passed where no worker has asked yet."""
@@ -73,7 +73,7 @@ class Stopping:
         self._settle()
 
     def stop_at(self, call: int) -> list[e.Effect]:
-        """The lead's word."""
+        """The coordinator's word."""
         if self.call is not None:
             return []
         self.call = call
@@ -82,7 +82,7 @@ class Stopping:
         return [e.SendToWorker(rank, w.StopAtCall(call)) for rank in sorted(self.attending)]
 
     def decide(self, members: Iterable[MemberState], now: float) -> Optional[int]:
-        """On the lead: the call, once every member has answered or its time is up (then 0); None: not yet."""
+        """On the coordinator: the call, once every member has answered or its time is up (then 0); None: not yet."""
         if self._asked_at is None or self.call is not None:
             return None
         answers = [member.next_call for member in members]

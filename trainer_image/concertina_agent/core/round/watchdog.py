@@ -1,7 +1,7 @@
-"""What the lead sees of all workers: whether the round stands still, and who is behind. Pure.
+"""What the coordinator sees of all workers: whether the round stands still, and who is behind. Pure.
 
 Nothing here compares clocks of different machines: what is sent are ages, and each side counts on with its own clock
-(decision "The lead finds a hang, the operator acts on it").
+(decision "The coordinator finds a hang, the operator acts on it").
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Heartbeats:
         return frozenset(rank for rank, _ in before & self._stopped) - moved
 
     def hung(self, hung: bool) -> bool:
-        """The lead says whether the round hangs; true where stacks are to be collected now."""
+        """The coordinator says whether the round hangs; true where stacks are to be collected now."""
         begin, self.collecting = hung and not self.collecting, hung
         if not hung:
             self._stacks = {}
@@ -93,16 +93,16 @@ class Heartbeats:
 
 @dataclasses.dataclass(frozen=True)
 class RankHeartbeat:
-    """One rank as the lead knows it."""
+    """One rank as the coordinator knows it."""
 
     replica: str
     heartbeat: Heartbeat
     moved_at: float
-    """By the lead's clock."""
+    """By the coordinator's clock."""
 
 
 class Watchdog:
-    """The lead's: looks at all ranks of the round."""
+    """The coordinator's: looks at all ranks of the round."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

@@ -1,4 +1,4 @@
-"""How a round is drained: on the operator's word, or on the lead's own where members were told to go."""
+"""How a round is drained: on the operator's word, or on the coordinator's own where members were told to go."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Optional
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
-from concertina_agent.core.round.lead import Lead
+from concertina_agent.core.round.coordinator import Coordinator
 from concertina_agent.core.round.membership import ActiveDrain, Membership, Notice
 from concertina_agent.core.states import OwnState
 from concertina_agent.core.steps import own_state
@@ -26,8 +26,8 @@ def on_drain(agent: AgentState, request: int, message: p.Drain, t: e.Moment) -> 
     r = agent.round
     if (message.round, message.claim) != agent.seen:
         return [agent.refuse_older(request, message.round)]
-    if r is None or r.lead is None:
-        return [agent.refuse(request, f"{agent.replica} does not lead round {message.round}")]
+    if r is None or r.coordinator is None:
+        return [agent.refuse(request, f"{agent.replica} does not coordinator round {message.round}")]
     if r.drain is not None and (r.drain.order.durable or not message.durable):
         return [agent.accept(request)]
     return [agent.accept(request), e.Broadcast(message), *begin(agent, r, message, t)]
@@ -56,15 +56,15 @@ def begin(agent: AgentState, r: Membership, order: p.Drain, t: e.Moment) -> list
 
 
 def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
-    """The lead does not wait for the operator, which may be away (decision "The lead drains by itself"). Where all are
-    to go, what they hold is saved."""
+    """The coordinator does not wait for the operator, which may be away (decision "The coordinator drains by itself").
+    Where all are to go, what they hold is saved."""
     r = agent.round
-    if r is None or r.lead is None or not (noticed := r.lead.noticed()):
+    if r is None or r.coordinator is None or not (noticed := r.coordinator.noticed()):
         return []
-    durable = len(noticed) == len(r.lead.members) and agent.uploads.storage is not None
+    durable = len(noticed) == len(r.coordinator.members) and agent.uploads.storage is not None
     if r.drain is not None and (r.drain.order.durable or not durable):
         return []
-    if r.lead.all_are(p.State.SUCCEEDED) or r.failure is not None:
+    if r.coordinator.all_are(p.State.SUCCEEDED) or r.failure is not None:
         return []
     names = ", ".join(list(noticed)[:5])
     grace = max(1.0, min(noticed.values()) - r.workers.save_seconds)
@@ -73,11 +73,11 @@ def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
 
 
 def drain_alone(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect]:
-    """A command of one's own whose lead says nothing gets SIGTERM and what is left of its grace."""
+    """A command of one's own whose coordinator says nothing gets SIGTERM and what is left of its grace."""
     notice = agent.notice
     if agent.bundled or notice is None or r.drain is not None or t.now < notice.patient_until:
         return []
-    order = p.Drain(agent.uid, *agent.seen, "the lead is silent", False, notice.until - t.now)
+    order = p.Drain(agent.uid, *agent.seen, "the coordinator is silent", False, notice.until - t.now)
     return [*begin(agent, r, order, t), *r.stopping.stop_at(0)]
 
 
@@ -104,12 +104,12 @@ def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
     return effects
 
 
-def agree_on_the_end(agent: AgentState, r: Membership, lead: Lead, t: e.Moment) -> list[e.Effect]:
-    """On the lead of a script, whose ranks may have ended before their last snapshots were whole."""
+def agree_on_the_end(agent: AgentState, r: Membership, coordinator: Coordinator, t: e.Moment) -> list[e.Effect]:
+    """On the coordinator of a script, whose ranks may have ended before their last snapshots were whole."""
     if agent.bundled or agent.state is not OwnState.SUCCEEDED or agent.uploads.storage is None:
         return []
-    lead.agree_on_the_end(t.now, t.at)
-    return end_at(agent, r, lead.ends_at)
+    coordinator.agree_on_the_end(t.now, t.at)
+    return end_at(agent, r, coordinator.ends_at)
 
 
 def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effect]:

@@ -1,11 +1,11 @@
-"""Between the lead and its members."""
+"""Between the coordinator and its members."""
 
 from __future__ import annotations
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
-from concertina_agent.core.round.lead import Lead
+from concertina_agent.core.round.coordinator import Coordinator
 from concertina_agent.core.round.membership import Membership
 from concertina_agent.core.states import OVER, OwnState
 from concertina_agent.core.steps import drains, own_state, storage, workers
@@ -16,17 +16,17 @@ def on_save(agent: AgentState, request: int, message: p.Save, t: e.Moment) -> li
     r = agent.round
     if (message.round, message.claim) != agent.seen:
         return [agent.refuse_older(request, message.round)]
-    if r is None or r.lead is None:
-        return [agent.refuse(request, f"{agent.replica} does not lead round {message.round}")]
+    if r is None or r.coordinator is None:
+        return [agent.refuse(request, f"{agent.replica} does not coordinator round {message.round}")]
     save: list[e.Effect] = [e.SendToWorker(0, w.SaveNow())] if r.workers.keep_state and r.drain is None else []
     return [agent.accept(request), *save]
 
 
 def on_join(agent: AgentState, request: int, message: p.Join, t: e.Moment) -> list[e.Effect]:
     r = agent.round
-    if (message.round, message.claim) != agent.seen or r is None or r.lead is None:
-        return [agent.refuse(request, f"{agent.replica} does not lead round {message.round} (yet)")]
-    if refusal := r.lead.join(message, t.now):
+    if (message.round, message.claim) != agent.seen or r is None or r.coordinator is None:
+        return [agent.refuse(request, f"{agent.replica} does not coordinator round {message.round} (yet)")]
+    if refusal := r.coordinator.join(message, t.now):
         return [agent.refuse(request, refusal)]
     effects: list[e.Effect] = [agent.accept(request)]
     if r.drain is not None:
@@ -42,62 +42,67 @@ def on_ping(agent: AgentState, request: int, message: p.Ping, t: e.Moment) -> li
     return [agent.accept(request)]
 
 
-# --- on the lead ----------------------------------------------------------------------------------------------------
+# --- on the coordinator
+# ----------------------------------------------------------------------------------------------------
 
 
 def on_member_message(agent: AgentState, event: e.MemberMessage, t: e.Moment) -> list[e.Effect]:
     r = agent.round
-    if r is None or r.lead is None or not r.lead.on_member_state(drains.forgiven(agent, event.state), t.now):
+    if (
+        r is None
+        or r.coordinator is None
+        or not r.coordinator.on_member_state(drains.forgiven(agent, event.state), t.now)
+    ):
         return []
     return [
         e.ReportChanged(),
-        *own_state.publish(r.lead),
-        *own_state.agree_where_to_stop(r, r.lead, t),
+        *own_state.publish(r.coordinator),
+        *own_state.agree_where_to_stop(r, r.coordinator, t),
         *drains.drain_for_notices(agent, t),
     ]
 
 
 def on_member_gone(agent: AgentState, event: e.MemberGone, t: e.Moment) -> list[e.Effect]:
-    lead = agent.round.lead if agent.round else None
-    if lead is None or (event.round, event.claim) != agent.seen:
+    coordinator = agent.round.coordinator if agent.round else None
+    if coordinator is None or (event.round, event.claim) != agent.seen:
         return []
-    lost = lead.lost(event.replica, event.detail or "closed its connection to the lead", t.at)
+    lost = coordinator.lost(event.replica, event.detail or "closed its connection to the coordinator", t.at)
     return [e.ReportChanged()] if lost else []
 
 
-def check_members(agent: AgentState, r: Membership, lead: Lead, t: e.Moment) -> list[e.Effect]:
+def check_members(agent: AgentState, r: Membership, coordinator: Coordinator, t: e.Moment) -> list[e.Effect]:
     """On each tick: who is lost, what has failed, and whether the round hangs."""
-    overdue = lead.overdue(t.now)
+    overdue = coordinator.overdue(t.now)
     for replica, detail in overdue:
-        lead.lost(replica, detail, t.at)
-    if agent.state is OwnState.SUCCEEDED and not agent.is_durable(r, lead, OwnState.SUCCEEDED):
-        for replica in lead.gone_unshipped(agent.last_step(r)):  # of the last checkpoint: it will never come
-            lead.lost_part(replica, t.at)
-    ends = drains.agree_on_the_end(agent, r, lead, t)
-    settled = lead.settle(t.now)
-    lead.on_member_state(agent.member_state(), t.now)
-    news = lead.check(t.now) or settled or bool(overdue)
+        coordinator.lost(replica, detail, t.at)
+    if agent.state is OwnState.SUCCEEDED and not agent.is_durable(r, coordinator, OwnState.SUCCEEDED):
+        for replica in coordinator.gone_unshipped(agent.last_step(r)):  # of the last checkpoint: it will never come
+            coordinator.lost_part(replica, t.at)
+    ends = drains.agree_on_the_end(agent, r, coordinator, t)
+    settled = coordinator.settle(t.now)
+    coordinator.on_member_state(agent.member_state(), t.now)
+    news = coordinator.check(t.now) or settled or bool(overdue)
     return [
         *ends,
         *([e.ReportChanged()] if news else []),
-        *workers.collect_stacks(r, lead.watchdog.hung),
-        *own_state.agree_where_to_stop(r, lead, t),
+        *workers.collect_stacks(r, coordinator.watchdog.hung),
+        *own_state.agree_where_to_stop(r, coordinator, t),
     ]
 
 
 # --- on members -----------------------------------------------------------------------------------------------------
 
 
-def on_lead_joined(agent: AgentState, event: e.LeadJoined, t: e.Moment) -> list[e.Effect]:
+def on_coordinator_joined(agent: AgentState, event: e.CoordinatorJoined, t: e.Moment) -> list[e.Effect]:
     if agent.round is None or (event.round, event.claim) != agent.seen:
         return []
     agent.round.silent_at = t.now + p.SILENCE_SECONDS
     return [e.ReportChanged()]
 
 
-def on_lead_message(agent: AgentState, event: e.LeadMessage, t: e.Moment) -> list[e.Effect]:
+def on_coordinator_message(agent: AgentState, event: e.CoordinatorMessage, t: e.Moment) -> list[e.Effect]:
     r, message = agent.round, event.message
-    if r is None or r.lead is not None or (event.round, event.claim) != agent.seen:
+    if r is None or r.coordinator is not None or (event.round, event.claim) != agent.seen:
         return []
     r.silent_at = t.now + p.SILENCE_SECONDS
     if isinstance(message, p.Drain):
@@ -113,21 +118,25 @@ def on_lead_message(agent: AgentState, event: e.LeadMessage, t: e.Moment) -> lis
     return [*dropped, *drains.end_at(agent, r, message.ends_at), *workers.collect_stacks(r, message.hung)]
 
 
-def on_lead_gone(agent: AgentState, event: e.LeadGone, t: e.Moment) -> list[e.Effect]:
+def on_coordinator_gone(agent: AgentState, event: e.CoordinatorGone, t: e.Moment) -> list[e.Effect]:
     if (event.round, event.claim) != agent.seen:
         return []
-    return lead_lost(agent, event.detail or "closed the connection", t)
+    return coordinator_lost(agent, event.detail or "closed the connection", t)
 
 
-def lead_lost(agent: AgentState, detail: str, t: e.Moment) -> list[e.Effect]:
+def coordinator_lost(agent: AgentState, detail: str, t: e.Moment) -> list[e.Effect]:
     r = agent.round
-    if r is None or r.lead is not None:
+    if r is None or r.coordinator is not None:
         return []
-    r.lead_gone = True
+    r.coordinator_gone = True
     if agent.state in OVER:
         return []
-    lead = r.assign.members[0].replica
+    coordinator = r.assign.members[0].replica
     failure = p.Failure(
-        agent.replica, p.FailureReason.LEAD_LOST, f"The lead {lead} {detail}.", step=r.workers.step, at=t.at
+        agent.replica,
+        p.FailureReason.COORDINATOR_LOST,
+        f"The coordinator {coordinator} {detail}.",
+        step=r.workers.step,
+        at=t.at,
     )
     return own_state.fail(agent, failure, t)

@@ -1,20 +1,20 @@
-"""What this agent says of itself is new: what follows on a lead, which is a member of its own round too."""
+"""What this agent says of itself is new: what follows on a coordinator, which is a member of its own round too."""
 
 from __future__ import annotations
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
-from concertina_agent.core.round.lead import Lead
+from concertina_agent.core.round.coordinator import Coordinator
 from concertina_agent.core.round.membership import Membership
 
 
 def changed(agent: AgentState, t: e.Moment) -> list[e.Effect]:
     r = agent.round
-    if r is None or r.lead is None:
+    if r is None or r.coordinator is None:
         return [e.ReportChanged()]
-    r.lead.on_member_state(agent.member_state(), t.now)
-    return [e.ReportChanged(), *publish(r.lead), *agree_where_to_stop(r, r.lead, t)]
+    r.coordinator.on_member_state(agent.member_state(), t.now)
+    return [e.ReportChanged(), *publish(r.coordinator), *agree_where_to_stop(r, r.coordinator, t)]
 
 
 def fail(agent: AgentState, failure: p.Failure, t: e.Moment) -> list[e.Effect]:
@@ -25,11 +25,11 @@ def fail(agent: AgentState, failure: p.Failure, t: e.Moment) -> list[e.Effect]:
     return changed(agent, t)
 
 
-def publish(lead: Lead) -> list[e.Effect]:
+def publish(coordinator: Coordinator) -> list[e.Effect]:
     """Whatever has all its parts in storage by now."""
-    return [e.Publish(id, complete) for id, complete in lead.publishable()]
+    return [e.Publish(id, complete) for id, complete in coordinator.publishable()]
 
 
-def agree_where_to_stop(r: Membership, lead: Lead, t: e.Moment) -> list[e.Effect]:
-    call = r.stopping.decide(lead.members.values(), t.now)
+def agree_where_to_stop(r: Membership, coordinator: Coordinator, t: e.Moment) -> list[e.Effect]:
+    call = r.stopping.decide(coordinator.members.values(), t.now)
     return [] if call is None else [e.Broadcast(p.StopAt(call)), *r.stopping.stop_at(call)]

@@ -6,7 +6,7 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round import probes
-from concertina_agent.core.round.lead import Lead, join_seconds
+from concertina_agent.core.round.coordinator import Coordinator, join_seconds
 from concertina_agent.core.round.membership import Membership, Preparation
 from concertina_agent.core.round.workers_state import Workers
 from concertina_agent.core.steps import own_state, storage
@@ -109,16 +109,16 @@ def on_assign(agent: AgentState, request: int, message: p.Assign, t: e.Moment) -
 def _begin(agent: AgentState, message: p.Assign, me: int, t: e.Moment) -> list[e.Effect]:
     mine = message.members[me]
     ranks = tuple(range(mine.first_rank, mine.first_rank + mine.workers))
-    lead = Lead(message, t.now) if me == 0 else None
+    coordinator = Coordinator(message, t.now) if me == 0 else None
     agent.uploads.new_round(message.round, message.restore.all_undone)
     agent.round = Membership(
-        message, me, Workers(ranks, agent.bundled), lead, t.now + join_seconds(len(message.members))
+        message, me, Workers(ranks, agent.bundled), coordinator, t.now + join_seconds(len(message.members))
     )
     effects: list[e.Effect] = []
     restore, held = message.restore, agent.snapshots
     if unneeded := held.keep(message.round, restore.id, held.before(message.round, restore)):
         effects.append(e.DropSnapshots(unneeded))
-    if lead is not None:
+    if coordinator is not None:
         effects += storage.undo(agent, message.restore.all_undone)
     effects.append(e.StartRound(message, me))
     if agent.bundled:

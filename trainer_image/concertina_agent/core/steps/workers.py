@@ -30,15 +30,15 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
         effects += drains.ship_last(agent, r)  # it may be told after the worker's exit
     elif isinstance(message, p.Progress):
         effects += storage.complete_on_peers(agent, r, message.snapshot_step)
-        if r.lead is not None:
-            r.lead.watchdog.step_took(message.step_seconds)
+        if r.coordinator is not None:
+            r.coordinator.watchdog.step_took(message.step_seconds)
     elif isinstance(message, w.WantDurable):
         wanted = agent.uploads.is_wanted(message.id, message.shard)  # by `ship_last`, under the same name
         if not wanted and r.ends_at is None:
             agent.uploads.wanted(message)
             effects.append(e.Ship(message.id, message.shard, message.path))
     elif isinstance(message, w.Fault):
-        if (back := message.rollback) is not None and r.lead is not None and back.undoes(r.assign.uid):
+        if (back := message.rollback) is not None and r.coordinator is not None and back.undoes(r.assign.uid):
             effects += storage.undo(agent, (p.Undone(event.round, back.step),))
     elif isinstance(message, w.KeepsState):
         effects += storage.keep_state(agent, r)
@@ -91,7 +91,7 @@ def update_heartbeats(agent: AgentState, r: Membership, event: e.Tick, t: e.Mome
 
 
 def collect_stacks(r: Membership, hung: bool) -> list[e.Effect]:
-    """Once each time that the lead finds that the round hangs."""
+    """Once each time that the coordinator finds that the round hangs."""
     return [e.CollectStacks(r.assign.round)] if r.hearts.hung(hung) else []
 
 

@@ -1,4 +1,4 @@
-"""What the lead knows about the members of its round. Pure."""
+"""What the coordinator knows about the members of its round. Pure."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from concertina_protocol import (
 
 OVER = (State.SUCCEEDED, State.DRAINED, State.FAILED)
 AT_ONCE, JOIN_GAP_SECONDS = 32, 0.002
-"""More members than that join the lead one after another, at this distance on average: a handshake takes it as long."""
+"""More members than that join the coordinator one after another, at this distance on average: a handshake takes it as
+long."""
 SETTLE_SECONDS = 0.2
 """How long a failure that looks like a lost peer waits for the one that it follows from: on a busy node a survivor may
 end before the news of the dead worker is here, and the wrong replica would be blamed."""
 
 
 def join_seconds(members: int) -> float:
-    """A member that has not joined the lead this long after the lead's own Assign is lost."""
+    """A member that has not joined the coordinator this long after the coordinator's own Assign is lost."""
     return 10.0 + 2 * JOIN_GAP_SECONDS * max(0, members - AT_ONCE)
 
 
-class Lead:
+class Coordinator:
     """The members' states, the round's failures in order of arrival, and the parts that are in storage."""
 
     def __init__(self, assign: Assign, now: float) -> None:
@@ -51,7 +52,7 @@ class Lead:
         self._joined: set[str] = set()
         self._settled_at: Optional[float] = None
         self.settled = False
-        """Whether the failures say what the cause is; until then the lead keeps them to itself."""
+        """Whether the failures say what the cause is; until then the coordinator keeps them to itself."""
         self._published: set[SnapshotId] = set()
         self._parts_changed = False
         """Since it was last asked what can be published."""

@@ -1,4 +1,5 @@
-"""The rules of `concertina_agent.core.machine` between lead and members: whose failure it is, and who is lost."""
+"""The rules of `concertina_agent.core.machine` between coordinator and members: whose failure it is, and who is
+lost."""
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_join_is_for_members_of_the_round_alone():
     assert driver.answer(join("b")) == p.Accepted(1, "claim-1")
     assert "no member" in driver.answer(join("b", instance="b-0")).reason
     assert "no member" in driver.answer(join("c")).reason
-    assert "does not lead" in driver.answer(join("b", round=2)).reason
+    assert "does not coordinator" in driver.answer(join("b", round=2)).reason
 
 
 def told_at_join(effects: list[e.Effect]) -> list[p.Message]:
@@ -100,7 +101,7 @@ def test_a_member_that_joins_again_is_a_member_as_before_and_hears_what_it_misse
 
     assert told_at_join(driver.ask(join("b"))) == expected
     assert not driver.report.failures
-    assert driver.core.round.lead.members["b"].step == 3
+    assert driver.core.round.coordinator.members["b"].step == 3
     assert driver.wait(2.9) == []
     assert [failure.replica for failure in (driver.wait(0.2), driver.report.failures)[1]] == ["b"], (
         "as any that is silent"
@@ -115,17 +116,17 @@ def test_a_member_that_is_lost_does_not_join_again():
     assert "b is lost to round 1" in driver.answer(join("b")).reason
 
 
-def test_a_member_that_joins_its_lead_again_goes_on():
+def test_a_member_that_joins_its_coordinator_again_goes_on():
     driver = Driver("b")
     driver.begun("a", "b")
-    driver.tell(e.LeadJoined(1, "claim-1"))
+    driver.tell(e.CoordinatorJoined(1, "claim-1"))
     driver.wait(2.0)
-    driver.tell(e.LeadJoined(1, "claim-1"))
+    driver.tell(e.CoordinatorJoined(1, "claim-1"))
     driver.wait(2.9)
     assert not driver.report.failures
 
 
-def test_silence_is_a_loss_for_the_lead():
+def test_silence_is_a_loss_for_the_coordinator():
     driver = Driver()
     driver.begun("a", "b", "c")
     driver.ask(join("b"))
@@ -145,16 +146,16 @@ def test_silence_is_a_loss_for_the_lead():
 def test_silence_is_a_loss_for_members():
     driver = Driver("b")
     driver.begun("a", "b")
-    driver.tell(e.LeadJoined(1, "claim-1"))
+    driver.tell(e.CoordinatorJoined(1, "claim-1"))
     driver.wait(2.9)
-    driver.tell(e.LeadMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "running")))
+    driver.tell(e.CoordinatorMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "running")))
     assert driver.wait(2.9) == []
     driver.wait(0.2)
-    assert [(f.replica, f.reason) for f in driver.report.failures] == [("b", "LeadLost")]
+    assert [(f.replica, f.reason) for f in driver.report.failures] == [("b", "CoordinatorLost")]
     assert driver.core.member_state().state == "failed"
 
 
-def test_a_lead_that_stood_still_itself_does_not_accuse_its_members():
+def test_a_coordinator_that_stood_still_itself_does_not_accuse_its_members():
     driver = Driver()
     driver.begun("a", "b", "c")
     driver.ask(join("b"))
@@ -167,26 +168,26 @@ def test_a_lead_that_stood_still_itself_does_not_accuse_its_members():
     assert [failure.message for failure in driver.report.failures] == ["b has been silent for 3 s."], "by its own ticks"
 
 
-def test_a_member_that_stood_still_itself_does_not_accuse_its_lead():
+def test_a_member_that_stood_still_itself_does_not_accuse_its_coordinator():
     driver = Driver("b")
     driver.begun("a", "b")
-    driver.tell(e.LeadJoined(1, "claim-1"))
+    driver.tell(e.CoordinatorJoined(1, "claim-1"))
     driver.wait(2.0)
     driver.now += 60
     driver.tell(e.Tick())
     driver.wait(0.9)
     assert driver.core.member_state().state != "failed"
     driver.wait(0.1)
-    assert [failure.reason for failure in driver.report.failures] == ["LeadLost"]
+    assert [failure.reason for failure in driver.report.failures] == ["CoordinatorLost"]
 
 
 @pytest.mark.parametrize("end", ["complete", "drained"])
-def test_who_is_through_does_not_miss_the_lead(end):
+def test_who_is_through_does_not_miss_the_coordinator(end):
     driver = Driver("b")
     driver.begun("a", "b")
     driver.say(w.Done(end, 3), rank=1)
     driver.ended(0, rank=1)
-    driver.tell(e.LeadGone(1, "claim-1"))
+    driver.tell(e.CoordinatorGone(1, "claim-1"))
     assert not driver.report.failures
 
 
@@ -232,7 +233,7 @@ def test_what_no_new_round_can_mend_keeps_its_output_beside_that_of_the_cause():
     assert [f.provoked for f in driver.report.failures] == [False, False, True], "by its output, which is not told"
 
 
-def test_a_member_whose_worker_says_more_than_a_line_holds_can_still_tell_its_lead():
+def test_a_member_whose_worker_says_more_than_a_line_holds_can_still_tell_its_coordinator():
     driver = Driver("b")
     driver.begun("a", "b")
     driver.say(w.Fault(p.FailureReason.INVALID_INPUT, "x" * p.MAX_LINE), rank=1)

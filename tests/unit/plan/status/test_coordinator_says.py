@@ -14,16 +14,16 @@ WHY = "with -I Python is isolated"
 
 
 def says(seen: JobObservation, plainly: str, anew: str = "", tracking: str = "", mismatch: str = "") -> JobObservation:
-    lead = seen.agents["demo-0-0"]
-    assert lead.report is not None
+    coordinator = seen.agents["demo-0-0"]
+    assert coordinator.report is not None
     report = replace(
-        lead.report,
+        coordinator.report,
         warm_start_disabled_reason=plainly,
         warm_start_skipped_modules=anew,
         tracking=tracking,
         world_mismatch=mismatch,
     )
-    said = replace(lead, report=report)
+    said = replace(coordinator, report=report)
     return replace(seen, agents={**seen.agents, "demo-0-0": said})
 
 
@@ -110,9 +110,9 @@ def test_a_long_sentence_still_ends_with_what_to_do() -> None:
 
 def test_a_job_that_completes_says_that_its_replicas_trained_alone() -> None:
     seen = says(jobs.running(jobs.spec()), "", mismatch=ALONE)
-    lead = seen.agents["demo-0-0"]
-    assert lead.report is not None
-    ended = replace(lead, report=replace(lead.report, state=protocol.State.SUCCEEDED))
+    coordinator = seen.agents["demo-0-0"]
+    assert coordinator.report is not None
+    ended = replace(coordinator, report=replace(coordinator.report, state=protocol.State.SUCCEEDED))
     seen = replace(seen, agents={**seen.agents, "demo-0-0": ended})
     made = plan(seen, NOW)
     complete = made.status.true_condition(ConditionType.COMPLETE)
