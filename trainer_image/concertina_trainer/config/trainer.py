@@ -60,7 +60,7 @@ class ReproductionConfig(Section):
 
     @property
     def skipped(self) -> Ranges:
-        return united((begin, end) for begin, end in self.left_out)
+        return united((begin, end) for begin, end in self.skipped_samples)
 
 
 class TrainerConfig(Section):
