@@ -42,7 +42,7 @@ from concertina_state.filling import ShardReader
 from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import LocalShard
-from concertina_state.snapshots import Snapshots, Taken
+from concertina_state.snapshots import Snapshots, TakenSnapshot
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
@@ -92,11 +92,11 @@ class Subject:
     def mebibytes(self) -> float:
         return self.state.saved.layout.size / 2**20
 
-    def begin(self) -> Taken:
+    def begin(self) -> TakenSnapshot:
         """As the training loop does: it waits for the copy, a thread commits."""
         return self.snapshots.begin(self._next())
 
-    def take(self) -> Taken:
+    def take(self) -> TakenSnapshot:
         """Committed, as the loop waits for one that becomes durable."""
         return self.snapshots.take(self._next())
 

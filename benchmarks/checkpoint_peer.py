@@ -19,7 +19,7 @@ from concertina_agent.core import events as e
 from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.net import tls
 from concertina_agent.net.wire import Connector
-from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.transfers.copies import Peers
 
 UID, HOLDER, ME = "bench", "holder", "me"
@@ -42,7 +42,7 @@ class Pulling:
 
     async def _pull(self) -> Path:
         connector = Connector(tls.client_context(self._identity), UID)
-        peers = Peers(UID, ME, connector, SnapshotFiles(self._volume), lambda event: None, Nursery())
+        peers = Peers(UID, ME, connector, SnapshotFiles(self._volume), lambda event: None, TaskGroup())
         peers.begin(e.StartRound(self._assign, 1))
         return await peers.fetch(self._id, 0)
 

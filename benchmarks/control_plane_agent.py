@@ -28,9 +28,9 @@ from concertina_agent.net import tls
 from concertina_agent.net.driver import NetworkDriver
 from concertina_agent.net.shard_wire import ShardWire
 from concertina_agent.net.wire import Connector
-from concertina_agent.runtime.nursery import Nursery
-from concertina_agent.settings import Settings
-from concertina_agent.transfers.learning import Learning
+from concertina_agent.runtime.nursery import TaskGroup
+from concertina_agent.settings import AgentSettings
+from concertina_agent.transfers.learning import ModuleLearning
 from concertina_agent.workers.driver import TICK_SECONDS
 from concertina_protocol import addresses
 from concertina_protocol import worker_channel as w
@@ -76,7 +76,7 @@ class NoShards:
 
 
 class StandIn:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AgentSettings) -> None:
         """Inside a running event loop. Raises OSError or ssl.SSLError where the identity can't be read."""
         self._settings = settings
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -85,14 +85,14 @@ class StandIn:
         self._busy = self._dead = False
         self._alert_until = 0.0
         self._ticks: asyncio.TimerHandle | None = None
-        self._tasks = Nursery(self._fail)
+        self._tasks = TaskGroup(self._fail)
         self._reach = Reach(settings.pod_ip)
         self._core = AgentState(
             settings.replica, settings.uid, secrets.token_hex(8), settings.workers, bundled=settings.bundled
         )
         self._workers = StandInWorkers(self.emit, self._tasks)
         connector = Connector(tls.client_context(settings.identity), settings.uid)
-        learning = Learning(settings.uid, None, connector, self.emit, self._tasks)
+        learning = ModuleLearning(settings.uid, None, connector, self.emit, self._tasks)
         self._network = network = NetworkDriver(
             settings, self._core, connector, NoShards(), learning, self.emit, self._tasks
         )
@@ -197,7 +197,7 @@ class StandIn:
 class StandInWorkers:
     """Each finishes a step every few seconds, of which rank 0 tells."""
 
-    def __init__(self, emit: Callable[[e.Event], None], tasks: Nursery) -> None:
+    def __init__(self, emit: Callable[[e.Event], None], tasks: TaskGroup) -> None:
         self._emit, self._tasks = emit, tasks
         self._running: asyncio.Task[None] | None = None
         self._ranks: range = range(0)

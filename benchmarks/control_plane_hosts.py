@@ -21,7 +21,7 @@ from control_plane_node import Identities, SimulatedNode
 from concertina.kube import access
 from concertina.kube.client import Client
 from concertina_agent.net import tls
-from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.runtime.nursery import TaskGroup
 from concertina_protocol import connection as lines
 from concertina_protocol import decode
 from concertina_protocol.connection import small_tls_buffers
@@ -121,7 +121,7 @@ def _serve(networks: dict[str, str], kubeconfig: Path, log: Path, pipe: Pipe) ->
 
 
 async def _live(networks: dict[str, str], kubeconfig: Path, pipe: Pipe) -> None:
-    tasks = Nursery()
+    tasks = TaskGroup()
     async with Client(await access.load(str(kubeconfig)), give_up_after=60.0) as client:
         with tempfile.TemporaryDirectory() as folder:
             identities = Identities(client, Path(folder))

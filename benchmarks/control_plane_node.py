@@ -22,8 +22,8 @@ from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Conflict, Gone, NotFound, Unreachable
 from concertina.kube.manifests.agent import IDENTITY
 from concertina.kube.resources import LEASES, NODES, PODS, SECRETS, Raw
-from concertina_agent.runtime.nursery import Nursery
-from concertina_agent.settings import Settings
+from concertina_agent.runtime.nursery import TaskGroup
+from concertina_agent.settings import AgentSettings
 
 LEASE_SECONDS, RENEWED_SECONDS = 40, 10.0
 PODS_A_NODE = 250
@@ -77,7 +77,7 @@ class RunningPod:
 
 
 class SimulatedNode:
-    def __init__(self, name: str, network: str, client: Client, identities: Identities, tasks: Nursery) -> None:
+    def __init__(self, name: str, network: str, client: Client, identities: Identities, tasks: TaskGroup) -> None:
         """`network`: the first three numbers of its pods' addresses."""
         self.name = name
         self._client, self._identities, self._tasks = client, identities, tasks
@@ -230,11 +230,11 @@ async def _unless_gone(request: Awaitable[object]) -> None:
         print(error, flush=True)
 
 
-def _settings(pod: Raw, address: str, identity: Path) -> Settings:
+def _settings(pod: Raw, address: str, identity: Path) -> AgentSettings:
     """As `concertina_agent.settings.read` of the environment that the pod would have."""
     trainer = next(each for each in pod["spec"]["containers"] if each["name"] == TRAINER)
     values = {each["name"]: each.get("value", "") for each in trainer["env"]}
-    return Settings(
+    return AgentSettings(
         uid=values["CONCERTINA_UID"],
         replica=pod["metadata"]["name"],
         pod_ip=address,

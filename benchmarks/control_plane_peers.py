@@ -33,7 +33,7 @@ from concertina.kube import access
 from concertina.kube.client import Client
 from concertina.kube.resources import Raw
 from concertina.local.cluster import LocalCluster
-from concertina.local.control_plane.certificates import Authority
+from concertina.local.control_plane.certificates import ClusterAuthority
 from concertina.local.host import namespaces, processes
 from concertina.local.state import lifetime
 
@@ -72,7 +72,7 @@ class PeerJobs(Jobs):
 def operating(peer: Peer, folder: Path, cluster: LocalCluster) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
     """Its programs as processes, by name."""
     work = cluster.directory / SYSTEM
-    pair = Authority(cluster.directory / "pki").issue("webhooks", "webhooks", hosts=[HERE])
+    pair = ClusterAuthority(cluster.directory / "pki").issue("webhooks", "webhooks", hosts=[HERE])
     (work / CERTIFICATES).mkdir(parents=True)
     shutil.copy(pair.certificate, work / CERTIFICATES / "tls.crt")
     shutil.copy(pair.key, work / CERTIFICATES / "tls.key")

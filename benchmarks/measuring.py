@@ -38,7 +38,7 @@ import torch
 
 import concertina_protocol as p
 from concertina.agents.authority import Authority
-from concertina.agents.calls import CallError, Identity, call, connection, receive
+from concertina.agents.calls import CallError, ConnectionIdentity, call, connection, receive
 from concertina.demo import text
 from concertina.local.host.namespaces import die_with_parent
 from concertina.local.host.processes import free_ports
@@ -109,7 +109,7 @@ class Agent:
     def __init__(self, folder: Path, kind: Kind, data: Path, turns: Mapping[str, Any]) -> None:
         self._folder = folder
         authority = Authority(b"k" * 32, UID, time.time())
-        self._identity = Identity(UID, authority.client_context())
+        self._identity = ConnectionIdentity(UID, authority.client_context())
         (folder / "identity").mkdir()
         for name, content in authority.secret_data().items():
             (folder / "identity" / name).write_bytes(base64.b64decode(content))

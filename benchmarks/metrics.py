@@ -22,7 +22,7 @@ import report
 
 import concertina_protocol as p
 from concertina.api.accounting import CLASSES, MOST_INCIDENTS, SUFFIX
-from concertina.api.history import MOST_POINTS, History, Point
+from concertina.api.history import MOST_POINTS, LossHistory, Point
 from concertina.api.status import rfc3339
 from concertina.controller import serving
 from concertina.controller.cache.cluster import ClusterCache
@@ -94,7 +94,7 @@ def job(number: int, pods: int) -> dict[str, Any]:
             "restarts": {"budget": 7, "total": 3, "recent": failures},
             "avoidedNodes": [{"node": "a", "until": at}],
             "goodput": {**spent, "percent": 90.0, "tokensPerSecond": 9e4, "recovery": recovery, "at": at},
-            "history": History(64, points).packed(), "incidents": [incident] * MOST_INCIDENTS, "lastFailure": last,
+            "history": LossHistory(64, points).packed(), "incidents": [incident] * MOST_INCIDENTS, "lastFailure": last,
             "cost": {"currency": "USD", "total": 123.4, "replicaHours": 12.3, "perMillionTokens": 0.5},
         },
     }  # fmt: skip
@@ -193,10 +193,10 @@ def _agent() -> dict[str, list[float]]:
     for each in told:
         training.on_progress(1, each, 0.0)
     rows = {"a step that is told of, us": [(time.process_time() - used) / STEPS * 1e6]}
-    scrapes, workers = [], processes.Workers()
+    scrapes, workers = [], processes.WorkerProcesses()
     for _ in range(50):
         used = time.process_time()
-        workers.look([processes.Worker(0, 0, 1)])
+        workers.look([processes.WorkerProcess(0, 0, 1)])
         render(training.samples(told[-1], None, 0.0), (("namespace", "n"), ("trainingjob", "j"), ("replica", "r")))
         scrapes.append((time.process_time() - used) * 1e3)
     return {**rows, "a scrape, ms": scrapes}

@@ -19,7 +19,7 @@ from pathlib import Path
 import report
 
 from concertina.planning.hardware import FABRICS, GPUS, FabricName, GpuName
-from concertina.planning.layout import Layout
+from concertina.planning.layout import ParallelLayout
 from concertina.planning.timing import mfu, step_time
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
@@ -83,7 +83,7 @@ RUNS = [
 ]  # fmt: skip
 
 
-def layout(run: Published) -> Layout:
+def layout(run: Published) -> ParallelLayout:
     model = {**run.model, "vocabSize": run.vocabulary, "sequenceLength": run.length, "tieEmbeddings": False}
     trainer = TrainerConfig.model_validate(
         {
@@ -91,7 +91,7 @@ def layout(run: Published) -> Layout:
             "memory": {"activations": run.activations, "reshardAfterForward": run.reshard},
         }
     )  # fmt: skip
-    return Layout(trainer, ParallelismConfig.model_validate(run.parallelism), run.size, 8)
+    return ParallelLayout(trainer, ParallelismConfig.model_validate(run.parallelism), run.size, 8)
 
 
 def published_mfu(run: Published) -> float:

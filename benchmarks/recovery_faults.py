@@ -100,7 +100,7 @@ def operator_too(victims: Victims) -> float:
     return _signal(pid, signal.SIGKILL)
 
 
-def operator_of(stage: Stage) -> processes.Identity | None:
+def operator_of(stage: Stage) -> processes.ProcessIdentity | None:
     pods = stage.cluster.api.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
     return processes.container({"POD_NAME": pods[0]["metadata"]["name"]})
 

@@ -38,7 +38,7 @@ from concertina.local.binaries import programs
 from concertina.local.host.namespaces import die_with_parent
 from concertina.local.host.processes import free_ports
 from concertina_agent.metrics import families as f
-from concertina_agent.metrics.text import Sample, render
+from concertina_agent.metrics.text import MetricSample, render
 from concertina_agent.metrics.training import Training
 
 RULES = Path(__file__).parents[1] / "charts" / "concertina" / "rules" / "concertina.yaml"
@@ -72,11 +72,15 @@ def series(jobs: int, pods: int, names: frozenset[str]) -> list[tuple[str, float
 
 def _of_agent(number: int, index: int) -> bytes:
     """As an agent renders it: all have workers, the first one coordinates."""
-    samples = [Sample(f.WORKER_MEMORY, 1 << 30)]
+    samples = [MetricSample(f.WORKER_MEMORY, 1 << 30)]
     if index == 0:
         told = Training()
         told.on_progress(1, progress(0), 0.0)
-        samples += [*told.samples(progress(0), None, 0.0), Sample(f.SHIPPED, 7), Sample(f.STORAGE_FAILURES, 0)]
+        samples += [
+            *told.samples(progress(0), None, 0.0),
+            MetricSample(f.SHIPPED, 7),
+            MetricSample(f.STORAGE_FAILURES, 0),
+        ]
     name = f"training-job-{number:04}"
     return render(samples, tuple(zip(f.POD_LABELS, (f"team-{number % 50}", name, f"{name}-{index}-0"), strict=True)))
 

@@ -37,7 +37,7 @@ from concertina.demo import text
 from concertina.local.host.namespaces import die_with_parent
 from concertina.planning.hardware import GPUS, USABLE, FabricName, GpuName
 from concertina.planning.layout import of
-from concertina.planning.outlook import Outlook, bottleneck, outlook
+from concertina.planning.outlook import Estimate, bottleneck, outlook
 from concertina.planning.search import least_memory
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
@@ -246,7 +246,7 @@ def spec(planned: Planned, ranks: int) -> JobSpec:
     )  # fmt: skip
 
 
-def seen(planned: Planned, ranks: int) -> Outlook | None:
+def seen(planned: Planned, ranks: int) -> Estimate | None:
     """None where that is no whole number of blocks, or where not even weights, moments and gradients fit."""
     job = spec(planned, ranks)
     if ranks % job.parallelism.block:

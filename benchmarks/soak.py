@@ -41,7 +41,7 @@ from concertina.drill.target import DrillTarget
 from concertina.kube.errors import ApiError
 from concertina.local import cluster
 from concertina.local.errors import LocalClusterError
-from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.connection import Target, UserError
 from concertina.terminal.watch import Late
 
 CONSOLE = Console(stderr=True)
@@ -101,7 +101,7 @@ async def one(job: DrillTarget, scenario: str) -> Played:
     at, found = time.time(), SCENARIOS[scenario]
     try:
         verdict = await run(job, scenario, found, found.fault(job), lambda _: None)
-    except (Late, Complaint, ApiError, LocalClusterError) as error:
+    except (Late, UserError, ApiError, LocalClusterError) as error:
         return Played(at, job.name, scenario, False, None, str(error)[:300])
     words = verdict.done if verdict.passed else "; ".join(verdict.reasons)
     return Played(at, job.name, scenario, verdict.passed, verdict.seen.seconds.first_step, words[:300])

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from concertina_protocol import log_lines
-from concertina_protocol.log_lines import RoundStarted, StepDone
+from concertina_protocol.log_lines import RoundStarted, StepDoneLine
 
 
 @dataclass
@@ -50,7 +50,7 @@ def rounds(logs: Iterable[Iterable[str]]) -> list[Round]:
         for line in map(log_lines.parse, lines):
             if isinstance(line, RoundStarted):
                 current = found.setdefault(line.round, Round(line.round, line.restored_step))
-            elif current is not None and isinstance(line, StepDone):
+            elif current is not None and isinstance(line, StepDoneLine):
                 current.steps.append((line.step, line.loss))
     return [found[number] for number in sorted(found)]
 

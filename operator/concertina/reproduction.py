@@ -36,7 +36,7 @@ class Beginning:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class ReproductionOptions:
     """What a person says of the new job; empty: as it follows from the checkpoint."""
 
     name: str = ""
@@ -88,7 +88,7 @@ def without_checkpoint(manifest: Manifest) -> Beginning:
     )
 
 
-def reproduction(manifest: Manifest, uri: str, beginning: Beginning, wanted: Wanted) -> Reproduction:
+def reproduction(manifest: Manifest, uri: str, beginning: Beginning, wanted: ReproductionOptions) -> Reproduction:
     """Of the checkpoint at `uri`. Raises Irreproducible."""
     lineage, step = lineage_of(manifest), manifest.id.step
     spec: dict[str, Any] = copy.deepcopy(dict(lineage.spec))
@@ -161,7 +161,7 @@ def _held_to(manifest: Manifest) -> dict[str, Any]:
 
 
 def _checkpoint(
-    before: Mapping[str, Any], lineage: Lineage, beginning: Beginning, wanted: Wanted, step: int
+    before: Mapping[str, Any], lineage: Lineage, beginning: Beginning, wanted: ReproductionOptions, step: int
 ) -> dict[str, Any]:
     """A folder of its own, begun from where the steps were trained from."""
     if not (wanted.checkpoint_uri or before.get("uri")):

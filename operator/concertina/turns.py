@@ -29,7 +29,7 @@ class _Lane:
         return granted
 
 
-class Turns:
+class FairLimiter:
     """At most `slots` are taken at once. Where more are wanted, lanes are served one after the other with a slot each,
     and within a lane the keys with `a_turn` slots each, whatever the number that they wait for: whoever asks for many
     waits behind himself, not behind others."""

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from concertina_agent.core import events as e
 from concertina_agent.files.driver import FilesDriver
-from concertina_agent.runtime.nursery import Nursery
-from concertina_agent.settings import Settings
+from concertina_agent.runtime.nursery import TaskGroup
+from concertina_agent.settings import AgentSettings
 from concertina_agent.workers import workers
 from concertina_agent.workers.driver import WorkersDriver
 from concertina_agent.workers.processes import Reaper
-from concertina_agent.workers.workers import ForkTarget, Parent, Process, StartError
+from concertina_agent.workers.workers import ForkTarget, Process, StartError, WorkerParent
 
 DIES_HAVING_ANSWERED = """
 import json, os, signal, socket, sys
@@ -43,7 +43,7 @@ async def dies_having_answered(folder: Path) -> None:
     """The agent is at something else meanwhile, and hears of both at once."""
     reaper = Reaper()
     reaper.start()
-    parent = Parent("nothing", reaper)
+    parent = WorkerParent("nothing", reaper)
     parent.begin(lambda control: ([sys.executable, "-c", DIES_HAVING_ANSWERED, str(control)], os.environ))
     await asyncio.shield(parent.warm)
     (pid,) = children()
@@ -66,12 +66,12 @@ async def followed(folder: Path, *, spoilt: Callable[[], None]) -> None:
     workers.AGAIN_SECONDS = (0.01, 0.01)
     (folder / "little").mkdir()
     (folder / "little" / "preload.py").write_text(PRELOAD)
-    settings = Settings(
+    settings = AgentSettings(
         uid="uid", replica="replica", pod_ip="127.0.0.1", port=1, workers=1, volume=folder, identity=folder, grace=1.0,
         checkpoints=False, environment=os.environ, package="little",
     )  # fmt: skip
     told: asyncio.Queue[e.Event] = asyncio.Queue()
-    driver = WorkersDriver(settings, FilesDriver(folder), "", told.put_nowait, Nursery())
+    driver = WorkersDriver(settings, FilesDriver(folder), "", told.put_nowait, TaskGroup())
     driver.start()
     print(await warm(told))
     spoilt()

@@ -13,10 +13,10 @@ import os
 import sys
 from pathlib import Path
 
-from concertina_agent.settings import Settings
+from concertina_agent.settings import AgentSettings
 from concertina_agent.workers import warm_start as module
 from concertina_agent.workers.processes import Reaper
-from concertina_agent.workers.warm_start import WarmStart, warm_start
+from concertina_agent.workers.warm_start import WarmProcess, warm_start
 from concertina_agent.workers.workers import Process, start_command
 
 
@@ -34,7 +34,7 @@ async def main(folder: Path, preload: tuple[str, ...], command: tuple[str, ...])
     worker = {"PYTHONUNBUFFERED": "1", **environment, "RANK": "0"}
     if worker["PYTHONUNBUFFERED"] == "no":
         worker["PYTHONUNBUFFERED"] = environment["PYTHONUNBUFFERED"] = ""
-    settings = Settings(
+    settings = AgentSettings(
         uid="uid", replica="replica", pod_ip="127.0.0.1", port=1, workers=1, volume=folder, identity=folder, grace=1.0,
         checkpoints=False, environment=environment, command=command, warm_start=True, preload=preload,
     )  # fmt: skip
@@ -43,7 +43,7 @@ async def main(folder: Path, preload: tuple[str, ...], command: tuple[str, ...])
     await process.last_lines()
     end("plain", code)
     warm = warm_start(settings, reaper)
-    if not isinstance(warm, WarmStart):
+    if not isinstance(warm, WarmProcess):
         return end("warm", warm)
     warm.begin()
     await warm.settled()

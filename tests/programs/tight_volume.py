@@ -25,7 +25,7 @@ from concertina_protocol import worker_channel as w
 from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
 from concertina_state import room, uploader
 from concertina_state.errors import InvalidInput
-from concertina_state.snapshots import Snapshots, Taken
+from concertina_state.snapshots import Snapshots, TakenSnapshot
 from programs.endless import State
 
 PLACES = SNAPSHOT_SLOTS + snapshot_memory.SHIPPING + COPY_SLOTS
@@ -47,14 +47,14 @@ class Replica:
         self.round = round
         self.worker = Snapshots(self.files.round_folder(round) / "shard-0", STATE)
 
-    def take(self, step: int) -> Taken:
+    def take(self, step: int) -> TakenSnapshot:
         id = p.SnapshotId(self.round, step, "layout", 2)
         taken = self.worker.take(dataclasses.replace(STATE.at(step), id=id))
         self.index.committed(id, 0)
         self.worker.make_room()
         return taken
 
-    def copy(self, taken: Taken) -> None:
+    def copy(self, taken: TakenSnapshot) -> None:
         """A peer's of the same step; as the copier does, again where there is no room yet."""
         content = taken.path.read_bytes()
         header = p.ShardHeader(taken.id, 1, len(content), zlib.crc32(content))

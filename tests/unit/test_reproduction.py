@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from concertina.reproduction import Beginning, Irreproducible, Wanted, reproduction, without_checkpoint
+from concertina.reproduction import Beginning, Irreproducible, ReproductionOptions, reproduction, without_checkpoint
 from concertina_protocol import SnapshotId
 from concertina_state.checkpoints.manifest import VERSION, Code, Manifest
 from concertina_state.format.shardfile import Continued
-from concertina_state.lineage import Lineage, Parent, TrainedRound
+from concertina_state.lineage import Lineage, ParentCheckpoint, TrainedRound
 
 IMAGE = "docker.io/me/trainer@sha256:" + "a" * 64
 SPEC: dict[str, Any] = {
@@ -24,12 +24,12 @@ SPEC: dict[str, Any] = {
     "checkpoint": {"uri": "s3://bucket/run", "everySteps": 10, "resumeFrom": "s3://bucket/older"},
 }
 ROUNDS = (TrainedRound(1, 0, 0, 4, "s"), TrainedRound(2, 25, 800, 6, "s"))
-PARENT = Parent("s3://bucket/run/u/round-2/step-40", "u", 2, 40, 1280, "digest")
+PARENT = ParentCheckpoint("s3://bucket/run/u/round-2/step-40", "u", 2, 40, 1280, "digest")
 LINEAGE = Lineage(
     spec=SPEC, parent=PARENT, rounds=ROUNDS, data_sets=("d",), images=(IMAGE,), devices=("H100",)
 )  # fmt: skip
 BEGINNING = Beginning(40, PARENT.uri, "digest")
-WANTED = Wanted()
+WANTED = ReproductionOptions()
 
 
 def checkpoint(lineage: Lineage = LINEAGE, **changed: Any) -> Manifest:
@@ -112,7 +112,7 @@ def test_why_it_is_not_the_same_to_the_bit(made: Lineage, beginning: Beginning, 
         (lineage(rounds=()), WANTED, "has no lineage"),
         (lineage(spec={}), WANTED, "does not say what its job's spec was"),
         (spec_with(checkpoint=None), WANTED, "name a new folder by --checkpoint-uri"),
-        (LINEAGE, Wanted(checkpoint_uri="s3://bucket/run/"), "is the folder of the job itself"),
+        (LINEAGE, ReproductionOptions(checkpoint_uri="s3://bucket/run/"), "is the folder of the job itself"),
         (spec_with(fromTheFuture=1), WANTED, "this version of concertina can't run its spec: spec.fromTheFuture"),
         (spec_with(template={}), WANTED, "can't run its spec: spec.template.spec is missing"),
         (
@@ -124,7 +124,7 @@ def test_why_it_is_not_the_same_to_the_bit(made: Lineage, beginning: Beginning, 
         (spec_with(workersPerReplica=4), WANTED, "its 6 ranks are no whole number of replicas of 4"),
     ],
 )
-def test_what_is_lacking_is_said(made: Lineage, wanted: Wanted, said: str) -> None:
+def test_what_is_lacking_is_said(made: Lineage, wanted: ReproductionOptions, said: str) -> None:
     with pytest.raises(Irreproducible, match=said.replace(".", r"\.")):
         reproduction(checkpoint(made), "uri", BEGINNING, wanted)
 

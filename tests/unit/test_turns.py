@@ -7,10 +7,10 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina.turns import Turns
+from concertina.turns import FairLimiter
 
 
-async def take(turns: Turns, key: str, served: list[str]) -> None:
+async def take(turns: FairLimiter, key: str, served: list[str]) -> None:
     async with turns.turn(key):
         served.append(key)
         await asyncio.sleep(0)
@@ -18,7 +18,7 @@ async def take(turns: Turns, key: str, served: list[str]) -> None:
 
 def test_one_who_asks_for_many_delays_another_by_one_turn() -> None:
     async def scenario() -> list[str]:
-        turns, served = Turns(1), list[str]()
+        turns, served = FairLimiter(1), list[str]()
         many = [asyncio.create_task(take(turns, "large", served)) for _ in range(1000)]
         await asyncio.sleep(0)
         await take(turns, "small", served)
@@ -32,7 +32,7 @@ def test_one_who_asks_for_many_delays_another_by_one_turn() -> None:
 
 def test_a_key_has_its_turn_in_one_piece_and_lanes_go_slot_by_slot() -> None:
     async def scenario() -> list[str]:
-        turns, served = Turns(1, a_turn=2), list[str]()
+        turns, served = FairLimiter(1, a_turn=2), list[str]()
 
         async def take_in(lane: str, key: str) -> None:
             async with turns.turn(lane, key):
@@ -54,7 +54,7 @@ def test_slots_are_never_exceeded_or_lost(slots: int, wanted: list[tuple[str, in
     """Whoever is cancelled while waiting, or just as its turn comes, leaves the slot to the next."""
 
     async def scenario() -> None:
-        turns, taken, most = Turns(slots), 0, 0
+        turns, taken, most = FairLimiter(slots), 0, 0
 
         async def hold(key: str, ticks: int) -> None:
             nonlocal taken, most

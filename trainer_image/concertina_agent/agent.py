@@ -14,17 +14,17 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
-from concertina_agent.core.tracking import Tracking
+from concertina_agent.core.tracking import TrackingRecorder
 from concertina_agent.files.driver import FilesDriver
 from concertina_agent.metrics.driver import MetricsDriver
 from concertina_agent.net import tls
 from concertina_agent.net.driver import NetworkDriver
 from concertina_agent.net.wire import Connector
-from concertina_agent.runtime.nursery import Nursery
-from concertina_agent.settings import Settings
+from concertina_agent.runtime.nursery import TaskGroup
+from concertina_agent.settings import AgentSettings
 from concertina_agent.transfers.channel import ChannelServer, socket_path
 from concertina_agent.transfers.copies import Peers
-from concertina_agent.transfers.learning import Learning
+from concertina_agent.transfers.learning import ModuleLearning
 from concertina_agent.transfers.tracking import SHIP_ALL_SECONDS, TrackingDriver
 from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.driver import WorkersDriver
@@ -40,13 +40,13 @@ QUIET = (e.Tick, e.WorkerMessage, e.MemberMessage, e.CoordinatorMessage, e.PeerC
 
 
 class Agent:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AgentSettings) -> None:
         """Inside a running event loop. Reads the volume; raises OSError or ssl.SSLError with what is missing."""
         self._settings = settings
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._events: collections.deque[e.Event] = collections.deque()
         self._busy = False
-        self._tasks = Nursery(self._fail)
+        self._tasks = TaskGroup(self._fail)
         emit, tasks = self.emit, self._tasks
 
         files = FilesDriver(settings.volume)
@@ -68,13 +68,15 @@ class Agent:
         self._workers = workers = WorkersDriver(settings, files, channel, emit, tasks)
         self._uploads = uploads = UploadDriver(files.snapshots, emit)
         copies = Peers(settings.uid, settings.replica, connector, files.snapshots, emit, tasks, settings.even)
-        learning = Learning(settings.uid, workers.warm_start, connector, emit, tasks)
+        learning = ModuleLearning(settings.uid, workers.warm_start, connector, emit, tasks)
         self._network = network = NetworkDriver(settings, self._core, connector, copies, learning, emit, tasks)
         self._metrics = MetricsDriver(settings, self._core, workers.local.running, uploads.shipping)
         self._tracking: Optional[TrackingDriver] = None
         if settings.track_every:
             folder = spool.folder(settings.volume)
-            self._tracking = TrackingDriver(folder, Tracking(settings.track_every), workers.start_tracking, emit)
+            self._tracking = TrackingDriver(
+                folder, TrackingRecorder(settings.track_every), workers.start_tracking, emit
+            )
         parts = (workers.local, copies, uploads, files.snapshots, self._tracking)
         self._channel = ChannelServer(channel, *parts, emit, lambda: self._core.latest)
         self._carry_out: Mapping[type, tuple[Callable[[Any], object], ...]] = {

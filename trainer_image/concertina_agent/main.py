@@ -106,7 +106,7 @@ def run(command: tuple[str, ...], package: str) -> int:
     try:
         with small_tls_buffers():
             return asyncio.run(life())
-    except (settings.SettingsError, OSError, ssl.SSLError) as error:
+    except (settings.AgentSettingsError, OSError, ssl.SSLError) as error:
         sentence = f"{type(error).__name__}: {error}"
         log_event("agent_failed", error=sentence)
         with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ def report() -> int:
         connector = Connector(tls.client_context(known.identity), known.uid)
         address = addresses.join(known.pod_ip, known.port)
         answer = asyncio.run(connector.ask(address, protocol.Watch(known.uid), REPORT_SECONDS))
-    except (settings.SettingsError, OSError, asyncio.TimeoutError, protocol.ProtocolError) as error:
+    except (settings.AgentSettingsError, OSError, asyncio.TimeoutError, protocol.ProtocolError) as error:
         print(f"the agent does not answer: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     sys.stdout.buffer.write(protocol.encode(answer))

@@ -13,12 +13,12 @@ from typing import Optional
 from concertina_protocol import PORT
 
 
-class SettingsError(ValueError):
+class AgentSettingsError(ValueError):
     """The environment lacks something; a sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Metrics:
+class MetricsSettings:
     """What of itself this pod tells Prometheus, and to whom."""
 
     namespace: str
@@ -32,7 +32,7 @@ class Metrics:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class AgentSettings:
     uid: str
     replica: str
     pod_ip: str
@@ -59,7 +59,7 @@ class Settings:
     """Modules that a warm start imports before it knows of others."""
     package: str = "concertina_trainer"
     """Whose modules preload, worker, uploader and store are run, when bundled."""
-    metrics: Optional[Metrics] = None
+    metrics: Optional[MetricsSettings] = None
     """None: they are not served."""
 
     @property
@@ -72,12 +72,14 @@ class Settings:
         return self.bundled and "CONCERTINA_PARALLELISM" not in self.environment
 
 
-def read(environment: Mapping[str, str], command: tuple[str, ...], package: str = "concertina_trainer") -> Settings:
+def read(
+    environment: Mapping[str, str], command: tuple[str, ...], package: str = "concertina_trainer"
+) -> AgentSettings:
     """Raises SettingsError."""
     checkpoint = environment.get("CONCERTINA_CHECKPOINT") or "null"
     try:
         warm = _object(environment.get("CONCERTINA_WARM_START") or "{}")
-        return Settings(
+        return AgentSettings(
             uid=environment["CONCERTINA_UID"],
             replica=environment["CONCERTINA_REPLICA"],
             pod_ip=environment["CONCERTINA_POD_IP"],
@@ -97,9 +99,11 @@ def read(environment: Mapping[str, str], command: tuple[str, ...], package: str 
             track_every=_track_every(environment.get("CONCERTINA_TRACKING") or "null"),
         )
     except KeyError as error:
-        raise SettingsError(f"the environment variable {error.args[0]} is missing; the operator sets it") from error
+        raise AgentSettingsError(
+            f"the environment variable {error.args[0]} is missing; the operator sets it"
+        ) from error
     except ValueError as error:
-        raise SettingsError(f"the agent's environment can't be read: {str(error)[:400]}") from error
+        raise AgentSettingsError(f"the agent's environment can't be read: {str(error)[:400]}") from error
 
 
 def _object(text: str) -> Mapping[str, object]:
@@ -119,7 +123,7 @@ def _track_every(tracking: str) -> int:
 METRICS_TOKEN = "CONCERTINA_METRICS_TOKEN"
 
 
-def _metrics(environment: Mapping[str, str]) -> Optional[Metrics]:
+def _metrics(environment: Mapping[str, str]) -> Optional[MetricsSettings]:
     """None where an operator has set the pod up that knows nothing of them. Raises ValueError."""
     asked = _object(environment.get("CONCERTINA_METRICS") or "{}")
     if not asked:
@@ -128,7 +132,7 @@ def _metrics(environment: Mapping[str, str]) -> Optional[Metrics]:
     token = environment.get(METRICS_TOKEN, "").strip() if asked.get("token") else None
     node = environment.get("CONCERTINA_NODE", "")
     port = int(str(asked.get("port")))
-    return Metrics(namespace, job, node, port, asked.get("perRank") is True, token)
+    return MetricsSettings(namespace, job, node, port, asked.get("perRank") is True, token)
 
 
 def _names(found: object) -> tuple[str, ...]:

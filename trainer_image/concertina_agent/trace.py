@@ -28,7 +28,7 @@ def trace(rank: int, first_step: int, steps: int, seconds: float) -> int:
         known = settings.read(os.environ, ())
         path = step_traces.trace_file(step_traces.folder(known.volume), name, rank)
         path.parent.mkdir(exist_ok=True)
-    except (settings.SettingsError, OSError) as error:
+    except (settings.AgentSettingsError, OSError) as error:
         return _fail(f"there is no place for a trace: {error}")
     try:
         step_traces.wanted_file(path).touch()
@@ -42,7 +42,7 @@ def trace(rank: int, first_step: int, steps: int, seconds: float) -> int:
                 each.unlink()
 
 
-def _ask(known: settings.Settings, wish: p.Trace) -> int:
+def _ask(known: settings.AgentSettings, wish: p.Trace) -> int:
     """0 where the agent has accepted it."""
     from concertina_agent.net import tls
     from concertina_agent.net.wire import Connector

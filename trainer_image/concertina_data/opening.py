@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from concertina_data.manifest import NAME, DataManifest, parse
 from concertina_data.order import WINDOW
-from concertina_data.places import CacheSettings, InPlace, OnWait, Place
+from concertina_data.places import CacheSettings, DataPlace, InPlace, OnWait
 from concertina_state.errors import InvalidInput
 
 FETCH_THREADS = 4
@@ -26,7 +26,7 @@ would abort the process."""
 T = TypeVar("T")
 
 
-def open_place(uri: str, cache: CacheSettings) -> Place:
+def open_place(uri: str, cache: CacheSettings) -> DataPlace:
     """Open the folder or the store that holds a data set.
 
     Args:
@@ -44,7 +44,7 @@ def open_place(uri: str, cache: CacheSettings) -> Place:
     return Stored(uri, cache)
 
 
-def read_manifest(place: Place, on_wait: OnWait = lambda reason, seconds: None) -> DataManifest:
+def read_manifest(place: DataPlace, on_wait: OnWait = lambda reason, seconds: None) -> DataManifest:
     """Read the manifest of a data set.
 
     Raises:

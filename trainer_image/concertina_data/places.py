@@ -49,7 +49,7 @@ class CacheSettings:
     folder: Path = field(default_factory=folder_on_node)
 
 
-class Place(Protocol):
+class DataPlace(Protocol):
     uri: str
 
     @property

@@ -11,7 +11,7 @@ from concertina_data.files import tokens_file
 from concertina_data.manifest import TOO_SHORT, DataManifest
 from concertina_data.opening import FETCH_THREADS, OpenShards, Threads, open_place, read_manifest
 from concertina_data.order import Order
-from concertina_data.places import CacheSettings, Place
+from concertina_data.places import CacheSettings, DataPlace
 from concertina_state.errors import InvalidInput
 
 TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
@@ -64,7 +64,7 @@ class Sequences:
         return rows
 
 
-def _open(place: Place, manifest: DataManifest, index: int) -> Tensor:
+def _open(place: DataPlace, manifest: DataManifest, index: int) -> Tensor:
     content = place.open(tokens_file(manifest.shards[index]))
     # What a store has just given is bytes, which torch warns of, where the folder did not keep it.
     writable = bytearray(content) if isinstance(content, bytes) else content

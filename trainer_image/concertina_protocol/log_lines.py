@@ -45,7 +45,7 @@ class RoundStarted:
 
 
 @dataclasses.dataclass(frozen=True)
-class StepDone:
+class StepDoneLine:
     step: int
     steps: int
     """Of the whole run."""
@@ -63,7 +63,7 @@ class StepDone:
         )
 
 
-LogLine = Union[RoundStarted, StepDone]
+LogLine = Union[RoundStarted, StepDoneLine]
 
 _RANK = r"(?:\[rank \d+\] )?"
 """Which the agent puts before a line where a replica has several workers."""
@@ -97,7 +97,7 @@ def _round(number: str, step: str, source: str, restored: str, parts: str, at: s
     return RoundStarted(int(number), int(step), RestoreSource(source.capitalize()), int(restored), seconds, float(at))
 
 
-def _step(step: str, steps: str, loss: str, rate: str, speed: str, milliseconds: str) -> StepDone:
-    return StepDone(
+def _step(step: str, steps: str, loss: str, rate: str, speed: str, milliseconds: str) -> StepDoneLine:
+    return StepDoneLine(
         int(step), int(steps), float(loss), float(rate), float(speed.replace(",", "")), int(milliseconds) / 1000
     )

@@ -14,7 +14,7 @@ from concertina_state import filling
 from concertina_state.filling import Place, ShardReader
 from concertina_state.format.read_plan import Box, ReadItem, ReadPlan
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk, Layout
-from concertina_state.holdings import ArrayShard, Copies, Held, Holdings, held_part, own_chunk
+from concertina_state.holdings import ArrayShard, Copies, LocalArray, LocalState, held_part, own_chunk
 from concertina_state.live import Arrival
 
 DTYPES = {
@@ -71,7 +71,7 @@ class Buffers:
         """Nothing is being copied."""
 
 
-class BufferCatalogue(Holdings[Buffer]):
+class BufferCatalogue(LocalState[Buffer]):
     """Ranks read all that they hold, each by itself: what several hold alike is saved once, and read by each, as this
     knows no way to hand arrays from rank to rank."""
 
@@ -115,12 +115,12 @@ def _buffer(array: Buffer | ArrayShard) -> Buffer:
     return found
 
 
-def _held(name: str, array: Buffer | ArrayShard, everyone: Copies) -> Held[Buffer]:
+def _held(name: str, array: Buffer | ArrayShard, everyone: Copies) -> LocalArray[Buffer]:
     buffer = _buffer(array)
     if isinstance(array, ArrayShard):
         return held_part(name, array, buffer, buffer.shape, buffer.dtype)
     whole = buffer.shape
-    return Held(name, whole, Box((0,) * len(whole), whole), buffer.dtype, buffer, everyone, "whole")
+    return LocalArray(name, whole, Box((0,) * len(whole), whole), buffer.dtype, buffer, everyone, "whole")
 
 
 def _place(item: ReadItem, buffer: Buffer) -> Place:

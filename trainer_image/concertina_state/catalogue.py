@@ -22,7 +22,17 @@ from concertina_state.errors import InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import Box, ReadPlan
 from concertina_state.format.shardfile import Chunk
-from concertina_state.holdings import ALONE, ArrayShard, Copies, Elsewhere, Held, Holdings, held_part, own_chunk, parts
+from concertina_state.holdings import (
+    ALONE,
+    ArrayShard,
+    Copies,
+    LocalArray,
+    LocalState,
+    RemoteArray,
+    held_part,
+    own_chunk,
+    parts,
+)
 from concertina_state.placement import Cut, box
 from concertina_state.tensors import NAMES, Tensors, execute
 
@@ -30,10 +40,10 @@ BUCKET = 64 << 20
 """Bytes that are broadcast at a time."""
 
 
-class Catalogue(Holdings[Tensor]):
+class StateIndex(LocalState[Tensor]):
     def __init__(
         self,
-        tensors: Mapping[str, Tensor | ArrayShard | Elsewhere],
+        tensors: Mapping[str, Tensor | ArrayShard | RemoteArray],
         own: Mapping[str, Tensor],
         rank: int,
         world: int,
@@ -73,7 +83,7 @@ class Catalogue(Holdings[Tensor]):
                 _exchange(alike, copies)
 
 
-def _exchange(alike: Sequence[Held[Tensor]], copies: Copies) -> None:
+def _exchange(alike: Sequence[LocalArray[Tensor]], copies: Copies) -> None:
     """Each rank's part to the others."""
     group = copies.group or dist.group.WORLD
     assert group is not None
@@ -105,10 +115,10 @@ def _buckets(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Iterator[tupl
             yield devices[0], [part for _, part in piece]
 
 
-def _held(name: str, given: Tensor | ArrayShard | Elsewhere, everyone: Copies) -> Held[Tensor]:
-    if isinstance(given, Elsewhere):
+def _held(name: str, given: Tensor | ArrayShard | RemoteArray, everyone: Copies) -> LocalArray[Tensor]:
+    if isinstance(given, RemoteArray):
         zeros = (0,) * len(given.shape)
-        return Held(
+        return LocalArray(
             name, tuple(given.shape), Box(zeros, zeros), NAMES[given.dtype], torch.empty(zeros, dtype=given.dtype),
             ALONE, "elsewhere",
         )  # fmt: skip
@@ -121,9 +131,9 @@ def _held(name: str, given: Tensor | ArrayShard | Elsewhere, everyone: Copies) -
         found = tensor.local_shards()
         offsets, sizes = (found[0].metadata.shard_offsets, found[0].metadata.shard_sizes) if found else ((), ())
         mine = Box(tuple(offsets), tuple(sizes)) if found else Box((0,) * len(whole), (0,) * len(whole))
-        return Held(name, whole, mine, dtype, _local(tensor), ALONE, f"shards of {dist.get_world_size()}")
+        return LocalArray(name, whole, mine, dtype, _local(tensor), ALONE, f"shards of {dist.get_world_size()}")
     if not isinstance(tensor, DTensor):
-        return Held(name, whole, Box((0,) * len(whole), whole), dtype, tensor.detach(), everyone, "whole")
+        return LocalArray(name, whole, Box((0,) * len(whole), whole), dtype, tensor.detach(), everyone, "whole")
     mesh, placements = tensor.device_mesh, tensor.placements
     if any(isinstance(placement, Partial) for placement in placements):
         raise InvalidInput(f"{name} is a DTensor with a partial sum: reduce it before it is saved.")
@@ -136,14 +146,14 @@ def _held(name: str, given: Tensor | ArrayShard | Elsewhere, everyone: Copies) -
     shape, coordinate = tuple(mesh.shape), mesh.get_coordinate()
     if coordinate is None:  # a mesh of other ranks
         nothing = Box((0,) * len(whole), (0,) * len(whole))
-        return Held(name, whole, nothing, dtype, _local(tensor), ALONE, f"{shape} {placements}")
+        return LocalArray(name, whole, nothing, dtype, _local(tensor), ALONE, f"{shape} {placements}")
     copied = [axis for axis, cut in enumerate(cuts) if cut.dim is None and shape[axis] > 1]
     copies = ALONE
     if len(copied) == 1:  # of more dimensions each rank saves all that it has: right, and more than is needed
         group = mesh.get_group(copied[0])
         copies = Copies(tuple(dist.get_process_group_ranks(group)), coordinate[copied[0]], group)
     mine = box(whole, shape, coordinate, cuts)
-    return Held(name, whole, mine, dtype, _local(tensor), copies, f"{shape} {placements}")
+    return LocalArray(name, whole, mine, dtype, _local(tensor), copies, f"{shape} {placements}")
 
 
 def _own(name: str, tensor: Tensor) -> Chunk:

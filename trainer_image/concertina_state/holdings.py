@@ -45,7 +45,7 @@ ALONE = Copies((0,), 0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Held(Generic[A]):
+class LocalArray(Generic[A]):
     """An array of which this rank has a box."""
 
     name: str
@@ -80,14 +80,14 @@ class ArrayShard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Elsewhere:
+class RemoteArray:
     """An array of the state of which this rank has nothing: a pipeline stage's weights, on the others."""
 
     shape: Sequence[int]
     dtype: Any
 
 
-def held_part(name: str, part: ArrayShard, local: A, shape: Sequence[int], dtype: str) -> Held[A]:
+def held_part(name: str, part: ArrayShard, local: A, shape: Sequence[int], dtype: str) -> LocalArray[A]:
     """`local`, `shape`, `dtype`: of the part's array. Raises InvalidInput."""
     offsets, own, whole = tuple(part.offsets), tuple(shape), tuple(part.shape)
     fits = len(offsets) == len(own) == len(whole) > 0
@@ -97,7 +97,7 @@ def held_part(name: str, part: ArrayShard, local: A, shape: Sequence[int], dtype
             "not within: correct its ArrayShard."
         )
     # Each array may be as large in a world that is cut otherwise: only its box tells that state from this one.
-    return Held(name, whole, Box(offsets, own), dtype, local, ALONE, f"{offsets} {own}")
+    return LocalArray(name, whole, Box(offsets, own), dtype, local, ALONE, f"{offsets} {own}")
 
 
 def own_chunk(name: str, dtype: str, shape: Sequence[int]) -> Chunk:
@@ -105,8 +105,10 @@ def own_chunk(name: str, dtype: str, shape: Sequence[int]) -> Chunk:
     return Chunk(name, dtype, (0,) * len(shape), tuple(shape), tuple(shape))
 
 
-class Holdings(Generic[A]):
-    def __init__(self, held: Sequence[Held[A]], own: Sequence[tuple[Chunk, A]], cut: str, whole_cut: str = "") -> None:
+class LocalState(Generic[A]):
+    def __init__(
+        self, held: Sequence[LocalArray[A]], own: Sequence[tuple[Chunk, A]], cut: str, whole_cut: str = ""
+    ) -> None:
         """`own`: arrays that this rank alone has, by names of its own. `cut`: how all of it is cut, as far as that
         tells states of ranks apart that hold the same arrays. `whole_cut`: how each array is cut on all ranks; else
         each says how, which is the same everywhere only where all ranks have some of each."""
@@ -148,14 +150,14 @@ class Holdings(Generic[A]):
         plan.require("the saved state")
         return plan
 
-    def _by_copies(self) -> dict[Copies, list[Held[A]]]:
-        found: dict[Copies, list[Held[A]]] = {}
+    def _by_copies(self) -> dict[Copies, list[LocalArray[A]]]:
+        found: dict[Copies, list[LocalArray[A]]] = {}
         for each in self.held:
             found.setdefault(each.copies, []).append(each)
         return found
 
 
-def parts(alike: Sequence[Held[A]], copies: Copies, number: int) -> list[tuple[Chunk, A]]:
+def parts(alike: Sequence[LocalArray[A]], copies: Copies, number: int) -> list[tuple[Chunk, A]]:
     """What rank `number` of those that hold them alike saves of each."""
     if copies.saved_whole:
         return [each.part(0, each.box.shape[0] if each.whole else 1) for each in alike] if number == 0 else []

@@ -70,7 +70,7 @@ class Origin:
 
 
 @dataclasses.dataclass(frozen=True)
-class Parent:
+class ParentCheckpoint:
     """The checkpoint that the steps of another one were trained from."""
 
     uri: str
@@ -94,7 +94,7 @@ class Lineage:
     are kept. Empty where it is larger than the operator hands on."""
     spec_digest: str = ""
     """SHA-256 of it as canonical JSON."""
-    parent: Optional[Parent] = None  # noqa: UP045 (typed_json knows typing's form)
+    parent: Optional[ParentCheckpoint] = None  # noqa: UP045 (typed_json knows typing's form)
     """None: it was trained from the seed, or from `begun_from`."""
     begun_from: str = ""
     """As in Origin."""

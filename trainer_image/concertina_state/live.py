@@ -13,7 +13,7 @@ Arrival: TypeAlias = Callable[[], float]
 `copy_to` did it."""
 
 
-class Live(Protocol):
+class SnapshotSource(Protocol):
     """What is saved: arrays that change, and the place of each in a file."""
 
     @property

@@ -22,7 +22,7 @@ from concertina_protocol.worker_channel import (
 from concertina_state.format.shardfile import ShardMetadata, Trend
 from concertina_state.interval import Interval
 from concertina_state.pace import Pace
-from concertina_state.snapshots import Snapshots, Taken
+from concertina_state.snapshots import Snapshots, TakenSnapshot
 from concertina_state.step_trace import Traces
 
 
@@ -281,5 +281,5 @@ class Saving:
             self._channel.send(WantDurable(id, self._metadata.shard, str(link), complete))
             self._due, self._asked, self._durable_step, self._durable_at = False, False, id.step, time.time()
 
-    def _committed(self, taken: Taken) -> None:
+    def _committed(self, taken: TakenSnapshot) -> None:
         self._channel.send(Committed(taken.id, self._metadata.shard, str(taken.path)))

@@ -22,21 +22,21 @@ from concertina_state import room
 from concertina_state.checksum import crc32
 from concertina_state.filling import THREADS
 from concertina_state.format.shardfile import Layout, ShardMetadata
-from concertina_state.live import Arrival, Live
+from concertina_state.live import Arrival, SnapshotSource
 from concertina_state.room import Spare
 
 
 class MappedShard:
     """A shard file, mapped and with its pages in place, and a view of each array in it."""
 
-    def __init__(self, path: Path, state: Live, spare: Spare | None = None) -> None:
+    def __init__(self, path: Path, state: SnapshotSource, spare: Spare | None = None) -> None:
         """Raises InvalidInput or RestoreFailed."""
         self.path = path
         self._map = room.map_new(path, state.layout.size, spare)
         self.inode = path.stat().st_ino
         self._views = state.views(self._map)
 
-    def fill(self, state: Live) -> Arrival:
+    def fill(self, state: SnapshotSource) -> Arrival:
         """Copy the live state in, or have it copied; until `commit` the file is not there, so a peer whose copy this
         breaks off takes nothing for damaged (decision "A drain may write over a running copy")."""
         remove_sidecar(self.path)
@@ -64,7 +64,7 @@ class MappedShard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
+class TakenSnapshot:
     id: SnapshotId
     path: Path
 
@@ -72,7 +72,7 @@ class Taken:
 class Snapshots:
     """One rank's snapshots of one round. All ranks take the same ones, so ordinals agree between them."""
 
-    def __init__(self, folder: Path, state: Live) -> None:
+    def __init__(self, folder: Path, state: SnapshotSource) -> None:
         self._folder, self._state = folder, state
         self._slots: list[MappedShard | None] = [None] * SNAPSHOT_SLOTS
         self._holds = [-1] * SNAPSHOT_SLOTS
@@ -89,7 +89,7 @@ class Snapshots:
         folder.mkdir(parents=True, exist_ok=True)
         self.make_room()
 
-    def of_arrays(self, state: Live) -> None:
+    def of_arrays(self, state: SnapshotSource) -> None:
         """Other ones are saved from now on; in files of their own size, where that is another."""
         self.finish()
         if state.layout.chunks != self._state.layout.chunks:
@@ -114,7 +114,7 @@ class Snapshots:
         (decision "The k-th snapshot waits for the (k-2)-th")."""
         return self.complete >= self.count - 2
 
-    def take(self, metadata: ShardMetadata) -> Taken:
+    def take(self, metadata: ShardMetadata) -> TakenSnapshot:
         """Write and commit."""
         taken = self.begin(metadata, at_once=True)
         self.finish()
@@ -123,9 +123,9 @@ class Snapshots:
     def begin(
         self,
         metadata: ShardMetadata,
-        committed: Callable[[Taken], None] = lambda taken: None,
+        committed: Callable[[TakenSnapshot], None] = lambda taken: None,
         at_once: bool = False,
-    ) -> Taken:
+    ) -> TakenSnapshot:
         """Write, or have a device write; the checksum, which takes longer than the copy, is a thread's, and so is the
         commit: then `committed` is called there (decision "A snapshot's checksum is a thread's"). Where peers don't
         keep up this still leaves the newest complete one and the newest committed one untouched. `at_once`: the caller
@@ -139,7 +139,7 @@ class Snapshots:
         arrival, layout = slot.fill(self._state), self._state.layout
         self._holds[index] = self.count
         self._steps.append(metadata.id.step)
-        taken = Taken(metadata.id, slot.path)
+        taken = TakenSnapshot(metadata.id, slot.path)
         threads = min(THREADS, len(os.sched_getaffinity(0))) if at_once else 1
 
         def commit() -> None:
@@ -197,7 +197,7 @@ class Snapshots:
             self._committing.result()
             self._committing = None
 
-    def link_for_shipping(self, taken: Taken) -> Path:
+    def link_for_shipping(self, taken: TakenSnapshot) -> Path:
         """A second name for a committed slot, under which it stays as it is until that name is removed."""
         name = self._folder / f"shipping-{taken.id.step}"
         name.unlink(missing_ok=True)

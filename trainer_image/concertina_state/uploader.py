@@ -69,7 +69,7 @@ from concertina_state.objects.prefix import HELD, IMPATIENCE, ObjectPrefix, Stor
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class UploadedRun:
     """What is known of the run beside its state."""
 
     trainer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -78,7 +78,7 @@ class Run:
     """How many steps a rollback may go back: see `Keeping`."""
 
 
-UNKNOWN = Run()
+UNKNOWN = UploadedRun()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Destination:
         )
 
 
-def main(run: Run = UNKNOWN) -> NoReturn:
+def main(run: UploadedRun = UNKNOWN) -> NoReturn:
     """Answers the agent's requests one by one until the agent is gone."""
     channel = WorkerEnd(os.environ["CONCERTINA_SOCKET"])
     channel.send(UploaderHello(os.getpid()))
@@ -117,7 +117,7 @@ def main(run: Run = UNKNOWN) -> NoReturn:
         os._exit(0)
 
 
-def answer(request: object, destination: Destination, uid: str, run: Run = UNKNOWN) -> Message:
+def answer(request: object, destination: Destination, uid: str, run: UploadedRun = UNKNOWN) -> Message:
     """Every error is in the answer, as a sentence."""
     if isinstance(request, Ship):
         return _ship(request, destination, uid)
@@ -189,7 +189,7 @@ def _blocks(file: io.FileIO, size: int) -> Iterator[memoryview]:
         yield block
 
 
-def _publish(request: Publish, destination: Destination, uid: str, run: Run = UNKNOWN) -> Published:
+def _publish(request: Publish, destination: Destination, uid: str, run: UploadedRun = UNKNOWN) -> Published:
     folder = ObjectPrefix(destination.uri, create=True)
     try:
         return publish(folder, destination, uid, request.id, request.complete, run)
@@ -200,7 +200,7 @@ def _publish(request: Publish, destination: Destination, uid: str, run: Run = UN
 
 
 def publish(
-    folder: ObjectPrefix, destination: Destination, uid: str, id: SnapshotId, complete: bool, run: Run = UNKNOWN
+    folder: ObjectPrefix, destination: Destination, uid: str, id: SnapshotId, complete: bool, run: UploadedRun = UNKNOWN
 ) -> Published:
     """Write the manifest of a wholly shipped snapshot, move LATEST, delete what is not kept. Raises StorageError, or
     Fenced, as long as LATEST has not moved."""

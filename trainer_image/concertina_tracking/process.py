@@ -22,7 +22,7 @@ from concertina_protocol.worker_channel import (
 from concertina_tracking import settings
 from concertina_tracking.about import About, about
 from concertina_tracking.lineage import made_of
-from concertina_tracking.settings import Backend, Settings
+from concertina_tracking.settings import Backend, TrackingSettings
 from concertina_tracking.shipper import Shipper
 from concertina_tracking.tracker import Tracker
 
@@ -49,7 +49,7 @@ def main() -> NoReturn:
     os._exit(code)  # at once: a tool's threads may hang
 
 
-def start(known: Settings, described: About) -> Tracker:
+def start(known: TrackingSettings, described: About) -> Tracker:
     """The run. Raises ImportError where the image lacks the tool, else what the tool raises."""
     if known.backend is Backend.MLFLOW:
         from concertina_tracking.trackers.mlflow import MlflowRun
@@ -64,7 +64,7 @@ def start(known: Settings, described: About) -> Tracker:
     return TensorBoardRun(known, described)
 
 
-def _ship(channel: WorkerEnd, known: Settings) -> int:
+def _ship(channel: WorkerEnd, known: TrackingSettings) -> int:
     described = about(os.environ)
     environment = ", ".join(f"{name} {value}" for name, value in described.code.items() if name in ("python", "torch"))
     spool = SpoolReader(known.spool)

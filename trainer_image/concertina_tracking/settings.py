@@ -30,7 +30,7 @@ class Spec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class TrackingSettings:
     backend: Backend
     uri: str
     experiment: str
@@ -52,12 +52,12 @@ class Settings:
         return self.uid
 
 
-def read(environment: Mapping[str, str]) -> Settings:
+def read(environment: Mapping[str, str]) -> TrackingSettings:
     """Raises KeyError or ValueError where the environment is not the operator's."""
     spec = parse_json(Spec, environment["CONCERTINA_TRACKING"])
     job = environment["CONCERTINA_JOB"]
     namespace, _, name = job.rpartition("/")
-    return Settings(
+    return TrackingSettings(
         backend=Backend(spec.backend),
         uri=spec.uri or "",
         experiment=spec.experiment or namespace or "default",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from concertina_protocol.tracking.records import Checkpointed, Outcome, StepDone
+from concertina_protocol.tracking.records import Checkpointed, RunOutcome, StepDone
 
 
 class Tracker(Protocol):
@@ -26,7 +26,7 @@ class Tracker(Protocol):
         """A checkpoint as an artifact of the run, by where it lies. The same again changes nothing. `made_of`: what
         went into it (`lineage`)."""
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RunOutcome) -> None:
         """It is over, or stands still."""
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ def main() -> NoReturn:
     uploader.main(run(os.environ))
 
 
-def run(environment: Mapping[str, str]) -> uploader.Run:
+def run(environment: Mapping[str, str]) -> uploader.UploadedRun:
     config = TrainerConfig.model_validate(json.loads(environment["CONCERTINA_TRAINER"]))
     trainer = config.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return uploader.Run(trainer, config.anomalies.reaches)
+    return uploader.UploadedRun(trainer, config.anomalies.reaches)

@@ -52,7 +52,7 @@ from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.engine import engine_of
 from concertina_trainer.training.evaluation import Evaluation, validation_reader
 from concertina_trainer.training.expert_loads import ExpertLoads
-from concertina_trainer.training.loop import Run, train
+from concertina_trainer.training.loop import TrainingRun, train
 from concertina_trainer.training.report import Reporter, RoundInfo
 
 AFTER_THE_CULPRIT = 0.5
@@ -200,7 +200,9 @@ def round_info(built: Built, asked: Restore, restored: ShardMetadata) -> RoundIn
     )
 
 
-def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Reporter, channel: WorkerEnd) -> Run:
+def assemble(
+    built: Built, start: Start, restored: ShardMetadata, reporter: Reporter, channel: WorkerEnd
+) -> TrainingRun:
     """All that the loop needs, from where the restored state stands."""
     config, world = built.config, built.world
     again = config.reproduction.skipped if config.reproduction else ()
@@ -219,7 +221,7 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
         evaluation = Evaluation(
             config.evaluation, built.aside, plan, built.model, engine, sums, world, reporter, saving
         )  # fmt: skip
-    return Run(
+    return TrainingRun(
         config, world, engine, built.optimizer, sums, batches, balance, ExpertLoads(built.model, config.model),
         anomalies, digests, saving, reporter, evaluation,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Header
 from concertina_state.holdings import ArrayShard
-from concertina_state.live import Live
+from concertina_state.live import SnapshotSource
 from trainingjob._world import World
 
 LEAVE_OUT = (
@@ -32,7 +32,7 @@ class StateIndex(Protocol):
     digest: str
 
     @property
-    def saved(self) -> Live: ...
+    def saved(self) -> SnapshotSource: ...
 
     @property
     def alone(self) -> bool:

@@ -34,7 +34,7 @@ NOTHING_KNOWN = Restore(RestoreSource.FRESH)
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class RestorePoint:
     """The saved state that this round begins with."""
 
     saved: SavedState
@@ -75,7 +75,7 @@ class Restored:
 # --- find -----------------------------------------------------------------------------------------------------------
 
 
-def find_newest(session: Session, reading: contextlib.ExitStack) -> Source | None:
+def find_newest(session: Session, reading: contextlib.ExitStack) -> RestorePoint | None:
     """Return the newest saved state, or None if nothing was saved. All ranks make this call.
 
     Args:
@@ -88,7 +88,7 @@ def find_newest(session: Session, reading: contextlib.ExitStack) -> Source | Non
     """
     if isinstance(session.agent, Folder):
         newest = session.agent.newest()
-        return None if newest is None else Source(newest)
+        return None if newest is None else RestorePoint(newest)
     start = session.agent.start()
     durable = session.ranks.same(_durable(session, start, reading)) if session.checkpoint.get("uri") else None
     if durable is not None:
@@ -97,10 +97,10 @@ def find_newest(session: Session, reading: contextlib.ExitStack) -> Source | Non
 
         stored = StoredCheckpoint(durable.uri)
         if durable.uid == start.uid:
-            return Source(stored)
-        return Source(stored, stored.uri, Continued(durable.uid, durable.round, durable.step))
+            return RestorePoint(stored)
+        return RestorePoint(stored, stored.uri, Continued(durable.uid, durable.round, durable.step))
     if start.restore.source == RestoreSource.MEMORY and start.restore.id is not None:
-        return Source(InMemory(start.restore.id, session.agent))
+        return RestorePoint(InMemory(start.restore.id, session.agent))
     return None
 
 
@@ -183,13 +183,13 @@ def newest_in_storage(
 # --- fill -----------------------------------------------------------------------------------------------------------
 
 
-def values_for(session: Session, source: Source) -> Mapping[str, Any]:
+def values_for(session: Session, source: RestorePoint) -> Mapping[str, Any]:
     """Return the values that this rank takes over, by object."""
     shard, rank = _own_shard(session, source)
     return _own_values(shard, rank, source)
 
 
-def fill(session: Session, contents: Contents, own_shard: OwnShard, source: Source) -> Restored:
+def fill(session: Session, contents: Contents, own_shard: OwnShard, source: RestorePoint) -> Restored:
     """Restore all objects from a saved state. All ranks make this call.
 
     Raises:
@@ -219,7 +219,7 @@ def fill(session: Session, contents: Contents, own_shard: OwnShard, source: Sour
     return Restored(values, layout, selection.metadata)
 
 
-def end_restore(session: Session, contents: Contents, source: Source) -> None:
+def end_restore(session: Session, contents: Contents, source: RestorePoint) -> None:
     """Begin to follow the restored objects, and log if the world has another size than the saved one."""
     rank, saved_size = session.world.rank, source.saved.id.shards
     if rank >= saved_size:
@@ -228,7 +228,7 @@ def end_restore(session: Session, contents: Contents, source: Source) -> None:
     contents.end_restore()
 
 
-def _own_shard(session: Session, source: Source) -> tuple[ShardReader, str]:
+def _own_shard(session: Session, source: RestorePoint) -> tuple[ShardReader, str]:
     """Return the shard from which this rank takes its own values, and the prefix of their names.
 
     It is that of the rank of the same number. If there are more ranks now, a new one takes those of another rank.
@@ -237,7 +237,7 @@ def _own_shard(session: Session, source: Source) -> tuple[ShardReader, str]:
     return source.saved.open(rank), name_of(rank)
 
 
-def _own_values(shard: ShardReader, rank: str, source: Source) -> Mapping[str, Any]:
+def _own_values(shard: ShardReader, rank: str, source: RestorePoint) -> Mapping[str, Any]:
     """Return the values of the rank with this prefix, by object.
 
     Raises:

@@ -66,7 +66,7 @@ class State:
         self._contents.sample_counters = [value for value in objects.values() if isinstance(value, SampleCounter)]
         self._shard = OwnShard(self._session, self._contents)
         self._saver = Saver(self._session, self._contents, self._shard, overhead)
-        self._peeked: _restore.Source | None = None
+        self._peeked: _restore.RestorePoint | None = None
         self._reading = contextlib.ExitStack()
         """Open while rank 0 reads a checkpoint in storage, which is not removed meanwhile."""
         self._session.agent.send(KeepsState(self._session.world.rank))

@@ -165,7 +165,7 @@ def _is_array(name: str, value: Any) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Moment:
+class OptimizerMoment:
     """A tensor that an optimizer keeps for a parameter."""
 
     key: str
@@ -270,7 +270,7 @@ class OptimizerAdapter:
             for index in indexes:
                 parameter, group = by_name[saved_names[index]]
                 state = self.optimizer.state[parameter]
-                for moment in (Moment(*kind) for kind in kinds):
+                for moment in (OptimizerMoment(*kind) for kind in kinds):
                     if moment.key not in state:
                         state[moment.key] = _empty_moment(self.name, moment, parameter, group)
 
@@ -296,7 +296,7 @@ class SchedulerAdapter(StatefulAdapter):
         super().load(values)
 
 
-def _moment(path: str, key: str, value: Tensor, parameter: Tensor) -> Moment:
+def _moment(path: str, key: str, value: Tensor, parameter: Tensor) -> OptimizerMoment:
     """Describe a moment, so that an empty one can be made for it.
 
     Args:
@@ -312,17 +312,17 @@ def _moment(path: str, key: str, value: Tensor, parameter: Tensor) -> Moment:
     if not can_flatten(value):
         if value.dtype not in NAMES:
             raise InvalidInput(f"{path} has the dtype {value.dtype}, which can't be saved.")
-        return Moment(key, NAMES[value.dtype], shape)
+        return OptimizerMoment(key, NAMES[value.dtype], shape)
     attributes, context = cast(Any, value).__tensor_flatten__()
     inner = {name: getattr(value, name) for name in attributes}
     parts = {name: [str(tensor.dtype).rpartition(".")[2], list(tensor.shape)] for name, tensor in inner.items()}
     kind = type(value)
-    return Moment(key, str(value.dtype), shape, {
+    return OptimizerMoment(key, str(value.dtype), shape, {
         "module": kind.__module__, "name": kind.__qualname__, "context": context, "tensors": parts,
     })  # fmt: skip
 
 
-def _empty_moment(optimizer: str, moment: Moment, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
+def _empty_moment(optimizer: str, moment: OptimizerMoment, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
     if moment.subclass is not None:
         return _empty_subclass(optimizer, moment.subclass, parameter, moment.shape)
     dtype = DTYPES[moment.dtype]

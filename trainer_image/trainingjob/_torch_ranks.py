@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from concertina_state.buffers import Buffer
-from concertina_state.catalogue import Catalogue, live
+from concertina_state.catalogue import StateIndex, live
 from concertina_state.errors import InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.holdings import ArrayShard
@@ -123,8 +123,8 @@ class TorchRanks:
             shard.read_into([(stored.begin, memory(content))])
             tensor.copy_(content)
 
-    def index(self, arrays: Mapping[str, Any], buffers: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Catalogue:
-        return Catalogue(arrays, own, self._world.rank, self._world.size, self._several, buffers=buffers)
+    def index(self, arrays: Mapping[str, Any], buffers: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> StateIndex:
+        return StateIndex(arrays, own, self._world.rank, self._world.size, self._several, buffers=buffers)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

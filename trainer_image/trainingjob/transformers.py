@@ -84,7 +84,7 @@ class StateCallback(TrainerCallback):
             model=trainer.model_wrapped,
             optimizer=getattr(trainer.optimizer, "optimizer", trainer.optimizer),
             scheduler=trainer.lr_scheduler,
-            progress=Progress(trainer),
+            progress=TrainerProgress(trainer),
             **({} if scaler is None else {"scaler": scaler}),
         )
         self._steps.restore()
@@ -124,7 +124,7 @@ class StateCallback(TrainerCallback):
         trainingjob.report(step=state.global_step, steps=state.max_steps, loss=loss, phase=phase)
 
 
-class Progress:
+class TrainerProgress:
     """`trainer.state` with the states of the callbacks and of control, as in the Trainer's own checkpoints."""
 
     def __init__(self, trainer: Trainer) -> None:

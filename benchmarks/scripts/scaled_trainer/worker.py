@@ -16,9 +16,9 @@ from concertina_protocol.worker_channel import Done
 from concertina_trainer import worker
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.planning.ledger import Kind, Ledger
+from concertina_trainer.planning.ledger import Ledger, MemoryKind
 from concertina_trainer.training.engine import Engine
-from concertina_trainer.training.loop import Run
+from concertina_trainer.training.loop import TrainingRun
 from concertina_trainer.training.report import Reporter, StepInfo
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -38,9 +38,9 @@ class CountedEngine:
         ledger = Ledger(None)
         with ledger.resizing(), ledger:
             for group in self._optimizer._adam.param_groups:
-                ledger.mark(Kind.weights, group["params"])
+                ledger.mark(MemoryKind.weights, group["params"])
             for moments in self._optimizer.moments().values():
-                ledger.mark(Kind.moments, list(moments.values()))
+                ledger.mark(MemoryKind.moments, list(moments.values()))
             losses = self._engine.forward_backward(microbatches)
         self._notes.facts["tensors"] = max(sum(kinds.values()) for kinds in ledger.peaks.values())
         return losses
@@ -56,7 +56,7 @@ def main() -> None:
         if notes.add(self._round.times.waiting):
             os._exit(0)
 
-    def counted(run: Run, step: int, position: int) -> Done:
+    def counted(run: TrainingRun, step: int, position: int) -> Done:
         return train(dataclasses.replace(run, engine=CountedEngine(run.engine, run.optimizer, notes)), step, position)
 
     Reporter.step = noted

@@ -17,7 +17,7 @@ import concertina_protocol as protocol
 from concertina.agents.allowance import Allowance
 from concertina.agents.bounds import LARGEST_LINE, MOST_SEPARATORS, PIECE_BYTES, LineLimits, bounded, cut, separators
 from concertina.agents.lines import BoundedConnection, HeldLines
-from concertina.turns import Turns
+from concertina.turns import FairLimiter
 from concertina_protocol.addresses import family, split
 from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection, small_tls_buffers
@@ -55,7 +55,7 @@ class ClosedError(CallError):
     """The agent's host closed the connection."""
 
 
-class KeptConnections:
+class IdleConnections:
     """On which a call was answered, for the next one: by address, one each, for KEPT_SECONDS."""
 
     def __init__(self) -> None:
@@ -128,13 +128,13 @@ class StreamCalls:
 
 
 @dataclass(frozen=True)
-class Identity:
+class ConnectionIdentity:
     """What makes a connection one between this operator and this job's agents."""
 
     uid: str
     context: ssl.SSLContext
     namespace: str = ""
-    handshakes: Turns = field(default_factory=lambda: Turns(HANDSHAKES))
+    handshakes: FairLimiter = field(default_factory=lambda: FairLimiter(HANDSHAKES))
     """Of all jobs together; turns of its own where nobody shares them."""
     allowance: Allowance = field(default_factory=Allowance)
     """For the lines of all jobs of the namespace together."""
@@ -144,7 +144,7 @@ class Identity:
     """Higher once the job is larger."""
     may_act: Callable[[], bool] = lambda: True
     """False while another operator may be the one that acts."""
-    kept: KeptConnections = field(default_factory=KeptConnections)
+    kept: IdleConnections = field(default_factory=IdleConnections)
     streams: dict[str, StreamCalls] = field(default_factory=dict)
     """Those that are open and carry calls, by address."""
 
@@ -155,7 +155,7 @@ class Identity:
 
 @contextlib.asynccontextmanager
 async def connection(
-    identity: Identity, address: str, message: protocol.Watch | protocol.Relay, waits: Waits = lambda _: None
+    identity: ConnectionIdentity, address: str, message: protocol.Watch | protocol.Relay, waits: Waits = lambda _: None
 ) -> AsyncIterator[Connection]:
     """Connect and send `message`. Raises OSError, TimeoutError, and CallError where a Relay may not be sent."""
     opened = await _opened(identity, address, waits)
@@ -169,7 +169,7 @@ async def connection(
 
 
 @contextlib.asynccontextmanager
-async def calls_on(opened: Connection, identity: Identity, address: str) -> AsyncIterator[StreamCalls]:
+async def calls_on(opened: Connection, identity: ConnectionIdentity, address: str) -> AsyncIterator[StreamCalls]:
     """Of a stream: they are made on it once it stands in `identity.streams`, until it ends."""
     calls = StreamCalls(opened)
     try:
@@ -180,7 +180,7 @@ async def calls_on(opened: Connection, identity: Identity, address: str) -> Asyn
         calls.end()
 
 
-async def _opened(identity: Identity, address: str, waits: Waits) -> Connection:
+async def _opened(identity: ConnectionIdentity, address: str, waits: Waits) -> Connection:
     """Raises OSError, TimeoutError."""
     host, port = split(address)
     made = await _socket(host)
@@ -233,7 +233,7 @@ async def dial(made: socket.socket, host: str, port: int) -> socket.socket:
     return made
 
 
-async def _secured(dialled: socket.socket, identity: Identity) -> Connection:
+async def _secured(dialled: socket.socket, identity: ConnectionIdentity) -> Connection:
     """Closes the socket where the handshake fails."""
     with small_tls_buffers():
         streams = await asyncio.open_connection(
@@ -242,7 +242,7 @@ async def _secured(dialled: socket.socket, identity: Identity) -> Connection:
     return BoundedConnection(*streams, lambda: identity.line_limits().most_bytes, identity.held_lines)
 
 
-async def receive(connection: Connection, identity: Identity, address: str) -> protocol.Message:
+async def receive(connection: Connection, identity: ConnectionIdentity, address: str) -> protocol.Message:
     """The next message; raises ClosedError where the stream ends, CallError where it is none of this protocol."""
     line = await receive_line(connection, address)
     async with identity.allowance.line():
@@ -270,7 +270,7 @@ def parsed(line: bytes, address: str, limits: LineLimits = LARGEST_LINE) -> prot
         raise CallError(f"{address} sent what is not understood: {error}") from error
 
 
-async def call(identity: Identity, address: str, request: Request, waits: Waits = lambda _: None) -> Answer:
+async def call(identity: ConnectionIdentity, address: str, request: Request, waits: Waits = lambda _: None) -> Answer:
     """The agent's answer; raises CallError where it does not come within CALL_SECONDS of the request."""
     try:
         answer: protocol.Message | None = None
@@ -296,13 +296,15 @@ async def call(identity: Identity, address: str, request: Request, waits: Waits 
     return _answer(answer, type(request).__name__, address)
 
 
-def _check_may_act(identity: Identity) -> None:
+def _check_may_act(identity: ConnectionIdentity) -> None:
     """Raises CallError. Asked last, as the call may have waited for its turn."""
     if not identity.may_act():
         raise CallError("by now another operator may be the one that acts")
 
 
-async def _asked(identity: Identity, address: str, opened: Connection, request: Request) -> protocol.Message | None:
+async def _asked(
+    identity: ConnectionIdentity, address: str, opened: Connection, request: Request
+) -> protocol.Message | None:
     """The answer on that connection, which is kept; None where it broke: a kept one may be older than the agent."""
     try:
         _check_may_act(identity)
@@ -320,7 +322,7 @@ async def _asked(identity: Identity, address: str, opened: Connection, request: 
 
 
 async def relay(
-    identity: Identity,
+    identity: ConnectionIdentity,
     address: str,
     line: str,
     to: Mapping[str, str],

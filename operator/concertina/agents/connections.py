@@ -23,8 +23,8 @@ from concertina import metrics
 from concertina.agents.allowance import Allowance
 from concertina.agents.authority import Authority
 from concertina.agents.bounds import LineLimits, line_limits
-from concertina.agents.calls import HANDSHAKES, RELAY_SECONDS, CallError, Identity, call, relay
-from concertina.agents.hearing import Hearing
+from concertina.agents.calls import HANDSHAKES, RELAY_SECONDS, CallError, ConnectionIdentity, call, relay
+from concertina.agents.hearing import AgentConnectivityMonitor
 from concertina.agents.lines import HeldLines
 from concertina.agents.stall import TICK_SECONDS, StallDetector, begun, is_same_call, later
 from concertina.agents.streams import Lost, StreamEnd, follow, is_idle
@@ -32,7 +32,7 @@ from concertina.api.pod_names import parse
 from concertina.plan.actions import Send
 from concertina.plan.facts import constants
 from concertina.plan.observed import AgentView, Call
-from concertina.turns import Turns
+from concertina.turns import FairLimiter
 from concertina_protocol.traces import trace_id
 
 log = logging.getLogger(__name__)
@@ -98,8 +98,8 @@ class AgentConnection:
 
 
 @dataclass
-class _Job:
-    identity: Identity
+class _JobConnections:
+    identity: ConnectionIdentity
     connections: dict[str, AgentConnection] = field(default_factory=dict)
     calls: set[asyncio.Task[None]] = field(default_factory=set)
     unanswered: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -130,9 +130,9 @@ class AgentConnections:
         self._clock = clock
         self._wall = wall
         self._may_act = may_act
-        self._jobs: dict[str, _Job] = {}
-        self.hearing = Hearing()
-        self._handshakes = Turns(HANDSHAKES)
+        self._jobs: dict[str, _JobConnections] = {}
+        self.hearing = AgentConnectivityMonitor()
+        self._handshakes = FairLimiter(HANDSHAKES)
         self._allowances: dict[str, Allowance] = {}
         """By namespace."""
         self._held_lines: WeakValueDictionary[str, HeldLines] = WeakValueDictionary()
@@ -162,8 +162,8 @@ class AgentConnections:
             context = await made
             allowance = self._allowance(namespace)
             held_lines = self._held_lines.setdefault(namespace, HeldLines())
-            self._jobs[uid] = _Job(
-                Identity(
+            self._jobs[uid] = _JobConnections(
+                ConnectionIdentity(
                     uid,
                     context,
                     namespace,
@@ -231,12 +231,12 @@ class AgentConnections:
                     self._start(job, self._relay(job, line, part))
         return [send for send, _ in due]
 
-    def _start(self, job: _Job, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start(self, job: _JobConnections, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
         job.calls.add(task)
         task.add_done_callback(job.calls.discard)
 
-    def _begin(self, job: _Job, send: Send) -> Call | None:
+    def _begin(self, job: _JobConnections, send: Send) -> Call | None:
         """The call, which stands in the view from now on; None where it is not to be made now."""
         uid, message = job.identity.uid, send.message
         connection = job.connections.setdefault(send.replica, AgentConnection())
@@ -297,14 +297,14 @@ class AgentConnections:
                 # As if the time of the stall had not passed.
                 connection.view = later(connection.view, seconds)
 
-    async def _call(self, job: _Job, send: Send, under_way: Call) -> None:
+    async def _call(self, job: _JobConnections, send: Send, under_way: Call) -> None:
         waits = functools.partial(self._on_waits, job, [(send, under_way)])
         try:
             self._end(job, send, under_way, reply=await call(job.identity, send.address, send.message, waits))
         except CallError as error:
             self._end(job, send, under_way, error=str(error))
 
-    async def _relay(self, job: _Job, line: str, part: list[tuple[Send, Call]]) -> None:
+    async def _relay(self, job: _JobConnections, line: str, part: list[tuple[Send, Call]]) -> None:
         """The first of them is to pass it on to the others; whoever could not be asked so is called from here."""
         waiting = {send.replica: (send, under_way) for send, under_way in part}
         addresses = {send.replica: send.address for send, _ in part}
@@ -314,12 +314,12 @@ class AgentConnections:
             self._end(job, *waiting.pop(replica), reply=reply)
         await asyncio.gather(*(self._call(job, *each) for each in waiting.values()))
 
-    def _on_waits(self, job: _Job, part: list[tuple[Send, Call]], turn: bool) -> None:
+    def _on_waits(self, job: _JobConnections, part: list[tuple[Send, Call]], turn: bool) -> None:
         """Of the calls of one connection."""
         for send, under_way in part:
             self._change(job, send, under_way, sent_at=None if turn else self._clock())
 
-    def _end(self, job: _Job, send: Send, under_way: Call, **end: Any) -> None:
+    def _end(self, job: _JobConnections, send: Send, under_way: Call, **end: Any) -> None:
         kind = CALLS[type(send.message)]
         metrics.AGENT_CALLS.labels(kind, _result(end.get("reply"))).inc()
         job.unanswered[kind, under_way.claim] -= 1
@@ -329,7 +329,7 @@ class AgentConnections:
         if self._change(job, send, under_way, done_at=self._clock(), **end):
             self._tell(job, at_once=is_last)
 
-    def _tell(self, job: _Job, at_once: bool) -> None:
+    def _tell(self, job: _JobConnections, at_once: bool) -> None:
         """That something has changed which matters."""
         if job.tell_timer is not None:
             if not at_once:
@@ -342,7 +342,7 @@ class AgentConnections:
             loop = asyncio.get_running_loop()
             job.tell_timer = loop.call_later(TOGETHER_SECONDS, self._tell, job, True)
 
-    def _change(self, job: _Job, send: Send, under_way: Call, **changes: Any) -> bool:
+    def _change(self, job: _JobConnections, send: Send, under_way: Call, **changes: Any) -> bool:
         """Of the call as the replica's view has it; whether it is still there: its pod may be gone, or a later call of
         its kind was made."""
         kind = CALLS[type(send.message)]
@@ -353,7 +353,7 @@ class AgentConnections:
         connection.view = _with_call(connection.view, kind, dataclasses.replace(known, **changes))
         return True
 
-    def _open(self, job: _Job, replica: str, connection: AgentConnection, address: str) -> None:
+    def _open(self, job: _JobConnections, replica: str, connection: AgentConnection, address: str) -> None:
         uid = job.identity.uid
 
         def on_waits(turn: bool) -> None:
@@ -413,7 +413,7 @@ class AgentConnections:
         self.hearing.update(uid, replica, connection.view)
 
 
-def _parts(batch: list[tuple[Send, Call]], job: _Job) -> list[list[tuple[Send, Call]]]:
+def _parts(batch: list[tuple[Send, Call]], job: _JobConnections) -> list[list[tuple[Send, Call]]]:
     """As many as each has entries, always with the same replicas: connections among them are kept. The first of each is
     one that is heard, where there is one."""
     count = math.isqrt(len(batch) - 1) + 1

@@ -14,7 +14,7 @@ FEWEST_JOBS = 3
 
 
 @dataclass
-class _Job:
+class _HeardJob:
     namespace: str = ""
     """Empty until the job has trained: then it has a vote."""
     heard: set[str] = field(default_factory=set)
@@ -30,12 +30,12 @@ class _Job:
         return not self.heard
 
 
-class Hearing:
+class AgentConnectivityMonitor:
     """The jobs that have trained and were heard, and those of them that have fallen silent. A namespace counts as
     silent where at least half of its jobs are, so that the jobs of one tenant say nothing about those of all others."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, _HeardJob] = {}
         """By uid."""
         self._votes: Counter[tuple[str, bool]] = Counter()
         """Jobs by namespace and whether they are silent."""
@@ -44,7 +44,7 @@ class Hearing:
 
     def update(self, uid: str, replica: str, view: AgentView) -> None:
         """What is known of that agent now; one that is not watched counts as neither."""
-        job = self._jobs.setdefault(uid, _Job())
+        job = self._jobs.setdefault(uid, _HeardJob())
         before, watched = job.votes_silent, view.wanted_at is not None
         lost = watched and not view.alive and view.lost_at is not None
         for agents, belongs in ((job.heard, watched and view.alive), (job.lost, lost)):
@@ -54,7 +54,7 @@ class Hearing:
             del self._jobs[uid]
 
     def has_trained(self, uid: str, namespace: str) -> None:
-        job = self._jobs.setdefault(uid, _Job())
+        job = self._jobs.setdefault(uid, _HeardJob())
         if not job.namespace:
             job.namespace = namespace
             self._count(job, None)
@@ -65,7 +65,7 @@ class Hearing:
             job.heard, job.lost = set(), set()
             self._count(job, before)
 
-    def _count(self, job: _Job, before: bool | None) -> None:
+    def _count(self, job: _HeardJob, before: bool | None) -> None:
         after = job.votes_silent
         if after is before:
             return

@@ -16,7 +16,7 @@ from concertina import backoff, metrics
 from concertina.agents.calls import (
     CallError,
     ClosedError,
-    Identity,
+    ConnectionIdentity,
     Waits,
     calls_on,
     connection,
@@ -77,7 +77,7 @@ OnLost = Callable[[Lost], None]
 
 
 async def follow(
-    identity: Identity,
+    identity: ConnectionIdentity,
     address: str,
     ask: Callable[[], protocol.Watch],
     on_waits: Waits,
@@ -105,7 +105,7 @@ async def follow(
 
 
 async def _stream(
-    identity: Identity, address: str, watch: protocol.Watch, on_waits: Waits, on_report: OnReport
+    identity: ConnectionIdentity, address: str, watch: protocol.Watch, on_waits: Waits, on_report: OnReport
 ) -> Lost:
     """One stream from its start to its end."""
     last: protocol.Report | None = None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from concertina.api.model import Observed
+from concertina.api.model import StatusModel
 
 Timestamp = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
 Name = Annotated[str, Field(max_length=253)]
@@ -18,7 +18,7 @@ Money = Annotated[float, Field(ge=0)]
 MOST_CAUSES, MOST_INCIDENTS = 32, 20
 
 
-class RecoveryTime(Observed):
+class RecoveryTime(StatusModel):
     """Recovery time by cause: the part of recoverySeconds that one cause took."""
 
     cause: Word = Field(description="In one word, as the condition Ready and events had it; Other: rarer ones.")
@@ -30,7 +30,7 @@ class RecoveryTime(Observed):
     )
 
 
-class Goodput(Observed):
+class Goodput(StatusModel):
     """Where the time since the job's creation went. Each second is in exactly one class: the classes add up to the time
     between metadata.creationTimestamp and `at`."""
 
@@ -85,7 +85,7 @@ CLASSES = tuple(name for name in Goodput.model_fields if name.endswith(SUFFIX))
 """Fields of Goodput that are classes of time."""
 
 
-class Incident(Observed):
+class Incident(StatusModel):
     """A time without training, from a failure or a planned change on, and what it cost."""
 
     at: Timestamp = Field(description="When training stopped.")
@@ -104,7 +104,7 @@ class Incident(Observed):
     cost: Money | None = Field(default=None, description="Cost of both in all replicas there, by spec.price.")
 
 
-class Cost(Observed):
+class Cost(StatusModel):
     """What the job costs, by spec.price as it was at each time."""
 
     currency: Word = Field(default="", description="As in spec.price.")
@@ -119,7 +119,7 @@ class Cost(Observed):
     )
 
 
-class RoundWaits(Observed):
+class RoundWaits(StatusModel):
     """What the workers of the current round had said they waited for, when time was last counted."""
 
     round: Count = Field(default=0, description="Round that is counted.")

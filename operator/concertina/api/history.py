@@ -26,13 +26,13 @@ class Point:
 
 
 @dataclass(frozen=True)
-class History:
+class LossHistory:
     """Points are at least `every` seconds apart, the oldest first."""
 
     every: int = FIRST_EVERY
     points: tuple[Point, ...] = ()
 
-    def with_point(self, new: Point) -> History:
+    def with_point(self, new: Point) -> LossHistory:
         """The very same object where it comes too soon after the last one."""
         before = self.points
         if before and 0 <= new.at - before[-1].at < self.every:
@@ -45,7 +45,7 @@ class History:
             pairs = zip(others[::2], others[1::2], strict=True)  # MOST_POINTS is even
             merged = (Point(b.at, b.step, b.loss, min(a.replicas, b.replicas)) for a, b in pairs)
             points, every = (first, *merged), 2 * every
-        return History(every, points)
+        return LossHistory(every, points)
 
     def packed(self) -> str:
         """By column, times as differences: what is alike stands together."""
@@ -59,7 +59,7 @@ class History:
 
 
 @functools.lru_cache(maxsize=2048)
-def unpacked(text: str) -> History:
+def unpacked(text: str) -> LossHistory:
     """An empty one where that can't be read. A job's is the same object until it has another."""
     try:
         every, *columns = unpack(text)
@@ -68,6 +68,6 @@ def unpacked(text: str) -> History:
             at += int(gap)
             finite = loss is not None and math.isfinite(loss)
             points.append(Point(at, int(step), float(loss) if finite else None, int(replicas)))
-        return History(max(FIRST_EVERY, int(every)), tuple(points[-MOST_POINTS:]))
+        return LossHistory(max(FIRST_EVERY, int(every)), tuple(points[-MOST_POINTS:]))
     except (ValueError, TypeError, OverflowError):
-        return History()
+        return LossHistory()

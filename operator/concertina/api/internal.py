@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from concertina.api.accounting import Count, Incident, Name, RoundWaits, Timestamp
-from concertina.api.model import Observed
+from concertina.api.model import StatusModel
 from concertina.api.packed import MOST_CHARACTERS
 from concertina.api.restarts import unpacked_restarts
 from concertina.api.world import unpacked_members
@@ -16,14 +16,14 @@ from concertina.api.world import unpacked_members
 Packed = Annotated[str, Field(max_length=MOST_CHARACTERS)]
 
 
-class UndoneStates(Observed):
+class UndoneStates(StatusModel):
     """States that a rollback has made void."""
 
     round: Count = Field(description="In this round or an earlier one, and ...")
     step: Count = Field(description="... beyond this step.")
 
 
-class Growth(Observed):
+class Growth(StatusModel):
     """The last time that replicas joined the running job, and how often in a row that went wrong."""
 
     round: Count = Field(default=0, description="The round that they joined in; 0 while none has.")
@@ -33,7 +33,7 @@ class Growth(Observed):
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="The last failure, in a sentence.")
 
 
-class RequeueState(Observed):
+class RequeueState(StatusModel):
     """Its turns among the jobs that wait for room, and what it released because it could not start."""
 
     count: Count = Field(default=0, description="How often in a row it released its pods or its turn.")
@@ -47,7 +47,7 @@ class RequeueState(Observed):
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="The other job and the reason.")
 
 
-class Internal(Observed):
+class Internal(StatusModel):
     """The operator's own memory: what it must not forget when it is started again, and nobody else needs."""
 
     attempts: tuple[int, ...] = Field(

@@ -14,7 +14,7 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True)
 
 
-class Observed(BaseModel):
+class StatusModel(BaseModel):
     """A part of the status: a field that a newer operator wrote is ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)

@@ -8,13 +8,13 @@ from typing import Annotated
 from pydantic import Field
 
 from concertina.api.accounting import Count, Name, Seconds, Timestamp
-from concertina.api.model import Observed
+from concertina.api.model import StatusModel
 from concertina.api.packed import pack, unpack
 
 LONGEST_MESSAGE = 200
 
 
-class Restart(Observed):
+class Restart(StatusModel):
     """One failure that needed a new round."""
 
     at: Timestamp = Field(description="When it was seen.")
@@ -37,7 +37,7 @@ class Restart(Observed):
     after_seconds: Seconds = Field(default=0.0, description="Seconds since the round began.")
 
 
-class LastFailure(Observed):
+class LastFailure(StatusModel):
     """The last failure that ended a round, and what the worker that failed printed last."""
 
     at: Timestamp = Field(description="When it was seen.")
@@ -54,7 +54,7 @@ class LastFailure(Observed):
     )
 
 
-class RecoveryActionUse(Observed):
+class RecoveryActionUse(StatusModel):
     """How often one recovery action was taken."""
 
     action: Annotated[str, Field(max_length=32)] = Field(
@@ -66,7 +66,7 @@ class RecoveryActionUse(Observed):
     )
 
 
-class AvoidedNode(Observed):
+class AvoidedNode(StatusModel):
     """A node that failed this job."""
 
     node: Name = Field(description="Its name.")
@@ -77,7 +77,7 @@ class AvoidedNode(Observed):
     times: Count = Field(default=1, description="How often it was avoided: each time for twice as long.")
 
 
-class Restarts(Observed):
+class Restarts(StatusModel):
     """Failures of the job's replicas."""
 
     in_window: Count = Field(default=0, description="Failures within failurePolicy.windowSeconds.")

@@ -19,7 +19,7 @@ from concertina_trainer import layouts
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class SpecRule:
     at: str
     """Path of the object that the rule is about: '' is the TrainingJob."""
     cel: str
@@ -122,7 +122,7 @@ def _no_key_of_ours(spec: JobSpec) -> bool:
     return not any(key.startswith(PREFIX) for key in (*(metadata.labels or ()), *(metadata.annotations or ())))
 
 
-def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) -> Rule:
+def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) -> SpecRule:
     """A field that is part of every pod: replicas of one round must agree on it.
 
     `with_suspend`: also in the write that suspends the job (decision "The write that suspends may change the
@@ -137,7 +137,7 @@ def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) 
     suspended, when = ("oldSelf.suspend", "first, change it")
     if with_suspend:
         suspended, when = ("oldSelf.suspend || self.suspend", "and change it, in one write or in two")
-    return Rule(
+    return SpecRule(
         at=".spec",
         field=f".{field}",
         cel=f"{suspended} || {same}",
@@ -146,7 +146,7 @@ def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) 
     )
 
 
-def _of_layout(rule: layouts.LayoutRule) -> Rule:
+def _of_layout(rule: layouts.LayoutRule) -> SpecRule:
     """What parallelism asks of the bundled trainer's configuration."""
 
     def holds(spec: JobSpec) -> bool:
@@ -156,10 +156,10 @@ def _of_layout(rule: layouts.LayoutRule) -> Rule:
         return rule.message if spec.trainer is None else layouts.refusal(rule, spec.trainer, spec.parallelism)
 
     cel = f"!has(self.trainer) || ({rule.cel})"
-    return Rule(at=".spec", field=f".{rule.field}", cel=cel, message=rule.message, holds=holds, says=says)
+    return SpecRule(at=".spec", field=f".{rule.field}", cel=cel, message=rule.message, holds=holds, says=says)
 
 
-def _no_launcher(cel: str, starts_one: Callable[[tuple[str, ...]], bool]) -> Rule:
+def _no_launcher(cel: str, starts_one: Callable[[tuple[str, ...]], bool]) -> SpecRule:
     """Refuse a command that starts a launcher (`starts_one`): each replica would train alone."""
 
     def holds(spec: JobSpec) -> bool:
@@ -168,7 +168,7 @@ def _no_launcher(cel: str, starts_one: Callable[[tuple[str, ...]], bool]) -> Rul
             return True
         return not starts_one((*first.command, *first.args))
 
-    return Rule(
+    return SpecRule(
         at=".spec",
         field=".template.spec.containers",
         cel=cel,
@@ -178,27 +178,27 @@ def _no_launcher(cel: str, starts_one: Callable[[tuple[str, ...]], bool]) -> Rul
     )
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[SpecRule, ...] = (
+    SpecRule(
         at="",
         cel="size(self.metadata.name) <= 50",
         message="metadata.name is longer than 50 characters: pods are named after the job; choose a shorter name",
     ),
-    Rule(
+    SpecRule(
         at=".spec",
         field=".elastic.minReplicas",
         cel="!has(self.elastic) || !has(self.elastic.minReplicas) || self.elastic.minReplicas <= self.replicas",
         message="elastic.minReplicas is larger than replicas: lower it, or raise replicas",
         holds=lambda spec: spec.min_replicas <= spec.replicas,
     ),
-    Rule(
+    SpecRule(
         at=".spec",
         field=".template.spec.containers",
         cel="self.template.spec.containers.exists_one(c, c.name == 'trainer')",
         message="no container is named trainer: name the one that the workers run in so",
         holds=_one_trainer,
     ),
-    Rule(
+    SpecRule(
         at=".spec",
         field=".trainer",
         cel="!has(self.trainer) || self.template.spec.containers.all(c, c.name != 'trainer' || "
@@ -207,7 +207,7 @@ RULES: tuple[Rule, ...] = (
         "either spec.trainer, or command and args of the container",
         holds=lambda spec: not spec.bundled or _no_command(spec),
     ),
-    Rule(
+    SpecRule(
         at=".spec",
         field=".template.spec.containers",
         cel="has(self.trainer) || self.template.spec.containers.all(c, c.name != 'trainer' || "
@@ -216,7 +216,7 @@ RULES: tuple[Rule, ...] = (
         "entrypoint can't be seen), or configure the bundled trainer in spec.trainer",
         holds=lambda spec: spec.bundled or _command(spec),
     ),
-    Rule(
+    SpecRule(
         at=".spec",
         field=".launcher",
         cel="self.launcher != 'Torchrun' || !has(self.trainer)",
@@ -224,7 +224,7 @@ RULES: tuple[Rule, ...] = (
         "is torchrun",
         holds=lambda spec: spec.launcher is not Launcher.TORCHRUN or not spec.bundled,
     ),
-    Rule(
+    SpecRule(
         at=".spec",
         field=".launcher",
         cel="self.launcher != 'Torchrun' || !has(self.elastic) || "
@@ -242,7 +242,7 @@ RULES: tuple[Rule, ...] = (
         for text in launchers.TEXTS
     ),
     *(_of_layout(rule) for rule in layouts.RULES),
-    Rule(
+    SpecRule(
         at=".spec",
         field=".parallelism.asyncTensor",
         cel="!has(self.trainer) || !self.parallelism.asyncTensor || type(self.workersPerReplica) != int || "
@@ -253,7 +253,7 @@ RULES: tuple[Rule, ...] = (
             not spec.bundled or not spec.parallelism.async_tensor or spec.workers % spec.parallelism.tensor == 0
         ),
     ),
-    Rule(
+    SpecRule(
         at=".spec",
         field=".warmStart.preload",
         cel="!has(self.warmStart) || !has(self.warmStart.preload) || size(self.warmStart.preload) == 0 || "
@@ -262,25 +262,25 @@ RULES: tuple[Rule, ...] = (
         "launcher",
         holds=lambda spec: not spec.warm_start.preload or (not spec.bundled and spec.launcher is not Launcher.TORCHRUN),
     ),
-    Rule(
+    SpecRule(
         at=".spec.checkpoint.uri",
         cel=f"self.matches('{STORED}')",
         message=WHERE_STORED,
         holds=lambda spec: spec.checkpoint is None or _stored(spec.checkpoint.uri),
     ),
-    Rule(
+    SpecRule(
         at=".spec.checkpoint.resumeFrom",
         cel=f"size(self) == 0 || self.matches('{STORED}')",
         message=WHERE_STORED,
         holds=lambda spec: spec.checkpoint is None or _stored(spec.checkpoint.resume_from),
     ),
-    Rule(
+    SpecRule(
         at=".spec.checkpoint.initFrom",
         cel=f"size(self) == 0 || self.matches('{STORED}')",
         message=WHERE_STORED,
         holds=lambda spec: spec.checkpoint is None or _stored(spec.checkpoint.init_from),
     ),
-    Rule(
+    SpecRule(
         at=".spec.checkpoint",
         field=".initFrom",
         cel="size(self.resumeFrom) == 0 || size(self.initFrom) == 0",
@@ -288,7 +288,7 @@ RULES: tuple[Rule, ...] = (
         holds=lambda spec: not (spec.checkpoint and spec.checkpoint.resume_from and spec.checkpoint.init_from),
     ),
     *(
-        Rule(
+        SpecRule(
             at=f".spec.checkpoint.{name}",
             cel=f"!self.matches('{DOTS}')",
             message=NO_DOTS,
@@ -300,32 +300,32 @@ RULES: tuple[Rule, ...] = (
             "initFrom": lambda spec: spec.checkpoint is None or _no_dots(spec.checkpoint.init_from),
         }.items()
     ),
-    Rule(
+    SpecRule(
         at=".spec.trainer.data",
         cel=f"(!has(self.uri) || !self.uri.matches('{DOTS}')) && "
         f"(!has(self.mixture) || self.mixture.all(m, !m.uri.matches('{DOTS}')))",
         message=f"a uri {NO_DOTS}",
         holds=lambda spec: spec.trainer is None or _no_dots(*(source.uri for source in spec.trainer.data.sources)),
     ),
-    Rule(
+    SpecRule(
         at=".spec.template.spec.initContainers",
         cel=f"self.all(c, c.name != '{INIT_CONTAINER}')",
         message=f"{INIT_CONTAINER} is the operator's own init container: give yours another name",
         holds=lambda spec: all(each.name != INIT_CONTAINER for each in spec.template.spec.init_containers),
     ),
-    Rule(
+    SpecRule(
         at=".spec.template.spec.volumes",
         cel=f"self.all(v, !(v.name in {list(VOLUMES)}))",
         message=f"{', '.join(VOLUMES)} are the operator's own volumes: give yours another name",
         holds=lambda spec: all(each.name not in VOLUMES for each in spec.template.spec.volumes),
     ),
-    Rule(
+    SpecRule(
         at=".spec.template.spec.restartPolicy",
         cel="self in ['OnFailure', 'Never']",
         message="must be OnFailure or Never: with Always, workers that have ended well would be started again",
         holds=lambda spec: spec.template.spec.restart_policy in (None, "OnFailure", "Never"),
     ),
-    Rule(
+    SpecRule(
         at=".spec.template.spec.containers",
         cel=f"self.all(c, c.name != '{TRAINER}' || !has(c.volumeMounts) || c.volumeMounts.all(m, "
         + " && ".join(f"!(m.mountPath + '/').startsWith('{path}')" for path in MOUNTS)
@@ -333,13 +333,13 @@ RULES: tuple[Rule, ...] = (
         message="the operator mounts volumes of its own at /concertina and /etc/concertina: choose another mountPath",
         holds=_no_mount_of_ours,
     ),
-    Rule(
+    SpecRule(
         at=".spec.template.spec.containers",
         cel=f"self.all(c, c.name != '{TRAINER}' || !has(c.env) || c.env.all(e, !(e.name in {list(VARIABLES)})))",
         message=f"{', '.join(VARIABLES)} are set by the operator: remove them from env",
         holds=_no_variable_of_ours,
     ),
-    Rule(
+    SpecRule(
         at=".spec.template.metadata",
         cel=" && ".join(
             f"(!has(self.{keys}) || self.{keys}.all(key, !key.startsWith('{PREFIX}')))"
@@ -348,7 +348,7 @@ RULES: tuple[Rule, ...] = (
         message=f"labels and annotations that begin with {PREFIX} are the operator's own: remove them",
         holds=_no_key_of_ours,
     ),
-    Rule(
+    SpecRule(
         at=".spec",
         field=".tracking",
         cel="!has(self.tracking) || self.launcher != 'Torchrun'",
@@ -356,21 +356,21 @@ RULES: tuple[Rule, ...] = (
         "launcher",
         holds=lambda spec: spec.tracking is None or spec.launcher is not Launcher.TORCHRUN,
     ),
-    Rule(
+    SpecRule(
         at=".spec.tracking",
         field=".uri",
         cel="!(self.backend in ['MLflow', 'TensorBoard']) || has(self.uri)",
         message="MLflow and TensorBoard need a uri: http://server:port, or file:///folder",
         holds=lambda spec: spec.tracking is None or _has_place(spec.tracking),
     ),
-    Rule(
+    SpecRule(
         at=".spec.tracking",
         field=".uri",
         cel=f"self.backend != 'TensorBoard' || !has(self.uri) || self.uri.matches('{FILES}')",
         message="TensorBoard writes files: uri must be file:///folder, on a volume that all replicas mount",
         holds=lambda spec: spec.tracking is None or _is_folder(spec.tracking),
     ),
-    Rule(
+    SpecRule(
         at=".spec",
         field=".managedBy",
         cel="has(self.managedBy) == has(oldSelf.managedBy) && "
@@ -388,6 +388,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def broken(spec: JobSpec) -> tuple[Rule, ...]:
+def broken(spec: JobSpec) -> tuple[SpecRule, ...]:
     """The rules that a spec breaks."""
     return tuple(rule for rule in RULES if rule.holds is not None and not rule.holds(spec))

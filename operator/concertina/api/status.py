@@ -21,7 +21,7 @@ from concertina.api.accounting import (
 )
 from concertina.api.history import MOST_CHARACTERS as MOST_OF_HISTORY
 from concertina.api.internal import Internal, with_packed
-from concertina.api.model import Observed
+from concertina.api.model import StatusModel
 from concertina.api.restarts import LISTED_RESTARTS, AvoidedNode, LastFailure, Restarts, packed_restarts
 from concertina.api.world import LISTED_MEMBERS, World, packed_members
 
@@ -66,14 +66,14 @@ def unix_seconds(timestamp: str) -> float:
     return datetime.datetime.fromisoformat(timestamp).timestamp()
 
 
-class EvaluationMark(Observed):
+class EvaluationMark(StatusModel):
     """The loss on documents that were set aside."""
 
     step: Count = Field(description="Steps after which it was measured.")
     loss: float | None = Field(default=None, description="Mean loss of its tokens.")
 
 
-class JobProgress(Observed):
+class JobProgress(StatusModel):
     """How far the run is."""
 
     step: Count = Field(description="Steps finished since the run began.")
@@ -96,14 +96,14 @@ class JobProgress(Observed):
     at: Timestamp = Field(description="When this was so.")
 
 
-class SnapshotMark(Observed):
+class SnapshotMark(StatusModel):
     """The newest snapshot in node memory that is complete on peers."""
 
     step: Count = Field(description="Its step.")
     at: Timestamp = Field(description="When it was seen to be complete.")
 
 
-class CheckpointMark(Observed):
+class CheckpointMark(StatusModel):
     """The newest checkpoint in durable storage; it can be loaded."""
 
     step: Count = Field(description="Its step.")
@@ -113,21 +113,21 @@ class CheckpointMark(Observed):
     at: Timestamp = Field(description="When it became durable.")
 
 
-class SnapshotEvery(Observed):
+class SnapshotEvery(StatusModel):
     """How often snapshots are taken."""
 
     steps: Count = Field(description="Steps between the last two snapshots; a failure loses at most as many.")
     overhead: float = Field(description="Share of the training time that snapshots take.")
 
 
-class SampleRange(Observed):
+class SampleRange(StatusModel):
     """Samples that were left out, by their position in the order of the run."""
 
     begin: Count = Field(description="The first of them.")
     end: Count = Field(description="The one after the last.")
 
 
-class Rollback(Observed):
+class RollbackMark(StatusModel):
     """The last time that training went back because of what it had come to. States beyond `step` are not used again."""
 
     round: Count = Field(description="The round that was given up.")
@@ -139,7 +139,7 @@ class Rollback(Observed):
     at: Timestamp = Field(description="When.")
 
 
-class DamagedCheckpoint(Observed):
+class DamagedCheckpoint(StatusModel):
     """A checkpoint whose bytes are not those that were written, and which is passed over."""
 
     uri: Annotated[str, Field(max_length=2048)] = Field(description="Its folder.")
@@ -148,7 +148,7 @@ class DamagedCheckpoint(Observed):
     at: Timestamp = Field(description="When the damage was found.")
 
 
-class CheckpointEvery(Observed):
+class CheckpointEvery(StatusModel):
     """How often checkpoints are written, and how often would lose the least time (Young's and Daly's estimate)."""
 
     seconds: Seconds = Field(description="Between checkpoints by the clock; 0: by steps alone.")
@@ -157,7 +157,7 @@ class CheckpointEvery(Observed):
     failure_seconds: Seconds = Field(default=0.0, description="Between failures, the next one taken to come now.")
 
 
-class CheckpointRequest(Observed):
+class CheckpointRequest(StatusModel):
     """A checkpoint that a person asked for by the annotation concertina.dev/checkpoint-create."""
 
     id: Annotated[str, Field(max_length=63)] = Field(description="The annotation's value.")
@@ -167,7 +167,7 @@ class CheckpointRequest(Observed):
     at: Timestamp = Field(description="When it was first seen.")
 
 
-class StragglerMark(Observed):
+class StragglerMark(StatusModel):
     """A rank that the others wait for in every step."""
 
     rank: Count = Field(description="Its number in the current round.")
@@ -178,7 +178,7 @@ class StragglerMark(Observed):
     since: Timestamp = Field(description="When it was named.")
 
 
-class ShareMark(Observed):
+class ShareMark(StatusModel):
     """Share of each step's batch that a replica computes, if shares follow its speed."""
 
     replica: Name = Field(description="Its name.")
@@ -187,7 +187,7 @@ class ShareMark(Observed):
     factor: float = Field(ge=0, description="How many times an even share that is.")
 
 
-class Condition(Observed):
+class Condition(StatusModel):
     """One aspect of the job's state. Types: Ready, Reconciling, Running, Suspended, Complete, Failed, Stalled,
     Degraded, and those of other controllers."""
 
@@ -199,14 +199,14 @@ class Condition(Observed):
     observed_generation: Count | None = Field(default=None, description="The generation that this speaks of.")
 
 
-class StandbyReplicas(Observed):
+class StandbyReplicas(StatusModel):
     """Replicas that stand by."""
 
     ready: Count = Field(default=0, description="Those that would join at once.")
     names: tuple[Name, ...] = Field(default=(), max_length=1000, description="Names of all, ready or not.")
 
 
-class JobStatus(Observed):
+class JobStatus(StatusModel):
     """Last observed state of the job. Ready's reason is the word in the column Status of `kubectl get`."""
 
     observed_generation: Count | None = Field(default=None, description="Generation of the spec that this is about.")
@@ -243,7 +243,7 @@ class JobStatus(Observed):
         description="Checkpoints that were found damaged and are passed over, as checkpoint.onDamage says; the newest "
         "are kept. Absent: none was.",
     )
-    rollback: Rollback | None = Field(default=None, description="The last time that training was undone.")
+    rollback: RollbackMark | None = Field(default=None, description="The last time that training was undone.")
     skipped: tuple[SampleRange, ...] = Field(
         default=(), max_length=32, description="Samples that were left out, as trainer.anomalies says."
     )

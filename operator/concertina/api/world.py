@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from concertina.api.accounting import Count, Name, Timestamp
-from concertina.api.model import Observed
+from concertina.api.model import StatusModel
 from concertina.api.packed import pack, unpack
 
 
@@ -25,7 +25,7 @@ class Distance(enum.StrEnum):
     """As operators have written it from the beginning; what the CRD refused they could not write any more."""
 
 
-class Claim(Observed):
+class Claim(StatusModel):
     """The highest round that the operator has claimed; written before anything of an older round is stopped."""
 
     round: Count = Field(description="Number of the claimed round; only ever grows.")
@@ -39,7 +39,7 @@ class Claim(Observed):
     )
 
 
-class Member(Observed):
+class Member(StatusModel):
     """A replica that is part of the current round."""
 
     replica: Name = Field(description="Name of its pod.")
@@ -70,7 +70,7 @@ def _stands_for(kept: str, id: str) -> bool:
     return kept == id or (kept.endswith(CUT) and id.startswith(kept[:-1]))
 
 
-class Base(Observed):
+class Base(StatusModel):
     """Where the current round started from: snapshots of lower rounds beyond `step` are void."""
 
     round: Count = Field(description="The round that was started from this step.")
@@ -80,7 +80,7 @@ class Base(Observed):
     )
 
 
-class World(Observed):
+class World(StatusModel):
     """The current round and who is in it."""
 
     round: Count = Field(default=0, description="Number of the round that was last committed; 0 before the first.")

@@ -6,7 +6,7 @@ from concertina.api import TRAINER
 from concertina.kube.client import Client
 from concertina.kube.execute import execute
 from concertina.kube.resources import Raw
-from concertina.terminal.connection import Complaint
+from concertina.terminal.connection import UserError
 from concertina_protocol import Report, decode
 
 
@@ -15,7 +15,7 @@ def agent_command(pod: Raw) -> list[str]:
     trainer = next(each for each in pod["spec"]["containers"] if each["name"] == TRAINER)
     command = list(trainer.get("command") or ())[:2]
     if len(command) < 2 or not command[1].endswith("agent.pyz"):
-        raise Complaint(f"{pod['metadata']['name']} has no agent: jobs of launcher Torchrun have none")
+        raise UserError(f"{pod['metadata']['name']} has no agent: jobs of launcher Torchrun have none")
     return command
 
 

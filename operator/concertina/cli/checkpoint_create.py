@@ -10,7 +10,7 @@ from concertina.api import CHECKPOINT_NOW
 from concertina.kube.parse.views import checkpoint_asked
 from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.terminal.checkpoint_request import ask_for_checkpoint
-from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.connection import Target, UserError
 
 LOOK_SECONDS = 0.5
 
@@ -36,9 +36,9 @@ def _saved(job: Raw, request: str) -> str:
         if seen.get("state") == "Done":
             return str(seen.get("message", ""))
         if seen.get("state") == "Refused":
-            raise Complaint(f"no checkpoint is made: {seen['message']}.")
+            raise UserError(f"no checkpoint is made: {seen['message']}.")
     if not asked:
-        raise Complaint(
+        raise UserError(
             f"the annotation {CHECKPOINT_NOW} was taken off the job before its checkpoint was made: ask again."
         )
     return ""

@@ -15,16 +15,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from aiohttp import web
 
 from concertina.cli.diagnose import judge
-from concertina.cli.evidence import Record
+from concertina.cli.evidence import EvidenceRecord
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, NotFound
 from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.kube.watch.reflector import Reflector
-from concertina.report.dashboard import View, job_page, jobs_page, policy, trouble_page
-from concertina.terminal.connection import Complaint, Target
+from concertina.report.dashboard import DashboardView, job_page, jobs_page, policy, trouble_page
+from concertina.terminal.connection import Target, UserError
 from concertina.terminal.console import plain
 from concertina.terminal.follow import events_of
-from concertina.terminal.top import Order, Row, ordered, row
+from concertina.terminal.top import JobRow, RowOrder, ordered, row
 
 ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")
@@ -65,7 +65,7 @@ class Dashboard:
     def __init__(self, client: Client, namespace: str | None, by: str) -> None:
         """`namespace`: None for all."""
         self._client, self._namespace, self._by = client, namespace, by
-        self.jobs: Reflector[Row] = Reflector(client, TRAINING_JOBS, row, lambda old, new: None, namespace)
+        self.jobs: Reflector[JobRow] = Reflector(client, TRAINING_JOBS, row, lambda old, new: None, namespace)
         self._readings = Readings()
         self._looks = asyncio.Semaphore(AT_ONCE)
 
@@ -81,7 +81,7 @@ class Dashboard:
             await web.TCPSite(runner, ADDRESS, port).start()
         except OSError as error:
             await runner.cleanup()
-            raise Complaint(
+            raise UserError(
                 f"port {port} can't be had: {os.strerror(error.errno or 0)}; --port takes another, or 0"
             ) from error
         try:
@@ -95,10 +95,10 @@ class Dashboard:
 
     async def _list(self, request: web.Request) -> web.Response:
         asked = request.query
-        view = View(
+        view = DashboardView(
             self._namespace is None,
             asked.get("by", self._by)[:MOST_KEY],
-            Order(sort) if (sort := asked.get("sort", "")) in list(Order) else Order.ATTENTION,
+            RowOrder(sort) if (sort := asked.get("sort", "")) in list(RowOrder) else RowOrder.ATTENTION,
             int(page) if re.fullmatch(r"[1-9]\d{0,5}", page := asked.get("page", "1")) else 1,
         )
         trouble = "" if self.jobs.synced.is_set() else "The jobs are still being listed."
@@ -119,11 +119,11 @@ class Dashboard:
                 job = await self._client.get(TRAINING_JOBS, namespace, name)
                 events = await events_of(self._client, job)
             earlier = self._readings.earlier(job, time.monotonic())
-            record = Record(job=job, at=time.time(), live=True, earlier=earlier, unseen=(NOT_ASKED,))
+            record = EvidenceRecord(job=job, at=time.time(), live=True, earlier=earlier, unseen=(NOT_ASKED,))
             seen, found = judge(record)
         except NotFound:
             return _page(lambda nonce: trouble_page(title, "There is no such job.", nonce), 404)
-        except (ApiError, Complaint) as error:
+        except (ApiError, UserError) as error:
             sentence = f"{error}."
             return _page(lambda nonce: trouble_page(title, sentence, nonce), 502)
         return _page(lambda nonce: job_page(title, seen, found, record.unseen, events, nonce))

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.connection import Target, UserError
 
 
 async def data(arguments: Sequence[str]) -> int:
@@ -16,7 +16,7 @@ async def data(arguments: Sequence[str]) -> int:
     try:
         from concertina_trainer.cli import main
     except ImportError as error:
-        raise Complaint(
+        raise UserError(
             f"{error}: install '.[trainer]' from a checkout of concertina, or use the image concertina/trainer."
         ) from error
     return main(["data", *arguments], prog="concertina")
@@ -44,8 +44,8 @@ async def _on_cluster(arguments: Sequence[str]) -> int:
     add("--context", default=None)
     options, rest = parser.parse_known_args(arguments)
     if options.pods < 1:
-        raise Complaint("--pods must be 1 or more")
-    wanted = data_job.Wanted(
+        raise UserError("--pods must be 1 or more")
+    wanted = data_job.DataJobOptions(
         tuple(rest), options.pods, options.image, options.secret, tuple(options.claim), options.cpus, options.memory
     )
     if options.dry_run:

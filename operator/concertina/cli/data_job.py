@@ -14,7 +14,7 @@ from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, NotFound
 from concertina.kube.resources import JOBS, PODS, Raw
 from concertina.terminal.characters import harmless
-from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.connection import Target, UserError
 
 HOPELESS_EXITS = (2, 78)
 """What the build exits with where trying again can't help: options that can't be understood, and bad input."""
@@ -24,7 +24,7 @@ _SAID_LINES = 40
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DataJobOptions:
     arguments: tuple[str, ...]
     """Of `concertina data build`."""
     pods: int
@@ -39,7 +39,7 @@ def default_image() -> str:
     return f"concertina/trainer:{version('concertina')}"
 
 
-def manifest(wanted: Wanted) -> Raw:
+def manifest(wanted: DataJobOptions) -> Raw:
     """The Job. Its name is the same for the same work, so that asking again follows it."""
     digest = hashlib.sha256(repr(wanted).encode()).hexdigest()[:10]
     labels = {"app.kubernetes.io/managed-by": "concertina", "app.kubernetes.io/component": "data-build"}
@@ -89,15 +89,15 @@ def _claim(text: str, index: int) -> tuple[str, str, str]:
     """Volume, claim and path of NAME=PATH."""
     name, separator, path = text.partition("=")
     if not (name and separator and path.startswith("/")):
-        raise Complaint(f"--claim {text}: give it as NAME=PATH, for example corpus=/data")
+        raise UserError(f"--claim {text}: give it as NAME=PATH, for example corpus=/data")
     return f"claim-{index}", name, path
 
 
-def text(wanted: Wanted) -> str:
+def text(wanted: DataJobOptions) -> str:
     return yaml.safe_dump(manifest(wanted), sort_keys=False)
 
 
-async def run(target: Target, wanted: Wanted) -> int:
+async def run(target: Target, wanted: DataJobOptions) -> int:
     """Make the Job, or find the one at work, and follow it to its end."""
     job = manifest(wanted)
     name = job["metadata"]["name"]
@@ -148,7 +148,7 @@ async def _told(client: Client, namespace: str, name: str, ending: Raw) -> int:
         if not complete or "still at work" not in line:
             print(harmless(line))
     if not complete:
-        raise Complaint(f"Job {namespace}/{name} failed: {ending.get('message') or json.dumps(ending)}")
+        raise UserError(f"Job {namespace}/{name} failed: {ending.get('message') or json.dumps(ending)}")
     return 0
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from concertina.api.status import rfc3339
-from concertina.cli.evidence import Record, look, read
+from concertina.cli.evidence import EvidenceRecord, look, read
 from concertina.diagnosis.diagnose import Diagnosis, cost, diagnose
-from concertina.diagnosis.evidence import Evidence
-from concertina.terminal.connection import Complaint, Target
+from concertina.diagnosis.evidence import JobEvidence
+from concertina.terminal.connection import Target, UserError
 from concertina.terminal.console import plain
 from concertina.terminal.show import said
 
@@ -36,21 +36,21 @@ async def run(target: Target, what: str, seconds: float, as_json: bool) -> int:
     return FOUND if found.findings else 0
 
 
-def judge(record: Record) -> tuple[Evidence, Diagnosis]:
+def judge(record: EvidenceRecord) -> tuple[JobEvidence, Diagnosis]:
     """Raises Complaint: whoever may write a status, or a file, may write anything for a time."""
     try:
         rfc3339(record.at)
         seen = record.evidence()
         return seen, diagnose(seen)
     except (ValueError, OverflowError) as error:
-        raise Complaint(f"{record.name} has a time that can't be read: {error}") from error
+        raise UserError(f"{record.name} has a time that can't be read: {error}") from error
 
 
 def _is_file(what: str) -> bool:
     return what == "-" or "/" in what or Path(what).suffix in (".yaml", ".yml", ".json")
 
 
-def as_object(record: Record, found: Diagnosis) -> dict[str, Any]:
+def as_object(record: EvidenceRecord, found: Diagnosis) -> dict[str, Any]:
     """With the record itself, so that it can be diagnosed again elsewhere."""
     return {
         "job": record.name,
@@ -62,7 +62,7 @@ def as_object(record: Record, found: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, record: Record, seen: Evidence, found: Diagnosis) -> None:
+def _print(console: Console, record: EvidenceRecord, seen: JobEvidence, found: Diagnosis) -> None:
     console.print(f"{record.name}  {said(seen.status)}")
     price = seen.spec.price if seen.spec else None
     for number, finding in enumerate(found.findings, 1):

@@ -12,7 +12,7 @@ from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.plan.actions import CreatePod, Rendezvous
 from concertina.plan.facts import sizes
 from concertina.plan.state import snapshot_memory
-from concertina.terminal.connection import Complaint
+from concertina.terminal.connection import UserError
 
 ANY_AGENT = PodSettings("concertina/agent")
 """Which one it will be the operator knows; the API server does not look."""
@@ -37,4 +37,4 @@ async def try_pod(client: Client, namespace: str, name: str, job: Raw) -> None:
         # Quotas, policies and permissions may treat the operator otherwise than whoever calls this (decision
         # "concertina run tries a pod first").
         if error.message.startswith("Pod "):
-            raise Complaint(f"the pods of this job would be refused. The API server says: {error.message}") from error
+            raise UserError(f"the pods of this job would be refused. The API server says: {error.message}") from error

@@ -14,22 +14,22 @@ import yaml
 from pydantic import ValidationError
 
 from concertina.api import KIND, TRAINER
-from concertina.api.model import Observed
+from concertina.api.model import StatusModel
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.cli.agent_report import agent_command
 from concertina.diagnosis import agents
-from concertina.diagnosis.evidence import AgentFigures, Evidence, StepLine
+from concertina.diagnosis.evidence import AgentFigures, JobEvidence, StepLine
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError
 from concertina.kube.execute import execute
 from concertina.kube.manifests.names import JOB
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
-from concertina.terminal.connection import Complaint
+from concertina.terminal.connection import UserError
 from concertina.terminal.show import ended, word
 from concertina_protocol import log_lines
-from concertina_protocol.log_lines import StepDone
+from concertina_protocol.log_lines import StepDoneLine
 
 LOOKS = 5
 """At the agents: memory that rises from each to the next is hardly noise."""
@@ -55,7 +55,7 @@ if said.get("port"):
 """
 
 
-class Record(Observed):
+class EvidenceRecord(StatusModel):
     """All that was seen of a job, as `concertina diagnose --json` writes it and reads it again."""
 
     job: dict[str, Any]
@@ -79,13 +79,13 @@ class Record(Observed):
     def status(self) -> JobStatus:
         return status_of(self.job)
 
-    def evidence(self) -> Evidence:
+    def evidence(self) -> JobEvidence:
         try:
             spec = parse_stored(self.job)[0]
         except SpecError:
             spec = None
         created = (self.job.get("metadata") or {}).get("creationTimestamp")
-        return Evidence(
+        return JobEvidence(
             spec=spec,
             status=self.status,
             at=self.at,
@@ -100,12 +100,12 @@ class Record(Observed):
 # --- from a cluster ---------------------------------------------------------------------------------------------------
 
 
-async def look(client: Client, namespace: str, name: str, seconds: float) -> Record:
+async def look(client: Client, namespace: str, name: str, seconds: float) -> EvidenceRecord:
     """Two readings of the status, so many seconds apart by the operator's own clock, where the job is not over."""
     earlier = await client.get(TRAINING_JOBS, namespace, name)
     if not earlier.get("status") or _over(earlier):
         steps, why = await _steps(client, namespace, status_of(earlier))
-        return Record(job=earlier, at=time.time(), live=True, steps=steps, unseen=why)
+        return EvidenceRecord(job=earlier, at=time.time(), live=True, steps=steps, unseen=why)
     asked, unseen = await _to_ask(client, namespace, name, status_of(earlier).world.coordinator)
     figures: list[AgentFigures] = []
     silent: dict[str, str] = {}
@@ -120,7 +120,7 @@ async def look(client: Client, namespace: str, name: str, seconds: float) -> Rec
     unseen += [f"{pod} (or more pods) told no metrics: {why}" for why, pod in silent.items()]
     job = await _later(client, namespace, name, earlier, seconds)
     steps, why = await _steps(client, namespace, status_of(job))
-    return Record(
+    return EvidenceRecord(
         job=job, at=time.time(), live=True, earlier=earlier, agents=tuple(figures), steps=steps, unseen=(*unseen, *why)
     )
 
@@ -162,7 +162,7 @@ async def _ask(client: Client, namespace: str, pod: Raw) -> AgentFigures | str:
         python, _ = agent_command(pod)
         text = await execute(client, namespace, name, TRAINER, [python, "-c", _ASK], seconds=15.0)
         return agents.figures(name, time.time(), text) if text else "the operator was installed without"
-    except (ApiError, ValueError, Complaint) as error:
+    except (ApiError, ValueError, UserError) as error:
         return str(error)[-300:]
 
 
@@ -177,7 +177,7 @@ async def _steps(client: Client, namespace: str, status: JobStatus) -> Steps:
         return (), ()
     try:
         async for text in client.logs(namespace, pod, TRAINER, tail=LOG_LINES, limit_bytes=LOG_BYTES):
-            if isinstance(line := log_lines.parse(text), StepDone):
+            if isinstance(line := log_lines.parse(text), StepDoneLine):
                 loss = line.loss if math.isfinite(line.loss) else None
                 found.append(StepLine(step=line.step, loss=loss, seconds=line.seconds))
     except ApiError as error:
@@ -188,7 +188,7 @@ async def _steps(client: Client, namespace: str, status: JobStatus) -> Steps:
 # --- from a file ------------------------------------------------------------------------------------------------------
 
 
-def read(file: Path) -> Record:
+def read(file: Path) -> EvidenceRecord:
     """A TrainingJob with its status, as `kubectl get tj NAME -o yaml` has it, or what `--json` wrote. Raises
     Complaint."""
     source = "standard input" if str(file) == "-" else str(file)
@@ -196,26 +196,26 @@ def read(file: Path) -> Record:
         text = (sys.stdin if str(file) == "-" else file.open()).read(LARGEST_FILE)
         found: Any = yaml.safe_load(text) if not text.lstrip().startswith("{") else json.loads(text)
     except OSError as error:
-        raise Complaint(f"{source} can't be read: {error.strerror}") from error
+        raise UserError(f"{source} can't be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise Complaint(f"{source} is neither YAML nor JSON: {error}") from error
+        raise UserError(f"{source} is neither YAML nor JSON: {error}") from error
     no_job = f"{source} holds no {KIND}: save one by `kubectl get tj NAME -o yaml`, or by `concertina diagnose --json`"
     if isinstance(found, dict) and isinstance(found.get("record"), dict):
         try:
-            record = Record.model_validate(found["record"]).model_copy(update={"live": False})
+            record = EvidenceRecord.model_validate(found["record"]).model_copy(update={"live": False})
         except ValidationError as error:
-            raise Complaint(f"{source} is no output of `concertina diagnose --json`: {error}") from error
+            raise UserError(f"{source} is no output of `concertina diagnose --json`: {error}") from error
         if not _has_parts(record.job) or not _has_parts(record.earlier or {}):
-            raise Complaint(no_job)
+            raise UserError(no_job)
         return record
     if not isinstance(found, dict) or found.get("kind") != KIND or "metadata" not in found or not _has_parts(found):
-        raise Complaint(no_job)
+        raise UserError(no_job)
     status = status_of(found)
     try:
         marks = [unix_seconds(mark) for mark in (status.goodput.at, status.completion_time) if mark]
     except ValueError as error:
-        raise Complaint(f"{source} has a time that can't be read: {error}") from error
-    return Record(job=found, at=max(marks, default=time.time()))
+        raise UserError(f"{source} has a time that can't be read: {error}") from error
+    return EvidenceRecord(job=found, at=max(marks, default=time.time()))
 
 
 def _has_parts(job: Raw) -> bool:

@@ -17,7 +17,7 @@ from concertina.kube.manifests.names import JOB
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.terminal import show
-from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.connection import Target, UserError
 from concertina.terminal.console import plain
 from concertina.terminal.follow import events_of, follow_job
 from concertina_protocol import ProtocolError
@@ -32,18 +32,18 @@ def read_manifest(file: Path) -> Raw:
         text = sys.stdin.read() if str(file) == "-" else file.read_text()
         documents: list[Any] = [document for document in yaml.safe_load_all(text) if document]
     except OSError as error:
-        raise Complaint(f"{source} can't be read: {error.strerror}") from error
+        raise UserError(f"{source} can't be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # of bytes, dates and depths that are none
-        raise Complaint(f"{source} is not YAML: {error}") from error
+        raise UserError(f"{source} is not YAML: {error}") from error
     kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
     if kinds != [KIND]:
         found = ", ".join(str(kind) for kind in kinds)[:400] or "nothing"
-        raise Complaint(f"{source} must hold one {KIND}, and holds {found}; apply other objects with kubectl")
+        raise UserError(f"{source} must hold one {KIND}, and holds {found}; apply other objects with kubectl")
     job: Raw = documents[0]
     if job.get("apiVersion") != API_VERSION:
-        raise Complaint(f"{source} has apiVersion {job.get('apiVersion')!s:.80}; this concertina knows {API_VERSION}")
+        raise UserError(f"{source} has apiVersion {job.get('apiVersion')!s:.80}; this concertina knows {API_VERSION}")
     if not isinstance(job.get("metadata"), dict) or not job["metadata"].get("name"):
-        raise Complaint(f"{source} has no metadata.name: give the job a name")
+        raise UserError(f"{source} has no metadata.name: give the job a name")
     return job
 
 

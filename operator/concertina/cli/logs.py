@@ -16,9 +16,9 @@ from concertina.kube.manifests.names import INDEX, JOB
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.terminal.characters import harmless
-from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.connection import Target, UserError
 from concertina.terminal.follow import states
-from concertina.terminal.log_entries import Entry, LogReader, Wanted, split
+from concertina.terminal.log_entries import LogEntry, LogFilter, LogReader, split
 from concertina.terminal.show import ended
 
 MOST_STREAMS = 64
@@ -30,19 +30,19 @@ BEFORE_FAILURE = 10.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class LogOptions:
     """What to print."""
 
     replica: int | None
     """Index; None: of all."""
-    wanted: Wanted
+    wanted: LogFilter
     tail: int | None
     """Lines of each replica to begin with."""
     since_failure: bool
     as_json: bool
 
 
-async def print_logs(target: Target, job: str, asked: Asked, follow: bool) -> None:
+async def print_logs(target: Target, job: str, asked: LogOptions, follow: bool) -> None:
     async with target.connect() as (client, namespace):
         status = status_of(await client.get(TRAINING_JOBS, namespace, job))
         logs = Logs(client, namespace, job, asked, status)
@@ -50,12 +50,12 @@ async def print_logs(target: Target, job: str, asked: Asked, follow: bool) -> No
 
 
 class Logs:
-    def __init__(self, client: Client, namespace: str, job: str, asked: Asked, status: JobStatus) -> None:
+    def __init__(self, client: Client, namespace: str, job: str, asked: LogOptions, status: JobStatus) -> None:
         """Raises Complaint where what is asked for can't be."""
         self._client, self._namespace, self._job, self._asked = client, namespace, job, asked
         self._world, self._failure = status.world, status.last_failure
         if asked.since_failure and self._failure is None:
-            raise Complaint(f"{job} has had no failure; without --since-failure all is printed.")
+            raise UserError(f"{job} has had no failure; without --since-failure all is printed.")
         failed_at = unix_seconds(self._failure.at) if self._failure else 0.0
         self._since = rfc3339(int(failed_at - BEFORE_FAILURE)) if asked.since_failure else ""
         self._labels = f"{JOB}={job}" + (f",{INDEX}={asked.replica}" if asked.replica is not None else "")
@@ -66,7 +66,7 @@ class Logs:
         self._print_what_is_gone({pod["metadata"]["name"] for pod in pods})
         if not pods:
             which = f"replica {self._asked.replica}" if self._asked.replica is not None else "replicas"
-            raise Complaint(f"{self._job} has no {which} with a log yet; `concertina status {self._job}` says why.")
+            raise UserError(f"{self._job} has no {which} with a log yet; `concertina status {self._job}` says why.")
         async for entry in merged([self._whole(pod) for pod in pods]):
             self._print(entry)
 
@@ -114,14 +114,14 @@ class Logs:
         words = "it printed last:" if failure.last_lines else "what it printed is not known."
         say(f"{failure.replica}, which failed ({failure.message.rstrip('.')}), has no log any more; {words}")
         for line in failure.last_lines:
-            self._print(Entry(failure.at, failure.replica, failure.round, None, None, line, None))
+            self._print(LogEntry(failure.at, failure.replica, failure.round, None, None, line, None))
 
-    def _print(self, entry: Entry) -> None:
+    def _print(self, entry: LogEntry) -> None:
         if self._asked.wanted.has(entry):
             sys.stdout.write((entry.json(self._job) if self._asked.as_json else entry.line()) + "\n")
             sys.stdout.flush()
 
-    async def _whole(self, pod: Raw) -> AsyncIterator[Entry]:
+    async def _whole(self, pod: Raw) -> AsyncIterator[LogEntry]:
         """After a failure that its container was started again for, what was printed before that, too."""
         name = pod["metadata"]["name"]
         if self._asked.since_failure and _restarts(pod):
@@ -130,7 +130,9 @@ class Logs:
         async for entry in self._entries(name, False, self._asked.tail):
             yield entry
 
-    async def _entries(self, pod: str, follow: bool, tail: int | None, previous: bool = False) -> AsyncIterator[Entry]:
+    async def _entries(
+        self, pod: str, follow: bool, tail: int | None, previous: bool = False
+    ) -> AsyncIterator[LogEntry]:
         """A log that breaks off ends there, with a sentence."""
         reader, since = LogReader(pod, self._world), self._since
         try:
@@ -174,9 +176,9 @@ def chosen(pods: list[Raw], first: Container[str | None]) -> list[Raw]:
     return sorted(found[:MOST_STREAMS], key=_index)
 
 
-async def merged(logs: list[AsyncIterator[Entry]]) -> AsyncIterator[Entry]:
+async def merged(logs: list[AsyncIterator[LogEntry]]) -> AsyncIterator[LogEntry]:
     """In order of time, each log in its own order; of each one line is held."""
-    heads: list[tuple[float, int, Entry]] = []
+    heads: list[tuple[float, int, LogEntry]] = []
 
     async def advance(number: int) -> None:
         entry = await anext(logs[number], None)

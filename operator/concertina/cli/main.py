@@ -71,11 +71,13 @@ def plan(
     output: Annotated[str, typer.Option("--output", "-o", help="json: as JSON.")] = "",
 ) -> None:
     """Estimate sizes, memory, traffic, speed and cost of a job before it runs."""
-    from concertina.cli.plan import Asked, asked_hardware, run
+    from concertina.cli.plan import PlanOptions, asked_hardware, run
 
     async def planned() -> None:
         hardware = asked_hardware(gpu, fabric)
-        asked = Asked(replicas, *hardware, tokens, search, memory, vocab_size, width, python, picture, output == "json")
+        asked = PlanOptions(
+            replicas, *hardware, tokens, search, memory, vocab_size, width, python, picture, output == "json"
+        )
         run(file, asked)
 
     call(planned())
@@ -157,9 +159,9 @@ def logs(
 ) -> None:
     """Print the replicas' logs, merged by time, each line after its replica and rank."""
     from concertina.cli import logs
-    from concertina.terminal.log_entries import Wanted
+    from concertina.terminal.log_entries import LogFilter
 
-    asked = logs.Asked(replica, Wanted(rank, round), tail, since_failure, output == "json")
+    asked = logs.LogOptions(replica, LogFilter(rank, round), tail, since_failure, output == "json")
     call(logs.print_logs(Target(kubeconfig, context, namespace), job, asked, follow))
 
 
@@ -292,9 +294,9 @@ def reproduce(
 
     with sentences():
         from concertina.cli import reproduce as command
-        from concertina.reproduction import Wanted
+        from concertina.reproduction import ReproductionOptions
 
-        wanted = Wanted(name, checkpoint_uri, command.variables(env or ()))
+        wanted = ReproductionOptions(name, checkpoint_uri, command.variables(env or ()))
         found = command.reproduced(uri, step, wanted)
     if output is None:
         typer.echo(command.text(found), nl=False)

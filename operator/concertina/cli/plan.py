@@ -23,12 +23,12 @@ from concertina.durations import duration
 from concertina.plan.facts import sizes
 from concertina.planning import search
 from concertina.planning.hardware import FABRICS, GPUS, FabricName, Gpu, GpuName
-from concertina.planning.layout import Layout, OwnDescription, of
-from concertina.planning.outlook import Outlook, RankMemory, as_object, bottleneck, outlook, rank_memory
+from concertina.planning.layout import OwnDescription, ParallelLayout, of
+from concertina.planning.outlook import Estimate, RankMemoryEstimate, as_object, bottleneck, outlook, rank_memory
 from concertina.planning.outlook import sizes as valid_sizes
 from concertina.planning.traffic import batch
 from concertina.report.ranks import picture
-from concertina.terminal.connection import Complaint
+from concertina.terminal.connection import UserError
 from concertina.terminal.console import plain
 from concertina_trainer.layouts import problems
 
@@ -44,7 +44,7 @@ WITHOUT_TORCH = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class PlanOptions:
     replicas: int | None
     gpu: GpuName
     fabric: FabricName
@@ -68,13 +68,13 @@ def asked_hardware(gpu: str, fabric: str) -> tuple[GpuName, FabricName]:
         return GpuName(gpu), FabricName(fabric)
     except ValueError:
         known = ", ".join([*GpuName, *FabricName])
-        raise Complaint(f"{gpu} on {fabric} is not known; these are: {known}") from None
+        raise UserError(f"{gpu} on {fabric} is not known; these are: {known}") from None
 
 
-def run(file: Path, asked: Asked) -> None:
+def run(file: Path, asked: PlanOptions) -> None:
     """Raises Complaint."""
     if asked.tokens is not None and not 0 < asked.tokens < math.inf:
-        raise Complaint(f"--tokens is how many a run trains on, a number above 0, and not {asked.tokens:g}")
+        raise UserError(f"--tokens is how many a run trains on, a number above 0, and not {asked.tokens:g}")
     name, spec = _read(file)
     gpu = GPUS[asked.gpu]
     replicas = asked.replicas or sizes.most(spec)
@@ -112,23 +112,23 @@ def _read(file: Path) -> tuple[str, JobSpec]:
     try:
         spec = parse_spec(manifest)
     except SpecError as error:
-        raise Complaint(f"{file} would be refused: {error}") from error
+        raise UserError(f"{file} would be refused: {error}") from error
     if spec.trainer is None:
-        raise Complaint(
+        raise UserError(
             f"{file} runs a command of its own, which only its author can plan: `concertina plan` knows spec.trainer."
         )
     return str(manifest["metadata"]["name"]), spec
 
 
-def _own_model(file: Path, spec: JobSpec, asked: Asked, able: bool) -> OwnDescription | None:
+def _own_model(file: Path, spec: JobSpec, asked: PlanOptions, able: bool) -> OwnDescription | None:
     """`able`: there is torch. Raises Complaint."""
     trainer = spec.trainer
     if trainer is None or not trainer.model.entrypoint:
         if _data(asked):
-            raise Complaint("--vocab-size and --width are for a model of one's own: trainer.model says the decoder's.")
+            raise UserError("--vocab-size and --width are for a model of one's own: trainer.model says the decoder's.")
         return None
     if not able:
-        raise Complaint(
+        raise UserError(
             f"{file} trains {trainer.model.entrypoint}, whose code says how large it is. "
             + WITHOUT_TORCH.format(image=spec.template.trainer.image or "IMAGE", file=file)
         )
@@ -139,7 +139,7 @@ def _own_model(file: Path, spec: JobSpec, asked: Asked, able: bool) -> OwnDescri
         raise _no_answer(asked.python, str(error)) from error
 
 
-def _data(asked: Asked) -> Mapping[str, Any] | None:
+def _data(asked: PlanOptions) -> Mapping[str, Any] | None:
     """As the options tell them; None: their manifests do."""
     if asked.vocab_size is None and asked.width is None:
         return None
@@ -148,21 +148,21 @@ def _data(asked: Asked) -> Mapping[str, Any] | None:
     return {"vocab_size": below, "frames": frames}
 
 
-def _layout(spec: JobSpec, replicas: int, own: OwnDescription | None = None) -> Layout:
+def _layout(spec: JobSpec, replicas: int, own: OwnDescription | None = None) -> ParallelLayout:
     if not replicas:
-        raise Complaint(f"no size is valid: {sizes.rounding(spec)}.")
+        raise UserError(f"no size is valid: {sizes.rounding(spec)}.")
     layout = of(spec, replicas, own)
     if wrong := problems(layout.trainer, layout.parallelism, layout.size):
-        raise Complaint("; ".join(wrong))
+        raise UserError("; ".join(wrong))
     return layout
 
 
-def _seen(spec: JobSpec, layout: Layout, gpu: Gpu, asked: Asked, measure: bool) -> Outlook:
+def _seen(spec: JobSpec, layout: ParallelLayout, gpu: Gpu, asked: PlanOptions, measure: bool) -> Estimate:
     return outlook(spec, layout, gpu, asked.fabric, _measured(layout, asked.python) if measure else (), asked.tokens)
 
 
-def _searched(spec: JobSpec, layout: Layout, gpu: Gpu, asked: Asked, measure: bool) -> list[Outlook]:
-    found: list[Outlook] = []
+def _searched(spec: JobSpec, layout: ParallelLayout, gpu: Gpu, asked: PlanOptions, measure: bool) -> list[Estimate]:
+    found: list[Estimate] = []
     tried = search.candidates(layout.trainer, gpu, FABRICS[asked.fabric], layout.size, layout.per_node, layout.own)
     for each in tried[: MOST_MEASURED * asked.search]:
         if len(found) == asked.search:
@@ -171,7 +171,7 @@ def _searched(spec: JobSpec, layout: Layout, gpu: Gpu, asked: Asked, measure: bo
         if seen.fits is not False:
             found.append(seen)
     if not found:
-        raise Complaint(
+        raise UserError(
             f"no layout of {layout.size} ranks was found that fits into {gpu.name}: take more replicas, or a smaller "
             "microBatchSize."
         )
@@ -182,7 +182,7 @@ def _has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def _measured(layout: Layout, python: str) -> Sequence[RankMemory]:
+def _measured(layout: ParallelLayout, python: str) -> Sequence[RankMemoryEstimate]:
     """Raises Complaint."""
     asked = {
         "trainer": layout.trainer.model_dump(mode="json", by_alias=True),
@@ -202,19 +202,19 @@ def _told(asked: Mapping[str, Any], python: str) -> Any:
         command = [*(shlex.split(python) or [sys.executable]), "-m", "concertina_trainer.planning"]
         done = subprocess.run(command, input=json.dumps(asked) + "\n", capture_output=True, text=True, check=False)
     except (OSError, ValueError) as error:
-        raise Complaint(f"`{python or sys.executable}` can't be run: {error}") from error
+        raise UserError(f"`{python or sys.executable}` can't be run: {error}") from error
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise Complaint(f"the layout could not be measured: {said[0][:MOST_SAID]}")
+        raise UserError(f"the layout could not be measured: {said[0][:MOST_SAID]}")
     try:
         return json.loads(done.stdout)
     except (ValueError, RecursionError) as error:
         raise _no_answer(python, f"{done.stdout.strip()[:MOST_SAID]!r}") from error
 
 
-def _no_answer(python: str, said: str) -> Complaint:
+def _no_answer(python: str, said: str) -> UserError:
     """Of a command that runs something else beside the Python or instead of it, or another version's."""
-    return Complaint(
+    return UserError(
         f"`{python or sys.executable}` did not answer as concertina_trainer.planning of this version does: {said}. "
         "--python must be a command that runs Python alone and prints nothing of its own to standard output."
     )
@@ -224,10 +224,10 @@ def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise Complaint(f"{file} can't be written: {error.strerror}") from error
+        raise UserError(f"{file} can't be written: {error.strerror}") from error
 
 
-def _print(console: Console, name: str, spec: JobSpec, seen: Outlook) -> None:
+def _print(console: Console, name: str, spec: JobSpec, seen: Estimate) -> None:
     grid = Table.grid(padding=(0, 2))
     for row in _facts(spec, seen):
         grid.add_row(*row)
@@ -240,7 +240,7 @@ def _print(console: Console, name: str, spec: JobSpec, seen: Outlook) -> None:
     console.print(f"\nFirst bottleneck: {bottleneck(seen)}")
 
 
-def _facts(spec: JobSpec, seen: Outlook) -> Iterator[tuple[str, str]]:
+def _facts(spec: JobSpec, seen: Estimate) -> Iterator[tuple[str, str]]:
     layout, trainer, plan, time = seen.layout, seen.layout.trainer, batch(seen.layout), seen.time
     valid = valid_sizes(spec, sizes.least(spec), sizes.most(spec))
     yield "Sizes", f"{_numbers(valid)} replicas" + (f"; {sizes.rounding(spec)}" if sizes.rounding(spec) else "")
@@ -282,7 +282,7 @@ def _facts(spec: JobSpec, seen: Outlook) -> Iterator[tuple[str, str]]:
         yield "Run", f"{budget.tokens:.3g} {layout.elements} in {duration(budget.seconds)}{cost}, if nothing fails"
 
 
-def _degrees(layout: Layout) -> str:
+def _degrees(layout: ParallelLayout) -> str:
     found = (
         " x ".join(f"{each} {degree}" for each, degree in layout.degrees._asdict().items() if degree > 1) or "one rank"
     )
@@ -296,7 +296,7 @@ def _numbers(valid: Sequence[int]) -> str:
     return f"{valid[0]}, {valid[1]}, ... {valid[-1]}"
 
 
-def _memory_table(seen: Outlook) -> Table:
+def _memory_table(seen: Estimate) -> Table:
     kinds = list(seen.memory[0].kinds)
     unit, size = _unit(max(rank.total for rank in seen.memory))
     offloaded = ["on the host"] if any(rank.host_total for rank in seen.memory) else []
@@ -310,7 +310,7 @@ def _memory_table(seen: Outlook) -> Table:
     return table
 
 
-def _traffic_table(seen: Outlook) -> Table:
+def _traffic_table(seen: Estimate) -> Table:
     unit, size = _unit(max(part.sent for part in seen.traffic))
     table = Table(
         "A step of a rank", "", "times", f"{unit} sent", "GB/s", "", box=None, header_style="bold", padding=(0, 2, 0, 0)
@@ -335,7 +335,7 @@ def _size(size: float) -> str:
     return f"{size / one:,.1f} {unit}"
 
 
-def _print_smaller(console: Console, seen: Outlook) -> None:
+def _print_smaller(console: Console, seen: Estimate) -> None:
     peak = "" if seen.peak is None else f", {_size(seen.peak.total)} at the peak of rank {seen.peak.rank}"
     speed = f"{seen.time.total:.3g} s a step, {seen.tokens_per_second:,.0f} {seen.layout.elements}/s"
     why = bottleneck(seen) if seen.fits is False else ""
@@ -343,7 +343,7 @@ def _print_smaller(console: Console, seen: Outlook) -> None:
     console.print(said.rstrip())
 
 
-def _print_search(console: Console, name: str, layout: Layout, found: Sequence[Outlook]) -> None:
+def _print_search(console: Console, name: str, layout: ParallelLayout, found: Sequence[Estimate]) -> None:
     console.print(f"The fastest layouts of {name} on {layout.size} {found[0].gpu.name}, {found[0].fabric}:\n")
     table = Table(
         "Layout", "Activations", f"{layout.elements}/s", "MFU", "Memory", "First bottleneck", box=None,

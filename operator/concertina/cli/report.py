@@ -7,7 +7,7 @@ from pathlib import Path
 from concertina.cli.diagnose import judge
 from concertina.cli.evidence import look
 from concertina.report.page import page
-from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.connection import Target, UserError
 from concertina.terminal.console import plain
 from concertina.terminal.follow import events_of
 
@@ -21,6 +21,6 @@ async def run(target: Target, name: str, out: Path | None, seconds: float) -> in
     try:
         file.write_text(page(record.name, seen, found, record.unseen, events), encoding="utf-8")
     except OSError as error:
-        raise Complaint(f"{file} can't be written: {error.strerror}") from error
+        raise UserError(f"{file} can't be written: {error.strerror}") from error
     plain().print(f"{file} tells of {record.name}, as it was at {record.status.goodput.at or 'its creation'}.")
     return 0

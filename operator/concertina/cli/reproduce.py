@@ -12,7 +12,7 @@ from concertina.reproduction import (
     Beginning,
     Irreproducible,
     Reproduction,
-    Wanted,
+    ReproductionOptions,
     lineage_of,
     reproduction,
     without_checkpoint,
@@ -29,7 +29,7 @@ from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.trainer import TrainerConfig
 
 
-def reproduced(uri: str, step: int, wanted: Wanted) -> Reproduction:
+def reproduced(uri: str, step: int, wanted: ReproductionOptions) -> Reproduction:
     """Raises InvalidInput, StorageError or Irreproducible."""
     checkpoint = catalogue.at_step(uri, step)
     lineage_of(checkpoint.manifest)

@@ -13,32 +13,32 @@ from rich.live import Live
 from concertina.kube.client import Client
 from concertina.kube.resources import TRAINING_JOBS
 from concertina.kube.watch.reflector import Reflector
-from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.connection import Target, UserError
 from concertina.terminal.console import plain
-from concertina.terminal.top import Order, Row, as_json, ordered, row, screen
+from concertina.terminal.top import JobRow, RowOrder, as_json, ordered, row, screen
 
 REFRESH_SECONDS = 1.0
 console = plain()
 
 
 @dataclass(frozen=True)
-class View:
+class TopView:
     """What is shown, and how."""
 
     all_namespaces: bool
     by: str
-    order: Order
+    order: RowOrder
 
 
 async def top(target: Target, all_namespaces: bool, by: str, sort: str, once: bool, output: str) -> None:
-    if sort not in list(Order):
-        raise Complaint(f"--sort takes {', '.join(Order)}, and not {sort!r:.80}")
+    if sort not in list(RowOrder):
+        raise UserError(f"--sort takes {', '.join(RowOrder)}, and not {sort!r:.80}")
     if output not in ("", "json"):
-        raise Complaint(f"-o takes json, and not {output!r:.80}")
-    view = View(all_namespaces, by, Order(sort))
+        raise UserError(f"-o takes json, and not {output!r:.80}")
+    view = TopView(all_namespaces, by, RowOrder(sort))
     async with target.connect() as (client, namespace):
         where = None if view.all_namespaces else namespace
-        rows: list[Row] = []
+        rows: list[JobRow] = []
         async for page, _ in client.pages(TRAINING_JOBS, where):
             rows += map(row, page)
         rows = ordered(rows, view.order, view.by)
@@ -50,7 +50,7 @@ async def top(target: Target, all_namespaces: bool, by: str, sort: str, once: bo
             await _follow(client, where, view)
 
 
-async def _follow(client: Client, namespace: str | None, view: View) -> None:
+async def _follow(client: Client, namespace: str | None, view: TopView) -> None:
     """Until Ctrl-C."""
     jobs = Reflector(client, TRAINING_JOBS, row, lambda old, new: None, namespace)
     async with asyncio.TaskGroup() as tasks:

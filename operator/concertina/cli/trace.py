@@ -24,7 +24,7 @@ from concertina.kube.errors import ApiError
 from concertina.kube.execute import execute
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
-from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.connection import Target, UserError
 from concertina.terminal.perfetto import RankTrace, merged
 from concertina_protocol import ProtocolError
 from concertina_protocol.step_traces import MOST_BYTES, MOST_STEPS
@@ -39,7 +39,7 @@ _MOST_UNPACKED = 1 << 30
 async def trace(target: Target, job: str, steps: int, ranks: str, out: str) -> None:
     wanted = _ranks(ranks)
     if not 1 <= steps <= MOST_STEPS:
-        raise Complaint(f"--steps takes 1 to {MOST_STEPS}")
+        raise UserError(f"--steps takes 1 to {MOST_STEPS}")
     async with target.connect() as (client, namespace):
         status = status_of(await client.get(TRAINING_JOBS, namespace, job))
         pods = await _pods(client, namespace, job, status.world, wanted)
@@ -60,17 +60,17 @@ def _ranks(text: str) -> list[int]:
     """Raises Complaint."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and len(word) < 8 for word in words) or len(words) > MOST_RANKS:
-        raise Complaint(f"--ranks takes up to {MOST_RANKS} numbers, as 0,3")
+        raise UserError(f"--ranks takes up to {MOST_RANKS} numbers, as 0,3")
     return sorted({int(word) for word in words})
 
 
 async def _pods(client: Client, namespace: str, job: str, world: World, ranks: list[int]) -> dict[int, Raw]:
     if not world.members:
-        raise Complaint(f"{job} does not train now; `concertina status {job}` says why.")
+        raise UserError(f"{job} does not train now; `concertina status {job}` says why.")
     found = {}
     for rank in ranks:
         if not (replica := world.replica_of(rank)):
-            raise Complaint(f"{job} has ranks 0 to {world.workers - 1} now, and no rank {rank}.")
+            raise UserError(f"{job} has ranks 0 to {world.workers - 1} now, and no rank {rank}.")
         found[rank] = await client.get(PODS, namespace, replica)
     return found
 
@@ -101,7 +101,7 @@ async def _fetch(
         found = json.loads(_unpacked(base64.b64decode(text)))
         return RankTrace(rank, name, dict(found["trace"]), dict(found["flightRecorder"]))
     except (ValueError, KeyError, TypeError, binascii.Error, zlib.error) as error:
-        raise Complaint(f"the file that {name} has sent is no trace: {error}") from error
+        raise UserError(f"the file that {name} has sent is no trace: {error}") from error
 
 
 def _unpacked(data: bytes) -> bytes:
@@ -118,4 +118,4 @@ def _write(path: Path, trace: dict[str, Any]) -> int:
     try:
         return path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     except OSError as error:
-        raise Complaint(f"{path} can't be written: {error.strerror}") from error
+        raise UserError(f"{path} can't be written: {error.strerror}") from error

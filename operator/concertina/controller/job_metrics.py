@@ -27,7 +27,7 @@ Values = Iterator[tuple[tuple[str, ...], float]]
 
 
 @dataclass(frozen=True)
-class Family:
+class JobFamily:
     name: str
     """A counter's without _total, as prometheus_client has them."""
     help: str
@@ -128,21 +128,21 @@ def _age(mark: JobProgress | CheckpointMark | SnapshotMark | None, now: float) -
     return None if mark is None else max(0.0, now - unix_seconds(mark.at))
 
 
-def _gauge(name: str, help: str, value: Callable[[JobView, float], float | None]) -> Family:
-    return Family(f"concertina_trainingjob_{name}", help, _one(value))
+def _gauge(name: str, help: str, value: Callable[[JobView, float], float | None]) -> JobFamily:
+    return JobFamily(f"concertina_trainingjob_{name}", help, _one(value))
 
 
-def _progress(name: str, help: str, value: Callable[[JobProgress], float | None]) -> Family:
+def _progress(name: str, help: str, value: Callable[[JobProgress], float | None]) -> JobFamily:
     """None of a job that has told of no step."""
     return _gauge(name, help, lambda job, _: value(job.status.progress) if job.status.progress else None)
 
 
-def _several(name: str, help: str, values: Callable[[JobView, float], Values], *labels: str) -> Family:
-    return Family(f"concertina_trainingjob_{name}", help, values, labels)
+def _several(name: str, help: str, values: Callable[[JobView, float], Values], *labels: str) -> JobFamily:
+    return JobFamily(f"concertina_trainingjob_{name}", help, values, labels)
 
 
-def _counter(name: str, help: str, value: Callable[[JobStatus], float]) -> Family:
-    return Family(f"concertina_trainingjob_{name}", help, _one(lambda job, _: value(job.status)), counter=True)
+def _counter(name: str, help: str, value: Callable[[JobStatus], float]) -> JobFamily:
+    return JobFamily(f"concertina_trainingjob_{name}", help, _one(lambda job, _: value(job.status)), counter=True)
 
 
 FAMILIES = (
@@ -181,14 +181,14 @@ FAMILIES = (
         "Tokens trained on, each counted once, by all the time without suspensions.",
         lambda job, _: job.status.goodput.tokens_per_second,
     ),
-    Family(
+    JobFamily(
         "concertina_trainingjob_time_seconds",
         "Where the time since the job's start went, by class.",
         _time,
         ("class",),
         counter=True,
     ),
-    Family(
+    JobFamily(
         "concertina_trainingjob_recovery_seconds",
         "Recovery time by cause; a lower bound for scripts that report no steps.",
         _recovery,

@@ -16,7 +16,7 @@ class LogLevel(enum.Enum):
     ERROR = "ERROR"
 
 
-class _Lines(logging.Handler):
+class _LogLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         fields: dict[str, Any] = {"level": record.levelname, "message": record.getMessage()}
         if record.exc_info:
@@ -28,5 +28,5 @@ def configure(level: LogLevel, format: LogFormat) -> None:
     """`level`: of records; what is decided and done is always told."""
     write_as(format)
     root = logging.getLogger()
-    root.handlers[:] = [_Lines()]
+    root.handlers[:] = [_LogLines()]
     root.setLevel(level.value)

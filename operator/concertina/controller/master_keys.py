@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from concertina.agents.authority import MASTER_KEY_BYTES
-from concertina.controller.settings import Settings
+from concertina.controller.settings import OperatorSettings
 from concertina.kube.client import Client, once_reachable
 from concertina.kube.errors import ApiError, Conflict, NotFound
 from concertina.kube.resources import SECRETS, Raw
@@ -66,7 +66,7 @@ def key_id(key: bytes) -> str:
     return HKDF(hashes.SHA256(), length=4, salt=None, info=b"concertina/key-id").derive(key).hex()
 
 
-async def read(client: Client, settings: Settings) -> MasterKeys:
+async def read(client: Client, settings: OperatorSettings) -> MasterKeys:
     """All operators get the same, also those that find none at the same time: the API server takes one Secret. Waits
     until it can be reached."""
     namespace, name = settings.namespace, settings.master_key_secret
@@ -84,7 +84,7 @@ async def read(client: Client, settings: Settings) -> MasterKeys:
         raise MasterKeyError(f"the Secret {namespace}/{name} with the master key: {error}") from error
 
 
-async def keep(client: Client, settings: Settings, keys: MasterKeys) -> None:
+async def keep(client: Client, settings: OperatorSettings, keys: MasterKeys) -> None:
     """Puts the Secret back where it is deleted: the next operator would make another key, and reach no running job
     (decision "The operator makes its master key")."""
     while True:
@@ -99,7 +99,7 @@ async def keep(client: Client, settings: Settings, keys: MasterKeys) -> None:
             log.warning("the Secret %s can't be looked at: %s", settings.master_key_secret, error)
 
 
-async def _make(client: Client, settings: Settings, data: Mapping[str, str]) -> Raw:
+async def _make(client: Client, settings: OperatorSettings, data: Mapping[str, str]) -> Raw:
     """The Secret as it is then; another operator's where that was first."""
     metadata = {"name": settings.master_key_secret, "labels": LABELS}
     body = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}

@@ -22,7 +22,7 @@ from concertina.controller.job_metrics import JobCollector, phase_of
 from concertina.controller.master_keys import MasterKeyError, MasterKeys
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.reconcile import Reconciler
-from concertina.controller.settings import LEASE, Settings, SettingsError, from_environment
+from concertina.controller.settings import LEASE, OperatorSettings, OperatorSettingsError, from_environment
 from concertina.controller.status import StatusWriter
 from concertina.controller.token_reviews import TokenReviews
 from concertina.controller.writes import ObjectWriter
@@ -66,11 +66,11 @@ def main() -> None:
         settings = from_environment()
         log.configure(settings.log_level, settings.log_format)
         sys.exit(asyncio.run(serve(settings)))
-    except (SettingsError, NoAccess, MasterKeyError) as error:
+    except (OperatorSettingsError, NoAccess, MasterKeyError) as error:
         sys.exit(f"concertina operator: {error}")
 
 
-async def serve(settings: Settings) -> int:
+async def serve(settings: OperatorSettings) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     access = await load()
@@ -135,7 +135,7 @@ class Operator:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: OperatorSettings,
         client: Client,
         pods: Client,
         lease: Lease,

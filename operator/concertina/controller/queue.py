@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 
 from concertina import backoff, metrics
-from concertina.turns import Turns
+from concertina.turns import FairLimiter
 
 log = logging.getLogger(__name__)
 WORKERS = 32
@@ -54,7 +54,7 @@ class KeyedQueue:
     ) -> None:
         self._work = work
         self._lane = lane
-        self._workers = Turns(workers)
+        self._workers = FairLimiter(workers)
         self._entries: dict[str, _Entry] = {}
         self._closed = False
         self._open = False

@@ -16,7 +16,7 @@ from concertina.controller.master_keys import MasterKeys
 from concertina.controller.silence_limit import SilenceLimit
 from concertina.controller.status import PreconditionFailed, StatusChange, StatusWriter
 from concertina.controller.tracing import Export
-from concertina.controller.writes import ObjectWriter, Writes
+from concertina.controller.writes import ObjectWriter, WriteQueue
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized, Unreachable
 from concertina.kube.resources import TRAINING_JOBS
@@ -84,7 +84,7 @@ class Reconciler:
     """One pass decides at a time, and the event loop serves everything else before the next one does."""
 
     def __post_init__(self) -> None:
-        self._writes = Writes(
+        self._writes = WriteQueue(
             self.objects.write, self._not_written, lambda uid: self.changed_within(uid, 0.0), self.may_act
         )
         self._said_of_another = False

@@ -17,8 +17,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from concertina.controller.settings import MetricsAccess, Settings
-from concertina.controller.token_reviews import TokenReviews, Verdict
+from concertina.controller.settings import MetricsAccess, OperatorSettings
+from concertina.controller.token_reviews import TokenReviews, TokenVerdict
 from concertina.kube.errors import ApiError
 from concertina.metrics import REGISTRY
 
@@ -30,7 +30,7 @@ Look = Callable[[], Collector | None]
 
 @contextlib.asynccontextmanager
 async def endpoints(
-    settings: Settings, looks: Iterable[Look], reviews: TokenReviews | None = None
+    settings: OperatorSettings, looks: Iterable[Look], reviews: TokenReviews | None = None
 ) -> AsyncIterator[None]:
     """Serve the metrics on their address, with the Lease or without it; `looks` is gone through at each scrape.
     `reviews`: for `MetricsAccess.REVIEW`."""
@@ -86,9 +86,9 @@ class _Guard:
             verdict = await self._reviews.verdict(token.strip())
         except ApiError as error:
             return _refused(503, f"whether this token may read metrics can't be told: {error.message}")
-        if verdict is Verdict.ALLOWED:
+        if verdict is TokenVerdict.ALLOWED:
             return None
-        if verdict is Verdict.FORBIDDEN:
+        if verdict is TokenVerdict.FORBIDDEN:
             return _refused(403, "this account may not get the URL /metrics: bind it to the role NAME-metrics-reader")
         return _refused(401, "the API server does not know this token")
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from concertina.controller.log import LogLevel
-from concertina.kube.manifests.agent import Metrics, PodSettings
+from concertina.kube.manifests.agent import AgentMetrics, PodSettings
 from concertina.kube.parse import notice_taints
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina_protocol import PORT, addresses
@@ -47,12 +47,12 @@ class MetricsAccess(enum.Enum):
     """Whoever shows a token of the cluster and may `get` the URL /metrics, by the API server's word."""
 
 
-class SettingsError(Exception):
+class OperatorSettingsError(Exception):
     """A setting is missing or wrong; the sentence says which."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class OperatorSettings:
     namespace: str
     """Of the operator itself: its Lease is there."""
     identity: str
@@ -85,11 +85,11 @@ class Settings:
     """Taints, as key or key=value, that announce the end of a node."""
 
 
-def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+def from_environment(environment: Mapping[str, str] = os.environ) -> OperatorSettings:
     token = environment.get("CONCERTINA_METRICS_TOKEN", "").strip()
     access = MetricsAccess.TOKEN if token else MetricsAccess.OPEN
     names = environment.get("CONCERTINA_WATCH_NAMESPACES", "").replace(",", " ").split()
-    return Settings(
+    return OperatorSettings(
         namespace=_required(environment, "CONCERTINA_NAMESPACE", "the namespace that the operator runs in"),
         identity=environment.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
         master_key_secret=_required(environment, "CONCERTINA_MASTER_KEY_SECRET", "the Secret with the master key"),
@@ -115,7 +115,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
 
 def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
     if not environment.get(name):
-        raise SettingsError(f"{name} is not set; it is {meaning}")
+        raise OperatorSettingsError(f"{name} is not set; it is {meaning}")
     return environment[name]
 
 
@@ -127,20 +127,22 @@ def _one_of(words: type[E], environment: Mapping[str, str], name: str, default: 
     text = environment.get(name) or default.value
     found = next((word for word in words if word.value.lower() == text.lower()), None)
     if found is None:
-        raise SettingsError(f"{name} is {text!r:.200}; it must be one of {', '.join(word.value for word in words)}")
+        raise OperatorSettingsError(
+            f"{name} is {text!r:.200}; it must be one of {', '.join(word.value for word in words)}"
+        )
     return found
 
 
-def _pod_metrics(environment: Mapping[str, str]) -> Metrics | None:
+def _pod_metrics(environment: Mapping[str, str]) -> AgentMetrics | None:
     text = environment.get(POD_METRICS, "").strip()
     if text in ("", "0"):
         return None
     if not text.isdecimal() or not 1 <= int(text) <= 65535 or int(text) == PORT:
-        raise SettingsError(
+        raise OperatorSettingsError(
             f"{POD_METRICS} is {text!r:.200}; it must be a port from 1 to 65535, not {PORT}, or 0 for none"
         )
     annotated = environment.get(f"{POD_METRICS}_ANNOTATIONS") == "true"
-    return Metrics(int(text), annotated, environment.get(f"{POD_METRICS}_TOKEN_SECRET", "").strip())
+    return AgentMetrics(int(text), annotated, environment.get(f"{POD_METRICS}_TOKEN_SECRET", "").strip())
 
 
 def _tracing(environment: Mapping[str, str]) -> bool:
@@ -159,15 +161,17 @@ def _tracing(environment: Mapping[str, str]) -> bool:
     except ValueError:
         good = False
     if not good:
-        raise SettingsError(f"{variable} is {endpoint!r:.200}; it must be a URL as http://collector:4318")
+        raise OperatorSettingsError(f"{variable} is {endpoint!r:.200}; it must be a URL as http://collector:4318")
     variable, protocol = value("PROTOCOL")
     if protocol not in ("", "http/protobuf"):
-        raise SettingsError(
+        raise OperatorSettingsError(
             f"{variable} is {protocol!r:.200}; this operator speaks http/protobuf, for which collectors have port 4318"
         )
     variable, headers = value("HEADERS")
     if headers and not _HEADERS.fullmatch(headers):
-        raise SettingsError(f"{variable} must be name=value, several with commas between; a comma in a value is %2C")
+        raise OperatorSettingsError(
+            f"{variable} must be name=value, several with commas between; a comma in a value is %2C"
+        )
     return True
 
 
@@ -178,4 +182,4 @@ def _address(environment: Mapping[str, str], name: str) -> tuple[str, int] | Non
     try:
         return addresses.split(text)
     except ValueError as error:
-        raise SettingsError(f"{name} is {text!r:.200}; it must be HOST:PORT") from error
+        raise OperatorSettingsError(f"{name} is {text!r:.200}; it must be HOST:PORT") from error

@@ -18,7 +18,7 @@ from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.kube.watch.events import Events
 from concertina.plan.actions import Event, Plan
 from concertina.plan.observed import JobView
-from concertina.turns import Turns
+from concertina.turns import FairLimiter
 from concertina_protocol.log import log_event
 from concertina_protocol.traces import trace_id
 
@@ -61,7 +61,7 @@ class StatusWriter:
         self._client = client
         self._cache = cache
         self._events = events
-        self._turns = Turns(SLOTS)
+        self._turns = FairLimiter(SLOTS)
         self._dropped: set[tuple[str, str]] = set()
         """(namespace, path) of fields of the status that the API server was seen to drop."""
 

@@ -26,7 +26,7 @@ AT_ONCE, WAITING = 2, 32
 PATH = "/metrics"
 
 
-class Verdict(enum.Enum):
+class TokenVerdict(enum.Enum):
     """The outcome for a request that shows a token."""
 
     ALLOWED = enum.auto()
@@ -37,7 +37,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class _Answer:
-    verdict: Verdict
+    verdict: TokenVerdict
     until: float
 
 
@@ -52,7 +52,7 @@ class TokenReviews:
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
 
-    async def verdict(self, token: str) -> Verdict:
+    async def verdict(self, token: str) -> TokenVerdict:
         """Raises ApiError where the API server can't say, or is asked about too many tokens already."""
         key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         if (known := self._known(key)) is not None:
@@ -70,27 +70,27 @@ class TokenReviews:
         self._remember(key, verdict)
         return verdict
 
-    def _known(self, key: bytes) -> Verdict | None:
+    def _known(self, key: bytes) -> TokenVerdict | None:
         answer = self._allowed.get(key) or self._refused.get(key)
         return answer.verdict if answer is not None and self._clock() < answer.until else None
 
-    def _remember(self, key: bytes, verdict: Verdict) -> None:
+    def _remember(self, key: bytes, verdict: TokenVerdict) -> None:
         self._allowed.pop(key, None)
         self._refused.pop(key, None)
-        allowed = verdict is Verdict.ALLOWED
+        allowed = verdict is TokenVerdict.ALLOWED
         answers = self._allowed if allowed else self._refused
         answers[key] = _Answer(verdict, self._clock() + (ALLOWED_SECONDS if allowed else REFUSED_SECONDS))
         if len(answers) > REMEMBERED:
             answers.popitem(last=False)
 
-    async def _reviewed(self, token: str) -> Verdict:
+    async def _reviewed(self, token: str) -> TokenVerdict:
         review: Raw = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
         answer: Raw = (await self._client.create(TOKEN_REVIEWS, None, review)).get("status") or {}
         if answer.get("authenticated") is not True:
-            return Verdict.UNKNOWN_TOKEN
+            return TokenVerdict.UNKNOWN_TOKEN
         user: Raw = answer.get("user") or {}
         asked: Raw = {"nonResourceAttributes": {"path": PATH, "verb": "get"}, "user": user.get("username", "")}
         asked |= {name: user[name] for name in ("uid", "groups", "extra") if user.get(name)}
         access: Raw = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": asked}
         allowed: Raw = (await self._client.create(ACCESS_REVIEWS, None, access)).get("status") or {}
-        return Verdict.ALLOWED if allowed.get("allowed") is True else Verdict.FORBIDDEN
+        return TokenVerdict.ALLOWED if allowed.get("allowed") is True else TokenVerdict.FORBIDDEN

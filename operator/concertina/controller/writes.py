@@ -1,6 +1,6 @@
 """What a pass leaves to be written beside the passes: a job recovers while the API server is slow to take its pods, or
-refuses them (decision "Pods are written beside the passes"). `Writes` says when: all jobs together have SLOTS of these
-writes under way, in turns, and one job at most its window. `ObjectWriter` does one."""
+refuses them (decision "Pods are written beside the passes"). `WriteQueue` says when: all jobs together have SLOTS of
+these writes under way, in turns, and one job at most its window. `ObjectWriter` does one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from concertina.kube.parse.refusals import refusal
 from concertina.kube.resources import PODS, SECRETS, TRAINING_JOBS, Raw
 from concertina.plan.actions import Action, CreatePod, CreateRendezvous, CreateSecret, DeleteJob, DeletePod, EndPod
 from concertina.plan.observed import JobView, Refusal
-from concertina.turns import Turns
+from concertina.turns import FairLimiter
 from concertina_protocol.log import log_event
 
 SLOTS, A_TURN = 16, 16
@@ -49,7 +49,7 @@ class _Window:
     """Whether creates that the last pass wanted were left out."""
 
 
-class Writes:
+class WriteQueue:
     """`write` does one action and says whether it was taken; it may raise, which `failed` hears. `changed` is called
     after a create where the next one has waited for it. `may_act`: False while another operator may be the one that
     acts; then nothing is written, and a later pass plans it again."""
@@ -65,7 +65,7 @@ class Writes:
         self._failed = failed
         self._changed = changed
         self._may_act = may_act
-        self._turns = Turns(SLOTS, A_TURN)
+        self._turns = FairLimiter(SLOTS, A_TURN)
         self._windows: dict[str, _Window] = {}
 
     def start(self, job: CachedJob, actions: Iterable[Action]) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from concertina.api.status import JobStatus
 from concertina.terminal import show
-from concertina_protocol.log_lines import StepDone
+from concertina_protocol.log_lines import StepDoneLine
 
 
 @dataclass(frozen=True)
-class Sample:
+class StatusSample:
     """One look at the job's status. Times are Unix seconds."""
 
     at: float
@@ -39,10 +39,10 @@ class Mark:
 
 
 @dataclass
-class History:
+class DemoHistory:
     """Grows while the run is watched."""
 
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[StatusSample] = field(default_factory=list)
     losses: list[LossPoint] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     status: JobStatus = field(default_factory=JobStatus)
@@ -53,9 +53,9 @@ class History:
         self.status = status
         world, step = status.world, status.progress.step if status.progress else 0
         at_work = world.replicas if show.word(status) in ("Training", "Draining") else 0
-        self.samples.append(Sample(time.time(), step, at_work, world.round))
+        self.samples.append(StatusSample(time.time(), step, at_work, world.round))
 
-    def stepped(self, step: StepDone) -> None:
+    def stepped(self, step: StepDoneLine) -> None:
         """Keep what was read just now."""
         self.losses.append(LossPoint(time.time(), step.step, step.loss))
 

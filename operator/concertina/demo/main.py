@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from concertina.demo import stage as stages
-from concertina.demo.history import History
+from concertina.demo.history import DemoHistory
 from concertina.demo.plot import draw
 from concertina.demo.stage import Stage
 from concertina.demo.summary import broken_promises, summarise
@@ -21,7 +21,7 @@ from concertina.demo.view import shown
 from concertina.local.errors import LocalClusterError
 from concertina.local.host import paths
 from concertina.terminal.connection import Target
-from concertina.terminal.watch import Late, Watch
+from concertina.terminal.watch import JobWatch, Late
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 JOB = "demo"
@@ -70,13 +70,13 @@ def timed(console: Console, text: str) -> Iterator[Callable[[str], None]]:
     console.print(f"[green]✓[/] {text} [dim]{time.monotonic() - begun:.1f} s")
 
 
-async def play(stage: Stage, console: Console) -> History:
+async def play(stage: Stage, console: Console) -> DemoHistory:
     """Apply the job; kill a node at a third; boot it again at half; wait for the end."""
-    cluster, history = stage.cluster, History()
+    cluster, history = stage.cluster, DemoHistory()
     cluster.kubectl("apply", "-f", str(stages.CHECKOUT / "examples" / "demo.yaml"))
     async with (
         Target(cluster.kubeconfig, None, "default").connect() as (client, namespace),
-        Watch(client, namespace, JOB, history.looked, history.stepped) as watch,
+        JobWatch(client, namespace, JOB, history.looked, history.stepped) as watch,
         shown(watch, console),
     ):
         await watch.until("the first step", START_LIMIT, lambda: history.losses)
@@ -95,7 +95,7 @@ async def play(stage: Stage, console: Console) -> History:
     return history
 
 
-def victim(stage: Stage, history: History) -> str:
+def victim(stage: Stage, history: DemoHistory) -> str:
     """A node that has a member of the world, not the operator (that would be another drill)."""
     spared = stage.operator_node()
     return next(member.node for member in history.status.world.members if member.node != spared)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from concertina.demo.history import History
+from concertina.demo.history import DemoHistory
 
 COLOURS = {"kill": "#c0392b", "shrunk": "#e67e22", "grown": "#27ae60"}
 
 
-def draw(history: History, path: Path) -> None:
+def draw(history: DemoHistory, path: Path) -> None:
     """Write a PNG. matplotlib comes with the `demo` extra."""
     import matplotlib
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from concertina.demo.history import History
+from concertina.demo.history import DemoHistory
 from concertina.demo.stage import BUCKET, Stage
 from concertina.terminal import show
 
@@ -24,14 +24,14 @@ def manifests(stage: Stage) -> list[str]:
     return sorted(key for key in keys if key.endswith("manifest.json"))
 
 
-def seconds_to_next_step(history: History) -> float | None:
+def seconds_to_next_step(history: DemoHistory) -> float | None:
     """From the kill to the end of the first step after it."""
     killed = history.marked("kill")
     point = history.first_step_after(killed) if killed else None
     return point.at - killed if point and killed else None
 
 
-def summarise(history: History, stage: Stage) -> Table:
+def summarise(history: DemoHistory, stage: Stage) -> Table:
     """What a person wants to know at the end."""
     status, goodput = history.status, history.status.goodput
     kept = manifests(stage)
@@ -55,12 +55,12 @@ def summarise(history: History, stage: Stage) -> Table:
     return table
 
 
-def broken_promises(history: History, stage: Stage) -> list[str]:
+def broken_promises(history: DemoHistory, stage: Stage) -> list[str]:
     """A sentence for each promise of the demo that was not kept."""
     return list(_broken(history, stage))
 
 
-def _broken(history: History, stage: Stage) -> Iterator[str]:
+def _broken(history: DemoHistory, stage: Stage) -> Iterator[str]:
     status = history.status
     end, progress = show.ended(status), status.progress
     if end is None or end.type != "Complete":

@@ -12,11 +12,11 @@ from rich.live import Live
 
 from concertina.durations import duration
 from concertina.terminal import show
-from concertina.terminal.watch import LOOK_EVERY, Watch
+from concertina.terminal.watch import LOOK_EVERY, JobWatch
 
 
 @asynccontextmanager
-async def shown(watch: Watch, console: Console) -> AsyncIterator[None]:
+async def shown(watch: JobWatch, console: Console) -> AsyncIterator[None]:
     """The job, until the block ends; a line every few seconds where the output is no terminal."""
     showing = asyncio.create_task((_terminal if console.is_terminal else _lines)(watch, console))
     try:
@@ -27,14 +27,14 @@ async def shown(watch: Watch, console: Console) -> AsyncIterator[None]:
             await showing
 
 
-async def _terminal(watch: Watch, console: Console) -> None:
+async def _terminal(watch: JobWatch, console: Console) -> None:
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         while True:
             live.update(show.detail(watch.job))
             await asyncio.sleep(LOOK_EVERY)
 
 
-async def _lines(watch: Watch, console: Console) -> None:
+async def _lines(watch: JobWatch, console: Console) -> None:
     while True:
         await asyncio.sleep(3.0)
         status = watch.status

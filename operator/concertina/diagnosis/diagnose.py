@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from concertina.diagnosis import failures, memory, pace, state
-from concertina.diagnosis.evidence import Evidence, Window
+from concertina.diagnosis.evidence import JobEvidence, Window
 from concertina.diagnosis.finding import Finding, Severity
 from concertina.diagnosis.problems import Problem
 from concertina.durations import duration
 
-Check = Callable[[Evidence], Finding | None]
+Check = Callable[[JobEvidence], Finding | None]
 CHECKS: tuple[Check, ...] = (
     failures.failed,
     failures.stalled,
@@ -47,7 +47,7 @@ class Diagnosis:
     """What was looked at, in sentences: the grounds for finding nothing else."""
 
 
-def diagnose(seen: Evidence) -> Diagnosis:
+def diagnose(seen: JobEvidence) -> Diagnosis:
     found: dict[Problem, Finding] = {}
     for check in CHECKS:
         if (finding := check(seen)) is not None:
@@ -64,7 +64,7 @@ def cost(finding: Finding, hourly: float | None, currency: str) -> str:
     return f"it costs {60 * finding.lost:.0f} s of each minute{money}"
 
 
-def _saw(seen: Evidence) -> Iterator[str]:
+def _saw(seen: JobEvidence) -> Iterator[str]:
     window, status = seen.window, seen.status
     if window.total:
         yield f"time of {window.of}: {shares(window)}"

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from concertina.api.model import Observed
+from concertina.api.model import StatusModel
 from concertina.api.spec import JobSpec
 from concertina.api.status import ENDED, JobStatus, unix_seconds
 from concertina.diagnosis.problems import TRAINING
@@ -18,7 +18,7 @@ RECENT_SECONDS = 3600.0
 """For so long a failure is news."""
 
 
-class AgentFigures(Observed):
+class AgentFigures(StatusModel):
     """What one agent's metrics said."""
 
     replica: str
@@ -32,7 +32,7 @@ class AgentFigures(Observed):
     """None: it ships nothing."""
 
 
-class StepLine(Observed):
+class StepLine(StatusModel):
     """A line of rank 0's log."""
 
     step: int
@@ -64,7 +64,7 @@ class Window:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evidence:
+class JobEvidence:
     """Of one job."""
 
     spec: JobSpec | None

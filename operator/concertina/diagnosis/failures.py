@@ -5,7 +5,7 @@ from __future__ import annotations
 from concertina.api.accounting import MOST_INCIDENTS, Incident
 from concertina.api.status import Condition, ConditionType
 from concertina.diagnosis import problems, words
-from concertina.diagnosis.evidence import RECENT_SECONDS, Evidence
+from concertina.diagnosis.evidence import RECENT_SECONDS, JobEvidence
 from concertina.diagnosis.finding import Finding, critical, warning
 from concertina.diagnosis.problems import Problem
 from concertina.durations import duration
@@ -42,7 +42,7 @@ FEWEST_INCIDENTS = 2
 """One is no habit."""
 
 
-def failed(seen: Evidence) -> Finding | None:
+def failed(seen: JobEvidence) -> Finding | None:
     """The job is over, and not complete: for what its last words say, where they are known."""
     condition = seen.status.true_condition(ConditionType.FAILED)
     if condition is None:
@@ -52,7 +52,7 @@ def failed(seen: Evidence) -> Finding | None:
     return critical(problem, sentence, ADVICE.get(problem, ADVICE[Problem.JOB_FAILED]))
 
 
-def stalled(seen: Evidence) -> Finding | None:
+def stalled(seen: JobEvidence) -> Finding | None:
     """A person has to act. A job that trains on meanwhile loses no time by it."""
     condition = seen.status.trouble
     if condition is None or seen.ended:
@@ -63,7 +63,7 @@ def stalled(seen: Evidence) -> Finding | None:
     return critical(problem, sentence, ADVICE[problem], lost)
 
 
-def frequent(seen: Evidence) -> Finding | None:
+def frequent(seen: JobEvidence) -> Finding | None:
     """Of the last hour, or since the oldest incident that the status has."""
     if seen.ended:
         return None
@@ -90,7 +90,7 @@ def frequent(seen: Evidence) -> Finding | None:
     )
 
 
-def restarts_nearly_used(seen: Evidence) -> Finding | None:
+def restarts_nearly_used(seen: JobEvidence) -> Finding | None:
     restarts = seen.status.restarts
     most = seen.spec.failure_policy.max_restarts if seen.spec else None
     if seen.ended or most is None or most <= problems.RESTARTS_REMAINING or not restarts.in_window:
@@ -106,7 +106,7 @@ def restarts_nearly_used(seen: Evidence) -> Finding | None:
     )
 
 
-def world_below_minimum(seen: Evidence) -> Finding | None:
+def world_below_minimum(seen: JobEvidence) -> Finding | None:
     """It has pods to wait for, and has waited for most of the time that was looked at."""
     window = seen.recent or seen.lifetime
     waiting = window.seconds.get("waiting", 0.0)
@@ -123,7 +123,7 @@ def world_below_minimum(seen: Evidence) -> Finding | None:
     )
 
 
-def operator_down(seen: Evidence) -> Finding | None:
+def operator_down(seen: JobEvidence) -> Finding | None:
     counted = seen.status.goodput.at
     if not seen.live or seen.ended:
         return None
@@ -149,7 +149,7 @@ def _who(incident: Incident) -> str:
     return f" of {incident.replica}" + (f" on {incident.node}" if incident.node else "")
 
 
-def _window(seen: Evidence) -> float:
+def _window(seen: JobEvidence) -> float:
     return seen.spec.failure_policy.window_seconds if seen.spec else 0.0
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from concertina.api.quantities import amounts_of, bytes_of
-from concertina.diagnosis.evidence import RECENT_SECONDS, AgentFigures, Evidence
+from concertina.diagnosis.evidence import RECENT_SECONDS, AgentFigures, JobEvidence
 from concertina.diagnosis.failures import ADVICE
 from concertina.diagnosis.finding import Finding, critical, warning
 from concertina.diagnosis.problems import MEMORY_GREW, MEMORY_HOURS, Problem
@@ -15,7 +15,7 @@ FEWEST_LOOKS = 3
 MIB = 1 << 20
 
 
-def memory_grows(seen: Evidence) -> Finding | None:
+def memory_grows(seen: JobEvidence) -> Finding | None:
     """The replica whose memory will be used up first."""
     growing = []
     for replica, figures in itertools.groupby(sorted(seen.agents, key=_order), key=lambda one: one.replica):
@@ -53,14 +53,14 @@ def _hours_left(looks: Sequence[AgentFigures], limit: int) -> float | None:
     return max(0.0, left) / grown * (looks[-1].at - looks[0].at) / 3600
 
 
-def _limit(seen: Evidence) -> int:
+def _limit(seen: JobEvidence) -> int:
     """Of the container's memory, in bytes; 0 without one."""
     container = seen.spec.template.trainer if seen.spec else None
     limits = amounts_of(container.model_extra or {}, "limits") if container else {}
     return bytes_of(limits.get("memory"))
 
 
-def _out_of_memory(seen: Evidence) -> Finding | None:
+def _out_of_memory(seen: JobEvidence) -> Finding | None:
     news = [
         one for one in seen.status.restarts.recent if one.reason == "OutOfMemory" and seen.age(one.at) <= RECENT_SECONDS
     ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from concertina.diagnosis import problems
-from concertina.diagnosis.evidence import Evidence
+from concertina.diagnosis.evidence import JobEvidence
 from concertina.diagnosis.finding import Finding, warning
 from concertina.diagnosis.problems import Problem
 
 
-def input_bottleneck(seen: Evidence) -> Finding | None:
+def input_bottleneck(seen: JobEvidence) -> Finding | None:
     return _of_class(
         seen,
         "input",
@@ -21,7 +21,7 @@ def input_bottleneck(seen: Evidence) -> Finding | None:
     )
 
 
-def exposed_communication(seen: Evidence) -> Finding | None:
+def exposed_communication(seen: JobEvidence) -> Finding | None:
     return _of_class(
         seen,
         "communication",
@@ -33,7 +33,7 @@ def exposed_communication(seen: Evidence) -> Finding | None:
     )
 
 
-def slow_checkpoint(seen: Evidence) -> Finding | None:
+def slow_checkpoint(seen: JobEvidence) -> Finding | None:
     every = seen.status.checkpoint_interval
     each = f" (a save takes up to {every.save_seconds:.2g} s)" if every and every.save_seconds else ""
     return _of_class(
@@ -47,7 +47,7 @@ def slow_checkpoint(seen: Evidence) -> Finding | None:
     )
 
 
-def straggler(seen: Evidence) -> Finding | None:
+def straggler(seen: JobEvidence) -> Finding | None:
     """Named by the coordinator, or told by what ranks wait."""
     share = seen.window.share("straggler")
     marks = seen.status.stragglers if not seen.ended else ()
@@ -74,7 +74,7 @@ def straggler(seen: Evidence) -> Finding | None:
     )
 
 
-def low_mfu(seen: Evidence) -> Finding | None:
+def low_mfu(seen: JobEvidence) -> Finding | None:
     progress = seen.status.progress
     if not seen.trains or progress is None or progress.mfu is None or progress.mfu >= problems.LOW_MFU:
         return None
@@ -88,17 +88,19 @@ def low_mfu(seen: Evidence) -> Finding | None:
     )
 
 
-def _of_class(seen: Evidence, name: str, problem: Problem, threshold: float, what: str, advice: str) -> Finding | None:
+def _of_class(
+    seen: JobEvidence, name: str, problem: Problem, threshold: float, what: str, advice: str
+) -> Finding | None:
     share = seen.window.share(name)
     if share < threshold:
         return None
     return warning(problem, f"{what}: {_percent(seen, name)}", advice, _lost(seen, share))
 
 
-def _percent(seen: Evidence, name: str) -> str:
+def _percent(seen: JobEvidence, name: str) -> str:
     return f"{seen.window.share(name):.0%} of the training in {seen.window.of}"
 
 
-def _lost(seen: Evidence, share: float) -> float:
+def _lost(seen: JobEvidence, share: float) -> float:
     window = seen.window
     return share * window.training / window.total if window.total else 0.0

@@ -7,7 +7,7 @@ import statistics
 from concertina.amounts import amount
 from concertina.api.checkpoint_interval import checkpoint_interval, unsaved_seconds
 from concertina.diagnosis import problems, words
-from concertina.diagnosis.evidence import RECENT_SECONDS, Evidence
+from concertina.diagnosis.evidence import RECENT_SECONDS, JobEvidence
 from concertina.diagnosis.failures import ADVICE
 from concertina.diagnosis.finding import Finding, critical, warning
 from concertina.diagnosis.problems import Problem
@@ -17,7 +17,7 @@ FEWEST_STEPS = 32
 """Lines of steps before the last one, to know what its loss usually is."""
 
 
-def checkpoint_old(seen: Evidence) -> Finding | None:
+def checkpoint_old(seen: JobEvidence) -> Finding | None:
     """Of a job that trains: since its newest checkpoint, without a suspension after that where steps say when the next
     is due; or without one since it trains. Where the store refuses, that is said instead."""
     interval, trouble = checkpoint_interval(seen.spec, seen.status), seen.status.trouble
@@ -43,7 +43,7 @@ def checkpoint_old(seen: Evidence) -> Finding | None:
     )
 
 
-def tracker_unreachable(seen: Evidence) -> Finding | None:
+def tracker_unreachable(seen: JobEvidence) -> Finding | None:
     if not seen.status.tracking or seen.ended:
         return None
     return warning(
@@ -53,7 +53,7 @@ def tracker_unreachable(seen: Evidence) -> Finding | None:
     )
 
 
-def storage_refuses(seen: Evidence) -> Finding | None:
+def storage_refuses(seen: JobEvidence) -> Finding | None:
     """Asked now it fails, though no condition says so yet; or the last failure was for want of room."""
     first: dict[str, float] = {}
     last: dict[str, float] = {}
@@ -68,15 +68,15 @@ def storage_refuses(seen: Evidence) -> Finding | None:
     return _by_last_failure(seen, Problem.STORAGE_REFUSES)
 
 
-def corrupt(seen: Evidence) -> Finding | None:
+def corrupt(seen: JobEvidence) -> Finding | None:
     return _by_last_failure(seen, Problem.CORRUPT_STATE)
 
 
-def data_mismatch(seen: Evidence) -> Finding | None:
+def data_mismatch(seen: JobEvidence) -> Finding | None:
     return _by_last_failure(seen, Problem.DATA_DIGEST_MISMATCH)
 
 
-def loss_nan(seen: Evidence) -> Finding | None:
+def loss_nan(seen: JobEvidence) -> Finding | None:
     """Now, by rank 0's own word; or that was what the last failure or rollback was for."""
     told = [agent.finite_loss for agent in seen.agents if agent.finite_loss is not None]
     now = (told and not told[-1]) or (seen.steps and seen.steps[-1].loss is None)
@@ -87,7 +87,7 @@ def loss_nan(seen: Evidence) -> Finding | None:
     return _by_rollback(seen, "LossNotFinite", Problem.LOSS_NAN) or _by_last_failure(seen, Problem.LOSS_NAN)
 
 
-def loss_spike(seen: Evidence) -> Finding | None:
+def loss_spike(seen: JobEvidence) -> Finding | None:
     before = [line.loss for line in seen.steps[:-1] if line.loss is not None]
     if len(before) >= FEWEST_STEPS and (loss := seen.steps[-1].loss) is not None:
         usual = statistics.median(before)
@@ -101,7 +101,7 @@ def loss_spike(seen: Evidence) -> Finding | None:
     return _by_rollback(seen, "LossSpike", Problem.LOSS_SPIKE)
 
 
-def _by_rollback(seen: Evidence, reason: str, problem: Problem) -> Finding | None:
+def _by_rollback(seen: JobEvidence, reason: str, problem: Problem) -> Finding | None:
     back = seen.status.rollback
     if back is None or back.reason != reason or seen.age(back.at) > RECENT_SECONDS:
         return None
@@ -109,7 +109,7 @@ def _by_rollback(seen: Evidence, reason: str, problem: Problem) -> Finding | Non
     return warning(problem, sentence, ADVICE[problem])
 
 
-def _by_last_failure(seen: Evidence, problem: Problem) -> Finding | None:
+def _by_last_failure(seen: JobEvidence, problem: Problem) -> Finding | None:
     """Of the last hour. The end of the job is another check's."""
     failure = seen.status.last_failure
     if failure is None or seen.ended or seen.age(failure.at) > RECENT_SECONDS:

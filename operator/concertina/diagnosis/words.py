@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from concertina.api.status import ConditionType
-from concertina.diagnosis.evidence import Evidence
+from concertina.diagnosis.evidence import JobEvidence
 from concertina.diagnosis.problems import Problem
 from concertina_protocol import FailureReason
 
@@ -36,7 +36,7 @@ def problem_of(reason: str, *said: str) -> Problem | None:
     return REASONS.get(reason) or next((problem for problem, sign in _SIGNS if sign.search(text)), None)
 
 
-def problem_at_end(seen: Evidence) -> Problem | None:
+def problem_at_end(seen: JobEvidence) -> Problem | None:
     """Of a job that has failed: by what it failed for, else by its last failure."""
     ended, failure = seen.status.true_condition(ConditionType.FAILED), seen.status.last_failure
     found = problem_of(ended.reason, ended.message) if ended else None

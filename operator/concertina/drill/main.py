@@ -12,7 +12,7 @@ from concertina.drill.show import table
 from concertina.drill.target import DrillTarget
 from concertina.local import cluster
 from concertina.local.errors import LocalClusterError
-from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.connection import Target, UserError
 from concertina.terminal.console import plain
 from concertina.terminal.watch import Late
 
@@ -21,12 +21,12 @@ async def drill(target: Target, job: str, name: str, yes: bool, as_json: bool) -
     """The exit status: 0 for PASS, 1 for FAIL."""
     scenario = SCENARIOS.get(name)
     if scenario is None:
-        raise Complaint(f"There is no scenario {name!r}; there are: {', '.join(SCENARIOS)}.")
+        raise UserError(f"There is no scenario {name!r}; there are: {', '.join(SCENARIOS)}.")
     console = plain(stderr=True)
     async with target.connect() as (client, namespace):
         drilled = DrillTarget(client, namespace, job, cluster.serving(client.access.server))
         if drilled.local is None and not yes:
-            raise Complaint(
+            raise UserError(
                 f"{client.access.server} is no local cluster of yours: {scenario.about}, for real. "
                 f"Add --yes to do that to {namespace}/{job}."
             )
@@ -35,7 +35,7 @@ async def drill(target: Target, job: str, name: str, yes: bool, as_json: bool) -
                 drilled, name, scenario, scenario.fault(drilled), lambda text: console.print(text, style="dim")
             )
         except (Late, LocalClusterError) as error:
-            raise Complaint(str(error)) from error
+            raise UserError(str(error)) from error
     if as_json:
         sys.stdout.write(json.dumps(dataclasses.asdict(verdict), indent=1) + "\n")
     else:

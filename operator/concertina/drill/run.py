@@ -7,24 +7,24 @@ from collections.abc import Callable
 
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.drill.scenarios import Scenario
-from concertina.drill.target import DrillTarget, Fault, Injection, Sight
-from concertina.drill.verdict import Expect, Seconds, Seen, Verdict, evaluate
+from concertina.drill.target import DrillTarget, Fault, Injection, ProgressSource
+from concertina.drill.verdict import DrillObservation, DrillVerdict, Expect, Seconds, evaluate
 from concertina.terminal.checkpoint_request import ask_for_checkpoint
-from concertina.terminal.connection import Complaint
-from concertina.terminal.watch import Late, Watch
+from concertina.terminal.connection import UserError
+from concertina.terminal.watch import JobWatch, Late
 from concertina_protocol.log_lines import RoundStarted
 
 STEADY, WHOLE, FRESH, TOLD, CHECKPOINT = 240.0, 240.0, 90.0, 90.0, 240.0  # seconds, to give up
 Say = Callable[[str], None]
 
 
-async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, say: Say) -> Verdict:
+async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, say: Say) -> DrillVerdict:
     """Wait until the job is whole, inject the fault, watch, revert it, watch until it is whole again, and evaluate.
 
     Raises Late where the job is not whole at first, and what the fault raises where it can't be done."""
     if scenario.expect.checkpoint and not (await target.job())["spec"].get("checkpoint"):
-        raise Complaint(f"{target.name} has no spec.checkpoint: no storage of it can be away.")
-    async with Watch(target.client, target.namespace, target.name) as watch:
+        raise UserError(f"{target.name} has no spec.checkpoint: no storage of it can be away.")
+    async with JobWatch(target.client, target.namespace, target.name) as watch:
         say("waiting until all replicas are at work")
         before = await _steady(watch)
         pods = dict(watch.pods)
@@ -41,7 +41,7 @@ async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, 
     return evaluate(name, f"{target.namespace}/{target.name}", injection.text, scenario.expect, seen.seen(same))
 
 
-async def _steady(watch: Watch) -> JobStatus:
+async def _steady(watch: JobWatch) -> JobStatus:
     """The status once all replicas train, and a step of this round is known."""
 
     def steady() -> JobStatus | None:
@@ -62,7 +62,7 @@ def _wanted(status: JobStatus) -> bool:
 class Recording:
     """What was seen since the injection."""
 
-    def __init__(self, watch: Watch, before: JobStatus) -> None:
+    def __init__(self, watch: JobWatch, before: JobStatus) -> None:
         self._watch, self._before = watch, before
         self._injection = Injection(0.0, "")
         self._start: RoundStarted | None = None
@@ -82,7 +82,9 @@ class Recording:
                 await self._straggler(expect.seconds)
             elif expect.new_round:
                 await self._new_round(expect.seconds)
-            elif injection.sight is Sight.ALL or (injection.sight is Sight.LOGS and self._watch.bundled):
+            elif injection.sight is ProgressSource.ALL or (
+                injection.sight is ProgressSource.LOGS and self._watch.bundled
+            ):
                 await self._same_round(expect.seconds)
             if expect.told:
                 words = ", ".join(expect.told)
@@ -171,7 +173,7 @@ class Recording:
         new = saved is not None and (known is None or saved.step > known.step)
         return unix_seconds(saved.at) if saved and new and unix_seconds(saved.at) > at else None
 
-    def seen(self, same_pods: bool) -> Seen:
+    def seen(self, same_pods: bool) -> DrillObservation:
         before, first, end = self._before, self._first_status, self._watch.status
         claim = first.world.claim
         # The end may come after failurePolicy.windowSeconds, when the status no longer lists the failure.
@@ -182,7 +184,7 @@ class Recording:
             words.append(f"{claim.reason}: {claim.message}")
         elif end.world.claim and end.world.round > before.world.round:
             words.append(f"{end.world.claim.reason}: {end.world.claim.message}")
-        return Seen(
+        return DrillObservation(
             seconds=Seconds(
                 claimed=self._since(claim.at if claim else None),
                 committed=self._since(first.world.since),

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from concertina.drill.faults import api_server, by_object, in_container, local_cluster, tenants
 from concertina.drill.faults.by_command import ByCommand
-from concertina.drill.target import OUTAGE, STANDSTILL, DrillTarget, Fault, Sight
+from concertina.drill.target import OUTAGE, STANDSTILL, DrillTarget, Fault, ProgressSource
 from concertina.drill.verdict import Expect
-from concertina.terminal.connection import Complaint
+from concertina.terminal.connection import UserError
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Scenario:
         """Raises Complaint where it can't be played."""
         found = self.local if target.local else self.elsewhere
         if isinstance(found, str):
-            raise Complaint(found)
+            raise UserError(found)
         if isinstance(found, ByCommand):
             found.commands()
         return found
@@ -84,7 +84,9 @@ SCENARIOS: dict[str, Scenario] = {
     "operator-stop": Scenario(
         f"the operator stands still for {STANDSTILL:g} s and goes on where it was; the job must not notice",
         local_cluster.stop_operator,
-        ByCommand("OPERATOR_STOP", "OPERATOR_CONTINUE", "stopped the operator {operator}", Sight.LOGS, STANDSTILL),
+        ByCommand(
+            "OPERATOR_STOP", "OPERATOR_CONTINUE", "stopped the operator {operator}", ProgressSource.LOGS, STANDSTILL
+        ),
         UNTOUCHED,
     ),
     "operator-partition": Scenario(
@@ -109,7 +111,7 @@ SCENARIOS: dict[str, Scenario] = {
     "apiserver-restart": Scenario(
         f"the API server is killed and {OUTAGE:g} s later started again; the job must not notice",
         local_cluster.kill_apiserver,
-        ByCommand("APISERVER_STOP", "APISERVER_START", "stopped the API server", Sight.NOTHING, OUTAGE),
+        ByCommand("APISERVER_STOP", "APISERVER_START", "stopped the API server", ProgressSource.NOTHING, OUTAGE),
         UNTOUCHED,
     ),
     "storage-outage": Scenario(

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from concertina.drill.verdict import Verdict
+from concertina.drill.verdict import DrillVerdict
 
 
-def table(verdict: Verdict) -> Table:
+def table(verdict: DrillVerdict) -> Table:
     """A line for each figure."""
     colour = "green" if verdict.passed else "red"
     result = Table("", "", title=f"Drill {verdict.scenario} of {verdict.job}", show_header=False)
@@ -21,7 +21,7 @@ def table(verdict: Verdict) -> Table:
     return result
 
 
-def _rows(verdict: Verdict) -> Iterator[tuple[str, str]]:
+def _rows(verdict: DrillVerdict) -> Iterator[tuple[str, str]]:
     seen = verdict.seen
     yield "done", verdict.done
     if seen.cause:

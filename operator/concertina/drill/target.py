@@ -16,7 +16,7 @@ from concertina.kube.execute import execute
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import LEASES, PODS, TRAINING_JOBS, Raw
 from concertina.local.cluster import LocalCluster
-from concertina.terminal.connection import Complaint
+from concertina.terminal.connection import UserError
 
 OPERATORS = "app.kubernetes.io/name=concertina-operator"
 WATCHED = "CONCERTINA_WATCH_NAMESPACES"
@@ -31,7 +31,7 @@ STANDSTILL = 12.0
 """Seconds that the operator is stopped, at least: more than its agents' silence, and than its Lease."""
 
 
-class Sight(enum.Enum):
+class ProgressSource(enum.Enum):
     """By what the job can be watched while a fault lasts."""
 
     ALL = enum.auto()
@@ -47,7 +47,7 @@ class Injection:
 
     at: float
     text: str
-    sight: Sight = Sight.ALL
+    sight: ProgressSource = ProgressSource.ALL
     replica: str = ""
     """The victim, where it is one replica."""
 
@@ -82,7 +82,7 @@ class DrillTarget:
             leases, _ = await self.client.list_all(LEASES, pod["metadata"]["namespace"])
             if pod["metadata"]["name"] in [each["spec"].get("holderIdentity") for each in leases]:
                 return pod
-        raise Complaint("No pod of this cluster is the acting operator: it runs elsewhere, or it is down.")
+        raise UserError("No pod of this cluster is the acting operator: it runs elsewhere, or it is down.")
 
     async def victim(self) -> Member:
         """A member that does not coordinator, where there is one."""
@@ -99,7 +99,7 @@ class DrillTarget:
         spared = (await self.operator())["spec"].get("nodeName")
         nodes = [member.node for member in world.members if member.node != spared]
         if not nodes:
-            raise Complaint(
+            raise UserError(
                 f"All members of {self.name} are on {spared}, where the operator is: there is no node to stop."
             )
         return nodes[-1]
@@ -116,7 +116,7 @@ class DrillTarget:
                     pid = found[1]
             if pid:
                 return pid
-        raise Complaint(f"The log of {member.replica} names no worker.")
+        raise UserError(f"The log of {member.replica} names no worker.")
 
     @property
     def cluster(self) -> LocalCluster:

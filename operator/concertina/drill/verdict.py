@@ -52,7 +52,7 @@ class Seconds:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class DrillObservation:
     """What was seen. Worlds are replicas at work: before the injection, in the first world after it, at the end."""
 
     seconds: Seconds
@@ -77,7 +77,7 @@ class Seen:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class DrillVerdict:
     """What the drill prints."""
 
     scenario: str
@@ -88,16 +88,16 @@ class Verdict:
     reasons: tuple[str, ...]
     """Why it did not pass, a sentence each."""
     positions: str
-    seen: Seen
+    seen: DrillObservation
 
 
-def evaluate(scenario: str, job: str, done: str, expect: Expect, seen: Seen) -> Verdict:
+def evaluate(scenario: str, job: str, done: str, expect: Expect, seen: DrillObservation) -> DrillVerdict:
     """PASS where nothing speaks against it."""
     reasons = tuple(_broken(expect, seen))
-    return Verdict(scenario, job, done, not reasons, reasons, positions(seen), seen)
+    return DrillVerdict(scenario, job, done, not reasons, reasons, positions(seen), seen)
 
 
-def positions(seen: Seen) -> str:
+def positions(seen: DrillObservation) -> str:
     """Whether samples were skipped: a round must go on with the very step after the one that its state is of."""
     start = seen.start
     if start is None:
@@ -106,7 +106,7 @@ def positions(seen: Seen) -> str:
     return f"{exact}: round {start.round} went on with step {start.step}, its state is the {start.state}"
 
 
-def _broken(expect: Expect, seen: Seen) -> Iterator[str]:
+def _broken(expect: Expect, seen: DrillObservation) -> Iterator[str]:
     if seen.missing:
         yield seen.missing
         return

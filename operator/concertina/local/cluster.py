@@ -10,14 +10,14 @@ from pathlib import Path
 from concertina.local import nodes, s3
 from concertina.local.binaries import programs
 from concertina.local.control_plane import components
-from concertina.local.control_plane.api import Api, ApiError
+from concertina.local.control_plane.api import Api, ControlPlaneError
 from concertina.local.errors import LocalClusterError
 from concertina.local.host import paths, processes
-from concertina.local.host.processes import Identity
+from concertina.local.host.processes import ProcessIdentity
 from concertina.local.node import images
 from concertina.local.state import lifetime
 from concertina.local.state import record as state
-from concertina.local.state.record import Options, Record
+from concertina.local.state.record import ClusterRecord, Options
 
 Say = Callable[[str], None]
 _READY_TIMEOUT = 90.0  # seconds, to give up
@@ -36,7 +36,7 @@ def silent(_: str) -> None:
 class LocalCluster:
     """A cluster that has been set up: its kubeconfig, its nodes, its components."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: ClusterRecord) -> None:
         self.record = record
         self.name, self.directory, self.kubeconfig = record.name, record.directory, record.kubeconfig
         self.s3 = s3.load(record.directory / "s3")
@@ -109,7 +109,7 @@ class LocalCluster:
         )
 
     def _schedulable(self) -> set[str]:
-        with contextlib.suppress(OSError, ApiError):
+        with contextlib.suppress(OSError, ControlPlaneError):
             items = self.api.call("GET", "/api/v1/nodes")["items"]
             return {item["metadata"]["name"] for item in items if _is_schedulable(item)}
         return set()
@@ -135,7 +135,7 @@ class LocalCluster:
             lambda: f"the API server is not ready; see {log}: {_last_line(log)}",
         )
 
-    def running(self) -> dict[str, Identity | None]:
+    def running(self) -> dict[str, ProcessIdentity | None]:
         """The processes of the control plane and of the nodes; None for what does not run."""
         found = {name: lifetime.find(self.directory, name) for name in components.COMPONENTS}
         return found | {name: nodes.process(self.record, name) for name in self.nodes()}
@@ -210,7 +210,7 @@ def _create(name: str, folder: Path, options: Options, found: dict[str, Path], s
     endpoints = components.Endpoints(address, *processes.free_ports(address, 3))
     components.write_files(folder, endpoints)
     commands = components.commands(folder, endpoints, found)
-    record = Record(name, folder, endpoints, commands, options, str(found["kubectl"]))
+    record = ClusterRecord(name, folder, endpoints, commands, options, str(found["kubectl"]))
     (folder / "images.json").write_text(json.dumps(images.own() | options.images))
     state.save(record)
     server = s3.create(folder / "s3", ["concertina"]) if options.s3 else None

@@ -12,14 +12,14 @@ from pathlib import Path
 from concertina.local.control_plane import certificates
 from concertina.local.errors import LocalClusterError
 from concertina.local.host import processes
-from concertina.local.host.processes import MARKER, Identity
+from concertina.local.host.processes import MARKER, ProcessIdentity
 from concertina.local.node.node import NodeConfig
-from concertina.local.state.record import Record
+from concertina.local.state.record import ClusterRecord
 
 _BOOT_TIMEOUT = 60.0  # seconds
 
 
-def define(record: Record, index: int) -> Path:
+def define(record: ClusterRecord, index: int) -> Path:
     """Write what a node agent needs; returns the node's folder. index counts from 1 and gives name and address."""
     options, name = record.options, f"node-{index}"
     network = record.endpoints.address.rpartition(".")[0].rpartition(".")[0]
@@ -38,7 +38,7 @@ def define(record: Record, index: int) -> Path:
         images=str(record.directory / "images.json"),
         port=processes.free_ports(address, 1)[0],  # a kubelet of the machine's own has 10250 on all addresses
     )
-    authority = certificates.Authority(pki)
+    authority = certificates.ClusterAuthority(pki)
     authority.issue(f"node-{name}", f"system:node:{name}", ["system:nodes"], hosts=[address, name])
     (folder / "node.json").write_text(json.dumps(asdict(config), indent=1))
     return folder
@@ -48,7 +48,7 @@ def _memory() -> str:
     return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 1024}Ki"
 
 
-def boot(record: Record, names: Sequence[str]) -> "subprocess.Popen[str]":
+def boot(record: ClusterRecord, names: Sequence[str]) -> "subprocess.Popen[str]":
     """Begin to boot nodes (returns before they are); see finish_boot."""
     folders = [str(record.directory / "nodes" / name) for name in names]
     command = [sys.executable, "-m", "concertina.local.node", *folders]
@@ -72,20 +72,20 @@ def finish_boot(booting: "subprocess.Popen[str]") -> None:
         raise LocalClusterError("\n".join(lines) or f"the nodes could not be booted (status {booting.returncode})")
 
 
-def process(record: Record, name: str) -> Identity | None:
+def process(record: ClusterRecord, name: str) -> ProcessIdentity | None:
     """Process 1 of a node, None when it is down. Raises LocalClusterError when there is no such node."""
     folder = record.directory / "nodes" / name
     if not folder.exists():
         known = ", ".join(record.node_names()) or "none"
         raise LocalClusterError(f'cluster {record.name} has no node "{name}"; it has: {known}.')
     try:
-        identity = Identity.parse((folder / "process").read_text())
+        identity = ProcessIdentity.parse((folder / "process").read_text())
     except (FileNotFoundError, ValueError):
         return None
     return identity if identity.alive() else None
 
 
-def running(record: Record, name: str) -> Identity:
+def running(record: ClusterRecord, name: str) -> ProcessIdentity:
     """The same, for what can be done to a running node only."""
     found = process(record, name)
     if found is None:
@@ -93,7 +93,7 @@ def running(record: Record, name: str) -> Identity:
     return found
 
 
-def kill(record: Record, name: str) -> None:
+def kill(record: ClusterRecord, name: str) -> None:
     """The node loses power: all of its processes end at once, and nobody is told."""
     left = processes.kill([running(record, name)])
     if left:
@@ -102,11 +102,11 @@ def kill(record: Record, name: str) -> None:
         )
 
 
-def stop(record: Record, name: str) -> None:
+def stop(record: ClusterRecord, name: str) -> None:
     """The node falls silent: every process of it is stopped, connections stay open."""
     processes.signal_tree(running(record, name), signal.SIGSTOP)
 
 
-def cont(record: Record, name: str) -> None:
+def cont(record: ClusterRecord, name: str) -> None:
     """The node wakes up and goes on where it was."""
     processes.signal_tree(running(record, name), signal.SIGCONT)

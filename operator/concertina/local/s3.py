@@ -31,7 +31,7 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Settings:
+class S3Settings:
     """s3.json of a state folder."""
 
     ports: dict[str, int]
@@ -45,7 +45,7 @@ class Settings:
 class Server:
     """The S3 server of a state folder."""
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: S3Settings) -> None:
         self._folder, self._settings = folder, settings
         self.access_key, self.secret_key, self.region = settings.access_key, settings.secret_key, _REGION
         self.endpoint = f"http://{_ADDRESS}:{settings.ports['s3.port']}"
@@ -141,7 +141,7 @@ class Server:
 def create(folder: Path, buckets: Sequence[str] = (), flags: Mapping[str, str] = NONE) -> Server:
     """Write the files of a new S3 server into a state folder; start() starts it."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = Settings(_free_ports(), secrets.token_hex(10), secrets.token_hex(20), list(buckets), dict(flags))
+    settings = S3Settings(_free_ports(), secrets.token_hex(10), secrets.token_hex(20), list(buckets), dict(flags))
     credentials = [{"accessKey": settings.access_key, "secretKey": settings.secret_key}]
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
     identities = {"identities": [{"name": "concertina", "credentials": credentials, "actions": actions}]}
@@ -159,7 +159,7 @@ def create(folder: Path, buckets: Sequence[str] = (), flags: Mapping[str, str] =
 def load(folder: Path) -> Server | None:
     """The S3 server of a state folder, if it has one."""
     try:
-        return Server(folder, Settings(**json.loads((folder / "s3.json").read_text())))
+        return Server(folder, S3Settings(**json.loads((folder / "s3.json").read_text())))
     except FileNotFoundError:
         return None
 

@@ -123,7 +123,7 @@ class PodView:
         return self.ended and not self.lingers
 
 
-class Hindrance(enum.Enum):
+class BlockedBy(enum.Enum):
     """What keeps a job that waits for room from starting though others made room, in words."""
 
     EXCLUDED = "no node would take its pods, even if nothing else ran there"
@@ -134,14 +134,14 @@ class Hindrance(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Place:
+class QueuePlace:
     """The place of a job among those that wait for room. The default: it waits alone, or not at all."""
 
     ahead: tuple[str, str] | None = None
     """Namespace and name of the job whose turn it is, where that is another one."""
     turn: bool = False
     """It is its turn. There are none while no waiting job holds a part of what it needs, or has released one."""
-    hindrance: Hindrance | None = None
+    hindrance: BlockedBy | None = None
     """Why it can't start with the room that it holds and other waiting jobs could use."""
     fits: bool = False
     """The room that the waiting jobs hold together seems to be enough for it; said of the job whose turn it is."""
@@ -289,7 +289,7 @@ class Refusal(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Refused:
+class CreateRefusal:
     """The last create of a job that the API server refused."""
 
     kind: Refusal
@@ -327,13 +327,13 @@ class JobObservation:
     """Seconds since `status.goodput.at` by a clock that nobody sets; None where another operator made that count."""
     secret_made: bool = True
     """False until this operator has seen the job's Secret created (a 409 counts)."""
-    refused: Refused | None = None
+    refused: CreateRefusal | None = None
     """None once a pod was created, or where the spec has changed since."""
     taken: frozenset[str] = frozenset()
     """Names of pods as this job would name its own that are another's: of the job that had its name before, mostly."""
     nodes_watched: bool = True
     """False: `nodes` is empty for good, as this operator may not look at them."""
-    place: Place | None = Place()
+    place: QueuePlace | None = QueuePlace()
     """Among the jobs that wait for room. None: the job itself has changed since that was worked out."""
     uri_holder: UriHolder | None = None
     """The other job of this namespace that has this job's folder of checkpoints."""

@@ -15,13 +15,13 @@ from concertina_trainer.model.flops import token_flops
 from concertina_trainer.planning.description import Description
 
 
-class Carved(enum.StrEnum):
+class DerivedGroup(enum.StrEnum):
     """A group that is carved out of those of other dimensions."""
 
     expert = "expert"
 
 
-Group: TypeAlias = Dimension | Carved
+Group: TypeAlias = Dimension | DerivedGroup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class OwnDescription(Description):
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class ParallelLayout:
     trainer: TrainerConfig
     parallelism: ParallelismConfig
     size: int
@@ -80,10 +80,10 @@ class Layout:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return (*Dimension, *Carved)
+        return (*Dimension, *DerivedGroup)
 
     def degree(self, group: Group) -> int:
-        return self.parallelism.expert if isinstance(group, Carved) else self.degrees.degree(group)
+        return self.parallelism.expert if isinstance(group, DerivedGroup) else self.degrees.degree(group)
 
     def crosses(self, group: Group) -> bool:
         """Whether it has ranks on different nodes that talk to each other."""
@@ -91,7 +91,7 @@ class Layout:
 
     def on_node(self, group: Group) -> int:
         """How many ranks of one group are on the same node."""
-        if isinstance(group, Carved):
+        if isinstance(group, DerivedGroup):
             shards, within = self.parallelism.expert_shards, self.parallelism.expert // self.parallelism.expert_shards
             return min(within, self.per_node) * self._near(shards, self.degrees.stride(Dimension.shard))
         return self._near(self.degree(group), self.degrees.stride(group))
@@ -111,7 +111,7 @@ class Layout:
         return self.size // self.parallelism.group
 
 
-def of(spec: JobSpec, replicas: int, own: OwnDescription | None = None) -> Layout:
+def of(spec: JobSpec, replicas: int, own: OwnDescription | None = None) -> ParallelLayout:
     """For a job of the bundled trainer, of a valid size."""
     assert spec.trainer is not None
-    return Layout(spec.trainer, spec.parallelism, replicas * spec.workers, spec.workers, own)
+    return ParallelLayout(spec.trainer, spec.parallelism, replicas * spec.workers, spec.workers, own)

@@ -9,7 +9,7 @@ from typing import Any
 from concertina.api.spec import JobSpec
 from concertina.plan.state import snapshot_memory
 from concertina.planning.hardware import FABRICS, USABLE, FabricName, Gpu
-from concertina.planning.layout import Layout, OwnDescription
+from concertina.planning.layout import OwnDescription, ParallelLayout
 from concertina.planning.timing import StepTime, bubble_share, link, mfu, step_time
 from concertina.planning.traffic import Traffic, batch, traffic
 from concertina_trainer.config.memory import Activations
@@ -21,7 +21,7 @@ NOTABLE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class RankMemory:
+class RankMemoryEstimate:
     """Bytes of a rank at its peak, by kind; measured in the trainer's own code (concertina_trainer.planning)."""
 
     rank: int
@@ -41,10 +41,10 @@ class RankMemory:
         return sum(self.host.values())
 
 
-def rank_memory(found: Mapping[str, Any]) -> RankMemory:
+def rank_memory(found: Mapping[str, Any]) -> RankMemoryEstimate:
     """As `python -m concertina_trainer.planning` writes it."""
     phase, kinds = max(found["peaks"].items(), key=lambda peak: sum(peak[1].values()))
-    return RankMemory(found["rank"], phase, kinds, found["host"])
+    return RankMemoryEstimate(found["rank"], phase, kinds, found["host"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Budget:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outlook:
-    layout: Layout
+class Estimate:
+    layout: ParallelLayout
     replicas: int
     gpu: Gpu
     fabric: FabricName
     time: StepTime
     traffic: Sequence[Traffic]
-    memory: Sequence[RankMemory]
+    memory: Sequence[RankMemoryEstimate]
     """Of the ranks that take most; empty where it was not measured."""
     snapshots: int
     """Bytes of a replica's memory volume."""
@@ -88,7 +88,7 @@ class Outlook:
         return mfu(self.layout, self.gpu, self.time.total)
 
     @property
-    def peak(self) -> RankMemory | None:
+    def peak(self) -> RankMemoryEstimate | None:
         return max(self.memory, key=lambda rank: rank.total, default=None)
 
     @property
@@ -103,12 +103,12 @@ class Outlook:
 
 def outlook(
     spec: JobSpec,
-    layout: Layout,
+    layout: ParallelLayout,
     gpu: Gpu,
     fabric: FabricName,
-    memory: Sequence[RankMemory] = (),
+    memory: Sequence[RankMemoryEstimate] = (),
     tokens: float | None = None,
-) -> Outlook:
+) -> Estimate:
     """`layout`: a valid one of this job, or another that is tried for it. `tokens`: of the run; else its steps say."""
     trainer, replicas = layout.trainer, layout.size // layout.per_node
     time = step_time(layout, gpu, FABRICS[fabric])
@@ -119,7 +119,7 @@ def outlook(
     cost = seconds / HOUR * replicas * price.replica_hour if price else None
     weights = snapshot_memory.Weights(layout.weights, layout.trained)
     tried = spec.model_copy(update={"trainer": trainer, "parallelism": layout.parallelism})
-    return Outlook(
+    return Estimate(
         layout, replicas, gpu, fabric, time, traffic(layout), memory,
         snapshot_memory.needed(tried, replicas, weights), snapshot_memory.offloaded(tried, replicas, weights),
         snapshot_memory.room(spec), Budget(tokens, seconds, cost, price.currency if price else ""),
@@ -131,7 +131,7 @@ def sizes(spec: JobSpec, least: int, most: int) -> list[int]:
     return list(range(least, most + 1, spec.replica_step)) if least else []
 
 
-def bottleneck(seen: Outlook) -> str:
+def bottleneck(seen: Estimate) -> str:
     """The first thing that holds it back, and what to try."""
     time, gpu = seen.time, seen.gpu
     peak = seen.peak
@@ -179,7 +179,7 @@ _WORDS = {
 }
 
 
-def _facts(seen: Outlook) -> dict[str, Any]:
+def _facts(seen: Estimate) -> dict[str, Any]:
     layout = seen.layout
     crossing = {
         f"{each}_link": f", over {seen.fabric} between nodes" if layout.crosses(each) else "" for each in layout.groups
@@ -192,7 +192,7 @@ def _facts(seen: Outlook) -> dict[str, Any]:
     }
 
 
-def _less(seen: Outlook, kind: str) -> str:
+def _less(seen: Estimate, kind: str) -> str:
     if seen.layout.own is not None:
         return _less_of_own(seen, seen.layout.own, kind)
     trainer, given = seen.layout.trainer, seen.layout.parallelism
@@ -217,7 +217,7 @@ def _less(seen: Outlook, kind: str) -> str:
     return "raise parallelism.tensor or parallelism.pipeline"
 
 
-def _less_of_own(seen: Outlook, own: OwnDescription, kind: str) -> str:
+def _less_of_own(seen: Estimate, own: OwnDescription, kind: str) -> str:
     """FSDP alone cuts it."""
     trainer, parts = seen.layout.trainer, "give ModelSpec.blocks " + ("smaller parts" if own.blocks else "the parts")
     if kind in ("activations", "temporary"):
@@ -237,7 +237,7 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:,.1f} GiB"
 
 
-def as_object(seen: Outlook) -> dict[str, Any]:
+def as_object(seen: Estimate) -> dict[str, Any]:
     layout, plan = seen.layout, batch(seen.layout)
     return {
         "replicas": seen.replicas,

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from concertina.planning.hardware import USABLE, Gpu
-from concertina.planning.layout import Layout, OwnDescription
+from concertina.planning.layout import OwnDescription, ParallelLayout
 from concertina.planning.timing import step_time
 from concertina.planning.traffic import COMPUTED, HELD, REDUCED, batch, rank_weights, reductions, stage_blocks
 from concertina_trainer.config.memory import Activations
@@ -22,7 +22,7 @@ DEEPEST, LONGEST = 16, 16
 
 def candidates(
     trainer: TrainerConfig, gpu: Gpu, fabric: float, size: int, per_node: int, own: OwnDescription | None = None
-) -> list[Layout]:
+) -> list[ParallelLayout]:
     """All that the trainer runs and that may fit into memory, by the seconds of a step. Batch and model are the job's;
     what it says of parallelism and of `memory.activations` is left open."""
     found = [
@@ -33,7 +33,7 @@ def candidates(
     return [each for _, _, each in sorted(found)]
 
 
-def _layouts(trainer: TrainerConfig, size: int, per_node: int, own: OwnDescription | None) -> Iterator[Layout]:
+def _layouts(trainer: TrainerConfig, size: int, per_node: int, own: OwnDescription | None) -> Iterator[ParallelLayout]:
     kept = [Activations.keep] if own and not own.blocks else list(Activations)
     # Besides, FSDP alone cuts a model of one's own.
     tensors = _divisors(1 if own else per_node)
@@ -54,14 +54,14 @@ def _layouts(trainer: TrainerConfig, size: int, per_node: int, own: OwnDescripti
                 continue
             for activations in kept:
                 memory = trainer.memory.model_copy(update={"activations": activations})
-                yield Layout(trainer.model_copy(update={"memory": memory}), given, size, per_node, own)
+                yield ParallelLayout(trainer.model_copy(update={"memory": memory}), given, size, per_node, own)
 
 
 def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def least_memory(layout: Layout) -> float:
+def least_memory(layout: ParallelLayout) -> float:
     """Bytes that a rank has at the least: it is not worth trying what these do not fit into. State exactly, of the
     decoder's activations what no schedule can do without."""
     model, given, plan = layout.trainer.model, layout.parallelism, batch(layout)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from concertina.planning.hardware import HOST_MEMORY_RATE, LATENCY, REACHED, Gpu
-from concertina.planning.layout import Carved, Group, Layout
+from concertina.planning.layout import DerivedGroup, Group, ParallelLayout
 from concertina.planning.traffic import (
     COMPUTED,
     Traffic,
@@ -58,7 +58,7 @@ class StepTime:
         return self.compute + sum(self.communication.values()) + self.bubble + self.optimizer + self.host
 
 
-def bubble_share(layout: Layout, microbatches: int) -> float:
+def bubble_share(layout: ParallelLayout, microbatches: int) -> float:
     """Time that a rank waits in a step for its neighbours in the pipeline, as a part of what it computes: (P - 1) / m
     (arXiv 2104.04473), over the stages of a rank where they are interleaved; with zero bubble a third of that (arXiv
     2401.10241)."""
@@ -66,7 +66,7 @@ def bubble_share(layout: Layout, microbatches: int) -> float:
     return waiting / 3 if layout.parallelism.schedule is PipelineSchedule.zero_bubble else waiting
 
 
-def link(layout: Layout, part: Traffic, gpu: Gpu, fabric: float) -> float:
+def link(layout: ParallelLayout, part: Traffic, gpu: Gpu, fabric: float) -> float:
     """Bytes a second that the rank sends by: rings over several nodes use the network of each GPU that a node has in
     the group."""
     if not layout.crosses(part.dimension):
@@ -76,17 +76,17 @@ def link(layout: Layout, part: Traffic, gpu: Gpu, fabric: float) -> float:
         together *= layout.on_node(Dimension.context)
     if part.dimension is Dimension.pipeline:
         together = 1
-    if part.dimension is Carved.expert:
+    if part.dimension is DerivedGroup.expert:
         # Each rank sends by its own network what is for other nodes.
         return min(gpu.nvlink, fabric * (part.ranks - 1) / (part.ranks - together)) * REACHED
     return min(gpu.nvlink, together * fabric) * REACHED
 
 
-def seconds_of(layout: Layout, part: Traffic, gpu: Gpu, fabric: float) -> float:
+def seconds_of(layout: ParallelLayout, part: Traffic, gpu: Gpu, fabric: float) -> float:
     return part.sent / link(layout, part, gpu, fabric) + part.times * LATENCY * math.log2(max(2, part.ranks))
 
 
-def step_time(layout: Layout, gpu: Gpu, fabric: float) -> StepTime:
+def step_time(layout: ParallelLayout, gpu: Gpu, fabric: float) -> StepTime:
     """`fabric`: bytes a second of each GPU to other nodes."""
     trainer, model, given, plan = layout.trainer, layout.trainer.model, layout.parallelism, batch(layout)
     ranks = given.pipeline * given.context * given.tensor
@@ -111,7 +111,7 @@ def step_time(layout: Layout, gpu: Gpu, fabric: float) -> StepTime:
 
     for dimension, seconds in hidden.items():
         communication[dimension] = communication.get(dimension, 0.0) + left(seconds)
-    within = (Dimension.tensor, Dimension.context, Carved.expert)
+    within = (Dimension.tensor, Dimension.context, DerivedGroup.expert)
     busy = compute + sum(communication.get(each, 0.0) for each in within)
     bubble = busy * bubble_share(layout, plan.microbatches)
     rate = gpu.memory_rate if trainer.memory.offload is None else HOST_MEMORY_RATE
@@ -120,7 +120,7 @@ def step_time(layout: Layout, gpu: Gpu, fabric: float) -> StepTime:
     return StepTime(compute, communication, bubble, optimizer, host, compute * (0.0 if plan.fixed else plan.filling))
 
 
-def _beyond_products(layout: Layout, once: float, gpu: Gpu) -> float:
+def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
     """Seconds that tensor groups send within products and these do not hide, each gathering or reduction taking `once`:
     of a product in as many pieces as ranks each but one hides what is sent of another."""
     model, given, plan = layout.trainer.model, layout.parallelism, batch(layout)
@@ -142,7 +142,7 @@ def _beyond_products(layout: Layout, once: float, gpu: Gpu) -> float:
     return plan.microbatches * found
 
 
-def moved(layout: Layout, again: float) -> float:
+def moved(layout: ParallelLayout, again: float) -> float:
     """Bytes that all other operations than products read and write for a token. `again`: so often what can be computed
     again is."""
     if layout.own is not None:
@@ -160,7 +160,7 @@ def _moved_in_blocks(model: ModelConfig) -> float:
     return float(numbers * COMPUTED)
 
 
-def mfu(layout: Layout, gpu: Gpu, seconds: float) -> float:
+def mfu(layout: ParallelLayout, gpu: Gpu, seconds: float) -> float:
     """Operations that the model needs, over what the GPUs could in that time."""
     trainer = layout.trainer
     flops = trainer.global_batch_size * trainer.model.sequence_length * layout.flops

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from concertina.planning.layout import Carved, Group, Layout
+from concertina.planning.layout import DerivedGroup, Group, ParallelLayout
 from concertina_trainer.config.memory import Activations
 from concertina_trainer.data.read.batch import BatchPlan, batch_plan
 from concertina_trainer.degrees import Dimension
@@ -41,16 +41,16 @@ class Traffic:
         return self.bytes * part * (2 if self.dimension is Dimension.replicate else 1)
 
 
-def batch(layout: Layout) -> BatchPlan:
+def batch(layout: ParallelLayout) -> BatchPlan:
     return batch_plan(layout.trainer, layout.degrees)
 
 
-def stage_blocks(layout: Layout) -> int:
+def stage_blocks(layout: ParallelLayout) -> int:
     """Most blocks of a rank."""
     return math.ceil(layout.blocks / layout.parallelism.pipeline)
 
 
-def routed_blocks(layout: Layout) -> int:
+def routed_blocks(layout: ParallelLayout) -> int:
     """How many of these have experts."""
     return min(stage_blocks(layout), layout.trainer.model.routed_layers)
 
@@ -82,7 +82,7 @@ class RankWeights:
         return self.blocks + self.ends + self.experts
 
 
-def rank_weights(layout: Layout) -> RankWeights:
+def rank_weights(layout: ParallelLayout) -> RankWeights:
     if layout.own is not None:
         ranks, ends = layout.degree(Dimension.shard), layout.own.weights - layout.own.in_blocks
         return RankWeights(layout.own.in_blocks, ends, 0.0, ranks, ranks)
@@ -101,7 +101,7 @@ def rank_weights(layout: Layout) -> RankWeights:
     )  # fmt: skip
 
 
-def traffic(layout: Layout) -> list[Traffic]:
+def traffic(layout: ParallelLayout) -> list[Traffic]:
     given, plan = layout.parallelism, batch(layout)
     tokens = plan.rows * layout.trainer.model.sequence_length / given.context
     residual = tokens * layout.trainer.model.dim * COMPUTED
@@ -122,7 +122,7 @@ def traffic(layout: Layout) -> list[Traffic]:
     return found
 
 
-def host_bytes(layout: Layout) -> float:
+def host_bytes(layout: ParallelLayout) -> float:
     """Between the device and host memory in a step, where the state is there: float32, each time that weights are
     gathered or gradients reduced."""
     if layout.trainer.memory.offload is None:
@@ -134,7 +134,7 @@ def host_bytes(layout: Layout) -> float:
     return HELD * (gathered + copied * layout.trained_share * weights.held)
 
 
-def _gatherings(layout: Layout, plan: BatchPlan) -> tuple[int, int]:
+def _gatherings(layout: ParallelLayout, plan: BatchPlan) -> tuple[int, int]:
     """How often in a step weights of blocks are gathered, and those of the ends."""
     given, count = layout.parallelism, plan.microbatches
     free = frees_weights(layout.trainer, given, layout.weights)
@@ -144,7 +144,7 @@ def _gatherings(layout: Layout, plan: BatchPlan) -> tuple[int, int]:
     return count + min(count, given.pipeline * given.stages_per_rank) if free else 1, 1
 
 
-def _of_weights(layout: Layout, plan: BatchPlan) -> list[Traffic]:
+def _of_weights(layout: ParallelLayout, plan: BatchPlan) -> list[Traffic]:
     count, weights = plan.microbatches, rank_weights(layout)
     gathers, of_ends = _gatherings(layout, plan)
     sums, trained = reductions(layout, plan), layout.trained_share
@@ -170,13 +170,13 @@ def _of_weights(layout: Layout, plan: BatchPlan) -> list[Traffic]:
     return found
 
 
-def reductions(layout: Layout, plan: BatchPlan) -> int:
+def reductions(layout: ParallelLayout, plan: BatchPlan) -> int:
     """How often in a step gradients are added up over ranks."""
     given = layout.parallelism
     return plan.microbatches if given.pipeline == 1 and frees_weights(layout.trainer, given, layout.weights) else 1
 
 
-def _of_tensor_groups(layout: Layout, plan: BatchPlan, residual: float) -> list[Traffic]:
+def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) -> list[Traffic]:
     """Of a block with experts attention alone, and shared experts; besides, the gradients of routers, and of a stage
     the embedding's result and what the output layer takes."""
     model, routed, overlapped = layout.trainer.model, routed_blocks(layout), layout.parallelism.async_tensor
@@ -207,7 +207,7 @@ def _gathers_of_half(activations: Activations, overlapped: bool) -> int:
     return 4 + 2 * again + overlapped
 
 
-def _of_context_groups(layout: Layout, plan: BatchPlan) -> Traffic:
+def _of_context_groups(layout: ParallelLayout, plan: BatchPlan) -> Traffic:
     model = layout.trainer.model
     kv = 2 * model.resolved_kv_heads * (model.dim // model.heads) / layout.parallelism.tensor
     times = plan.microbatches * stage_blocks(layout) * 2
@@ -215,13 +215,13 @@ def _of_context_groups(layout: Layout, plan: BatchPlan) -> Traffic:
     return Traffic(Dimension.context, "keys and values", layout.parallelism.context, times, times * whole, True)
 
 
-def _of_experts(layout: Layout, microbatches: int, residual: float) -> Traffic:
+def _of_experts(layout: ParallelLayout, microbatches: int, residual: float) -> Traffic:
     """Tokens to their experts and back, and the gradients of both: even loads, so the same from each rank."""
     experts = layout.trainer.model.experts
     assert experts is not None
     again = layout.trainer.memory.activations is not Activations.keep
     times = microbatches * routed_blocks(layout) * (6 if again else 4)
     return Traffic(
-        Carved.expert, "tokens to experts and back", layout.parallelism.expert, times,
+        DerivedGroup.expert, "tokens to experts and back", layout.parallelism.expert, times,
         times * experts.active_per_token * residual, True,
     )  # fmt: skip

@@ -10,12 +10,12 @@ from xml.etree import ElementTree as xml
 from rich.text import Text
 
 from concertina.diagnosis.diagnose import Diagnosis
-from concertina.diagnosis.evidence import Evidence
+from concertina.diagnosis.evidence import JobEvidence
 from concertina.kube.resources import Raw
 from concertina.report.document import STYLE, Cell, document, element, paragraph, table, written
 from concertina.report.page import chapters, headline
 from concertina.terminal import advice
-from concertina.terminal.top import COLUMNS, NO_GROUP, Order, Row, cells, group, summary
+from concertina.terminal.top import COLUMNS, NO_GROUP, JobRow, RowOrder, cells, group, summary
 
 PAGE_ROWS = 100
 AGAIN = """
@@ -40,12 +40,12 @@ WIDE = "body { max-width: none; margin: 1.5em } form { display: inline }"
 
 
 @dataclasses.dataclass(frozen=True)
-class View:
+class DashboardView:
     """Which jobs are shown, and how."""
 
     all_namespaces: bool
     by: str = ""
-    order: Order = Order.ATTENTION
+    order: RowOrder = RowOrder.ATTENTION
     page: int = 1
 
     @property
@@ -61,7 +61,7 @@ def policy(nonce: str) -> str:
     )
 
 
-def jobs_page(rows: Sequence[Row], view: View, now: float, nonce: str, trouble: str = "") -> str:
+def jobs_page(rows: Sequence[JobRow], view: DashboardView, now: float, nonce: str, trouble: str = "") -> str:
     """`rows` in their order; `now`: Unix seconds; `trouble`: why they may be out of date, in a sentence."""
     root, body, main = _living("TrainingJobs", nonce, WIDE)
     body.insert(0, _ways(view))
@@ -84,7 +84,7 @@ def jobs_page(rows: Sequence[Row], view: View, now: float, nonce: str, trouble: 
 
 def job_page(
     name: str,
-    seen: Evidence,
+    seen: JobEvidence,
     found: Diagnosis,
     unseen: Sequence[str],
     events: Sequence[Raw],
@@ -119,7 +119,7 @@ def _living(title: str, nonce: str, style: str = "") -> tuple[xml.Element, xml.E
     return root, body, main
 
 
-def _ways(view: View) -> xml.Element:
+def _ways(view: DashboardView) -> xml.Element:
     """To the same list in another order or other groups."""
     found, first = xml.Element("nav"), dataclasses.replace(view, page=1)
     line = element("div", "Groups: ")
@@ -131,18 +131,18 @@ def _ways(view: View) -> xml.Element:
     xml.SubElement(form, "input", name="by", placeholder="or a label's key", size="16")
     line = element("div", "Order by: ")
     found.append(line)
-    for order in Order:
+    for order in RowOrder:
         _way(line, order.value, dataclasses.replace(first, order=order), order is view.order)
     return found
 
 
-def _way(parent: xml.Element, text: str, view: View, here: bool) -> None:
+def _way(parent: xml.Element, text: str, view: DashboardView, here: bool) -> None:
     way = element("strong", text) if here else element("a", text, href=view.address)
     way.tail = "  "
     parent.append(way)
 
 
-def _rows(rows: Sequence[Row], view: View, now: float) -> Iterator[Sequence[Cell]]:
+def _rows(rows: Sequence[JobRow], view: DashboardView, now: float) -> Iterator[Sequence[Cell]]:
     before: str | None = None
     for row in rows:
         here = group(row, view.by)

@@ -11,7 +11,7 @@ from concertina.api.accounting import Goodput, Incident
 from concertina.api.history import Point, unpacked
 from concertina.api.status import ConditionType, JobStatus, rfc3339, unix_seconds
 from concertina.diagnosis.diagnose import Diagnosis, cost
-from concertina.diagnosis.evidence import Evidence, StepLine
+from concertina.diagnosis.evidence import JobEvidence, StepLine
 from concertina.durations import duration
 from concertina.kube.resources import Raw
 from concertina.report import plots
@@ -25,7 +25,7 @@ S = TypeVar("S", Point, StepLine)
 
 def page(
     name: str,
-    seen: Evidence,
+    seen: JobEvidence,
     found: Diagnosis,
     unseen: Sequence[str],
     events: Sequence[Raw] = (),
@@ -54,7 +54,7 @@ def headline(body: xml.Element, title: str, status: JobStatus) -> None:
 
 def chapters(
     body: xml.Element,
-    seen: Evidence,
+    seen: JobEvidence,
     found: Diagnosis,
     unseen: Sequence[str],
     events: Sequence[Raw],
@@ -71,7 +71,7 @@ def chapters(
     bullets(section(body, "What this page goes by"), (*found.saw, *unseen))
 
 
-def _summary(seen: Evidence) -> Iterator[tuple[str, str]]:
+def _summary(seen: JobEvidence) -> Iterator[tuple[str, str]]:
     status, world = seen.status, seen.status.world
     runs = status.is_true(ConditionType.RUNNING)  # else it has no pace
     yield "Seen at", rfc3339(round(seen.at))
@@ -107,7 +107,7 @@ def _second(timestamp: str) -> str:
     return rfc3339(round(unix_seconds(timestamp)))
 
 
-def _findings(parent: xml.Element, seen: Evidence, found: Diagnosis) -> None:
+def _findings(parent: xml.Element, seen: JobEvidence, found: Diagnosis) -> None:
     if not found.findings:
         paragraph(parent, "Nothing was found that is wrong.")
     price = seen.spec.price if seen.spec else None
@@ -140,7 +140,7 @@ def _class(name: str) -> xml.Element:
     return cell
 
 
-def _course(body: xml.Element, seen: Evidence) -> None:
+def _course(body: xml.Element, seen: JobEvidence) -> None:
     """As the status keeps it, of the whole run; and the last steps, as the log tells them."""
     points = unpacked(seen.status.history or "").points
     world = [((point.at - seen.created) / 60, float(point.replicas)) for point in points]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as xml
 
-from concertina.planning.layout import Layout
+from concertina.planning.layout import ParallelLayout
 from concertina_trainer.degrees import Dimension
 
 CELL, GAP, TOP, MOST_NODES, MOST_PER_NODE, NODES_IN_ROW = 24, 10, 58, 64, 16, 8
@@ -16,7 +16,7 @@ text { font: 11px system-ui, sans-serif; fill: #222 }
 """
 
 
-def picture(name: str, layout: Layout) -> str:
+def picture(name: str, layout: ParallelLayout) -> str:
     """SVG. A square is a rank, a frame a replica on its node; ranks of one colour compute the same sequences. Of many
     nodes the first are drawn."""
     nodes = layout.size // layout.per_node
@@ -47,7 +47,7 @@ def picture(name: str, layout: Layout) -> str:
     return xml.tostring(root, encoding="unicode") + "\n"
 
 
-def _rank(root: xml.Element, x: int, y: int, rank: int, layout: Layout) -> None:
+def _rank(root: xml.Element, x: int, y: int, rank: int, layout: ParallelLayout) -> None:
     place = layout.degrees.place(rank)
     group = rank // layout.parallelism.group
     square = {

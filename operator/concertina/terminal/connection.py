@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Complaint(Exception):
+class UserError(Exception):
     """Something that the caller can mend; the sentence says how."""
 
 
@@ -49,8 +49,8 @@ def call(command: Coroutine[Any, Any, int | None]) -> None:
     from concertina.kube.errors import ApiError
 
     try:
-        code = asyncio.run(_ungrouped(command, (ApiError, NoAccess, Complaint, BrokenPipeError)))
-    except (ApiError, NoAccess, Complaint) as error:
+        code = asyncio.run(_ungrouped(command, (ApiError, NoAccess, UserError, BrokenPipeError)))
+    except (ApiError, NoAccess, UserError) as error:
         typer.secho(harmless(f"{error}"), err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 
-from concertina.api.history import History, Point
+from concertina.api.history import LossHistory, Point
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
@@ -17,12 +17,12 @@ LATE = 3
 """Times the usual gap between points: one that is longer was no training."""
 
 
-def loss(history: History, width: int = WIDTH) -> str:
+def loss(history: LossHistory, width: int = WIDTH) -> str:
     """From the lowest loss to the highest; without any, nothing."""
     return _line([_last(point.loss for point in column) for column in _columns(history.points, width)], low=None)
 
 
-def world(history: History, width: int = WIDTH) -> str:
+def world(history: LossHistory, width: int = WIDTH) -> str:
     """Members, from none on; of a column the fewest."""
     columns = _columns(history.points, width)
     return _line([min((point.replicas for point in column), default=None) for column in columns], low=0)

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from concertina.api.status import unix_seconds
 from concertina.api.world import World
 from concertina_protocol import log_lines
-from concertina_protocol.log_lines import StepDone
+from concertina_protocol.log_lines import StepDoneLine
 
 _RANK = re.compile(r"\[rank (\d{1,7})\] ")
 """Which the agent puts before a line where a replica has several workers."""
@@ -21,7 +21,7 @@ _MOST = 16_384
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """One line."""
 
     at: str
@@ -56,13 +56,13 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LogFilter:
     """Which lines are asked for; None: whichever."""
 
     rank: int | None = None
     round: int | None = None
 
-    def has(self, entry: Entry) -> bool:
+    def has(self, entry: LogEntry) -> bool:
         return self.rank in (None, entry.rank) and self.round in (None, entry.round)
 
 
@@ -78,7 +78,7 @@ class LogReader:
         self._since = unix_seconds(world.since) if world.since else 0.0
         self._known = (world.round, world.ranks_of(replica))
 
-    def read(self, at: str, text: str) -> Entry:
+    def read(self, at: str, text: str) -> LogEntry:
         """`at`: as in Entry."""
         if self._round is None and self._known[1] and at and unix_seconds(at) >= self._since:
             self._round, self._ranks = self._known[0], set(self._known[1])
@@ -88,18 +88,18 @@ class LogReader:
         found = _RANK.match(text)
         rank = int(found[1]) if found else self._only_rank()
         said = log_lines.parse(text)
-        if isinstance(said, StepDone):
+        if isinstance(said, StepDoneLine):
             self._step = said.step
-        return Entry(at, self._replica, self._round, rank, self._step, text[found.end() :] if found else text, None)
+        return LogEntry(at, self._replica, self._round, rank, self._step, text[found.end() :] if found else text, None)
 
-    def _of_agent(self, at: str, text: str, fact: dict[str, JsonValue]) -> Entry:
+    def _of_agent(self, at: str, text: str, fact: dict[str, JsonValue]) -> LogEntry:
         round, rank = _count(fact.get("round")), _count(fact.get("rank"))
         if fact["event"] == "worker_started" and round is not None and rank is not None:
             if round != self._round:
                 self._round, self._ranks, self._step = round, set(), None
             self._ranks.add(rank)
         rank = self._only_rank() if rank is None else rank
-        return Entry(at, self._replica, round if round else self._round, rank, self._step, text, fact)
+        return LogEntry(at, self._replica, round if round else self._round, rank, self._step, text, fact)
 
     def _only_rank(self) -> int | None:
         return next(iter(self._ranks)) if len(self._ranks) == 1 else None

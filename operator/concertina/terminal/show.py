@@ -295,7 +295,7 @@ def _evaluation(progress: JobProgress) -> str:
 
 def _course(status: JobStatus) -> Iterable[tuple[str, str]]:
     """Loss and world over time."""
-    known = history.unpacked(status.history) if status.history else history.History()
+    known = history.unpacked(status.history) if status.history else history.LossHistory()
     if len(known.points) < 2:
         return
     took = duration(known.points[-1].at - known.points[0].at)

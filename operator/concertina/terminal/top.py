@@ -30,7 +30,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class Attention(enum.IntEnum):
+class AttentionLevel(enum.IntEnum):
     """What a job needs, the most first."""
 
     STALLED = 0
@@ -43,7 +43,7 @@ class Attention(enum.IntEnum):
     ENDED = 5
 
 
-class Order(enum.StrEnum):
+class RowOrder(enum.StrEnum):
     """Of the rows."""
 
     ATTENTION = "attention"
@@ -53,13 +53,13 @@ class Order(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Row:
+class JobRow:
     """What is shown of one job."""
 
     namespace: str
     name: str
     labels: Mapping[str, str]
-    attention: Attention
+    attention: AttentionLevel
     word: str
     world: str
     replicas: int
@@ -80,11 +80,13 @@ class Row:
     """Unix seconds."""
 
 
-def row(job: Raw) -> Row:
+def row(job: Raw) -> JobRow:
     status, meta = status_of(job), job["metadata"]
     progress, cost, attention = status.progress, status.cost, _attention(status)
-    pace = progress if attention in (Attention.SLOW, Attention.TRAINING) else None  # who does not train has none
-    return Row(
+    pace = (
+        progress if attention in (AttentionLevel.SLOW, AttentionLevel.TRAINING) else None
+    )  # who does not train has none
+    return JobRow(
         namespace=meta["namespace"],
         name=meta["name"],
         labels=meta.get("labels") or {},
@@ -107,28 +109,28 @@ def row(job: Raw) -> Row:
     )
 
 
-def group(row: Row, by: str) -> str:
+def group(row: JobRow, by: str) -> str:
     """What its group is called. `by`: namespace, queue, or a label's key; empty: there are no groups."""
     return row.namespace if by == "namespace" else row.labels.get(QUEUE_LABEL if by == "queue" else by, "")
 
 
-def _attention(status: JobStatus) -> Attention:
+def _attention(status: JobStatus) -> AttentionLevel:
     if any(map(status.is_true, ENDED)):
-        return Attention.ENDED
+        return AttentionLevel.ENDED
     if status.trouble:
-        return Attention.STALLED
+        return AttentionLevel.STALLED
     if status.is_true(ConditionType.SUSPENDED):
-        return Attention.SUSPENDED
+        return AttentionLevel.SUSPENDED
     if not status.is_true(ConditionType.RUNNING):
-        return Attention.WAITING
-    return Attention.SLOW if advice.is_slow(status) else Attention.TRAINING
+        return AttentionLevel.WAITING
+    return AttentionLevel.SLOW if advice.is_slow(status) else AttentionLevel.TRAINING
 
 
-_KEYS: dict[Order, Callable[[Row], tuple[Any, ...]]] = {
-    Order.ATTENTION: lambda r: (r.attention, _least(r.goodput), -(r.cost or 0.0)),
-    Order.GOODPUT: lambda r: (_least(r.goodput),),
-    Order.COST: lambda r: (-(r.cost or 0.0),),
-    Order.NAME: lambda r: (),
+_KEYS: dict[RowOrder, Callable[[JobRow], tuple[Any, ...]]] = {
+    RowOrder.ATTENTION: lambda r: (r.attention, _least(r.goodput), -(r.cost or 0.0)),
+    RowOrder.GOODPUT: lambda r: (_least(r.goodput),),
+    RowOrder.COST: lambda r: (-(r.cost or 0.0),),
+    RowOrder.NAME: lambda r: (),
 }
 
 
@@ -136,12 +138,12 @@ def _least(goodput: float | None) -> float:
     return 100.0 if goodput is None else goodput
 
 
-def ordered(rows: Iterable[Row], order: Order, by: str = "") -> list[Row]:
+def ordered(rows: Iterable[JobRow], order: RowOrder, by: str = "") -> list[JobRow]:
     """Within their groups, by name."""
     return sorted(rows, key=lambda row: (group(row, by), *_KEYS[order](row), row.namespace, row.name))
 
 
-def as_json(row: Row, by: str = "") -> dict[str, JsonValue]:
+def as_json(row: JobRow, by: str = "") -> dict[str, JsonValue]:
     return {
         "namespace": row.namespace, "name": row.name, "group": group(row, by),
         "attention": row.attention.name.capitalize(), "status": row.word, "world": row.world,
@@ -153,7 +155,7 @@ def as_json(row: Row, by: str = "") -> dict[str, JsonValue]:
 
 
 def screen(
-    rows: Sequence[Row], now: float, with_namespace: bool, by: str, height: int | None = None, trouble: str = ""
+    rows: Sequence[JobRow], now: float, with_namespace: bool, by: str, height: int | None = None, trouble: str = ""
 ) -> RenderableType:
     """`rows` in their order. `now`: Unix seconds. `height`: lines that there are; what does not fit is counted.
     `trouble`: why they may be out of date."""
@@ -173,7 +175,7 @@ def screen(
     return Group(Text(summary(rows), style="bold"), *warning, table, *([Text(f"and {more} more")] if more else []))
 
 
-def cells(row: Row, now: float) -> list[str | Text]:
+def cells(row: JobRow, now: float) -> list[str | Text]:
     """As COLUMNS names them. `now`: Unix seconds."""
     return [
         row.name,
@@ -191,14 +193,14 @@ def cells(row: Row, now: float) -> list[str | Text]:
     ]
 
 
-def _goodput(row: Row) -> str | Text:
+def _goodput(row: JobRow) -> str | Text:
     if row.goodput is None:
         return "unknown" if row.counted else ""
-    return Text(f"{row.goodput:.0f}%", style="yellow" if row.attention is Attention.SLOW else "")
+    return Text(f"{row.goodput:.0f}%", style="yellow" if row.attention is AttentionLevel.SLOW else "")
 
 
-def summary(rows: Sequence[Row]) -> str:
-    counts = {kind: sum(row.attention is kind for row in rows) for kind in Attention}
+def summary(rows: Sequence[JobRow]) -> str:
+    counts = {kind: sum(row.attention is kind for row in rows) for kind in AttentionLevel}
     told = ", ".join(f"{count} {kind.name.lower()}" for kind, count in counts.items() if count)
     costs: dict[str, float] = {}
     for row in rows:

@@ -17,7 +17,7 @@ from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.terminal import show
 from concertina_protocol import log_lines
-from concertina_protocol.log_lines import RoundStarted, StepDone
+from concertina_protocol.log_lines import RoundStarted, StepDoneLine
 
 LOOK_EVERY = 0.2  # seconds
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Late(Exception):
     """What was waited for did not come; the sentence says what, and what the job says instead."""
 
 
-class Watch:
+class JobWatch:
     """From `async with` on; outages of the API server are waited out."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Watch:
         namespace: str,
         name: str,
         on_look: Callable[[JobStatus], object] = lambda status: None,
-        on_step: Callable[[StepDone], object] = lambda step: None,
+        on_step: Callable[[StepDoneLine], object] = lambda step: None,
     ) -> None:
         """`on_look`: told of the status at each look; `on_step`: of each step's line, once."""
         self._client, self._namespace, self._name = client, namespace, name
@@ -52,7 +52,7 @@ class Watch:
         """By round."""
         self.step = 0
         """The highest in any log."""
-        self._heard: set[StepDone] = set()
+        self._heard: set[StepDoneLine] = set()
         self._following: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
@@ -121,7 +121,7 @@ class Watch:
         line = log_lines.parse(text)
         if isinstance(line, RoundStarted):
             self.starts[line.round] = line
-        if isinstance(line, StepDone) and line not in self._heard:
+        if isinstance(line, StepDoneLine) and line not in self._heard:
             self._heard.add(line)
             self.step = max(self.step, line.step)
             self._on_step(line)

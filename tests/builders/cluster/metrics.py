@@ -43,7 +43,7 @@ class Metric:
 def served(cluster: LocalCluster, namespace: str, folder: Path) -> Iterator[Metric]:
     """The metric, registered with the API server for as long as the block lasts."""
     metric = Metric()
-    pair = certificates.Authority.create(folder / "metrics").issue("serving", "metrics", hosts=["localhost"])
+    pair = certificates.ClusterAuthority.create(folder / "metrics").issue("serving", "metrics", hosts=["localhost"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key)
 

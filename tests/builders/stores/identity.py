@@ -64,7 +64,7 @@ def serve(name: str, folder: Path):
     """The bucket `train`, which the role may use, and `other`, which it may not."""
     issuer = Issuer()
     [port] = processes.free_ports("127.0.0.1", 1)
-    authority = certificates.Authority.create(folder / "pki")
+    authority = certificates.ClusterAuthority.create(folder / "pki")
     pair = authority.issue("s3", "s3", hosts=["127.0.0.1"])
     (folder / "iam.json").write_text(json.dumps(_configuration(issuer.url)))
     flags = {

@@ -9,7 +9,7 @@ from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Published, Ship
 from concertina_state.format.shardfile import Chunk, Continued, Layout, ShardMetadata
 from concertina_state.lineage import Origin
-from concertina_state.uploader import UNKNOWN, Destination, Run, answer
+from concertina_state.uploader import UNKNOWN, Destination, UploadedRun, answer
 from concertina_trainer import uploader
 
 NOTHING = Origin()
@@ -57,6 +57,6 @@ def flip_a_byte(checkpoint: str, shard: int) -> None:
     path.write_bytes(content)
 
 
-def run_of_environment() -> Run:
+def run_of_environment() -> UploadedRun:
     """The bundled trainer's, where a test names one."""
     return uploader.run(os.environ) if "CONCERTINA_TRAINER" in os.environ else UNKNOWN

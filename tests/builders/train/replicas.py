@@ -18,7 +18,7 @@ from pathlib import Path
 import concertina_protocol as p
 from builders.programs import SEARCH_PATH
 from concertina.agents.authority import Authority
-from concertina.agents.calls import CallError, Identity, call, connection, receive
+from concertina.agents.calls import CallError, ConnectionIdentity, call, connection, receive
 
 GIVE_UP = 120.0
 """Only a limit: nothing takes this long."""
@@ -91,7 +91,7 @@ class Job:
     def __init__(self, folder: Path, count: int, arguments: list[str], workers: int = 1, **environment: str) -> None:
         self.created = time.time()
         self.authority = Authority(MASTER_KEY, UID, self.created)
-        self.identity = Identity(UID, self.authority.client_context())
+        self.identity = ConnectionIdentity(UID, self.authority.client_context())
         write_identity(folder / "identity", self.authority)
         network = f"127.{random.randrange(64, 250)}.{random.randrange(1, 250)}"
         self.replicas: dict[str, Replica] = {}

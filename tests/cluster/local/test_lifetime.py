@@ -114,7 +114,7 @@ def test_a_cluster_goes_down_with_its_owner(name: str, number: signal.Signals) -
         assert owner.stdout.readline() == "up\n"
         node = local.attach(name).running()["node-1"]
         assert node
-        tree = [processes.Identity.of(pid) for pid in processes.descendants(node.pid)]
+        tree = [processes.ProcessIdentity.of(pid) for pid in processes.descendants(node.pid)]
         assert (
             len(tree) == 5
         )  # process 1, the kubelet, the pod's shell and what it started, one of it in another session

@@ -170,4 +170,4 @@ def test_a_node_ends_with_its_first_process_and_with_its_kubelet(cluster: LocalC
     assert tree[0] == first.pid
     assert len(tree) >= 2
     os.kill(tree[which], signal.SIGKILL)
-    until(lambda: not any(processes.Identity.of(pid) for pid in tree), "the end of all its processes")
+    until(lambda: not any(processes.ProcessIdentity.of(pid) for pid in tree), "the end of all its processes")

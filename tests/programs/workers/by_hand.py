@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch.distributed import _symmetric_memory
 from torch.distributed.tensor import distribute_tensor
 
-from concertina_trainer.model.decoder import Decoder, Part, rotate
+from concertina_trainer.model.decoder import Decoder, StageLayers, rotate
 from concertina_trainer.parallel import async_tensor, group, tensor
 from concertina_trainer.worker import configuration
 
-BLOCK = Part(range(1), first=False, last=False)
+BLOCK = StageLayers(range(1), first=False, last=False)
 COLUMNS = ("query", "key", "value", "gate", "up")
 """Weights of which a rank has some rows, so that it computes some columns of the result."""
 ROWS = ("output", "down")

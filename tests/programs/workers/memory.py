@@ -15,7 +15,7 @@ from concertina_trainer.model.own import OwnSpec
 from concertina_trainer.model.spec import DataShape
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.parallelize import parallelized
-from concertina_trainer.planning.ledger import Kind, Ledger
+from concertina_trainer.planning.ledger import Ledger, MemoryKind
 from concertina_trainer.training.engine import engine_of
 from concertina_trainer.worker import configuration
 
@@ -69,11 +69,11 @@ def counted(step):
     ledger = Ledger(None)
     with ledger.resizing(), ledger.routing(), ledger:
         weights, moments = step.state
-        ledger.mark(Kind.weights, weights)
-        ledger.mark(Kind.moments, moments)
+        ledger.mark(MemoryKind.weights, weights)
+        ledger.mark(MemoryKind.moments, moments)
         ledger.fresh()
         step.forward_backward()
-        ledger.mark(Kind.gradients, step.optimizer.gradients())
+        ledger.mark(MemoryKind.gradients, step.optimizer.gradients())
         step.sums.squares(step.optimizer.counted_gradients())
         ledger.updating = True
         step.optimizer.update(1e-3, 0.5)

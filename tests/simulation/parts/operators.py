@@ -18,12 +18,12 @@ from concertina.plan.observed import (
     AgentView,
     Call,
     ConnectionRefusal,
+    CreateRefusal,
     JobObservation,
     JobView,
     NodeView,
-    Place,
     PodView,
-    Refused,
+    QueuePlace,
 )
 from concertina.plan.plan import plan
 from simulation.parts.clock import START, Violation, changed
@@ -77,7 +77,7 @@ class OperatorProcess:
         self.given_up: frozenset[str] = frozenset()
         """Uids of pods whose silence may be taken for death."""
         self.secret_made = False
-        self.refused: Refused | None = None
+        self.refused: CreateRefusal | None = None
         self.heard_at = self.clock.now
         """When an agent was last heard: its stream was opened, or carried something."""
         self._arrives = 0.0
@@ -209,7 +209,7 @@ class OperatorProcess:
         self._take_out_stall()
         self.world.claims += 1
         rivalry = self.world.rivalry
-        place = rivalry.place(self) if rivalry else Place()
+        place = rivalry.place(self) if rivalry else QueuePlace()
         return JobObservation(
             job=self.job_view,
             pods=tuple(sorted(self.pods.values(), key=lambda pod: pod.order)),
@@ -354,7 +354,7 @@ class OperatorProcess:
         elif isinstance(answer, Forbidden | Invalid | WebhookFailed):
             kind, before = refusal(answer), self.refused
             since = before.since if before and before.kind is kind else self.now
-            self.refused = Refused(kind, answer.message, since, self.now)
+            self.refused = CreateRefusal(kind, answer.message, since, self.now)
         elif isinstance(answer, PodView):
             if answer.uid not in self.told:  # as the shell's reflector remembers its own writes
                 self.pods.setdefault(answer.name, answer)

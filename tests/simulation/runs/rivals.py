@@ -9,7 +9,7 @@ from concertina.controller.cache.capacity_queue import CapacityQueue
 from concertina.controller.cache.job import CachedJob
 from concertina.plan.lifecycle.admission import TURN_TIMEOUT, by_quota
 from concertina.plan.lifecycle.line import waiting
-from concertina.plan.observed import Hindrance, NodeView, Place
+from concertina.plan.observed import BlockedBy, NodeView, QueuePlace
 from simulation.parts.clock import START, Clock, Violation
 from simulation.parts.network import Network
 from simulation.parts.operators import OperatorProcess
@@ -57,11 +57,11 @@ class Rivalry:
 
     def _add_one_that_can_not_start(self, random: Random, seed: int) -> None:
         world = World(seed, schedule=(), rivalry=self)
-        cluster, why = world.cluster, random.choice((Hindrance.EXCLUDED, Hindrance.TOO_LARGE, Hindrance.BEYOND_QUOTA))
-        world.replicas = self.nodes + (random.randint(1, 2) if why is Hindrance.TOO_LARGE else 0)
+        cluster, why = world.cluster, random.choice((BlockedBy.EXCLUDED, BlockedBy.TOO_LARGE, BlockedBy.BEYOND_QUOTA))
+        world.replicas = self.nodes + (random.randint(1, 2) if why is BlockedBy.TOO_LARGE else 0)
         cluster.spec = cluster.spec.model_copy(update={"replicas": world.replicas, "elastic": None})
-        cluster.excluded = why is Hindrance.EXCLUDED
-        cluster.quota = random.randint(0, world.replicas - 1) if why is Hindrance.BEYOND_QUOTA else None
+        cluster.excluded = why is BlockedBy.EXCLUDED
+        cluster.quota = random.randint(0, world.replicas - 1) if why is BlockedBy.BEYOND_QUOTA else None
         cluster.priority = 20
         self.worlds.append(world)
         world.start_operator()
@@ -75,7 +75,7 @@ class Rivalry:
 
     # --- the line
 
-    def place(self, operator: OperatorProcess) -> Place | None:
+    def place(self, operator: OperatorProcess) -> QueuePlace | None:
         """Find the job's place as the shell does, in `concertina.controller.cache`."""
         world, view, refused = operator.world, operator.job_view, operator.refused
         number = self.worlds.index(world)

@@ -21,7 +21,7 @@ import concertina_protocol as p
 import concertina_protocol as protocol
 from builders.train.replicas import GIVE_UP, UID, Job, running, write_identity
 from concertina.agents.authority import Authority
-from concertina.agents.calls import CallError, Identity, call
+from concertina.agents.calls import CallError, ConnectionIdentity, call
 from concertina_agent import main
 from concertina_agent.net import server, tls
 from concertina_agent.net.wire import Connector
@@ -87,7 +87,7 @@ def test_another_jobs_certificates_are_refused_on_both_sides(folder):
         async with running(folder, 1, IDLE) as job:
             other = Authority(b"k" * 32, "another-job", time.time())
             with pytest.raises(CallError):
-                await call(Identity(UID, other.client_context()), job[0].address, PREPARE)
+                await call(ConnectionIdentity(UID, other.client_context()), job[0].address, PREPARE)
             foreign = write_identity(folder / "foreign", other)
             with pytest.raises((OSError, asyncio.TimeoutError)):  # our side refuses the agent's certificate
                 await ask(job[0].address, tls.client_context(foreign), p.Ping("another-job"), "another-job")

@@ -24,7 +24,7 @@ from concertina_agent.net import tls
 from concertina_agent.net.server import AgentServer
 from concertina_agent.net.shard_wire import PREFACE, dial
 from concertina_agent.net.wire import Connector
-from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.transfers.copies import LEAST, STREAMS, Peers
 from concertina_protocol.sidecar import Damaged
 from concertina_state import snapshots
@@ -45,13 +45,13 @@ class Holder:
         self.snapshots, self.volume = SnapshotFiles(volume), volume
         self.heard: list[e.Event] = []
         self.peers = Peers(
-            UID, "holder", Connector(tls.client_context(identity), UID), self.snapshots, self.heard.append, Nursery()
+            UID, "holder", Connector(tls.client_context(identity), UID), self.snapshots, self.heard.append, TaskGroup()
         )
         self.watch = self.join = self.answer = self.relay = self.learn = None
         self.index = self.peers.answer_index
         self.asked: list[tuple[int, int]] = []
         """Which parts, of how many."""
-        self.server = AgentServer(UID, tls.server_context(identity), self, Nursery())
+        self.server = AgentServer(UID, tls.server_context(identity), self, TaskGroup())
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self.server.start("127.0.0.1", int(self.address.rpartition(":")[2]))
@@ -127,7 +127,7 @@ def assign(*addresses: str, round: int = 2) -> p.Assign:
 
 def mine(folder, identity) -> tuple[Peers, SnapshotFiles, list[e.Event]]:
     snapshots, heard = SnapshotFiles(folder / "mine"), []
-    peers = Peers(UID, "me", Connector(tls.client_context(identity), UID), snapshots, heard.append, Nursery())
+    peers = Peers(UID, "me", Connector(tls.client_context(identity), UID), snapshots, heard.append, TaskGroup())
     return peers, snapshots, heard
 
 

@@ -59,8 +59,8 @@ def worker(port: int, child: Mapping[str, str], *what: str, **started_with: str)
         process.wait()
 
 
-def round_at(port: int, size: int = 2) -> worlds.World:
-    return worlds.World(0, size, "127.0.0.1", str(port), "round")
+def round_at(port: int, size: int = 2) -> worlds.LaunchedWorld:
+    return worlds.LaunchedWorld(0, size, "127.0.0.1", str(port), "round")
 
 
 def test_a_worker_below_which_processes_have_a_smaller_world_is_alone(port: int) -> None:

@@ -13,7 +13,7 @@ from builders.train.published import publish
 from builders.train.replicas import UID, running
 from concertina_protocol.worker_channel import Probe
 from concertina_state.checkpoints.latest import read_latest
-from concertina_state.checkpoints.owner import OWNER, Claim, Owner, decide
+from concertina_state.checkpoints.owner import OWNER, Owner, Ownership, decide
 from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Continued
 from concertina_state.objects.prefix import ObjectPrefix
@@ -42,18 +42,18 @@ def owner(uri):
 @pytest.mark.parametrize(
     ("found", "living", "take_over", "verdict"),
     [
-        (None, None, "", Claim.CREATE),
-        (NEW, None, "", Claim.OWNS),
-        (NEW, ("old",), "old", Claim.OWNS),
-        (OLD, None, "", Claim.UNDECIDED),
-        (OLD, (), "", Claim.TAKE_OVER),
-        (OLD, ("third",), "third", Claim.TAKE_OVER),
-        (OLD, ("old",), "", Claim.REFUSED),
-        (OLD, ("old",), "third", Claim.REFUSED),
-        (OLD, ("old",), "old", Claim.TAKE_OVER),
-        (THEIRS, None, "", Claim.REFUSED),
-        (THEIRS, (), "", Claim.REFUSED),
-        (THEIRS, (), "old", Claim.TAKE_OVER),
+        (None, None, "", Ownership.CREATE),
+        (NEW, None, "", Ownership.OWNS),
+        (NEW, ("old",), "old", Ownership.OWNS),
+        (OLD, None, "", Ownership.UNDECIDED),
+        (OLD, (), "", Ownership.TAKE_OVER),
+        (OLD, ("third",), "third", Ownership.TAKE_OVER),
+        (OLD, ("old",), "", Ownership.REFUSED),
+        (OLD, ("old",), "third", Ownership.REFUSED),
+        (OLD, ("old",), "old", Ownership.TAKE_OVER),
+        (THEIRS, None, "", Ownership.REFUSED),
+        (THEIRS, (), "", Ownership.REFUSED),
+        (THEIRS, (), "old", Ownership.TAKE_OVER),
     ],
 )
 def test_what_a_job_may_do_with_a_folder(found, living, take_over, verdict):

@@ -125,7 +125,7 @@ def test_what_is_spoilt_on_the_way_up_never_counts_as_stored(line, tmp_path, fau
 
 
 def test_a_store_behind_a_ca_of_its_own(s3, monkeypatch, tmp_path):
-    authority = certificates.Authority.create(tmp_path / "ca")
+    authority = certificates.ClusterAuthority.create(tmp_path / "ca")
     pair = authority.issue("server", "store", hosts=["127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key)

@@ -11,7 +11,7 @@ import pytest
 from builders.programs import AUDIO, PROGRAMS
 from builders.train.gradients import computed
 from concertina.planning.hardware import FABRICS, GPUS, FabricName, GpuName
-from concertina.planning.layout import Layout, OwnDescription
+from concertina.planning.layout import OwnDescription, ParallelLayout
 from concertina.planning.timing import COUNTED, moved, step_time
 from concertina.planning.traffic import traffic
 from concertina_data.manifest import FrameFacts
@@ -22,8 +22,8 @@ from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.degrees import Degrees
 from concertina_trainer.model.flops import token_flops
 from concertina_trainer.planning import memory as planning
-from concertina_trainer.planning.ledger import Kind, Phase
-from concertina_trainer.planning.own import Data, described
+from concertina_trainer.planning.ledger import MemoryKind, MemoryPhase
+from concertina_trainer.planning.own import DataDescription, described
 
 MODEL = {
     "layers": 4, "dim": 128, "heads": 8, "kvHeads": 4, "hiddenDim": 352, "vocabSize": 512, "sequenceLength": 128,
@@ -72,7 +72,7 @@ DEALT_OUT = ["experts", "experts x context", "experts x tensor", "experts x pipe
 FOUR = [*(each for each in LAYOUTS if not each.startswith("hybrid")), *ROUTED, *SEVERAL]
 ALLOCATING = ("fsdp", "hsdp", "1F1B", "GPipe", "interleaved", "zero bubble", "experts gathered")
 """Where nothing but operations allocates. Gloo's threads keep what other collectives sent for as long as they like."""
-STATE = (Kind.weights, Kind.moments, Kind.gradients)
+STATE = (MemoryKind.weights, MemoryKind.moments, MemoryKind.gradients)
 FORMULA = 0.02
 """Of the traffic's formulas: norms and the loss's own few numbers are left out."""
 REAL = 0.05
@@ -108,8 +108,8 @@ def taken_by(parent, tmp_path, asked, parallelism, size, busy=2, width=0):
 
 def parts(kinds):
     """What is computed in one: at which of two moments that take as much it is the most is chance."""
-    computed = (Kind.activations, Kind.routed, Kind.temporary, Kind.communication)
-    others = {kind: kinds[kind] for kind in Kind if kind not in computed}
+    computed = (MemoryKind.activations, MemoryKind.routed, MemoryKind.temporary, MemoryKind.communication)
+    others = {kind: kinds[kind] for kind in MemoryKind if kind not in computed}
     return {"computed": sum(kinds[kind] for kind in computed), **others}
 
 
@@ -142,8 +142,8 @@ def test_real_ranks_take_what_is_planned(parent, tmp_path, layout, size):
         for phase, kinds in planned.peaks.items():
             there = parts(taken[phase])
             assert parts(kinds) == pytest.approx(there, rel=REAL, abs=0.02 * total), phase
-        state = [planned.peaks[Phase.update][kind] for kind in (Kind.weights, Kind.moments)]
-        assert state == [taken["update"][kind] for kind in (Kind.weights, Kind.moments)], "the same bytes"
+        state = [planned.peaks[MemoryPhase.update][kind] for kind in (MemoryKind.weights, MemoryKind.moments)]
+        assert state == [taken["update"][kind] for kind in (MemoryKind.weights, MemoryKind.moments)], "the same bytes"
         if layout in ALLOCATING:
             # What is on its way to another stage stays for as long as that takes: some per cent on a busy machine.
             above = REAL if parallelism.pipeline > 1 else 0.001
@@ -154,7 +154,7 @@ def test_real_ranks_take_what_is_planned(parent, tmp_path, layout, size):
 
 WIDTH = 20
 TOKENS, FRAMES = (
-    Data(MODEL["vocabSize"], frames) for frames in (None, FrameFacts(WIDTH, 2, MODEL["vocabSize"]))
+    DataDescription(MODEL["vocabSize"], frames) for frames in (None, FrameFacts(WIDTH, 2, MODEL["vocabSize"]))
 )  # fmt: skip
 OWN = {
     "tokens": ("workers.own:spec", {"dim": 96, "layers": 6, "dropout": 0.1}, TOKENS),
@@ -204,8 +204,10 @@ def test_real_ranks_take_what_is_planned_of_a_model_of_one_s_own(parent, program
     assert abs(error) < NEAR[True]
     for phase, kinds in planned.peaks.items():
         assert parts(kinds) == pytest.approx(parts(real["peaks"][phase]), rel=REAL, abs=0.02 * total), phase
-    state = [planned.peaks[Phase.update][kind] for kind in (Kind.weights, Kind.moments)]
-    assert state == [real["peaks"]["update"][kind] for kind in (Kind.weights, Kind.moments)], "the same bytes"
+    state = [planned.peaks[MemoryPhase.update][kind] for kind in (MemoryKind.weights, MemoryKind.moments)]
+    assert state == [real["peaks"]["update"][kind] for kind in (MemoryKind.weights, MemoryKind.moments)], (
+        "the same bytes"
+    )
     # Convolutions on a CPU copy what they take, each thread as much as it has to do.
     assert real["allocated"] > (1 - NEAR[False]) * total
 
@@ -229,7 +231,7 @@ def test_512_ranks_send_what_is_planned_of_a_model_of_one_s_own(programs, layout
     told = described(found, data)
     assert told.weights == MODEL["vocabSize"] * 512 + 1 + told.in_blocks
     assert told.in_blocks == 4 * (3 * 512 * 512 + 3 * 512)
-    here = Layout(found, parallelism, 512, 8, OwnDescription(**dataclasses.asdict(told), data={"frames": None}))
+    here = ParallelLayout(found, parallelism, 512, 8, OwnDescription(**dataclasses.asdict(told), data={"frames": None}))
     counted = collections.Counter()
     for name, size in planned.sent.items():
         counted[name.partition(" ")[0].replace("fsdp", "shard")] += size
@@ -251,7 +253,7 @@ def as_own(programs):
         own = {
             "entrypoint": "workers.own:bundled", "sequenceLength": options.pop("sequenceLength"), "options": options,
         }  # fmt: skip
-        data = Data(options.pop("vocabSize"))
+        data = DataDescription(options.pop("vocabSize"))
         return decoder.model_copy(update={"model": ModelConfig.model_validate(own)}), data, decoder
 
     return made
@@ -279,12 +281,16 @@ def test_what_is_counted_is_scaled_to_what_published_runs_set(as_own):
     assert told.weights == decoder.model.weights
     facts = OwnDescription(**dataclasses.asdict(told), data={"frames": None})
     seconds = [
-        step_time(Layout(each, ParallelismConfig(), 64, 8, of), GPUS[GpuName.h100], FABRICS[FabricName.infiniband400])
+        step_time(
+            ParallelLayout(each, ParallelismConfig(), 64, 8, of), GPUS[GpuName.h100], FABRICS[FabricName.infiniband400]
+        )
         for each, of in ((own, facts), (decoder, None))
     ]
     whole = token_flops(decoder.model, full_attention=True) / token_flops(decoder.model)
     assert seconds[0].compute == pytest.approx(seconds[1].compute * whole, rel=0.02), "attention counts whole"
-    assert COUNTED * told.moved == pytest.approx(moved(Layout(decoder, ParallelismConfig(), 64, 8), 1.0), rel=0.02)
+    assert COUNTED * told.moved == pytest.approx(
+        moved(ParallelLayout(decoder, ParallelismConfig(), 64, 8), 1.0), rel=0.02
+    )
 
 
 @pytest.mark.parametrize("activations", ["Keep", "Recompute"])
@@ -320,7 +326,7 @@ def test_what_is_routed_grows_with_the_load(parent, tmp_path, layout):
     real = taken_by(parent, tmp_path, trainer(experts=EXPERTS), (ROUTED | SEVERAL)[layout], 4, busy=3)
     planned = planning.memory(config(experts=EXPERTS), parallelism, 4, 0)
     total = max(sum(kinds.values()) for kinds in real[0]["peaks"].values())
-    busy = max(sum(kinds.values()) + kinds[Kind.routed] / 2 for kinds in planned.peaks.values())
+    busy = max(sum(kinds.values()) + kinds[MemoryKind.routed] / 2 for kinds in planned.peaks.values())
     even = sum(planned.peak.values())
     print(f"{layout}: {total / 2**20:.1f} MiB, planned {busy / total - 1:+.1%}; as if even {even / total - 1:+.1%}")
     assert busy == pytest.approx(total, rel=REAL)
@@ -362,7 +368,7 @@ def test_what_is_sent_while_it_is_multiplied_is_kept_as_products_are(activations
     parallelism = ParallelismConfig(tensor=2, async_tensor=True)
     small = config(batch=8, precision="BFloat16", memory={"activations": activations})
     counted = sum(size for name, size in planning.memory(small, parallelism, 2, 0).sent.items() if "tensor" in name)
-    formula = sum(part.bytes for part in traffic(Layout(small, parallelism, 2, 8)))
+    formula = sum(part.bytes for part in traffic(ParallelLayout(small, parallelism, 2, 8)))
     assert formula == pytest.approx(counted, rel=FORMULA)
 
 
@@ -372,8 +378,8 @@ def test_gradients_wait_whole_only_where_gathered_weights_stay():
         for how in ("Never", "Always")
     )
     whole = 4 * config().model.weights
-    assert never.peak[Kind.gradients] >= whole
-    assert always.peak[Kind.gradients] < whole / 2
+    assert never.peak[MemoryKind.gradients] >= whole
+    assert always.peak[MemoryKind.gradients] < whole / 2
 
 
 @pytest.mark.parametrize(
@@ -386,13 +392,15 @@ def test_a_state_on_the_host_leaves_the_device(layout):
         planning.memory(config(layers=6, memory={"reshardAfterForward": "Always", "offload": how}), parallelism, 4, 0)
         for how in (None, "State")
     )
-    state = without.peaks[Phase.update]
+    state = without.peaks[MemoryPhase.update]
     assert not any(without.host.values())
-    assert found.host == {kind: state[kind] if kind in STATE else 0 for kind in Kind}
-    assert found.peak[Kind.weights] == found.peak[Kind.moments] == 0
-    waiting = 0 if layout in ("fsdp", "tensor") else state[Kind.gradients]
-    assert found.peaks[Phase.backward][Kind.gradients] >= waiting
-    assert sum(found.peak.values()) <= sum(without.peak.values()) - state[Kind.weights] - state[Kind.moments]
+    assert found.host == {kind: state[kind] if kind in STATE else 0 for kind in MemoryKind}
+    assert found.peak[MemoryKind.weights] == found.peak[MemoryKind.moments] == 0
+    waiting = 0 if layout in ("fsdp", "tensor") else state[MemoryKind.gradients]
+    assert found.peaks[MemoryPhase.backward][MemoryKind.gradients] >= waiting
+    assert (
+        sum(found.peak.values()) <= sum(without.peak.values()) - state[MemoryKind.weights] - state[MemoryKind.moments]
+    )
     assert found.sent == without.sent
 
 
@@ -420,12 +428,12 @@ def test_512_ranks_are_planned_in_one_process(layout):
     found = planning.memory(wide, parallelism, 512, 0)
     state = wide.model.weights * 4 / 512 * degrees.replicate
     if parallelism.pipeline == 1:
-        assert found.peak[Kind.weights] == pytest.approx(state, rel=0.02)
-        assert found.peak[Kind.moments] == pytest.approx(2 * state, rel=0.02)
-    assert sum(found.peak.values()) > found.peak[Kind.activations] > 0
+        assert found.peak[MemoryKind.weights] == pytest.approx(state, rel=0.02)
+        assert found.peak[MemoryKind.moments] == pytest.approx(2 * state, rel=0.02)
+    assert sum(found.peak.values()) > found.peak[MemoryKind.activations] > 0
     if parallelism.pipeline > 1:
         return
-    planned = Layout(wide, parallelism, 512, 8)
+    planned = ParallelLayout(wide, parallelism, 512, 8)
     counted = dict.fromkeys(planned.groups, 0.0)
     for name, size in found.sent.items():
         group = name.partition(" ")[0].replace("fsdp", "shard")

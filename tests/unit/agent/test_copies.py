@@ -15,7 +15,7 @@ from builders.until import until_async
 from concertina_agent.core import events as e
 from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.net.wire import Connector
-from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.transfers.copies import Peers, expected, nearest
 
 PLACES = st.tuples(st.sampled_from(["n0", "n1", "n2"]), st.sampled_from(["", "a", "b"]))
@@ -59,7 +59,7 @@ def test_nobody_copies_for_a_round_that_is_over_whenever_it_ends(tmp_path: Path)
         connector = Connector(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "uid")
         member = p.Member("r0", "i", f"127.0.0.1:{port}", 0, 8)
         for turns in range(20):
-            tasks = Nursery()
+            tasks = TaskGroup()
             peers = Peers("uid", "r1", connector, SnapshotFiles(tmp_path), lambda event: None, tasks)
             peers.copy_from(e.CopyFrom(1, member, tuple(range(8))))
             for _ in range(turns):

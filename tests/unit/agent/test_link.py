@@ -15,7 +15,7 @@ from concertina_agent.core import events as e
 from concertina_agent.net.link import follow_coordinator
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.notifier import Notifier
-from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.runtime.nursery import TaskGroup
 from concertina_protocol.connection import Connection
 
 STATE = p.MemberState("b", "b-1", 1, "claim-1", p.State.RUNNING)
@@ -55,7 +55,7 @@ def test_a_coordinator_whose_node_has_vanished_is_gone_as_any_other(code: int, d
 
     async def scenario() -> None:
         async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
-            connector, tasks = Plain(server.sockets[0].getsockname()[1]), Nursery(unforeseen.append)
+            connector, tasks = Plain(server.sockets[0].getsockname()[1]), TaskGroup(unforeseen.append)
             following = tasks.start(
                 "follow coordinator",
                 follow_coordinator(
@@ -90,7 +90,7 @@ def test_a_stream_that_breaks_is_opened_again_unless_nobody_is_there(again: str)
 
     async def scenario() -> None:
         async with await asyncio.start_server(coordinator, "127.0.0.1", 0) as server:
-            connector, tasks = Plain(server.sockets[0].getsockname()[1]), Nursery()
+            connector, tasks = Plain(server.sockets[0].getsockname()[1]), TaskGroup()
             following = follow_coordinator(
                 connector, assignment("a", "b"), join("b"), lambda: STATE, Notifier(), events.append, tasks
             )
@@ -122,7 +122,7 @@ def test_who_leaves_the_round_while_the_coordinator_is_not_there_yet_closes_its_
 
     async def scenario() -> None:
         async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
-            connector, tasks = Plain(server.sockets[0].getsockname()[1]), Nursery()
+            connector, tasks = Plain(server.sockets[0].getsockname()[1]), TaskGroup()
             joining = follow_coordinator(
                 connector, assignment("a", "b"), join("b"), lambda: STATE, Notifier(), lambda event: None, tasks
             )

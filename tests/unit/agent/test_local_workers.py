@@ -18,7 +18,7 @@ import concertina_protocol as p
 from builders.until import until, until_async
 from concertina_agent import settings
 from concertina_agent.core import events as e
-from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.workers import local_workers, output
 from concertina_agent.workers.family import ends
 from concertina_agent.workers.local_workers import LocalWorkers
@@ -92,7 +92,7 @@ def play(tmp_path: Path, command: tuple[str, ...], scenario: Callable[[LocalWork
     async def played() -> None:
         starter, told = Starter(), list[e.Event]()
         with starter.stack:
-            local = LocalWorkers(settings.read(environment, command), Watched(), starter, told.append, Nursery())
+            local = LocalWorkers(settings.read(environment, command), Watched(), starter, told.append, TaskGroup())
             await scenario(local, starter, told)
 
     asyncio.run(played())

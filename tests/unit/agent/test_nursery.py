@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.runtime.nursery import TaskGroup
 
 
 async def lasts() -> None:
@@ -22,7 +22,7 @@ def test_an_error_nobody_foresaw_is_logged_by_the_tasks_name_and_told_where_it_i
     told: list[BaseException] = []
 
     async def body() -> None:
-        tasks = Nursery(told.append if fatal else None)
+        tasks = TaskGroup(told.append if fatal else None)
         tasks.start("copy shard", breaks())
         lasting = tasks.start("tick", lasts())
         await asyncio.sleep(0.01)
@@ -39,7 +39,7 @@ def test_an_error_nobody_foresaw_is_logged_by_the_tasks_name_and_told_where_it_i
 
 def test_what_runs_alongside_ends_with_its_block():
     async def body() -> None:
-        tasks = Nursery()
+        tasks = TaskGroup()
         with tasks.alongside("tell coordinator", lasts()):
             await asyncio.sleep(0)
             assert len(tasks) == 1
@@ -62,7 +62,7 @@ def test_a_task_that_loses_a_cancellation_is_cancelled_again() -> None:
                 cancelled += 1
 
     async def scenario() -> None:
-        nursery = Nursery()
+        nursery = TaskGroup()
         nursery.start("work", work())
         await asyncio.sleep(0)
         await asyncio.wait_for(nursery.close(), 60)

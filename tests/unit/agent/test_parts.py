@@ -70,7 +70,7 @@ def test_settings_have_a_sentence_for_nonsense():
     assert not settings.read(warm, ()).warm_start
     assert not settings.read(pod, ("python", "a.py")).warm_start, "an operator of the version before asks for none"
     assert not settings.read({**pod, "CONCERTINA_WARM_START": "null"}, ("python", "a.py")).warm_start
-    with pytest.raises(settings.SettingsError, match=r"can't be read: .*'four'"):
+    with pytest.raises(settings.AgentSettingsError, match=r"can't be read: .*'four'"):
         settings.read({**pod, "CONCERTINA_WORKERS": "four"}, ())
 
 

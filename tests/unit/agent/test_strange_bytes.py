@@ -84,7 +84,7 @@ def verified() -> str:
     return shard.tensors_header()
 
 
-def environment(content: bytes) -> settings.Settings:
+def environment(content: bytes) -> settings.AgentSettings:
     told = json.loads(content)
     named = told.items() if isinstance(told, dict) else ()
     return settings.read({str(name): str(value) for name, value in named if isinstance(value, str | int)}, ())
@@ -149,8 +149,8 @@ READERS = {
     ),
     "a shard": Reader(in_the_volume(SLOT, verified), [SHARD], (Damaged, OSError), str),
     "the environment": Reader(
-        environment, [json.dumps(ENVIRONMENT).encode()], (settings.SettingsError, ValueError, RecursionError),
-        settings.Settings,
+        environment, [json.dumps(ENVIRONMENT).encode()], (settings.AgentSettingsError, ValueError, RecursionError),
+        settings.AgentSettings,
     ),
     "a worker": Reader(of_a_worker, [w.encode(each) for each in SAID], (ProtocolError,)),
     "a member": Reader(of_a_member, [p.encode(each) for each in HEARD], (ProtocolError,)),

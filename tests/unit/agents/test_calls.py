@@ -20,7 +20,7 @@ from builders.until import until_async
 from concertina.agents import calls as calls_module
 from concertina.agents import connections as module
 from concertina.agents.authority import Authority
-from concertina.agents.calls import Identity
+from concertina.agents.calls import ConnectionIdentity
 from concertina.agents.connections import AgentConnection, AgentConnections
 from concertina.api.pod_names import pod_name
 from concertina.plan.actions import Send
@@ -259,8 +259,9 @@ def test_an_answer_is_waited_for_by_the_time_in_which_the_operator_ran(tmp_path:
 def parts(indexes: Iterable[int], heard: Collection[int] = ()) -> list[list[int]]:
     """Indexes of the replicas in each part of what is passed on, who passes it on first."""
     views = {pod_name("job", i, 0): AgentView(connected=i in heard) for i in indexes}
-    job = module._Job(
-        Identity(UID, ssl.create_default_context()), {name: AgentConnection(view) for name, view in views.items()}
+    job = module._JobConnections(
+        ConnectionIdentity(UID, ssl.create_default_context()),
+        {name: AgentConnection(view) for name, view in views.items()},
     )
     made = module._parts([(Send(name, name, PREPARE), Call(1, "c1", sent_at=0.0)) for name in views], job)
     return [[int(send.replica.split("-")[1]) for send, _ in part] for part in made]
@@ -297,7 +298,7 @@ def test_an_answer_that_is_passed_on_is_whole_however_long(tmp_path: Path) -> No
         await writer.drain()
 
     async def scenario() -> None:
-        identity = Identity(UID, Authority(MASTER, UID, CREATED).client_context())
+        identity = ConnectionIdentity(UID, Authority(MASTER, UID, CREATED).client_context())
         async with agent(passed_on, tmp_path) as address:
             to = {"r1": address, "r2": "127.0.0.1:1"}
             line = protocol.encode(PREPARE).decode().rstrip("\n")
@@ -318,7 +319,7 @@ def test_one_that_was_to_pass_something_on_and_babbles_holds_nobody_up(
             await asyncio.sleep(0.01)
 
     async def scenario() -> None:
-        identity = Identity(UID, Authority(MASTER, UID, CREATED).client_context())
+        identity = ConnectionIdentity(UID, Authority(MASTER, UID, CREATED).client_context())
         async with agent(babble, tmp_path) as address, asyncio.timeout(LIMIT):
             assert [each async for each in calls_module.relay(identity, address, "{}", {"r1": address})] == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from concertina.agents.hearing import Hearing
+from concertina.agents.hearing import AgentConnectivityMonitor
 from concertina.plan.observed import AgentView, ConnectionRefusal
 
 HEARD = AgentView(connected=True, wanted_at=1.0)
@@ -12,7 +12,9 @@ LOST = AgentView(wanted_at=1.0, lost_at=2.0)
 GONE = replace(LOST, wanted_at=None)
 
 
-def add(hearing: Hearing, namespace: str, jobs: int, view: AgentView, agents: int = 1, trained: bool = True) -> None:
+def add(
+    hearing: AgentConnectivityMonitor, namespace: str, jobs: int, view: AgentView, agents: int = 1, trained: bool = True
+) -> None:
     """So many jobs of which so many agents were heard, and are as in `view` now."""
     for job in range(jobs):
         uid = f"{namespace}-{view is LOST}-{job}"
@@ -25,7 +27,7 @@ def add(hearing: Hearing, namespace: str, jobs: int, view: AgentView, agents: in
 
 def suspected(*namespaces: tuple[int, int]) -> bool:
     """Return the verdict on namespaces with so many jobs that are heard, and so many silent ones."""
-    hearing = Hearing()
+    hearing = AgentConnectivityMonitor()
     for number, (heard, silent) in enumerate(namespaces):
         add(hearing, f"team-{number}", heard, HEARD)
         add(hearing, f"team-{number}", silent, LOST)
@@ -47,7 +49,7 @@ def test_jobs_of_a_minority_of_namespaces_are_never_enough() -> None:
 
 
 def test_three_jobs_of_one_tenant_that_never_trained_do_not_switch_it_on() -> None:
-    hearing = Hearing()
+    hearing = AgentConnectivityMonitor()
     add(hearing, "team", 60, HEARD)
     add(hearing, "mute", 3, LOST, agents=20, trained=False)
     assert not hearing.operator_isolated
@@ -57,7 +59,7 @@ def test_three_jobs_of_one_tenant_that_never_trained_do_not_switch_it_on() -> No
 
 
 def test_a_job_is_heard_as_long_as_one_of_its_agents_is() -> None:
-    hearing = Hearing()
+    hearing = AgentConnectivityMonitor()
     add(hearing, "team", 3, LOST, agents=5)
     assert hearing.operator_isolated
     hearing.update("team-True-0", "a-4-0", HEARD)
@@ -66,7 +68,7 @@ def test_a_job_is_heard_as_long_as_one_of_its_agents_is() -> None:
 
 def test_it_heals_as_jobs_are_not_watched_any_more_or_gone() -> None:
     for gone in (True, False):
-        hearing = Hearing()
+        hearing = AgentConnectivityMonitor()
         add(hearing, "team", 3, LOST)
         if gone:
             hearing.forget("team-True-0")
@@ -76,7 +78,7 @@ def test_it_heals_as_jobs_are_not_watched_any_more_or_gone() -> None:
 
 
 def test_who_was_never_heard_or_knows_another_key_is_not_lost() -> None:
-    hearing = Hearing()
+    hearing = AgentConnectivityMonitor()
     for job in range(10):
         for uid, view in [
             (f"new-{job}", AgentView(wanted_at=1.0)),

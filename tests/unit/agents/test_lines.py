@@ -16,7 +16,7 @@ from builders.until import until_async
 from concertina.agents.allowance import Allowance
 from concertina.agents.authority import Authority
 from concertina.agents.bounds import PIECE_BYTES, cut, line_limits
-from concertina.agents.calls import Identity
+from concertina.agents.calls import ConnectionIdentity
 from concertina.agents.connections import AgentConnections
 from concertina.agents.lines import HeldLines
 from concertina.agents.streams import Lost, StreamEnd, follow
@@ -92,7 +92,7 @@ def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path: Path) -> None:
     async def scenario() -> None:
         lost = list[Lost]()
         limits = line_limits(1)
-        identity = Identity(UID, Authority(MASTER, UID, CREATED).client_context(), line_limits=lambda: limits)
+        identity = ConnectionIdentity(UID, Authority(MASTER, UID, CREATED).client_context(), line_limits=lambda: limits)
         async with agent(endless, tmp_path) as address:
             tracemalloc.start()
             try:
@@ -121,7 +121,7 @@ def test_unfinished_lines_of_a_namespace_share_a_bound(tmp_path: Path) -> None:
     async def scenario() -> None:
         context = Authority(MASTER, UID, CREATED).client_context()
         held_lines = HeldLines(6 * PIECE_BYTES)
-        identity = Identity(UID, context, allowance=Allowance(), held_lines=held_lines)
+        identity = ConnectionIdentity(UID, context, allowance=Allowance(), held_lines=held_lines)
         first_lost, second_lost = list[Lost](), list[Lost]()
         reports = list[protocol.Report]()
         async with agent(unfinished, tmp_path) as address:
@@ -152,7 +152,7 @@ def taken(held_lines: HeldLines, count: int) -> bool:
 
 
 def follow_into(
-    lost: list[Lost], reports: list[protocol.Report], identity: Identity, address: str
+    lost: list[Lost], reports: list[protocol.Report], identity: ConnectionIdentity, address: str
 ) -> asyncio.Task[None]:
     watch = protocol.Watch(UID, changes=True)
     return asyncio.create_task(follow(identity, address, lambda: watch, lambda _: None, reports.append, lost.append))

@@ -13,7 +13,7 @@ from builders.answering import CREATED, LIMIT, MASTER, UID, Heard, agent, report
 from builders.until import until_async
 from concertina.agents.allowance import SHARE, Allowance
 from concertina.agents.authority import Authority
-from concertina.agents.calls import Identity
+from concertina.agents.calls import ConnectionIdentity
 from concertina.agents.connections import AgentConnections
 from concertina.agents.streams import AT_LAST_SECONDS, Lost, OnLost, OnReport, StreamEnd, follow, silence
 
@@ -22,7 +22,7 @@ def following(
     address: str, on_report: OnReport, on_lost: OnLost, allowance: Allowance | None = None
 ) -> asyncio.Task[None]:
     context = Authority(MASTER, UID, CREATED).client_context()
-    identity = Identity(UID, context, allowance=allowance or Allowance())
+    identity = ConnectionIdentity(UID, context, allowance=allowance or Allowance())
     watch = protocol.Watch(UID, changes=True)
     return asyncio.create_task(follow(identity, address, lambda: watch, lambda _: None, on_report, on_lost))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from concertina.controller.settings import MetricsAccess, Settings, from_environment
+from concertina.controller.settings import MetricsAccess, OperatorSettings, from_environment
 from concertina.local.binaries import programs
 
 CHART = Path(__file__).resolve().parents[3] / "charts" / "concertina"
@@ -40,7 +40,7 @@ def names(objects: Objects, *kinds: str) -> list[tuple[str, str]]:
     return sorted((namespace, name) for kind, namespace, name in objects if kind in kinds)
 
 
-def settings_of(objects: Objects) -> Settings:
+def settings_of(objects: Objects) -> OperatorSettings:
     """Return the settings as the operator would read them."""
     (container,) = objects["Deployment", "sys", "x-concertina"]["spec"]["template"]["spec"]["containers"]
     environment = {entry["name"]: entry.get("value", "from-a-secret") for entry in container["env"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concertina.cli.checkpoint_rows import rows
 from concertina_protocol import SnapshotId
 from concertina_state.checkpoints.manifest import Code, Continued, Manifest
-from concertina_state.lineage import Lineage, Parent, TrainedRound
+from concertina_state.lineage import Lineage, ParentCheckpoint, TrainedRound
 
 BATCH, RANKS, PARENT = 8, 4, 2000
 
@@ -13,7 +13,7 @@ BATCH, RANKS, PARENT = 8, 4, 2000
 def shown(step: int) -> dict[str, str]:
     """Of a checkpoint that a job made which went on from another's of step PARENT."""
     position = PARENT * BATCH
-    parent = Parent("s3://b/a/u1/round-1/step-2000", "u1", 1, PARENT, position)
+    parent = ParentCheckpoint("s3://b/a/u1/round-1/step-2000", "u1", 1, PARENT, position)
     lineage = Lineage(parent=parent, rounds=(TrainedRound(1, PARENT, position, RANKS, "s1"),))
     manifest = Manifest(
         1, "u2", "team/b", SnapshotId(1, step, "layout", RANKS), step * BATCH, "c", "d", True, 0.0, (), {"data": RANKS},

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from concertina.kube.access import NoAccess
 from concertina.kube.errors import Forbidden
-from concertina.terminal.connection import Complaint, call
+from concertina.terminal.connection import UserError, call
 
 
 async def in_tasks(*errors: Exception) -> None:
@@ -43,10 +43,10 @@ def ended_by(*errors: Exception) -> Result:
 
 
 @pytest.mark.parametrize(
-    "error", [Complaint("It is so."), NoAccess("It is so."), Forbidden(403, "Forbidden", "It is so.")]
+    "error", [UserError("It is so."), NoAccess("It is so."), Forbidden(403, "Forbidden", "It is so.")]
 )
 def test_what_goes_wrong_in_a_task_is_one_sentence_and_exit_1(error: Exception) -> None:
-    for errors in ((error,), (error, Complaint("It was so, too."))):
+    for errors in ((error,), (error, UserError("It was so, too."))):
         done = ended_by(*errors)
         assert (done.exit_code, done.stdout, done.stderr) == (1, "", "It is so.\n")
 
@@ -59,5 +59,5 @@ def test_whoever_reads_no_more_hears_no_more() -> None:
 
 
 def test_what_nobody_foresaw_is_told_whole() -> None:
-    done = ended_by(Complaint("It is so."), ZeroDivisionError("no sentence"))
+    done = ended_by(UserError("It is so."), ZeroDivisionError("no sentence"))
     assert isinstance(done.exception, ExceptionGroup)

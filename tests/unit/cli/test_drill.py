@@ -33,17 +33,17 @@ from concertina.drill.faults.by_command import ByCommand
 from concertina.drill.run import run
 from concertina.drill.scenarios import SCENARIOS
 from concertina.drill.target import DrillTarget, Fault, Injection
-from concertina.drill.verdict import Expect, Seconds, Seen, Verdict, evaluate, positions
+from concertina.drill.verdict import DrillObservation, DrillVerdict, Expect, Seconds, evaluate, positions
 from concertina.kube.errors import ApiError, Forbidden, NotFound
 from concertina.kube.execute import CommandFailed
 from concertina.kube.resources import LEASES, NAMESPACES, TRAINING_JOBS, Raw, Resource
-from concertina.terminal.connection import Complaint
 from concertina.terminal.connection import Target as Connection
+from concertina.terminal.connection import UserError
 from concertina_protocol import RestoreSource
 from concertina_protocol.log_lines import RoundStarted
 
 START = RoundStarted(4, 13, RestoreSource.MEMORY, 12, {}, at=100.0)
-SEEN = Seen(
+SEEN = DrillObservation(
     Seconds(first_step=1.0), before=3, after=2, end=3, rounds=1, rounds_in_all=2, cause="MemberLost", start=START
 )
 CRASH = Expect(seconds=5.0, replayed=1, counted=False, reasons=("MemberLost", "NodeLost"))
@@ -71,7 +71,7 @@ def test_what_is_promised_passes() -> None:
         (replace(SEEN, missing="a step did not come"), "a step did not come"),
     ],
 )
-def test_each_broken_promise_is_named(seen: Seen, words: str) -> None:
+def test_each_broken_promise_is_named(seen: DrillObservation, words: str) -> None:
     verdict = evaluate("kill-node", "a/b", "killed node n1", CRASH, seen)
     assert not verdict.passed
     assert len(verdict.reasons) == 1
@@ -88,7 +88,7 @@ def test_each_broken_promise_is_named(seen: Seen, words: str) -> None:
         (replace(CALM, same_pods=False), "pods of the job were replaced"),
     ],
 )
-def test_a_job_that_must_not_notice(seen: Seen, words: str) -> None:
+def test_a_job_that_must_not_notice(seen: DrillObservation, words: str) -> None:
     expect = Expect(seconds=5.0, new_round=False)
     assert evaluate("operator-kill", "a/b", "", expect, CALM).passed
     assert words in evaluate("operator-kill", "a/b", "", expect, seen).reasons[0]
@@ -159,7 +159,7 @@ def test_a_job_that_would_stand_still_without_its_pod_is_refused_none() -> None:
         async with by_object.refuse_pods(target(replicas=2)):
             raise AssertionError
 
-    with pytest.raises(Complaint, match="minReplicas"):
+    with pytest.raises(UserError, match="minReplicas"):
         asyncio.run(play())
 
 
@@ -199,7 +199,7 @@ GONE = NotFound(404, "NotFound", "container not found")
 )
 def test_a_worker_that_lives_was_not_killed_for_want_of_memory(answers: list[Any], words: str) -> None:
     on = answering(*answers)
-    with pytest.raises((Complaint, ApiError), match=words):
+    with pytest.raises((UserError, ApiError), match=words):
         asyncio.run(played(in_container.out_of_memory, on))
     assert not on.answers
 
@@ -254,7 +254,7 @@ def test_only_the_storage_of_the_job_is_taken_away(monkeypatch: pytest.MonkeyPat
     assert cluster.done == ["kill", "start"]
     on_disk = OnDisk(None, "default", drills.JOB, cluster, 3, answers=[cluster.endpoint])  # type: ignore[arg-type]
     for other in (answering("", local=cluster), answering("https://elsewhere", local=cluster), on_disk):
-        with pytest.raises(Complaint, match="not on this cluster's S3 server"):
+        with pytest.raises(UserError, match="not on this cluster's S3 server"):
             asyncio.run(played(local_cluster.kill_storage, other))
     assert cluster.done == ["kill", "start"]
 
@@ -299,7 +299,7 @@ def test_a_checkpoint_is_asked_for_once_storage_is_back(
         spec = {"replicas": 1, "template": {}, **({"checkpoint": checkpoint} if checkpoint else {})}
         return web.json_response({"metadata": {"name": "a", "uid": "j"}, "spec": spec, "status": status})
 
-    async def play() -> Verdict:
+    async def play() -> DrillVerdict:
         async with api_server(tmp_path, answer) as config, Connection(config, None, "team").connect() as (client, _):
             on = DrillTarget(client, "team", "a", None)
             return await run(on, "storage-outage", SCENARIOS["storage-outage"], outage, lambda text: None)
@@ -308,7 +308,7 @@ def test_a_checkpoint_is_asked_for_once_storage_is_back(
         verdict = asyncio.run(play())
         assert verdict.passed, verdict.reasons
     else:
-        with pytest.raises(Complaint, match=r"no spec\.checkpoint"):
+        with pytest.raises(UserError, match=r"no spec\.checkpoint"):
             asyncio.run(play())
     assert len(asked) == (1 if checkpoint else 0)
 
@@ -323,7 +323,7 @@ def test_commands_are_told_which_node_and_which_operator(monkeypatch: pytest.Mon
     assert said.read_text().splitlines() == ["stop operator-1 home", "go operator-1", "n2", "up"]
     monkeypatch.delenv(by_command.PREFIX + "A")
     assert operator.given
-    with pytest.raises(Complaint, match=by_command.PREFIX + "A"):
+    with pytest.raises(UserError, match=by_command.PREFIX + "A"):
         asyncio.run(played(operator, target()))
 
 
@@ -405,14 +405,14 @@ def test_the_tenants_of_a_drill_go_however_it_ends(monkeypatch: pytest.MonkeyPat
 
 def test_an_operator_that_serves_named_namespaces_gets_no_tenants() -> None:
     on = Served(Tenants([]), "default", drills.JOB, None, 3, watched="default")  # type: ignore[arg-type]
-    with pytest.raises(Complaint, match="serves default alone"):
+    with pytest.raises(UserError, match="serves default alone"):
         asyncio.run(played(tenants.long_queue, on))
 
 
 @pytest.mark.parametrize("count", ["0", "1001", "many", "-1"])
 def test_a_queue_has_a_bound(monkeypatch: pytest.MonkeyPatch, count: str) -> None:
     monkeypatch.setenv(tenants.QUEUE_JOBS, count)
-    with pytest.raises(Complaint, match="a number from 1 to 1000"):
+    with pytest.raises(UserError, match="a number from 1 to 1000"):
         asyncio.run(played(tenants.long_queue, target()))
 
 

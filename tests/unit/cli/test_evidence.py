@@ -10,10 +10,10 @@ import pytest
 from concertina.api.status import JobStatus, rfc3339
 from concertina.cli import evidence
 from concertina.cli.diagnose import as_object, judge
-from concertina.cli.evidence import Record, read
+from concertina.cli.evidence import EvidenceRecord, read
 from concertina.diagnosis.diagnose import diagnose
 from concertina.diagnosis.evidence import AgentFigures, StepLine
-from concertina.terminal.connection import Complaint
+from concertina.terminal.connection import UserError
 
 T0 = 1_800_000_000.0
 JOB = {
@@ -27,7 +27,7 @@ JOB = {
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     """A loss that is not finite too."""
-    record = Record(
+    record = EvidenceRecord(
         job=JOB,
         at=T0,
         earlier=JOB,
@@ -59,7 +59,7 @@ def test_a_job_that_this_version_can_t_read_is_diagnosed_by_its_status(tmp_path:
 def test_what_is_no_job_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(text)
-    with pytest.raises(Complaint, match=r"a\.yaml (is neither|is no output of|holds no TrainingJob)"):
+    with pytest.raises(UserError, match=r"a\.yaml (is neither|is no output of|holds no TrainingJob)"):
         read(file)
 
 
@@ -71,7 +71,7 @@ def test_what_is_no_job_is_refused_in_a_sentence(text: str, tmp_path: Path) -> N
 def test_a_time_that_is_none_is_said(wrong: dict[str, object], tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps({**JOB, **wrong}))
-    with pytest.raises(Complaint, match="has a time that can't be read"):
+    with pytest.raises(UserError, match="has a time that can't be read"):
         judge(read(file))
 
 
@@ -79,7 +79,7 @@ def test_a_time_that_is_none_is_said(wrong: dict[str, object], tmp_path: Path) -
 def test_a_record_of_no_time_is_refused_in_a_sentence(at: float, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps({"record": {"job": JOB, "at": at}}))
-    with pytest.raises(Complaint, match="has a time that can't be read"):
+    with pytest.raises(UserError, match="has a time that can't be read"):
         judge(read(file))
 
 
@@ -87,5 +87,5 @@ def test_no_more_is_read_than_a_status_can_have(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(evidence, "LARGEST_FILE", 100)
     file = tmp_path / "a.json"
     file.write_text(json.dumps(JOB))
-    with pytest.raises(Complaint, match="is neither YAML nor JSON"):
+    with pytest.raises(UserError, match="is neither YAML nor JSON"):
         read(file)

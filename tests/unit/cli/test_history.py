@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from concertina.api.history import FIRST_EVERY, MOST_CHARACTERS, MOST_POINTS, History, Point, unpacked
+from concertina.api.history import FIRST_EVERY, MOST_CHARACTERS, MOST_POINTS, LossHistory, Point, unpacked
 from concertina.api.packed import pack
 from concertina.terminal import curves
 
 T0 = 1_800_000_000
 
 
-def run(seconds: int, every: int = 2, shrunk_at: int = -1) -> History:
+def run(seconds: int, every: int = 2, shrunk_at: int = -1) -> LossHistory:
     """A point is offered so often; at one time there are two replicas instead of three."""
-    known = History()
+    known = LossHistory()
     for at in range(0, seconds, every):
         known = known.with_point(Point(T0 + at, at, 1 + 9 / (1 + at), 2 if at == shrunk_at else 3))
     return known
@@ -50,16 +50,16 @@ def test_packed_it_is_short_and_comes_back_the_same() -> None:
     "text", ["", "no base64", pack([]), pack([2, [1], [1], [1]]), pack([2, ["x"], [1], [1], [1]]), pack({"every": 2})]
 )
 def test_what_is_no_history_is_an_empty_one(text: str) -> None:
-    assert unpacked(text) == History()
+    assert unpacked(text) == LossHistory()
 
 
 def test_curves() -> None:
     points = tuple(Point(T0 + 10 * at, at, float(8 - at), 4 if at < 4 else 2) for at in range(8))
-    assert curves.loss(History(2, points)) == "█▇▆▅▄▃▂▁"
-    assert curves.world(History(2, points)) == "████▅▅▅▅"
+    assert curves.loss(LossHistory(2, points)) == "█▇▆▅▄▃▂▁"
+    assert curves.world(LossHistory(2, points)) == "████▅▅▅▅"
     late = (*points, *(Point(T0 + 1000 + 10 * at, 8 + at, 1.0, 4) for at in range(4)))
-    assert " " in curves.world(History(2, late), 12), "it did not train for long"
-    assert " " not in curves.world(History(2, points), 8)
+    assert " " in curves.world(LossHistory(2, late), 12), "it did not train for long"
+    assert " " not in curves.world(LossHistory(2, points), 8)
     without = tuple(Point(point.at, point.step, None, 3) for point in points)
-    assert (curves.loss(History(2, without)), curves.world(History())) == ("", "")
-    assert curves.loss(History(2, points[:1])) == "▁"
+    assert (curves.loss(LossHistory(2, without)), curves.world(LossHistory())) == ("", "")
+    assert curves.loss(LossHistory(2, points[:1])) == "▁"

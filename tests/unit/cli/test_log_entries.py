@@ -8,7 +8,7 @@ from concertina.api.status import rfc3339
 from concertina.api.world import Member, World
 from concertina.cli.logs import MOST_STREAMS, chosen
 from concertina.kube.manifests.names import INDEX
-from concertina.terminal.log_entries import LogReader, Wanted, split
+from concertina.terminal.log_entries import LogFilter, LogReader, split
 
 T0 = 1_800_000_000
 WORLD = World(
@@ -38,9 +38,9 @@ def test_round_and_rank_are_those_that_the_agent_has_told_of_last() -> None:
     reader.read(at, started(5, 0))
     after = reader.read(at, "words")
     assert (after.round, after.rank, after.step) == (5, 0, None)
-    assert Wanted(0, 5).has(after)
-    assert not Wanted(round=2).has(after)
-    assert not Wanted(rank=3).has(after)
+    assert LogFilter(0, 5).has(after)
+    assert not LogFilter(round=2).has(after)
+    assert not LogFilter(rank=3).has(after)
 
 
 def test_of_several_workers_the_line_says_whose_it_is() -> None:

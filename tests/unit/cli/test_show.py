@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from concertina.api.accounting import Goodput, Incident, RecoveryTime
-from concertina.api.history import History, Point
+from concertina.api.history import LossHistory, Point
 from concertina.api.restarts import LastFailure, Restarts
 from concertina.api.status import (
     CheckpointEvery,
@@ -14,7 +14,7 @@ from concertina.api.status import (
     DamagedCheckpoint,
     JobProgress,
     JobStatus,
-    Rollback,
+    RollbackMark,
     SampleRange,
     ShareMark,
     rfc3339,
@@ -34,7 +34,7 @@ def said(status: JobStatus) -> str:
 
 
 def test_what_was_undone_what_is_left_out_and_how_often_it_is_saved() -> None:
-    back = Rollback(round=3, step=50, reason="LossSpike", message="The loss is 9.", at=rfc3339(1_800_000_000))
+    back = RollbackMark(round=3, step=50, reason="LossSpike", message="The loss is 9.", at=rfc3339(1_800_000_000))
     ranges = (SampleRange(begin=8, end=16), SampleRange(begin=40, end=44))
     every = CheckpointEvery(seconds=90, suggested_seconds=90, save_seconds=0.25, failure_seconds=3600)
     failed = Restarts(total=1)
@@ -55,7 +55,7 @@ def test_what_was_undone_what_is_left_out_and_how_often_it_is_saved() -> None:
 
 
 def test_of_a_newer_operators_status_is_shown_what_can_be_read() -> None:
-    back = Rollback(round=3, step=50, reason="LossSpike", message="The loss is 9.", at=rfc3339(1_800_000_000))
+    back = RollbackMark(round=3, step=50, reason="LossSpike", message="The loss is 9.", at=rfc3339(1_800_000_000))
     newer = {
         **JobStatus(rollback=back).manifest(),
         "world": {"copies": "Galaxy", "round": 7},
@@ -73,7 +73,7 @@ def test_of_a_newer_operators_status_is_shown_what_can_be_read() -> None:
 def test_what_others_have_written_is_shown_as_it_is() -> None:
     """It says nothing of how: a script's last words, a label, a node's reason."""
     words = "[/red] [link=a] :boom: [bold]no"
-    back = Rollback(round=3, step=50, reason="LossSpike", message=words, at=rfc3339(1_800_000_000))
+    back = RollbackMark(round=3, step=50, reason="LossSpike", message=words, at=rfc3339(1_800_000_000))
     job = {"metadata": {"name": "a", "namespace": "b"}, "spec": {"replicas": 2}}
     for console in (jobs.console, checkpoint.console):
         with console.capture() as captured:
@@ -150,13 +150,13 @@ def test_members_with_their_ranks_as_pods_and_their_coordinator_tell_of_them() -
 def test_the_run_over_time_and_where_its_time_went() -> None:
     points = tuple(Point(1_800_000_000 + 10 * at, at, 4.0 - at, 4 - at // 2) for at in range(4))
     spent = Goodput(percent=75, productive_seconds=75, recovery_seconds=25, at=rfc3339(1_800_000_000))
-    text = said(JobStatus(history=History(2, points).packed(), goodput=spent))
+    text = said(JobStatus(history=LossHistory(2, points).packed(), goodput=spent))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "Loss █▆▃▁ 4 to 1 in 30s" in lines
     assert "Replicas ██▆▆ 3 to 4 in 30s" in lines
     assert f"Time productive 1m15s 75.0% {'█' * 30}" in lines
     assert f"recovery 25s 25.0% {'█' * 10}" in lines
-    short = said(JobStatus(history=History(2, points[:1]).packed()))
+    short = said(JobStatus(history=LossHistory(2, points[:1]).packed()))
     assert "Loss" not in short, "a point is no curve"
     assert "Loss" not in said(JobStatus(history="what it is not"))
 

@@ -19,7 +19,7 @@ from concertina.api.status import Condition, ConditionType, JobProgress, JobStat
 from concertina.cli import top
 from concertina.kube.resources import Raw
 from concertina.terminal.connection import Target
-from concertina.terminal.top import QUEUE_LABEL, Order, as_json, cells, group, ordered, row, screen
+from concertina.terminal.top import QUEUE_LABEL, RowOrder, as_json, cells, group, ordered, row, screen
 
 NOW = 1_800_000_000
 
@@ -48,15 +48,15 @@ def jobs() -> list[Raw]:
     ]
 
 
-def names(order: Order) -> list[str]:
+def names(order: RowOrder) -> list[str]:
     return [each.name for each in ordered(map(row, jobs()), order)]
 
 
 def test_those_first_that_somebody_should_look_at() -> None:
-    assert names(Order.ATTENTION) == ["stuck", "waits", "slow", "young", "dear", "well", "asleep", "done"]
-    assert names(Order.GOODPUT)[:3] == ["waits", "slow", "young"]
-    assert names(Order.COST)[0] == "dear"
-    assert names(Order.NAME) == sorted(names(Order.COST))
+    assert names(RowOrder.ATTENTION) == ["stuck", "waits", "slow", "young", "dear", "well", "asleep", "done"]
+    assert names(RowOrder.GOODPUT)[:3] == ["waits", "slow", "young"]
+    assert names(RowOrder.COST)[0] == "dear"
+    assert names(RowOrder.NAME) == sorted(names(RowOrder.COST))
 
 
 def test_groups() -> None:
@@ -64,11 +64,11 @@ def test_groups() -> None:
     cases = {"": ["", "", ""], "queue": ["night", "", ""], "user": ["", "ann", ""], "namespace": ["team"] * 3}
     for by, groups in cases.items():
         assert [group(row(each), by) for each in some] == groups
-    assert [each.name for each in ordered(map(row, some), Order.NAME, "user")] == ["a", "c", "b"]
+    assert [each.name for each in ordered(map(row, some), RowOrder.NAME, "user")] == ["a", "c", "b"]
 
 
 def test_what_does_not_fit_is_counted() -> None:
-    rows = ordered(map(row, jobs()), Order.ATTENTION)
+    rows = ordered(map(row, jobs()), RowOrder.ATTENTION)
     console = Console(width=200)
     with console.capture() as captured:
         console.print(screen(rows, NOW, False, "", height=6))

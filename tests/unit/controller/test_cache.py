@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from concertina.agents.hearing import Hearing
+from concertina.agents.hearing import AgentConnectivityMonitor
 from concertina.controller.cache import cluster
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.status import claim_tests
@@ -19,7 +19,16 @@ from concertina.kube.errors import NamespaceEnds, from_status
 from concertina.kube.parse.refusals import refusal
 from concertina.kube.parse.views import OwnedPod
 from concertina.plan.lifecycle import line
-from concertina.plan.observed import AgentView, Hindrance, NodeView, Place, PodPhase, PodView, Refusal, Refused
+from concertina.plan.observed import (
+    AgentView,
+    BlockedBy,
+    CreateRefusal,
+    NodeView,
+    PodPhase,
+    PodView,
+    QueuePlace,
+    Refusal,
+)
 
 
 class Known:
@@ -444,7 +453,7 @@ def unplaced(name: str, job_uid: str) -> OwnedPod:
     return replace(found, view=replace(found.view, waiting="Unschedulable"))
 
 
-def place(known: Known, uid: str) -> Place | None:
+def place(known: Known, uid: str) -> QueuePlace | None:
     observed = known.cache.observe(uid)
     assert observed is not None
     return observed.place
@@ -457,14 +466,17 @@ def test_jobs_that_wait_for_room_have_turns() -> None:
     for uid in ("a", "b"):
         known.cache.on_pod(None, unplaced(f"{uid}-0", uid))
     known.cache.on_pod(None, pod("c-0", "c", node="n"))
-    assert (place(known, "a"), place(known, "b")) == (Place(), Place(ahead=("n", "job-a"))), "nothing is held"
+    assert (place(known, "a"), place(known, "b")) == (QueuePlace(), QueuePlace(ahead=("n", "job-a"))), "nothing is held"
     known.cache.on_job(job("b", 2, created=2, internal={"requeueState": {"count": 1, "since": "2026-01-01T00:00:00Z"}}))
-    assert (place(known, "a"), place(known, "b")) == (Place(turn=True, fits=True), Place(ahead=("n", "job-a")))
-    assert place(known, "c") == Place()
+    assert (place(known, "a"), place(known, "b")) == (
+        QueuePlace(turn=True, fits=True),
+        QueuePlace(ahead=("n", "job-a")),
+    )
+    assert place(known, "c") == QueuePlace()
     known.heard()
     known.cache.on_pod(unplaced("a-0", "a"), pod("a-0", "a", node="n"))
     assert known.heard() == ["a", "b"], "b has released its room, and tries again"
-    assert (place(known, "a"), place(known, "b")) == (Place(), Place())
+    assert (place(known, "a"), place(known, "b")) == (QueuePlace(), QueuePlace())
 
 
 def test_a_burst_of_changes_is_worked_out_once_and_wakes_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,8 +504,8 @@ def test_a_burst_of_changes_is_worked_out_once_and_wakes_few(monkeypatch: pytest
     assert len(later) == 1
     assert cache.observe("000").place is None, "not worked out yet"  # type: ignore[union-attr]
     assert len(work_out()) == 1000
-    assert cache.observe("000").place == Place(turn=True, fits=True)  # type: ignore[union-attr]
-    assert cache.observe("999").place == Place(ahead=("n", "job-000"))  # type: ignore[union-attr]
+    assert cache.observe("000").place == QueuePlace(turn=True, fits=True)  # type: ignore[union-attr]
+    assert cache.observe("999").place == QueuePlace(ahead=("n", "job-000"))  # type: ignore[union-attr]
     times: list[int] = []
 
     def worked_out(jobs: Mapping[str, line.Waiting], before: line.Line, real: Any = line.worked_out) -> line.Line:
@@ -519,13 +531,13 @@ def test_a_job_whose_namespace_is_being_deleted_stands_in_nobodys_way() -> None:
         known.cache.on_job(job(uid, 10))
         waits = pod(f"{uid}-0-0", uid)
         known.cache.on_pod(None, replace(waits, view=replace(waits.view, waiting="Unschedulable")))
-    assert place(known, "b") == Place(ahead=("n", "job-a"))
+    assert place(known, "b") == QueuePlace(ahead=("n", "job-a"))
     status = {"message": "no", "details": {"causes": [{"reason": "NamespaceTerminating", "message": "it ends"}]}}
     refused = from_status(403, json.dumps(status).encode())
     known.cache.create_refused(
         "a", refusal(refused), refused.message, namespace_ends=isinstance(refused, NamespaceEnds)
     )
-    assert place(known, "b") == Place()
+    assert place(known, "b") == QueuePlace()
     gone = known.cache.observe("a")
     assert gone is not None
     assert gone.job.deleting
@@ -541,11 +553,11 @@ def test_a_job_that_cannot_be_judged_fails_no_look_at_another() -> None:
     odd = replace(odd, view=replace(odd.view, requests={"pods": "many"}))  # type: ignore[dict-item] # whatever it is
     known.cache.on_pod(None, odd)
     known.heard()
-    assert place(known, "a") == Place()
+    assert place(known, "a") == QueuePlace()
     assert known.heard() == []
     sound = replace(odd, view=replace(odd.view, requests={"pods": Decimal(1)}))
     known.cache.on_pod(odd, sound)
-    assert place(known, "odd") == Place(ahead=("n", "job-a"))
+    assert place(known, "odd") == QueuePlace(ahead=("n", "job-a"))
 
 
 def test_names_of_pods_that_are_anothers_are_known() -> None:
@@ -575,7 +587,7 @@ def test_what_was_refused_is_tried_again_when_the_spec_has_changed() -> None:
     known = Known()
     known.cache.on_job(job("a", 1))
 
-    def refused() -> Refused | None:
+    def refused() -> CreateRefusal | None:
         observed = known.cache.observe("a")
         assert observed is not None
         return observed.refused
@@ -612,7 +624,7 @@ def test_no_job_waits_for_one_that_room_would_not_help() -> None:
     assert ahead() == (None, ("n", "job-a"), ("n", "job-a"))
     refuse(known, "a", limited=1)
     assert ahead() == (None, ("n", "job-a"), ("n", "job-near"))
-    assert place(known, "a").hindrance is Hindrance.QUOTA  # type: ignore[union-attr]
+    assert place(known, "a").hindrance is BlockedBy.QUOTA  # type: ignore[union-attr]
     refuse(known, "a", limited=0)
     assert ahead() == (None, None, ("n", "job-near"))
     known.cache.created("a")
@@ -634,16 +646,16 @@ def test_a_node_that_comes_or_goes_changes_which_job_is_too_large() -> None:
         requests = {"pods": Decimal(2 if uid == "a" else 1)}
         known.cache.on_pod(None, replace(waits, view=replace(waits.view, requests=requests)))
     known.cache.on_node(None, node)
-    assert place(known, "b") == Place()
+    assert place(known, "b") == QueuePlace()
     larger = replace(node, allocatable={"pods": Decimal(2)})
     known.cache.on_node(node, larger)
-    assert place(known, "b") == Place(ahead=("n", "job-a"))
+    assert place(known, "b") == QueuePlace(ahead=("n", "job-a"))
     known.cache.on_node(larger, replace(larger, cordoned=True))
-    assert place(known, "b") == Place()
+    assert place(known, "b") == QueuePlace()
 
 
 def test_jobs_that_have_trained_vote_on_whether_the_operator_hears() -> None:
-    known, hearing = Known(), Hearing()
+    known, hearing = Known(), AgentConnectivityMonitor()
     known.cache = ClusterCache(known.changed.append, lambda uid: {}, hearing=hearing)
     for number in range(3):
         known.cache.on_job(job(str(number), 1, world={"round": 1 if number else 0}))

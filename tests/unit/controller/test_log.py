@@ -8,7 +8,7 @@ import pytest
 
 from concertina.controller import log as operator_log
 from concertina.controller.log import LogLevel
-from concertina.controller.settings import SettingsError, from_environment
+from concertina.controller.settings import OperatorSettingsError, from_environment
 from concertina_protocol import log
 from concertina_protocol.log import LogFormat
 
@@ -37,5 +37,5 @@ def test_words_are_taken_in_any_case_and_others_are_refused() -> None:
     assert (found.log_level, found.log_format) == (LogLevel.DEBUG, LogFormat.TEXT)
     default = from_environment(SETTINGS)
     assert (default.log_level, default.log_format) == (LogLevel.INFO, LogFormat.JSON)
-    with pytest.raises(SettingsError, match=r"CONCERTINA_LOG_FORMAT is 'xml'; it must be one of json, text"):
+    with pytest.raises(OperatorSettingsError, match=r"CONCERTINA_LOG_FORMAT is 'xml'; it must be one of json, text"):
         from_environment({**SETTINGS, "CONCERTINA_LOG_FORMAT": "xml"})

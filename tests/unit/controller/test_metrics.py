@@ -23,7 +23,7 @@ from concertina.agents.streams import StreamEnd
 from concertina.controller import serving
 from concertina.controller.job_metrics import FAMILIES, JOB_LABELS
 from concertina.controller.queue import KeyedQueue
-from concertina.controller.settings import Settings, SettingsError, from_environment
+from concertina.controller.settings import OperatorSettings, OperatorSettingsError, from_environment
 from concertina.controller.tracing import SpanResult
 from concertina.kube.watch.reflector import WatchEnd
 from concertina.local.host import processes
@@ -110,7 +110,7 @@ def test_names_and_labels_stay_as_they_are_on_the_way() -> None:
     assert of_all & TAKEN == {"namespace"}, "which the operator's monitors honour, and that of pods drops"
 
 
-def settings(**more: str) -> Settings:
+def settings(**more: str) -> OperatorSettings:
     return from_environment({**ENVIRONMENT, **more})
 
 
@@ -192,7 +192,7 @@ def test_without_a_token_to_compare_with_nobody_is_answered() -> None:
 
 
 def test_an_address_that_is_none_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"CONCERTINA_METRICS is 'x'; it must be HOST:PORT"):
+    with pytest.raises(OperatorSettingsError, match=r"CONCERTINA_METRICS is 'x'; it must be HOST:PORT"):
         settings(CONCERTINA_METRICS="x")
 
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from builders.api_server import api_server, no_success
 from concertina.controller import serving, token_reviews
 from concertina.controller.settings import from_environment
-from concertina.controller.token_reviews import TokenReviews, Verdict
+from concertina.controller.token_reviews import TokenReviews, TokenVerdict
 from concertina.kube import access
 from concertina.kube.client import Client
 from concertina.kube.errors import Unreachable
@@ -97,8 +97,8 @@ def test_an_answer_holds_for_a_while(tmp_path: Path) -> None:
     async def scenario() -> None:
         nonlocal now
         async with reviewing(tmp_path, reviewer, lambda: now) as reviews:
-            assert {await reviews.verdict("scraper") for _ in range(9)} == {Verdict.ALLOWED}
-            assert {await reviews.verdict("stranger") for _ in range(9)} == {Verdict.UNKNOWN_TOKEN}
+            assert {await reviews.verdict("scraper") for _ in range(9)} == {TokenVerdict.ALLOWED}
+            assert {await reviews.verdict("stranger") for _ in range(9)} == {TokenVerdict.UNKNOWN_TOKEN}
             assert reviewer.asked == {"scraper": 1, "stranger": 1}
             (spec,) = reviewer.access_reviews
             assert spec["nonResourceAttributes"] == {"path": "/metrics", "verb": "get"}
@@ -107,12 +107,12 @@ def test_an_answer_holds_for_a_while(tmp_path: Path) -> None:
             )  # fmt: skip
             reviewer.allowed.clear()
             now += token_reviews.ALLOWED_SECONDS - 1
-            assert await reviews.verdict("scraper") is Verdict.ALLOWED
+            assert await reviews.verdict("scraper") is TokenVerdict.ALLOWED
             now += 2
-            assert await reviews.verdict("scraper") is Verdict.FORBIDDEN, "a permission that is taken away ends"
+            assert await reviews.verdict("scraper") is TokenVerdict.FORBIDDEN, "a permission that is taken away ends"
             reviewer.allowed.add(SCRAPER["username"])
             now += token_reviews.REFUSED_SECONDS + 1
-            assert await reviews.verdict("scraper") is Verdict.ALLOWED
+            assert await reviews.verdict("scraper") is TokenVerdict.ALLOWED
 
     asyncio.run(scenario())
 
@@ -133,7 +133,7 @@ def test_random_tokens_are_bounded_and_push_out_nobody(tmp_path: Path) -> None:
             turned_away = [answer for answer in answers if isinstance(answer, Unreachable)]
             assert len(turned_away) == 2 * token_reviews.WAITING
             same = await asyncio.gather(*(reviews.verdict("tenant") for _ in range(token_reviews.WAITING)))
-            assert set(same) == {Verdict.FORBIDDEN}
+            assert set(same) == {TokenVerdict.FORBIDDEN}
             assert reviewer.asked["tenant"] <= token_reviews.AT_ONCE
 
     asyncio.run(scenario())
@@ -148,6 +148,6 @@ def test_an_api_server_that_is_away_is_asked_again(tmp_path: Path) -> None:
             with pytest.raises(Unreachable):
                 await reviews.verdict("scraper")
             reviewer.away = False
-            assert await reviews.verdict("scraper") is Verdict.ALLOWED
+            assert await reviews.verdict("scraper") is TokenVerdict.ALLOWED
 
     asyncio.run(scenario())

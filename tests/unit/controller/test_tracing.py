@@ -12,7 +12,7 @@ from builders.counted import counted
 from builders.otlp import Manner, Receiver, attributes, receiver
 from builders.until import until, until_async
 from concertina.controller import tracing
-from concertina.controller.settings import SettingsError, from_environment
+from concertina.controller.settings import OperatorSettingsError, from_environment
 from concertina.controller.tracing import SpanResult
 from concertina.local.host import processes
 from concertina.plan.actions import RoundTrace, Span, SpanName
@@ -156,7 +156,7 @@ def test_there_are_none_unless_a_collector_is_named() -> None:
 )
 def test_what_a_collector_can_not_be_reached_by_is_said(variable: str, value: str, sentence: str) -> None:
     environment = {**SETTINGS, ENDPOINT: "http://collector:4318", f"OTEL_EXPORTER_OTLP_{variable}": value}
-    with pytest.raises(SettingsError, match=sentence.replace("[", r"\[")) as refused:
+    with pytest.raises(OperatorSettingsError, match=sentence.replace("[", r"\[")) as refused:
         from_environment(environment)
     assert "s3cret" not in str(refused.value)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concertina.api.status import JobStatus
 from concertina.api.world import World
 from concertina.controller.cache.job import CachedJob
-from concertina.controller.writes import A_TURN, FIRST, SLOTS, SMALLEST, Writes
+from concertina.controller.writes import A_TURN, FIRST, SLOTS, SMALLEST, WriteQueue
 from concertina.kube.parse.views import job_view, pod_view
 from concertina.plan.actions import Action, CreatePod, DeletePod
 
@@ -29,7 +29,7 @@ class Server:
         self.failures: list[str] = []
         self.changed: list[str] = []
         self.holds_lease = True
-        self.writes = Writes(self.write, self.failed, self.changed.append, lambda: self.holds_lease)
+        self.writes = WriteQueue(self.write, self.failed, self.changed.append, lambda: self.holds_lease)
 
     async def write(self, job: CachedJob, action: Action) -> bool:
         self.asked.append((job.view.uid, action))

@@ -6,13 +6,15 @@ import pytest
 
 from concertina.diagnosis.agents import figures
 from concertina_agent.metrics import families as f
-from concertina_agent.metrics.text import Sample, render
+from concertina_agent.metrics.text import MetricSample, render
 
 
 def test_what_an_agent_serves_is_read() -> None:
     """Of two workers with metrics of their own: the sum."""
-    samples = [Sample(f.WORKER_MEMORY, 5, more=(("local_rank", str(rank)),)) for rank in (0, 1)]
-    text = render([*samples, Sample(f.LOSS, float("nan")), Sample(f.STORAGE_FAILURES, 2)], (("replica", "a"),)).decode()
+    samples = [MetricSample(f.WORKER_MEMORY, 5, more=(("local_rank", str(rank)),)) for rank in (0, 1)]
+    text = render(
+        [*samples, MetricSample(f.LOSS, float("nan")), MetricSample(f.STORAGE_FAILURES, 2)], (("replica", "a"),)
+    ).decode()
     found = figures("a", 1.0, text)
     assert (found.worker_bytes, found.finite_loss, found.storage_failures) == (10, False, 2)
 

@@ -16,13 +16,13 @@ from concertina.api.status import (
     Condition,
     JobProgress,
     JobStatus,
-    Rollback,
+    RollbackMark,
     StragglerMark,
     rfc3339,
 )
 from concertina.api.world import World
 from concertina.diagnosis.diagnose import CHECKS, cost, diagnose
-from concertina.diagnosis.evidence import AgentFigures, Evidence, StepLine
+from concertina.diagnosis.evidence import AgentFigures, JobEvidence, StepLine
 from concertina.diagnosis.finding import Severity
 from concertina.diagnosis.problems import Problem
 
@@ -52,12 +52,12 @@ def status(phase: str = "Training", *conditions: Condition, **fields: Any) -> Jo
     return JobStatus(**{**values, **fields})
 
 
-def evidence(now: JobStatus, **fields: Any) -> Evidence:
+def evidence(now: JobStatus, **fields: Any) -> JobEvidence:
     values: dict[str, Any] = {"spec": spec(replicas=2), "at": NOW, "created": T0, "live": True}
-    return Evidence(status=now, **{**values, **fields})
+    return JobEvidence(status=now, **{**values, **fields})
 
 
-def found(seen: Evidence) -> list[Problem]:
+def found(seen: JobEvidence) -> list[Problem]:
     return [finding.problem for finding in diagnose(seen).findings]
 
 
@@ -105,7 +105,7 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
     assert said.saw[0] == "time of 2h since the job was created: productive 99%, startup 1%"
 
 
-CASES: dict[str, tuple[Problem, Evidence, Evidence]] = {
+CASES: dict[str, tuple[Problem, JobEvidence, JobEvidence]] = {
     "input": (
         Problem.INPUT_BOTTLENECK,
         evidence(status(goodput=seconds(productive=90, input=10))),
@@ -256,8 +256,8 @@ CASES: dict[str, tuple[Problem, Evidence, Evidence]] = {
     ),
     "a rollback": (
         Problem.LOSS_SPIKE,
-        evidence(status(rollback=Rollback(round=1, step=5, reason="LossSpike", at=ago(600)))),
-        evidence(status(rollback=Rollback(round=1, step=5, reason="LossSpike", at=ago(3700)))),
+        evidence(status(rollback=RollbackMark(round=1, step=5, reason="LossSpike", at=ago(600)))),
+        evidence(status(rollback=RollbackMark(round=1, step=5, reason="LossSpike", at=ago(3700)))),
     ),
     "a loss that jumps": (
         Problem.LOSS_SPIKE,
@@ -342,5 +342,5 @@ def test_memory_is_measured_by_its_limit(limit: str | None) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_a_status_without_anything_is_no_problem_to_any(check: Callable[[Evidence], object]) -> None:
-    check(Evidence(spec=None, status=JobStatus(), at=NOW, created=NOW))
+def test_a_status_without_anything_is_no_problem_to_any(check: Callable[[JobEvidence], object]) -> None:
+    check(JobEvidence(spec=None, status=JobStatus(), at=NOW, created=NOW))

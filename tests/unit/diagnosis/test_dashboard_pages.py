@@ -10,13 +10,13 @@ from xml.etree import ElementTree as xml
 import pytest
 
 from builders.jobs import T0, spec
-from concertina.api.history import History, Point
+from concertina.api.history import LossHistory, Point
 from concertina.api.status import Condition, JobStatus, rfc3339
 from concertina.diagnosis.diagnose import diagnose
-from concertina.diagnosis.evidence import Evidence
-from concertina.report.dashboard import PAGE_ROWS, View, job_page, jobs_page, policy, trouble_page
+from concertina.diagnosis.evidence import JobEvidence
+from concertina.report.dashboard import PAGE_ROWS, DashboardView, job_page, jobs_page, policy, trouble_page
 from concertina.report.document import paragraph
-from concertina.terminal.top import NO_GROUP, Order, ordered, row
+from concertina.terminal.top import NO_GROUP, RowOrder, ordered, row
 
 EVIL = "</main><script>alert(1)</script>\"'&"
 
@@ -27,40 +27,40 @@ def job(name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
 
 
 def test_a_thousand_jobs_are_ten_pages() -> None:
-    rows = ordered((row(job(f"j{number:04}")) for number in range(1000)), Order.NAME)
+    rows = ordered((row(job(f"j{number:04}")) for number in range(1000)), RowOrder.NAME)
 
     def names(page: int) -> list[str]:
-        return re.findall(r"/jobs/team/(j\d+)", jobs_page(rows, View(False, page=page), T0, "n"))
+        return re.findall(r"/jobs/team/(j\d+)", jobs_page(rows, DashboardView(False, page=page), T0, "n"))
 
     assert names(1) == [f"j{number:04}" for number in range(PAGE_ROWS)]
     assert names(10)[-1] == "j0999"
     assert names(99) == names(10), "the last one"
-    assert len(jobs_page(rows, View(True), T0, "n")) < 100_000
-    links = re.findall(r"page=(\d+)\">\d", jobs_page(rows, View(False, page=2), T0, "n"))
+    assert len(jobs_page(rows, DashboardView(True), T0, "n")) < 100_000
+    links = re.findall(r"page=(\d+)\">\d", jobs_page(rows, DashboardView(False, page=2), T0, "n"))
     assert links == [str(number) for number in range(1, 11) if number != 2]
 
 
 def test_groups_stand_before_their_jobs_and_links_keep_the_rest_of_the_view() -> None:
-    rows = ordered(map(row, [job("a", {"who": EVIL}), job("b"), job("c")]), Order.NAME, "who")
-    text = jobs_page(rows, View(True, by="who", order=Order.COST), T0, "n")
+    rows = ordered(map(row, [job("a", {"who": EVIL}), job("b"), job("c")]), RowOrder.NAME, "who")
+    text = jobs_page(rows, DashboardView(True, by="who", order=RowOrder.COST), T0, "n")
     cells = re.findall(r"<td>(.*?)</td>", text)
     first = [cell for cell, following in itertools.pairwise(cells) if following == "team"]
     assert first == [NO_GROUP, "", EVIL.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")]
     assert "/?by=queue&amp;sort=cost&amp;page=1" in text
     assert "/?by=who&amp;sort=name&amp;page=1" in text
-    assert jobs_page(rows, View(True, by=EVIL), T0, "n").count("<script") == 1
+    assert jobs_page(rows, DashboardView(True, by=EVIL), T0, "n").count("<script") == 1
 
 
 def test_what_is_out_of_date_says_so() -> None:
     assert "it is away. Below is what was known before" in jobs_page(
-        [row(job("a"))], View(False), T0, "n", "it is away."
+        [row(job("a"))], DashboardView(False), T0, "n", "it is away."
     )
 
 
 def test_what_a_job_says_is_text_and_the_script_is_ours_alone() -> None:
     ready = Condition(type="Ready", status="False", reason=EVIL, message=EVIL, last_transition_time=rfc3339(T0))
-    history = History(2, (Point(int(T0), 1, 3.0, 3), Point(int(T0) + 60, 9, 1.0, 2)))
-    seen = Evidence(spec(), JobStatus(conditions=(ready,), history=history.packed()), T0 + 60, T0)
+    history = LossHistory(2, (Point(int(T0), 1, 3.0, 3), Point(int(T0) + 60, 9, 1.0, 2)))
+    seen = JobEvidence(spec(), JobStatus(conditions=(ready,), history=history.packed()), T0 + 60, T0)
     events = [{"type": "Warning", "reason": EVIL, "message": EVIL, "lastTimestamp": rfc3339(T0)}]
     text = job_page(f"team/{EVIL}", seen, diagnose(seen), (EVIL,), events, "n")
     assert text.count("<script") == text.count("</script>") == text.count("</main>") == 1

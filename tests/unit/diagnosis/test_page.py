@@ -7,10 +7,10 @@ from xml.etree import ElementTree as xml
 
 from builders.jobs import T0, spec
 from concertina.api.accounting import CLASSES, SUFFIX, Goodput, Incident
-from concertina.api.history import History, Point
+from concertina.api.history import LossHistory, Point
 from concertina.api.status import Condition, JobProgress, JobStatus, rfc3339
 from concertina.diagnosis.diagnose import diagnose
-from concertina.diagnosis.evidence import Evidence, StepLine
+from concertina.diagnosis.evidence import JobEvidence, StepLine
 from concertina.report.document import COLOURS
 from concertina.report.page import page
 from concertina.report.plots import MOST_POINTS, bar, line
@@ -19,7 +19,7 @@ EVIL = "<script>alert(1)</script>\"'&"
 
 
 def made(status: JobStatus, **fields: object) -> str:
-    seen = Evidence(spec=spec(), status=status, at=T0 + 600, created=T0, **fields)  # type: ignore[arg-type]
+    seen = JobEvidence(spec=spec(), status=status, at=T0 + 600, created=T0, **fields)  # type: ignore[arg-type]
     return page(f"team/{EVIL}", seen, diagnose(seen), (EVIL,))
 
 
@@ -43,7 +43,7 @@ def test_a_run_without_anything_has_a_page() -> None:
 def course(*points: tuple[int, float | None, int]) -> str:
     """As the status has it: step, loss and replicas, ten seconds apart."""
     times = range(int(T0), int(T0) + 10 * len(points), 10)
-    return History(10, tuple(Point(at, *point) for at, point in zip(times, points, strict=True))).packed()
+    return LossHistory(10, tuple(Point(at, *point) for at, point in zip(times, points, strict=True))).packed()
 
 
 def curves(text: str) -> list[list[tuple[float, float]]]:

@@ -20,7 +20,7 @@ from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Unauthorized, Unreachable
 from concertina.kube.execute import execute
 from concertina.kube.resources import PODS
-from concertina.local.control_plane.certificates import Authority
+from concertina.local.control_plane.certificates import ClusterAuthority
 from concertina.local.host import processes
 
 STARTING = {"kind": "Status", "code": 503, "message": "the request has been made before all known HTTP paths"}
@@ -128,7 +128,7 @@ def test_a_proxy_that_refuses_is_told_in_a_sentence(tmp_path: Path, status: str)
 
 def test_a_name_of_the_server_that_is_not_in_its_address_holds_for_commands_in_pods_too(tmp_path: Path) -> None:
     """As a tunnel needs it."""
-    authority = Authority.create(tmp_path / "ca")
+    authority = ClusterAuthority.create(tmp_path / "ca")
     pair = authority.issue("server", "kube.example", hosts=["kube.example"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from builders import jobs
 from concertina.controller.cache.cluster import ClusterCache
-from concertina.kube.manifests.agent import Metrics, PodSettings
+from concertina.kube.manifests.agent import AgentMetrics, PodSettings
 from concertina.kube.manifests.pod import pod_manifest, rendezvous_manifest
 from concertina.kube.resources import Raw
 from concertina.plan.actions import CreatePod, CreateRendezvous, Rendezvous
@@ -20,7 +20,7 @@ from concertina.plan.observed import JobView
 from concertina.plan.plan import plan
 
 HERE = "tests/unit/kube/test_hostile_templates.py"
-SETTINGS = PodSettings("agent", Metrics(9400, annotated=True, token_secret="s"))
+SETTINGS = PodSettings("agent", AgentMetrics(9400, annotated=True, token_secret="s"))
 CONTAINER: Raw = {"name": "trainer", "image": "i"}
 BUNDLED: Raw = {
     "replicas": 2,

@@ -28,7 +28,7 @@ from concertina.kube.parse import notice_taints, refusals, room
 from concertina.kube.parse.views import job_view
 from concertina.plan.observed import JobObservation, JobView, Refusal
 from concertina.plan.plan import plan
-from concertina.terminal.connection import Complaint
+from concertina.terminal.connection import UserError
 
 HERE = "tests/unit/kube/test_strange_bytes.py"
 FOLDER = Path(tempfile.mkdtemp(prefix="concertina-fuzz-"))
@@ -138,7 +138,7 @@ def in_a_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], ob
     return of
 
 
-def environment(content: bytes) -> settings.Settings:
+def environment(content: bytes) -> settings.OperatorSettings:
     told: Any = json.loads(content)
     named = told.items() if isinstance(told, dict) else ()
     return settings.from_environment({str(name): str(value) for name, value in named})
@@ -164,7 +164,7 @@ READERS = {
     ),
     "taints": Reader(lambda content: notice_taints.parse(text(content)), [b"a, b=c,,"], (), tuple),
     "a manifest in a file": Reader(
-        in_a_file("job.yaml", read_manifest), [json.dumps(JOB).encode()], (Complaint,), dict
+        in_a_file("job.yaml", read_manifest), [json.dumps(JOB).encode()], (UserError,), dict
     ),
     "a kubeconfig": Reader(
         in_a_file("config", lambda file: asyncio.run(access.load(str(file)))),
@@ -173,7 +173,10 @@ READERS = {
         access.Access,
     ),
     "the operator's environment": Reader(
-        environment, [json.dumps(ENVIRONMENT).encode()], (settings.SettingsError, *NOT_JSON), settings.Settings
+        environment,
+        [json.dumps(ENVIRONMENT).encode()],
+        (settings.OperatorSettingsError, *NOT_JSON),
+        settings.OperatorSettings,
     ),
 }  # fmt: skip
 

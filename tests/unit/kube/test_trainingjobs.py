@@ -22,7 +22,7 @@ from concertina.kube.client import Client
 from concertina.kube.resources import Raw
 from concertina.kube.watch import kopf_session
 from concertina.kube.watch.trainingjobs import Follower, TrainingJobs
-from concertina.local.control_plane.certificates import Authority
+from concertina.local.control_plane.certificates import ClusterAuthority
 from concertina.local.host import processes
 
 GROUP, VERSION = "concertina.dev", "v1beta1"
@@ -277,7 +277,7 @@ def test_a_token_that_is_refused_is_renewed(tmp_path: Path) -> None:
 
 def test_a_name_of_the_server_that_is_not_in_its_address_holds_for_kopf_too(tmp_path: Path) -> None:
     """As a tunnel needs it."""
-    authority = Authority.create(tmp_path / "ca")
+    authority = ClusterAuthority.create(tmp_path / "ca")
     pair = authority.issue("server", "kube.example", hosts=["kube.example"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from concertina.local.control_plane.api import Api, ApiError
-from concertina.local.control_plane.certificates import Authority
+from concertina.local.control_plane.api import Api, ControlPlaneError
+from concertina.local.control_plane.certificates import ClusterAuthority
 
 ADDRESS = "127.0.0.1"
 
@@ -46,7 +46,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Api]:
-    authority = Authority.create(folder)
+    authority = ClusterAuthority.create(folder)
     server_pair = authority.issue("server", "server", hosts=[ADDRESS])
     authority.issue("kubeconfig", "admin")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -62,7 +62,7 @@ def serving(folder: Path) -> Iterator[Api]:
 def test_reads_share_a_connection_and_what_is_refused_leaves_it_whole(tmp_path: Path) -> None:
     with serving(tmp_path) as api:
         assert api.call("GET", "/") == {"ok": True}
-        with pytest.raises(ApiError, match="no"):
+        with pytest.raises(ControlPlaneError, match="no"):
             api.call("GET", "/refused")
         assert api.call("GET", "/") == {"ok": True}
         assert Handler.connections == 1

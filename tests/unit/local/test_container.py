@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 from concertina.local.node.runtime.client import Running, RuntimeClient
-from concertina.local.node.runtime.container import Container
+from concertina.local.node.runtime.container import RunningContainer
 from concertina.local.node.status import ContainerState
 
 
@@ -15,7 +15,7 @@ def test_a_command_whose_output_can_be_kept_nowhere_has_failed(tmp_path: Path) -
     async def play() -> tuple[int, str]:
         link, runtime = socket.socketpair()
         with link, runtime:
-            container = Container(
+            container = RunningContainer(
                 {"name": "main"}, tmp_path / "containers" / "main", RuntimeClient(link), ContainerState("main", "image")
             )
             container.running = Running()

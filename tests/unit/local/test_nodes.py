@@ -11,7 +11,7 @@ import pytest
 from concertina.local import nodes
 from concertina.local.control_plane import components
 from concertina.local.host import processes
-from concertina.local.state.record import Options, Record
+from concertina.local.state.record import ClusterRecord, Options
 
 KUBELET = """
 import socket, sys
@@ -23,11 +23,11 @@ kubelet.main(Path(sys.argv[1]), link)
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Record:
+def record(tmp_path: Path) -> ClusterRecord:
     """Of a cluster whose network nobody listens at."""
     endpoints = components.Endpoints("127.251.0.1", 1, 2, 3)
     components.write_files(tmp_path, endpoints)
-    return Record("nodes", tmp_path, endpoints, {}, Options(), "kubectl")
+    return ClusterRecord("nodes", tmp_path, endpoints, {}, Options(), "kubectl")
 
 
 def listening(folder: Path) -> tuple[str, int]:
@@ -36,7 +36,7 @@ def listening(folder: Path) -> tuple[str, int]:
 
 
 def test_a_node_listens_where_no_other_kubelet_of_the_machine_does(
-    record: Record, monkeypatch: pytest.MonkeyPatch
+    record: ClusterRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("0.0.0.0", 0)) as other:  # as a kubelet does: on all addresses of the machine
         taken = other.getsockname()[1]
@@ -45,7 +45,7 @@ def test_a_node_listens_where_no_other_kubelet_of_the_machine_does(
     assert all(taken < port < taken + 5 for _, port in chosen)
 
 
-def test_a_kubelet_that_cannot_listen_says_why(record: Record) -> None:
+def test_a_kubelet_that_cannot_listen_says_why(record: ClusterRecord) -> None:
     folder = nodes.define(record, 1)
     with socket.create_server(listening(folder)):
         command = [sys.executable, "-c", KUBELET, str(folder)]

@@ -11,8 +11,8 @@ import pytest
 from builders.jobs import spec
 from concertina.planning import search
 from concertina.planning.hardware import FABRICS, GPUS, HOST_MEMORY_RATE, FabricName, GpuName
-from concertina.planning.layout import Carved, Layout, OwnDescription, of
-from concertina.planning.outlook import RankMemory, as_object, bottleneck, outlook
+from concertina.planning.layout import DerivedGroup, OwnDescription, ParallelLayout, of
+from concertina.planning.outlook import RankMemoryEstimate, as_object, bottleneck, outlook
 from concertina.planning.timing import bubble_share, step_time
 from concertina.planning.traffic import batch, host_bytes, traffic
 from concertina.report.ranks import picture
@@ -36,12 +36,12 @@ def job(**fields: Any) -> Any:
 EXPERTS = {"count": 64, "activePerToken": 6, "hiddenDim": 1408, "shared": 2, "firstDense": 1}
 
 
-def layout(size: int = 64, batch: int = 512, experts: Any = None, **parallelism: Any) -> Layout:
+def layout(size: int = 64, batch: int = 512, experts: Any = None, **parallelism: Any) -> ParallelLayout:
     model = {**MODEL, "experts": experts}
     trainer = TrainerConfig.model_validate(
         {"data": {"uri": "/data"}, "model": model, "globalBatchSize": batch, "microBatchSize": 1}
     )
-    return Layout(trainer, ParallelismConfig.model_validate(parallelism), size, 8)
+    return ParallelLayout(trainer, ParallelismConfig.model_validate(parallelism), size, 8)
 
 
 def test_ranks_lie_in_blocks_the_tensor_group_innermost() -> None:
@@ -97,17 +97,17 @@ def test_experts_are_on_neighbours_as_far_as_they_share_sequences() -> None:
     here = layout(experts=EXPERTS, expert=8, tensor=2, context=2, pipeline=2)
     assert [here.expert_place(rank) for rank in range(4)] == [0, 1, 2, 3]
     assert [here.expert_place(rank) for rank in (4, 8, 16)] == [0, 4, 0], "of the next stage, and of the next sequences"
-    assert here.on_node(Carved.expert) == 4
-    assert here.crosses(Carved.expert)
-    assert not layout(experts=EXPERTS, expert=8).crosses(Carved.expert)
+    assert here.on_node(DerivedGroup.expert) == 4
+    assert here.crosses(DerivedGroup.expert)
+    assert not layout(experts=EXPERTS, expert=8).crosses(DerivedGroup.expert)
     assert as_object(outlook(job(), here, H100, NETWORK))["degrees"]["expert"] == 8
 
 
 def test_tokens_to_experts_take_longer_between_nodes() -> None:
     near, far = (layout(experts=EXPERTS, expert=degree) for degree in (8, 64))
-    sent = [next(part.sent for part in traffic(each) if part.dimension is Carved.expert) for each in (near, far)]
+    sent = [next(part.sent for part in traffic(each) if part.dimension is DerivedGroup.expert) for each in (near, far)]
     assert sent[1] == pytest.approx(sent[0] * (63 / 64) / (7 / 8)), "the same rows, fewer of them stay"
-    seconds = [step_time(each, H100, FABRICS[NETWORK]).communication[Carved.expert] for each in (near, far)]
+    seconds = [step_time(each, H100, FABRICS[NETWORK]).communication[DerivedGroup.expert] for each in (near, far)]
     assert seconds[1] > 2 * seconds[0]
     assert bottleneck(outlook(job(), far, H100, NETWORK)).startswith("Experts: ")
 
@@ -115,7 +115,7 @@ def test_tokens_to_experts_take_longer_between_nodes() -> None:
 def test_the_first_bottleneck_is_named_with_what_to_try() -> None:
     seen = outlook(job(), of(job(), 8), H100, NETWORK)
     assert bottleneck(seen).startswith("Computation: ")
-    tight = [RankMemory(3, "forward", {"weights": 1 << 30, "activations": 90 << 30})]
+    tight = [RankMemoryEstimate(3, "forward", {"weights": 1 << 30, "activations": 90 << 30})]
     full = outlook(job(), of(job(), 8), H100, NETWORK, tight)
     assert full.fits is False
     assert bottleneck(full).startswith("Memory: rank 3 needs 91.0 GiB of the 68.5 GiB")
@@ -138,7 +138,7 @@ def test_a_state_in_host_memory_is_copied_and_updated_there() -> None:
     assert times[0].host == 0 < times[1].host
     assert times[1].optimizer == pytest.approx(times[0].optimizer * H100.memory_rate / HOST_MEMORY_RATE)
     assert search.least_memory(here) < search.least_memory(plain)
-    tight = [RankMemory(0, "update", {"weights": 90 << 30})]
+    tight = [RankMemoryEstimate(0, "update", {"weights": 90 << 30})]
     assert "set memory.offload to State" in bottleneck(outlook(job(), plain, H100, NETWORK, tight))
     offloaded = outlook(job(trainer=trainer.model_dump(mode="json", by_alias=True)), here, H100, NETWORK)
     assert as_object(offloaded)["offloadedBytes"] == 16 * trainer.model.weights // 8
@@ -177,11 +177,13 @@ def own_model(**changes: Any) -> OwnDescription:
     return OwnDescription(**{**facts, "moved": 1e7, "data": {"vocab_size": 8, "frames": {"width": 80}}, **changes})
 
 
-def own_layout(own: OwnDescription, activations: str = "Keep", **parallelism: Any) -> Layout:
+def own_layout(own: OwnDescription, activations: str = "Keep", **parallelism: Any) -> ParallelLayout:
     model = {"entrypoint": "audio_model:spec", "sequenceLength": 1000}
     memory = {"activations": activations}
     trainer = {"data": {"uri": "/data"}, "model": model, "globalBatchSize": 256, "microBatchSize": 2, "memory": memory}
-    return Layout(TrainerConfig.model_validate(trainer), ParallelismConfig.model_validate(parallelism), 64, 8, own=own)
+    return ParallelLayout(
+        TrainerConfig.model_validate(trainer), ParallelismConfig.model_validate(parallelism), 64, 8, own=own
+    )
 
 
 def test_a_model_of_one_s_own_is_searched_for_among_copies_and_ways_to_keep_activations() -> None:
@@ -232,7 +234,7 @@ def test_what_a_model_of_one_s_own_sends_and_takes() -> None:
 def test_what_a_model_of_one_s_own_may_do_without_memory(
     kind: str, changes: dict[str, Any], activations: str, advice: str
 ) -> None:
-    tight = [RankMemory(0, "forward", {kind: 90 << 30})]
+    tight = [RankMemoryEstimate(0, "forward", {kind: 90 << 30})]
     seen = outlook(job(), own_layout(own_model(**changes), activations), H100, NETWORK, tight)
     assert bottleneck(seen).partition("): ")[2].startswith(advice)
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from concertina_protocol import RestoreSource
-from concertina_protocol.log_lines import LogLine, RoundStarted, StepDone, parse
+from concertina_protocol.log_lines import LogLine, RoundStarted, StepDoneLine, parse
 
 ROUND = RoundStarted(3, 13, RestoreSource.MEMORY, 12, {"start": 0.041, "group": 0.12, "first_step": 1.5}, 1763860000.25)
-STEP = StepDone(12, 1000, loss=5.5437, rate=1e-3, tokens_per_second=12345.0, seconds=0.02)
+STEP = StepDoneLine(12, 1000, loss=5.5437, rate=1e-3, tokens_per_second=12345.0, seconds=0.02)
 GOLDEN = {
     "round 3 is at work: step 13, state from memory of step 12; "
     "seconds: start 0.041  group 0.120  first_step 1.500; at 1763860000.2500": ROUND,
@@ -29,7 +29,7 @@ rates = some.floats(0, 1e3).map(lambda value: float(f"{value:.2e}"))
 losses = some.floats(-1e9, 1e9).map(lambda value: round(value, 4)) | some.just(float("inf"))
 starts = some.builds(RoundStarted, counts, counts, some.sampled_from(RestoreSource), counts, parts, rounded(1e10, 4))
 steps = some.builds(
-    StepDone, counts, counts, losses, rates, rounded(1e12, 0), some.integers(0, 10**9).map(lambda ms: ms / 1000)
+    StepDoneLine, counts, counts, losses, rates, rounded(1e12, 0), some.integers(0, 10**9).map(lambda ms: ms / 1000)
 )
 
 

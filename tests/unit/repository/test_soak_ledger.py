@@ -11,11 +11,11 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from soak_ledger import judge, rounds
 
 from concertina_protocol import RestoreSource
-from concertina_protocol.log_lines import RoundStarted, StepDone
+from concertina_protocol.log_lines import RoundStarted, StepDoneLine
 
 
 def steps(*numbers: int) -> list[str]:
-    return [str(StepDone(n, 99, 6 - n / 10, rate=1e-3, tokens_per_second=1.0, seconds=0.1)) for n in numbers]
+    return [str(StepDoneLine(n, 99, 6 - n / 10, rate=1e-3, tokens_per_second=1.0, seconds=0.1)) for n in numbers]
 
 
 FIRST = [str(RoundStarted(1, 1, RestoreSource.FRESH, 0, {"start": 0.1}, at=1.0)), *steps(1, 2, 3)]

@@ -12,7 +12,7 @@ import trainingjob
 from concertina_protocol import FailureReason, JobHistory, Restore, RestoreSource, SnapshotId
 from concertina_protocol.sidecar import read_sidecar
 from concertina_protocol.worker_channel import Committed, Fault, Start
-from concertina_state.catalogue import Catalogue
+from concertina_state.catalogue import StateIndex
 from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.manifest import CheckpointKey
 from concertina_state.checkpoints.retention import remove
@@ -77,7 +77,7 @@ def test_ranks_that_read_nothing_know_what_is_restored(world):
     adapters = torch_adapters_of({"model": model, "optimizer": optimizer}, {})
     arrays = {f"{name}.{key}": array for name, adapter in adapters.items() for key, array in adapter.arrays().items()}
     own = torch.zeros(9, dtype=torch.uint8)
-    catalogues = [Catalogue(arrays, {f"rank-{rank}": own}, rank, world) for rank in range(world)]
+    catalogues = [StateIndex(arrays, {f"rank-{rank}": own}, rank, world) for rank in range(world)]
     shards = Shards(catalogues)
     read = []
     for rank, catalogue in enumerate(catalogues):

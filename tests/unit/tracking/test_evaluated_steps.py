@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from concertina_agent.core.tracking import Told, Tracking
+from concertina_agent.core.tracking import RoundRecord, TrackingRecorder
 from concertina_protocol.messages.reports import Evaluated, Progress
 from concertina_protocol.tracking.records import StepDone
 
@@ -20,7 +20,7 @@ def said(step: int, loss: float, restored: int | None, evaluated: Evaluated | No
 
 
 def steps(*told: Progress) -> list[StepDone]:
-    tracking, known = Tracking(10), Told(2)
+    tracking, known = TrackingRecorder(10), RoundRecord(2)
     records = [record for each in told for record in tracking._progress(ROUND, known, each, 0.0)]
     return [record for record in records if isinstance(record, StepDone)]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concertina_protocol.tracking.records import Checkpointed, Outcome, Record, RoundBegan, StepDone
+from concertina_protocol.tracking.records import Checkpointed, Record, RoundBegan, RunOutcome, StepDone
 from concertina_protocol.tracking.spool import SpoolReader, SpoolWriter
 from concertina_tracking.shipper import Shipper
 
@@ -63,7 +63,7 @@ class Run:
     def reference(self, checkpoint: Checkpointed, made_of: Mapping[str, str]) -> None:
         pass
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RunOutcome) -> None:
         pass
 
     def close(self) -> None:

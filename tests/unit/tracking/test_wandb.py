@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from wandb.proto import wandb_internal_pb2 as pb
 
-from concertina_protocol.tracking.records import Checkpointed, Outcome, StepDone
+from concertina_protocol.tracking.records import Checkpointed, RunOutcome, StepDone
 from concertina_tracking.about import About
-from concertina_tracking.settings import Backend, Settings
+from concertina_tracking.settings import Backend, TrackingSettings
 
 BLOCK, HEADER = 32 << 10, 7
 
@@ -36,14 +36,14 @@ def test_a_run_has_each_step_once_its_parameters_and_its_checkpoints(tmp_path: P
     from concertina_tracking.trackers.wandb import WandbRun
 
     uri = f"file://{tmp_path}"
-    settings = Settings(Backend.WANDB, uri, "project", "job", {"team": "x"}, "uid-1", "test/job", tmp_path)
+    settings = TrackingSettings(Backend.WANDB, uri, "project", "job", {"team": "x"}, "uid-1", "test/job", tmp_path)
     run = WandbRun(settings, About({"steps": "8"}, {"python": "3"}))
     run.log([StepDone(1, step, 1000.0 + step, {"loss": 1 / step}) for step in range(1, 6)])
     run.annotate("round.1", "2 workers")
     run.reference(Checkpointed(1, 5, 1.0, "s3://bucket/step-5"), {"images": "trainer@sha256:abc"})
     assert list(run.go_on(3, latest=True)) == [4, 5], "it forgets nothing"
     run.log([StepDone(2, 6, 1006.0, {"loss": 0.1})])
-    run.end(Outcome.SUCCEEDED)
+    run.end(RunOutcome.SUCCEEDED)
     run.close()
 
     (file,) = tmp_path.glob("wandb/offline-run-*/run-uid-1.wandb")
@@ -91,7 +91,7 @@ def test_what_goes_to_a_server_takes_no_room_on_the_node(tmp_path: Path, monkeyp
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    settings = Settings(
+    settings = TrackingSettings(
         Backend.WANDB,
         f"http://127.0.0.1:{server.server_port}",
         "team/project",

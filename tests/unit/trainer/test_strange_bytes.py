@@ -32,7 +32,7 @@ from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data import packing
 from concertina_trainer.data.build import sources
-from concertina_trainer.data.build.sources import Source
+from concertina_trainer.data.build.sources import DataSource
 from concertina_trainer.format import hf_config
 from concertina_trainer.format.hf_names import config_json
 from concertina_trainer.state.weights import SafetensorsFiles
@@ -131,7 +131,7 @@ def documents(ending: str) -> Callable[[bytes], list[bytes]]:
 
     def of(content: bytes) -> list[bytes]:
         file.write_bytes(content)
-        source = Source(str(file), len(content))
+        source = DataSource(str(file), len(content))
         pieces = sources.cut(source, 40, "text")
         return [text for piece in pieces for text in sources.read_documents(piece, "text")]
 

@@ -19,7 +19,7 @@ from concertina_protocol.tracking import records as t
 
 
 @dataclasses.dataclass
-class Told:
+class RoundRecord:
     """What has been recorded of one round."""
 
     round: int
@@ -36,11 +36,11 @@ class Told:
     ended: bool = False
 
 
-class Tracking:
+class TrackingRecorder:
     def __init__(self, every_steps: int) -> None:
         """Every so many steps are recorded, and those with an evaluation."""
         self._every_steps = every_steps
-        self._told = Told(-1)
+        self._told = RoundRecord(-1)
 
     def records(self, agent: AgentState, event: e.Event, effects: Iterable[e.Effect], at: float) -> list[t.Record]:
         """After an event and with the effects that followed from it. `at`: Unix seconds."""
@@ -51,7 +51,7 @@ class Tracking:
             if r is None:
                 told.waiting = None
                 return found
-            told = self._told = Told(r.assign.round)
+            told = self._told = RoundRecord(r.assign.round)
             if r.coordinator is None and _knows_where_it_begins(agent, r):
                 found.append(t.RoundBegan(told.round, _restored(r.assign.restore), at, coordinates=False))
         if r.coordinator is None:
@@ -69,11 +69,11 @@ class Tracking:
             succeeded = agent.reported is OwnState.SUCCEEDED if not r.workers.alive(0) else False
             if succeeded or any(isinstance(effect, e.Exit) for effect in effects):
                 told.ended = True
-                outcome = t.Outcome.SUCCEEDED if succeeded else t.Outcome.STOPPED
+                outcome = t.RunOutcome.SUCCEEDED if succeeded else t.RunOutcome.STOPPED
                 found += [*_flush(told), t.RunEnded(told.round, at, outcome)]
         return found
 
-    def _progress(self, r: Membership, told: Told, progress: p.Progress, at: float) -> list[t.Record]:
+    def _progress(self, r: Membership, told: RoundRecord, progress: p.Progress, at: float) -> list[t.Record]:
         found: list[t.Record] = []
         if progress.restored_step is not None and not told.restored:
             told.restored, told.step = True, progress.restored_step
@@ -100,12 +100,12 @@ class Tracking:
         return found
 
 
-def _flush(told: Told) -> list[t.Record]:
+def _flush(told: RoundRecord) -> list[t.Record]:
     waiting, told.waiting = told.waiting, None
     return [] if waiting is None else [waiting]
 
 
-def _happened(coordinator: Coordinator, told: Told, at: float) -> list[t.Record]:
+def _happened(coordinator: Coordinator, told: RoundRecord, at: float) -> list[t.Record]:
     """Failures of the round once their cause is known, and who was told to leave."""
     found: list[t.Record] = []
     for failure in coordinator.failures() if coordinator.settled else ():
@@ -120,7 +120,7 @@ def _happened(coordinator: Coordinator, told: Told, at: float) -> list[t.Record]
     return found
 
 
-def _note(told: Told, at: float, kind: t.NoteKind, text: str, step: Optional[int] = None) -> t.Noted:
+def _note(told: RoundRecord, at: float, kind: t.NoteKind, text: str, step: Optional[int] = None) -> t.Noted:
     return t.Noted(told.round, at, kind, text[: t.MOST_TEXT], told.step if step is None else step)
 
 

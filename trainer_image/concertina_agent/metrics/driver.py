@@ -15,10 +15,10 @@ from concertina_agent.metrics import families as f
 from concertina_agent.metrics import processes
 from concertina_agent.metrics.endpoint import Endpoint
 from concertina_agent.metrics.gpus import Gpus
-from concertina_agent.metrics.processes import Use, Worker
-from concertina_agent.metrics.text import Sample, render
+from concertina_agent.metrics.processes import ProcessUsage, WorkerProcess
+from concertina_agent.metrics.text import MetricSample, render
 from concertina_agent.metrics.training import Training
-from concertina_agent.settings import Metrics, Settings
+from concertina_agent.settings import AgentSettings, MetricsSettings
 from concertina_agent.transfers.uploads import Shipping
 from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
@@ -31,8 +31,8 @@ KEPT_SECONDS = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    samples: tuple[Sample, ...]
-    workers: tuple[Worker, ...]
+    samples: tuple[MetricSample, ...]
+    workers: tuple[WorkerProcess, ...]
 
 
 _USED = {
@@ -44,13 +44,13 @@ _USED = {
     f.WORKER_WRITTEN: "written_bytes",
     f.WORKER_THREADS: "threads",
 }
-"""Fields of `Use`."""
+"""Fields of `ProcessUsage`."""
 
 
 class MetricsDriver:
     def __init__(
         self,
-        settings: Settings,
+        settings: AgentSettings,
         agent: AgentState,
         running: Callable[[], Mapping[int, int]],
         shipping: Shipping,
@@ -58,7 +58,7 @@ class MetricsDriver:
         """`agent` is read. `running`: pid of each worker that runs, by its rank."""
         self._settings, self._agent, self._running, self._shipping = settings, agent, running, shipping
         self._training = Training()
-        self._workers = processes.Workers()
+        self._workers = processes.WorkerProcesses()
         self._gpus = Gpus(settings.metrics.node if settings.metrics else "")
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._kept, self._kept_at = b"", float("-inf")
@@ -102,40 +102,40 @@ class MetricsDriver:
         agent, r = self._agent, self._agent.round
         coordinator, progress = (r.coordinator, r.workers.progress) if r else (None, None)
         first = r.assign.members[r.me].first_rank if r else 0
-        workers = tuple(Worker(rank - first, rank, pid) for rank, pid in self._running().items())
+        workers = tuple(WorkerProcess(rank - first, rank, pid) for rank, pid in self._running().items())
         busy = coordinator.watchdog.busy if coordinator else None
-        samples = [Sample(f.ROUND, agent.seen[0]), *self._training.samples(progress, busy, time.monotonic())]
+        samples = [MetricSample(f.ROUND, agent.seen[0]), *self._training.samples(progress, busy, time.monotonic())]
         if coordinator is not None and agent.latest is not None:
-            samples.append(Sample(f.CHECKPOINT_STEP, agent.latest.step))
+            samples.append(MetricSample(f.CHECKPOINT_STEP, agent.latest.step))
         if agent.uploads.storage is not None:
             families = (f.SHIPPED, f.SHIPPED_BYTES, f.SHIP_SECONDS, f.STORAGE_FAILURES)
-            samples += map(Sample, families, dataclasses.astuple(self._shipping))
+            samples += map(MetricSample, families, dataclasses.astuple(self._shipping))
         return _Facts(tuple(samples), workers)
 
 
-def _base(settings: Metrics, replica: str) -> tuple[tuple[str, str], ...]:
+def _base(settings: MetricsSettings, replica: str) -> tuple[tuple[str, str], ...]:
     return tuple(zip(f.POD_LABELS, (settings.namespace, settings.job, replica)))
 
 
-def _of_workers(uses: Mapping[int, Use], per_rank: bool) -> Iterator[Sample]:
+def _of_workers(uses: Mapping[int, ProcessUsage], per_rank: bool) -> Iterator[MetricSample]:
     """Each by itself, or their sums."""
     for place, use in uses.items() if per_rank else ():
         more = ((f.WORKER_LABEL, str(place)),)
         if use.running:
-            yield Sample(f.WORKER_RANK, use.rank, more=more)
+            yield MetricSample(f.WORKER_RANK, use.rank, more=more)
         for family, name in _USED.items():
-            yield Sample(family, getattr(use, name), more=more)
+            yield MetricSample(family, getattr(use, name), more=more)
     if not per_rank:
         for family, name in _USED.items():
-            yield Sample(family, sum(getattr(use, name) for use in uses.values()))
+            yield MetricSample(family, sum(getattr(use, name) for use in uses.values()))
 
 
-def _of_pod() -> Iterator[Sample]:
+def _of_pod() -> Iterator[MetricSample]:
     cpu, resident = processes.own()
-    yield Sample(f.AGENT_CPU, cpu)
-    yield Sample(f.AGENT_MEMORY, resident)
+    yield MetricSample(f.AGENT_CPU, cpu)
+    yield MetricSample(f.AGENT_MEMORY, resident)
     bytes_of_network = processes.network()
     if bytes_of_network is not None:
         received, sent = bytes_of_network
-        yield Sample(f.NETWORK_RECEIVED, received)
-        yield Sample(f.NETWORK_SENT, sent)
+        yield MetricSample(f.NETWORK_RECEIVED, received)
+        yield MetricSample(f.NETWORK_SENT, sent)

@@ -6,17 +6,17 @@ import dataclasses
 import enum
 
 
-class Kind(str, enum.Enum):
+class MetricKind(str, enum.Enum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class MetricFamily:
     name: str
     """As it is asked for: a counter's ends in _total."""
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
     """Beside those of the pod, which all have."""
@@ -31,21 +31,21 @@ STEP_BUCKETS = (
 )
 """Seconds; a step of a small model takes milliseconds, one of a large one a minute."""
 
-_FAMILIES: list[Family] = []
+_FAMILIES: list[MetricFamily] = []
 
 
-def _family(name: str, kind: Kind, help: str, *labels: str) -> Family:
-    family = Family(name, kind, help, labels)
+def _family(name: str, kind: MetricKind, help: str, *labels: str) -> MetricFamily:
+    family = MetricFamily(name, kind, help, labels)
     _FAMILIES.append(family)
     return family
 
 
-def _counter(name: str, help: str, *labels: str) -> Family:
-    return _family(f"{name}_total", Kind.COUNTER, help, *labels)
+def _counter(name: str, help: str, *labels: str) -> MetricFamily:
+    return _family(f"{name}_total", MetricKind.COUNTER, help, *labels)
 
 
-def _gauge(name: str, help: str, *labels: str) -> Family:
-    return _family(name, Kind.GAUGE, help, *labels)
+def _gauge(name: str, help: str, *labels: str) -> MetricFamily:
+    return _family(name, MetricKind.GAUGE, help, *labels)
 
 
 # --- training, by the agent that has rank 0 ---------------------------------------------------------------------------
@@ -65,7 +65,7 @@ GRADIENT_NORM = _gauge("concertina_training_gradient_norm", "Of the last step.")
 METRIC = _gauge("concertina_training_metric", "What else the worker reports, by its name for it.", "name")
 MFU = _gauge("concertina_training_mfu_ratio", "Part of the devices' peak arithmetic that training uses, 0 to 1.")
 STEP_SECONDS = _family(
-    "concertina_training_step_seconds", Kind.HISTOGRAM, "Seconds of a step; the first one of a round is left out."
+    "concertina_training_step_seconds", MetricKind.HISTOGRAM, "Seconds of a step; the first one of a round is left out."
 )
 PART_SECONDS = _counter("concertina_training_step_part_seconds", "Seconds of steps by part, on rank 0.", "part")
 BUSY_SECONDS = _counter(

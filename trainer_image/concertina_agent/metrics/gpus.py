@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 
 from concertina_agent.metrics import families as f
-from concertina_agent.metrics.nvml import LIBRARY, Gpu, Nvml, NvmlError, Reading
-from concertina_agent.metrics.text import Sample
+from concertina_agent.metrics.nvml import LIBRARY, GpuIdentity, Nvml, NvmlError, Reading
+from concertina_agent.metrics.text import MetricSample
 from concertina_protocol.log import log_event
 
 LOOK_SECONDS = 10.0
@@ -23,9 +23,9 @@ OTHER = "other"
 class Gpus:
     def __init__(self, node: str, library: str = LIBRARY) -> None:
         self._node, self._library = node, library
-        self._looked: tuple[float, tuple[tuple[Gpu, Reading], ...]] = (float("-inf"), ())
+        self._looked: tuple[float, tuple[tuple[GpuIdentity, Reading], ...]] = (float("-inf"), ())
         """When, by the monotonic clock, and what was seen. Replaced as a whole, so any thread may read it."""
-        self._xids: dict[tuple[Gpu, str], int] = {}
+        self._xids: dict[tuple[GpuIdentity, str], int] = {}
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="gpus", daemon=True).start()
@@ -47,25 +47,25 @@ class Gpus:
             elif found := nvml.wait_for_xid(left):
                 self._count(*found)
 
-    def _count(self, gpu: Gpu, xid: int) -> None:
+    def _count(self, gpu: GpuIdentity, xid: int) -> None:
         key = gpu, str(xid)
         if key not in self._xids and sum(of == gpu for of, _ in self._xids) >= MOST_XIDS:
             key = gpu, OTHER
         self._xids = {**self._xids, key: self._xids.get(key, 0) + 1}
         log_event("xid", gpu=gpu.uuid, xid=xid)
 
-    def samples(self, now: float) -> Iterator[Sample]:
+    def samples(self, now: float) -> Iterator[MetricSample]:
         """None where there are no GPUs. `now`: monotonic seconds."""
         at, readings = self._looked
         if not readings:
             return
-        yield Sample(f.GPU_SAMPLE_AGE, max(0.0, now - at))
+        yield MetricSample(f.GPU_SAMPLE_AGE, max(0.0, now - at))
         for gpu, reading in readings if now - at <= FRESH_SECONDS else ():
             yield from self._of(gpu, reading)
         for (gpu, xid), count in self._xids.items():
-            yield Sample(f.GPU_XID, count, (*self._labels(gpu), xid))
+            yield MetricSample(f.GPU_XID, count, (*self._labels(gpu), xid))
 
-    def _of(self, gpu: Gpu, reading: Reading) -> Iterator[Sample]:
+    def _of(self, gpu: GpuIdentity, reading: Reading) -> Iterator[MetricSample]:
         labels = self._labels(gpu)
         gauges = {
             f.GPU_UTILIZATION: reading.utilization,
@@ -78,10 +78,10 @@ class Gpus:
         }
         for family, value in gauges.items():
             if value is not None:
-                yield Sample(family, value, labels)
+                yield MetricSample(family, value, labels)
         for kind, errors in (("corrected", reading.corrected), ("uncorrected", reading.uncorrected)):
             if errors is not None:
-                yield Sample(f.GPU_ECC, errors, (*labels, kind))
+                yield MetricSample(f.GPU_ECC, errors, (*labels, kind))
 
-    def _labels(self, gpu: Gpu) -> tuple[str, ...]:
+    def _labels(self, gpu: GpuIdentity) -> tuple[str, ...]:
         return (str(gpu.index), gpu.uuid, gpu.device, gpu.model, self._node)

@@ -41,7 +41,7 @@ class _Event(ctypes.Structure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gpu:
+class GpuIdentity:
     """Who it is."""
 
     index: int
@@ -83,7 +83,7 @@ class Nvml:
         self._must("nvmlInit_v2")
         count = ctypes.c_uint()
         self._must("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        self._devices: list[tuple[Gpu, ctypes.c_void_p]] = []
+        self._devices: list[tuple[GpuIdentity, ctypes.c_void_p]] = []
         for index in range(min(count.value, MOST_GPUS)):
             device = ctypes.c_void_p()
             if self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)) == _SUCCESS:
@@ -91,10 +91,10 @@ class Nvml:
         self._events = self._registered()
 
     @property
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self) -> tuple[GpuIdentity, ...]:
         return tuple(gpu for gpu, _ in self._devices)
 
-    def read(self) -> Iterator[tuple[Gpu, Reading]]:
+    def read(self) -> Iterator[tuple[GpuIdentity, Reading]]:
         for gpu, device in self._devices:
             utilization, memory = _Utilization(), _Memory()
             busy = self._call("nvmlDeviceGetUtilizationRates", device, ctypes.byref(utilization)) == _SUCCESS
@@ -121,7 +121,7 @@ class Nvml:
                 ),
             )
 
-    def wait_for_xid(self, seconds: float) -> Optional[tuple[Gpu, int]]:
+    def wait_for_xid(self, seconds: float) -> Optional[tuple[GpuIdentity, int]]:
         """The next critical one; None where none came in this time. At once where events can't be had."""
         event = _Event()
         if self._events is None:
@@ -145,10 +145,10 @@ class Nvml:
         codes = [self._call("nvmlDeviceRegisterEvents", device, kind, events) for _, device in self._devices]
         return events if _SUCCESS in codes else None
 
-    def _identity(self, index: int, device: ctypes.c_void_p) -> Gpu:
+    def _identity(self, index: int, device: ctypes.c_void_p) -> GpuIdentity:
         minor = self._number(ctypes.c_uint, "nvmlDeviceGetMinorNumber", device)
         name = f"nvidia{index if minor is None else minor}"
-        return Gpu(
+        return GpuIdentity(
             index,
             self._text("nvmlDeviceGetUUID", device, _UUID),
             name,

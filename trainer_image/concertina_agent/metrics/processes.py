@@ -16,7 +16,7 @@ MOST_PROCESSES = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Worker:
+class WorkerProcess:
     """One that runs; its process leads a session, in which its own children are."""
 
     local_rank: int
@@ -25,7 +25,7 @@ class Worker:
 
 
 @dataclasses.dataclass
-class Use:
+class ProcessUsage:
     """Of one worker at this moment; what is counted, since the agent began, over all who had its place."""
 
     rank: int
@@ -50,16 +50,16 @@ class _Session:
     threads: int = 0
 
 
-class Workers:
+class WorkerProcesses:
     """Looked at, time and again. What a worker used after the last look before its end is not seen."""
 
     def __init__(self, proc: str = "/proc") -> None:
         self._proc = proc
-        self._uses: dict[int, Use] = {}
+        self._uses: dict[int, ProcessUsage] = {}
         self._last: dict[int, tuple[tuple[int, int], _Session]] = {}
         """By place: which process it was, and what had been counted of it."""
 
-    def look(self, workers: Iterable[Worker]) -> Mapping[int, Use]:
+    def look(self, workers: Iterable[WorkerProcess]) -> Mapping[int, ProcessUsage]:
         """By local rank."""
         for use in self._uses.values():
             use.running, use.resident_bytes, use.peak_bytes, use.threads = False, 0, 0, 0
@@ -69,7 +69,7 @@ class Workers:
             if pid not in started:  # it has ended, and what it started lives on
                 continue
             worker, process = by_pid[pid], (pid, started[pid])
-            use = self._uses.setdefault(worker.local_rank, Use(worker.rank))
+            use = self._uses.setdefault(worker.local_rank, ProcessUsage(worker.rank))
             known, before = self._last.get(worker.local_rank, (process, _Session()))
             if known != process:
                 before = _Session()

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Union
 
-from concertina_agent.metrics.families import Family
+from concertina_agent.metrics.families import MetricFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LONGEST_VALUE = 256
@@ -36,8 +36,8 @@ class Histogram:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
-    family: Family
+class MetricSample:
+    family: MetricFamily
     value: Union[float, Histogram]
     labels: tuple[str, ...] = ()
     """Values of the family's own labels, in order."""
@@ -45,10 +45,10 @@ class Sample:
     """Labels that it has besides."""
 
 
-def render(samples: Iterable[Sample], base: tuple[tuple[str, str], ...]) -> bytes:
+def render(samples: Iterable[MetricSample], base: tuple[tuple[str, str], ...]) -> bytes:
     """`base`: labels that each series gets, first. Of a series that comes twice the first is taken: Prometheus refuses
     the whole scrape otherwise."""
-    families: dict[Family, dict[str, float]] = {}
+    families: dict[MetricFamily, dict[str, float]] = {}
     for sample in samples:
         series = families.setdefault(sample.family, {})
         own = tuple(zip(sample.family.labels, sample.labels))

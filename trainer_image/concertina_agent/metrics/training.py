@@ -9,7 +9,7 @@ from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.metrics import families as f
-from concertina_agent.metrics.text import Histogram, Sample
+from concertina_agent.metrics.text import Histogram, MetricSample
 
 _OWN_METRICS = {"learning_rate": f.LEARNING_RATE, "gradient_norm": f.GRADIENT_NORM}
 """Which have a name in the table."""
@@ -73,55 +73,55 @@ class Training:
             self._of_round[key] = seconds
             self._totals[key] = self._totals.get(key, 0.0) + more
 
-    def samples(self, current: Optional[p.Progress], busy: Optional[p.Busy], now: float) -> Iterator[Sample]:
+    def samples(self, current: Optional[p.Progress], busy: Optional[p.Busy], now: float) -> Iterator[MetricSample]:
         """`current`: what rank 0 has told in the present round, where it is a worker of this pod: who has lost it goes
         on with its counters alone."""
         if busy is not None:
             for of, seconds in (("coordinator", busy.coordinator), ("median", busy.median), ("slowest", busy.most)):
                 self._add((f.BUSY_SECONDS, of), seconds)
         if self._last is not None:
-            yield Sample(f.STEP_SECONDS, self._step_seconds)
+            yield MetricSample(f.STEP_SECONDS, self._step_seconds)
         if self._knows_tokens:
-            yield Sample(f.TOKENS, self._tokens)
+            yield MetricSample(f.TOKENS, self._tokens)
         for key, seconds in self._totals.items():
             family, *labels = key if isinstance(key, tuple) else (key,)
-            yield Sample(family, seconds, tuple(labels))
+            yield MetricSample(family, seconds, tuple(labels))
         if current is not None:
             yield from self._gauges(current, now)
 
-    def _gauges(self, told: p.Progress, now: float) -> Iterator[Sample]:
-        yield Sample(f.STEP, told.step)
+    def _gauges(self, told: p.Progress, now: float) -> Iterator[MetricSample]:
+        yield MetricSample(f.STEP, told.step)
         if told.position:  # a script that does not say has 0
-            yield Sample(f.SAMPLES, told.position)
+            yield MetricSample(f.SAMPLES, told.position)
         if told.steps is not None:
-            yield Sample(f.STEPS, told.steps)
+            yield MetricSample(f.STEPS, told.steps)
         if told.tokens is not None:
-            yield Sample(f.RUN_TOKENS, told.tokens)
+            yield MetricSample(f.RUN_TOKENS, told.tokens)
         if told.tokens_per_second:  # likewise
-            yield Sample(f.TOKENS_PER_SECOND, told.tokens_per_second)
+            yield MetricSample(f.TOKENS_PER_SECOND, told.tokens_per_second)
         # A script that tells none has NaN, which would look like a loss that has become so; before a round's first step
         # there is none.
         if self._had_loss and told.first_step_at is not None:
-            yield Sample(f.LOSS, told.loss)
+            yield MetricSample(f.LOSS, told.loss)
         if told.evaluated is not None:
-            yield Sample(f.VALIDATION_LOSS, told.evaluated.loss)
-            yield Sample(f.VALIDATION_STEP, told.evaluated.step)
+            yield MetricSample(f.VALIDATION_LOSS, told.evaluated.loss)
+            yield MetricSample(f.VALIDATION_STEP, told.evaluated.step)
         if told.mfu is not None:
-            yield Sample(f.MFU, told.mfu)
+            yield MetricSample(f.MFU, told.mfu)
         if told.save_seconds is not None:
-            yield Sample(f.SLOWEST_SAVE, told.save_seconds)
+            yield MetricSample(f.SLOWEST_SAVE, told.save_seconds)
         if told.snapshot_step is not None:
-            yield Sample(f.SNAPSHOT_STEP, told.snapshot_step)
-            yield Sample(f.SNAPSHOT_AGE, max(0.0, now - self._snapshot[1]))
+            yield MetricSample(f.SNAPSHOT_STEP, told.snapshot_step)
+            yield MetricSample(f.SNAPSHOT_AGE, max(0.0, now - self._snapshot[1]))
         for part in _START_PARTS:
             if part in told.timeline:
-                yield Sample(f.START_SECONDS, told.timeline[part], (part,))
+                yield MetricSample(f.START_SECONDS, told.timeline[part], (part,))
         yield from _by_name(told.metrics)
 
 
-def _by_name(metrics: Mapping[str, float]) -> Iterator[Sample]:
+def _by_name(metrics: Mapping[str, float]) -> Iterator[MetricSample]:
     for name, value in itertools.islice(metrics.items(), p.MOST_METRICS):
         if name in _OWN_METRICS:
-            yield Sample(_OWN_METRICS[name], value)
+            yield MetricSample(_OWN_METRICS[name], value)
         else:
-            yield Sample(f.METRIC, value, (name[:LONGEST_NAME],))
+            yield MetricSample(f.METRIC, value, (name[:LONGEST_NAME],))

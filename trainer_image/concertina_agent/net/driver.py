@@ -18,8 +18,8 @@ from concertina_agent.net.shard_wire import ShardWire
 from concertina_agent.net.state_stream import CHANGES, MIN_GAP_SECONDS, WHOLE, often, stream
 from concertina_agent.net.wire import Connector, KeptConnections
 from concertina_agent.runtime.notifier import Notifier
-from concertina_agent.runtime.nursery import Nursery
-from concertina_agent.settings import Settings
+from concertina_agent.runtime.nursery import TaskGroup
+from concertina_agent.settings import AgentSettings
 from concertina_protocol.connection import Connection
 
 PING_SECONDS = 1.0
@@ -36,7 +36,7 @@ RELAYS = 128
 """To how many at most a line is passed on."""
 
 
-class Shards(Protocol):
+class ShardHolder(Protocol):
     """Who answers for what this replica holds."""
 
     async def answer_index(self, message: p.Index, wire: Connection) -> None: ...
@@ -56,13 +56,13 @@ class Learns(Protocol):
 class NetworkDriver:
     def __init__(
         self,
-        settings: Settings,
+        settings: AgentSettings,
         agent: AgentState,
         connector: Connector,
-        shards: Shards,
+        shards: ShardHolder,
         learning: Learns,
         emit: Callable[[e.Event], None],
-        tasks: Nursery,
+        tasks: TaskGroup,
     ) -> None:
         """`agent` is read, for what this agent says of itself. Raises OSError or ssl.SSLError with what is missing."""
         self._settings, self._agent, self._connector, self._emit, self._tasks = settings, agent, connector, emit, tasks

@@ -20,7 +20,7 @@ from concertina_agent.core.round.coordinator import AT_ONCE, JOIN_GAP_SECONDS
 from concertina_agent.net.state_stream import MEMBER, often, stream
 from concertina_agent.net.wire import Connector, KeptConnections
 from concertina_agent.runtime.notifier import Notifier
-from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.runtime.nursery import TaskGroup
 from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection
 from concertina_protocol.log import log_event
@@ -49,7 +49,7 @@ async def follow_coordinator(
     state: Callable[[], p.MemberState],
     changes: Notifier,
     emit: Emit,
-    tasks: Nursery,
+    tasks: TaskGroup,
 ) -> None:
     """Join, again and again until the coordinator says yes or will never; then talk until the coordinator is lost."""
     key, wire, detail = (join.round, join.claim), None, ""
@@ -144,7 +144,7 @@ class MemberStreams:
     """The coordinator's ends."""
 
     def __init__(
-        self, state: Callable[[], p.MemberState], connections: KeptConnections, emit: Emit, tasks: Nursery
+        self, state: Callable[[], p.MemberState], connections: KeptConnections, emit: Emit, tasks: TaskGroup
     ) -> None:
         """`connections`: to the members' agents."""
         self._state, self._connections, self._emit, self._tasks = state, connections, emit, tasks

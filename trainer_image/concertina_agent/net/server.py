@@ -14,7 +14,7 @@ from typing import Any, Optional, Protocol, Union
 import concertina_protocol as p
 from concertina_agent.net import tls
 from concertina_agent.net.shard_wire import THREADS, ShardWire, accept, readable
-from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.runtime.nursery import TaskGroup
 from concertina_protocol.addresses import family
 from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection
@@ -61,13 +61,13 @@ class Handler(Protocol):
 
 
 class AgentServer:
-    def __init__(self, uid: str, context: ssl.SSLContext, handler: Handler, tasks: Nursery) -> None:
+    def __init__(self, uid: str, context: ssl.SSLContext, handler: Handler, tasks: TaskGroup) -> None:
         self._uid, self._context, self._handler, self._tasks = uid, context, handler, tasks
         self._strangers: dict[asyncio.Task[None], str] = {}
         """With their addresses, the oldest first."""
-        self._connections = Nursery()
+        self._connections = TaskGroup()
         """Those of strangers included."""
-        self._streams = Nursery()
+        self._streams = TaskGroup()
         """What a Watch asked for, each beside its connection."""
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
         operator, agent = (tls.OPERATOR,), (tls.AGENT,)

@@ -13,7 +13,7 @@ AGAIN_SECONDS = 0.2
 """Until tasks that have not ended are cancelled again."""
 
 
-class Nursery:
+class TaskGroup:
     """Each task has a name, and ends in one of three ways: done, cancelled, or with an error that nobody foresaw, which
     is logged and told to `failed`."""
 

@@ -13,7 +13,7 @@ from typing import Optional
 
 from concertina_agent.core import events as e
 from concertina_agent.files.snapshots import SnapshotFiles
-from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.transfers.copies import Peers
 from concertina_agent.transfers.tracking import TrackingDriver
 from concertina_agent.transfers.uploads import UploadDriver
@@ -53,7 +53,7 @@ class ChannelServer:
         self._tracking = tracking
         self.path = path
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._connections = Nursery()
+        self._connections = TaskGroup()
 
     def start(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -16,7 +16,7 @@ from concertina_agent.files.shards import Shard, commit
 from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.net.shard_wire import STALL_SECONDS, ShardWire
 from concertina_agent.net.wire import Connector
-from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.runtime.nursery import TaskGroup
 from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection
 from concertina_protocol.log import log_event
@@ -41,7 +41,7 @@ class Peers:
         connector: Connector,
         snapshots: SnapshotFiles,
         emit: Callable[[e.Event], None],
-        tasks: Nursery,
+        tasks: TaskGroup,
         even: bool = False,
     ) -> None:
         """`even`: ranks hold even parts of the state, in their order."""

@@ -10,8 +10,8 @@ from typing import Optional
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.net.wire import Connector
-from concertina_agent.runtime.nursery import Nursery
-from concertina_agent.workers.warm_start import WarmStart
+from concertina_agent.runtime.nursery import TaskGroup
+from concertina_agent.workers.warm_start import WarmProcess
 from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.log import log_event
 
@@ -20,9 +20,14 @@ AGAIN_SECONDS = 5.0
 MOST_TIMES = 60
 
 
-class Learning:
+class ModuleLearning:
     def __init__(
-        self, uid: str, warm: Optional[WarmStart], connector: Connector, emit: Callable[[e.Event], None], tasks: Nursery
+        self,
+        uid: str,
+        warm: Optional[WarmProcess],
+        connector: Connector,
+        emit: Callable[[e.Event], None],
+        tasks: TaskGroup,
     ) -> None:
         """`warm`: None where nothing is started warm."""
         self._uid, self._warm, self._connector, self._emit, self._tasks = uid, warm, connector, emit, tasks
@@ -42,7 +47,7 @@ class Learning:
         self._emit(e.Learning(True))
         self._asking = self._tasks.start("learn", self._ask(self._warm, address))
 
-    async def _ask(self, warm: WarmStart, address: str) -> None:
+    async def _ask(self, warm: WarmProcess, address: str) -> None:
         for _ in range(MOST_TIMES):
             answer = await self._answer_of(address)
             if isinstance(answer, p.Learned) and not warm.has_learned:

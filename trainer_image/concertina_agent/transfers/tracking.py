@@ -10,7 +10,7 @@ from typing import Optional
 
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
-from concertina_agent.core.tracking import Tracking
+from concertina_agent.core.tracking import TrackingRecorder
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.workers.workers import Process, StartError
 from concertina_protocol import worker_channel as w
@@ -31,7 +31,7 @@ SILENCE_SECONDS = 30.0
 
 class TrackingDriver:
     def __init__(
-        self, folder: Path, tracking: Tracking, start: Callable[[], Process], emit: Callable[[e.Event], None]
+        self, folder: Path, tracking: TrackingRecorder, start: Callable[[], Process], emit: Callable[[e.Event], None]
     ) -> None:
         """`folder`: of the spool. `start` raises StartError."""
         self._spool, self._tracking, self._start, self._emit = SpoolWriter(folder), tracking, start, emit

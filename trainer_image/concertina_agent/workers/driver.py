@@ -12,13 +12,13 @@ from typing import Optional
 
 from concertina_agent.core import events as e
 from concertina_agent.files.driver import FilesDriver
-from concertina_agent.runtime.nursery import Nursery
-from concertina_agent.settings import STORAGE_API, Settings
+from concertina_agent.runtime.nursery import TaskGroup
+from concertina_agent.settings import STORAGE_API, AgentSettings
 from concertina_agent.workers import store
 from concertina_agent.workers.local_workers import LocalWorkers
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.starters import BundledStarter, CommandStarter, Starter
-from concertina_agent.workers.warm_start import WarmStart
+from concertina_agent.workers.warm_start import WarmProcess
 from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, start_command
 from concertina_protocol import addresses
 from concertina_protocol.log import log_event
@@ -28,7 +28,12 @@ TICK_SECONDS = 0.25
 
 class WorkersDriver:
     def __init__(
-        self, settings: Settings, files: FilesDriver, channel: str, emit: Callable[[e.Event], None], tasks: Nursery
+        self,
+        settings: AgentSettings,
+        files: FilesDriver,
+        channel: str,
+        emit: Callable[[e.Event], None],
+        tasks: TaskGroup,
     ) -> None:
         """`channel`: the path of the socket on which workers speak."""
         self._settings, self._files, self._channel, self._emit, self._tasks = settings, files, channel, emit, tasks
@@ -36,7 +41,7 @@ class WorkersDriver:
         self.parent: Optional[ForkParent] = None
         """Of the bundled trainer's processes."""
         self._command: Optional[CommandStarter] = None
-        self.local = LocalWorkers(settings, self._reaper, self._starter(), emit, Nursery(tasks.failed))
+        self.local = LocalWorkers(settings, self._reaper, self._starter(), emit, TaskGroup(tasks.failed))
         self._store: Optional[socket.socket] = None
         """Bound, and not given to a round yet."""
 
@@ -49,7 +54,7 @@ class WorkersDriver:
         return self._command
 
     @property
-    def warm_start(self) -> Optional[WarmStart]:
+    def warm_start(self) -> Optional[WarmProcess]:
         """Of a command of one's own that is started so."""
         return self._command.warm if self._command is not None else None
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from concertina_agent.core import events as e
-from concertina_agent.runtime.nursery import Nursery
-from concertina_agent.settings import Settings
+from concertina_agent.runtime.nursery import TaskGroup
+from concertina_agent.settings import AgentSettings
 from concertina_agent.workers import stacks, worlds
 from concertina_agent.workers.environment import worker_environment
 from concertina_agent.workers.family import ends, kill_group
@@ -64,11 +64,11 @@ class LocalWorker:
 class LocalWorkers:
     def __init__(
         self,
-        settings: Settings,
+        settings: AgentSettings,
         reaper: Reaper,
         starter: Starter,
         emit: Callable[[e.Event], None],
-        tasks: Nursery,
+        tasks: TaskGroup,
     ) -> None:
         """`tasks`: of these workers alone; they end with the workers, as what is half started could not be killed."""
         self._settings, self._reaper, self._starter, self._emit = settings, reaper, starter, emit
@@ -79,7 +79,7 @@ class LocalWorkers:
         self._reaping: Optional[asyncio.Task[None]] = None
         """Of what was killed."""
         self._over, self._told_to_end = asyncio.Event(), asyncio.Event()
-        self._tasks, self._collecting = tasks, Nursery()
+        self._tasks, self._collecting = tasks, TaskGroup()
         self._started = asyncio.Event()
         self._signal: Optional[int] = None
         """What the workers of this round were sent; who is just being started gets it, too."""

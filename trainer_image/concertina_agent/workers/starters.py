@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Optional, Protocol
 
 from concertina_agent.core import events as e
-from concertina_agent.settings import Settings
+from concertina_agent.settings import AgentSettings
 from concertina_agent.workers.processes import Reaper
-from concertina_agent.workers.warm_start import Again, WarmStart, warm_start
+from concertina_agent.workers.warm_start import Again, WarmProcess, warm_start
 from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, StartError, start_command
 from concertina_protocol.log import log_event
 
@@ -28,7 +28,7 @@ class Starter(Protocol):
 
 
 class BundledStarter:
-    def __init__(self, settings: Settings, parent: ForkParent) -> None:
+    def __init__(self, settings: AgentSettings, parent: ForkParent) -> None:
         self._settings, self._parent = settings, parent
 
     async def until_warm(self) -> None:
@@ -43,12 +43,12 @@ class BundledStarter:
 
 
 class CommandStarter:
-    def __init__(self, settings: Settings, reaper: Reaper, say: Callable[[e.WarmStartKnown], None]) -> None:
+    def __init__(self, settings: AgentSettings, reaper: Reaper, say: Callable[[e.WarmStartKnown], None]) -> None:
         self._command: Sequence[str] = settings.command
         self._reaper, self._say = reaper, say
         self._said = e.WarmStartKnown()
         made = warm_start(settings, reaper) if settings.warm_start else ""
-        self.warm = made if isinstance(made, WarmStart) else None
+        self.warm = made if isinstance(made, WarmProcess) else None
         self._unsuited = made if isinstance(made, str) else ""
 
     async def warm_up(self) -> None:

@@ -15,13 +15,13 @@ from typing import Any, Optional, Union
 
 import concertina_protocol as p
 from concertina_agent.files.size import size_of
-from concertina_agent.settings import Settings
+from concertina_agent.settings import AgentSettings
 from concertina_agent.workers.environment import VARYING, worker_defaults
 from concertina_agent.workers.learned import lines_to_tell
 from concertina_agent.workers.memory import container_memory
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.python_command import PythonCommand, Runs, Unsuited, parse
-from concertina_agent.workers.workers import SEARCH_PATH, Parent, Process, Refused, StartError
+from concertina_agent.workers.workers import SEARCH_PATH, ForkRefused, Process, StartError, WorkerParent
 from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
 
@@ -52,7 +52,7 @@ class Again:
     """Nothing was started yet: another parent is being warmed."""
 
 
-class ScriptParent(Parent):
+class ScriptParent(WorkerParent):
     """One parent of scripts."""
 
     def __init__(self, reaper: Reaper, size: int) -> None:
@@ -81,8 +81,8 @@ class ScriptParent(Parent):
         self.lost = True
 
 
-class WarmStart:
-    def __init__(self, command: PythonCommand, settings: Settings, reaper: Reaper) -> None:
+class WarmProcess:
+    def __init__(self, command: PythonCommand, settings: AgentSettings, reaper: Reaper) -> None:
         self._command, self._preload, self._reaper = command, settings.preload, reaper
         self._environment = {
             **worker_defaults(settings.workers),
@@ -283,8 +283,8 @@ class WarmStart:
         try:
             forked = await self._parent.fork(request, (), prefix)
         except StartError as error:
-            forked = Refused(str(error), changed="it" if self._parent.lost else "")
-        if isinstance(forked, Refused) and forked.changed and self._started < MOST_PARENTS:
+            forked = ForkRefused(str(error), changed="it" if self._parent.lost else "")
+        if isinstance(forked, ForkRefused) and forked.changed and self._started < MOST_PARENTS:
             log_event("imported_again", why=forked.why)
             self._parent.stale = True
             if forked.changed == self._script:
@@ -292,17 +292,17 @@ class WarmStart:
                 self._learned.unlink(missing_ok=True)
             self._renew()
             return Again()
-        return forked.why if isinstance(forked, Refused) else forked
+        return forked.why if isinstance(forked, ForkRefused) else forked
 
 
 PARENT_ALONE = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """With one thread it can be forked, and asking for GPUs must not open them."""
 
 
-def warm_start(settings: Settings, reaper: Reaper) -> Union[WarmStart, str]:
+def warm_start(settings: AgentSettings, reaper: Reaper) -> Union[WarmProcess, str]:
     """Or why not."""
     parsed = parse(settings.command)
-    return parsed.why if isinstance(parsed, Unsuited) else WarmStart(parsed, settings, reaper)
+    return parsed.why if isinstance(parsed, Unsuited) else WarmProcess(parsed, settings, reaper)
 
 
 def _folder(command: PythonCommand) -> str:

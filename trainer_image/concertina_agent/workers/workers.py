@@ -103,7 +103,7 @@ def start_command(
 
 
 @dataclasses.dataclass(frozen=True)
-class Refused:
+class ForkRefused:
     """Nothing was forked."""
 
     why: str
@@ -111,7 +111,7 @@ class Refused:
     """What has changed since it was imported: another parent would do it."""
 
 
-class Parent:
+class WorkerParent:
     """A process that forks others, as the agent sees it."""
 
     def __init__(self, what: str, reaper: Reaper) -> None:
@@ -152,7 +152,7 @@ class Parent:
 
     async def fork(
         self, request: Mapping[str, Any], fds: tuple[int, ...] = (), prefix: str = ""
-    ) -> Union[Process, Refused]:
+    ) -> Union[Process, ForkRefused]:
         """What it forks for a request. Raises StartError."""
         asked = self._control
         with output.pipes() as (out, err, tail):
@@ -161,7 +161,7 @@ class Parent:
                 tail.start(prefix)
                 return self._adopt(Process(answer["pid"], tail), asked)
         changed = answer.get("stale", "")
-        return Refused(f"{changed} has changed" if changed else answer.get("unfit", ""), changed)
+        return ForkRefused(f"{changed} has changed" if changed else answer.get("unfit", ""), changed)
 
     def stop(self) -> None:
         self.ending = True
@@ -251,7 +251,7 @@ class Parent:
             self._on_loss()
 
 
-class ForkParent(Parent):
+class ForkParent(WorkerParent):
     """Of the bundled trainer's processes: started once, and again when it dies."""
 
     def __init__(self, preload: str, environment: Mapping[str, str], reaper: Reaper) -> None:

@@ -37,7 +37,7 @@ VSIZE = 20
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
+class LaunchedWorld:
     """The world that a process's variables name."""
 
     rank: int
@@ -46,7 +46,7 @@ class World:
     port: str
     run_id: str
 
-    def is_within(self, round: World) -> bool:
+    def is_within(self, round: LaunchedWorld) -> bool:
         """Whether this is a smaller world than the round's, with another rendezvous."""
         rendezvous, theirs = (self.address, self.port, self.run_id), (round.address, round.port, round.run_id)
         return 0 <= self.rank < self.size < round.size and rendezvous != theirs
@@ -57,13 +57,13 @@ def seconds_to_next_look(age: float) -> float:
     return min(LATEST_SECONDS, max(SOONEST_SECONDS, age / 10))
 
 
-def world_of_round(assign: Assign) -> World:
+def world_of_round(assign: Assign) -> LaunchedWorld:
     """Return the world of a round; its rank means nothing."""
     address, port = split(assign.store)
-    return World(0, sum(member.workers for member in assign.members), address, str(port), assign.uid)
+    return LaunchedWorld(0, sum(member.workers for member in assign.members), address, str(port), assign.uid)
 
 
-def alone(worker: int, round: World, before: str, proc: str = "/proc") -> str:
+def alone(worker: int, round: LaunchedWorld, before: str, proc: str = "/proc") -> str:
     """Return a clause that says how a worker (its pid) trains alone; empty if it does not, as far as can be seen.
 
     `before`: the clause of the last look. It stays until the worker joins its round's rendezvous, because the processes
@@ -71,7 +71,7 @@ def alone(worker: int, round: World, before: str, proc: str = "/proc") -> str:
     """
     parents = _descendants(worker, proc)
     shown = _world(worker, proc)  # of a fork of the warm process: that process's, and forks of the worker show it, too
-    own: dict[int, World] = {}
+    own: dict[int, LaunchedWorld] = {}
     for pid, parent in parents.items():
         world = own.get(parent) or _world(pid, proc)
         if world is not None and world != shown and world.is_within(round):
@@ -100,7 +100,7 @@ def _descendants(worker: int, proc: str) -> dict[int, int]:
     return parents
 
 
-def _world(pid: int, proc: str) -> Optional[World]:
+def _world(pid: int, proc: str) -> Optional[LaunchedWorld]:
     """Return the world that the variables name with which a process was started; None if they name none."""
     variables: Mapping[str, str] = {}
     with contextlib.suppress(OSError), open(f"{proc}/{pid}/environ", errors="replace") as file:
@@ -110,7 +110,7 @@ def _world(pid: int, proc: str) -> Optional[World]:
     except (KeyError, ValueError):
         return None
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-    return World(rank, size, *(variables.get(name, "") for name in names))
+    return LaunchedWorld(rank, size, *(variables.get(name, "") for name in names))
 
 
 def _is_connected(pids: Iterable[int], port: str, proc: str) -> bool:

@@ -68,7 +68,7 @@ class Noted:
     step: Optional[int] = None
 
 
-class Outcome(OpenEnum):
+class RunOutcome(OpenEnum):
     SUCCEEDED = "succeeded"
     STOPPED = "stopped"
     """Suspended, deleted or failed; it may go on."""
@@ -78,7 +78,7 @@ class Outcome(OpenEnum):
 class RunEnded:
     round: int
     at: float
-    outcome: Outcome
+    outcome: RunOutcome
 
 
 Record = Union[RoundBegan, StepDone, Checkpointed, Noted, RunEnded]

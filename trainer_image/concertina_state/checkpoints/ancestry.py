@@ -14,7 +14,7 @@ from concertina_state.checkpoints.manifest import NAME, CheckpointKey, StoredSid
 from concertina_state.checkpoints.retention import found
 from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Continued
-from concertina_state.lineage import Lineage, Origin, Parent, canonical_digest, went_through
+from concertina_state.lineage import Lineage, Origin, ParentCheckpoint, canonical_digest, went_through
 from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
 
 
@@ -34,7 +34,7 @@ def parent_of(
     origin: Origin,
     continued: Continued | None,
     latest: Latest | None,
-) -> Parent | None:
+) -> ParentCheckpoint | None:
     """The newest checkpoint that is there of those that the state was trained from. Mostly LATEST names it; but it may
     name one of a round that this state was not made from (decision "The parent is on the way"). Raises StorageError."""
     durable = latest.durable if latest else None
@@ -51,16 +51,16 @@ def parent_of(
     return _parent(origin.begun_from, place, text)
 
 
-def _parent(uri: str, place: CheckpointKey, text: bytes | None) -> Parent:
+def _parent(uri: str, place: CheckpointKey, text: bytes | None) -> ParentCheckpoint:
     if text is None:
-        return Parent(uri, place.uid, place.round, place.step)
+        return ParentCheckpoint(uri, place.uid, place.round, place.step)
     position = 0
     with contextlib.suppress(InvalidInput):
         position = manifests.parse(text, uri).position
-    return Parent(uri, place.uid, place.round, place.step, position, hashlib.sha256(text).hexdigest())
+    return ParentCheckpoint(uri, place.uid, place.round, place.step, position, hashlib.sha256(text).hexdigest())
 
 
-def lineage_of(sidecars: Iterable[StoredSidecar], parent: Parent | None, spec: Mapping[str, Any]) -> Lineage:
+def lineage_of(sidecars: Iterable[StoredSidecar], parent: ParentCheckpoint | None, spec: Mapping[str, Any]) -> Lineage:
     """`sidecars`: of all shards, that of rank 0 first; what is the same on all ranks is taken from it."""
     facts = [each.facts for each in sidecars]
     origin = facts[0].origin

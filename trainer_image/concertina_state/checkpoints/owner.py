@@ -44,7 +44,7 @@ class Owner:
     """When this job became the owner; None: there was no checkpoint."""
 
 
-class Claim(enum.Enum):
+class Ownership(enum.Enum):
     """A verdict on a job that wants to use a folder."""
 
     OWNS = "Owns"
@@ -64,31 +64,31 @@ def this_job(uid: str) -> Owner:
     return Owner(uid, namespace, name)
 
 
-def decide(found: Owner | None, job: Owner, living: Collection[str] | None, take_over: str) -> Claim:
+def decide(found: Owner | None, job: Owner, living: Collection[str] | None, take_over: str) -> Ownership:
     """Decide what `job` may do in a folder whose owner is `found`.
 
     `living`: uids of the other live jobs of its namespace that may use the folder; None: the operator has not said.
     `take_over`: the uid in spec.checkpoint.takeOver."""
     if found is None:
-        return Claim.CREATE
+        return Ownership.CREATE
     if found.uid == job.uid:
-        return Claim.OWNS
+        return Ownership.OWNS
     if found.uid == take_over:
-        return Claim.TAKE_OVER
+        return Ownership.TAKE_OVER
     if found.namespace != job.namespace:
-        return Claim.REFUSED
+        return Ownership.REFUSED
     if living is None:
-        return Claim.UNDECIDED
-    return Claim.REFUSED if found.uid in living else Claim.TAKE_OVER
+        return Ownership.UNDECIDED
+    return Ownership.REFUSED if found.uid in living else Ownership.TAKE_OVER
 
 
 def look(folder: ObjectPrefix, job: Owner, take_over: str) -> bool:
     """Return whether the job owns the folder. Writes nothing. Raises NotOwner where it never may, or StorageError."""
     found, _ = _read(folder)
     claim = decide(found, job, None, take_over)
-    if claim is Claim.REFUSED:
+    if claim is Ownership.REFUSED:
         raise _refusal(folder, found, job)
-    return claim is Claim.OWNS
+    return claim is Ownership.OWNS
 
 
 def claim(folder: ObjectPrefix, job: Owner, living: Collection[str], take_over: str, latest: Durable | None) -> None:
@@ -98,13 +98,13 @@ def claim(folder: ObjectPrefix, job: Owner, living: Collection[str], take_over: 
     for _ in range(ATTEMPTS):
         found, version = _read(folder)
         verdict = decide(found, job, living, take_over)
-        if verdict is Claim.OWNS:
+        if verdict is Ownership.OWNS:
             return
-        if verdict is Claim.REFUSED:
+        if verdict is Ownership.REFUSED:
             raise _refusal(folder, found, job)
         with contextlib.suppress(Changed):  # by another first writer, or another pod of this job: look again
             folder.put_if(OWNER, text, version)
-            if verdict is Claim.CREATE:
+            if verdict is Ownership.CREATE:
                 _check_conditional(folder, text)
             return
     raise StorageError(f"{folder.uri}/{OWNER} changes all the time: do several jobs write here?")

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from concertina_protocol import Durable, Undone
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey
-from concertina_state.objects.prefix import Entry, ObjectPrefix, StorageError
+from concertina_state.objects.prefix import ObjectEntry, ObjectPrefix, StorageError
 
 LEASE = datetime.timedelta(hours=6)
 READERS = "readers"
@@ -94,13 +94,13 @@ def _passed(key: str, latest: CheckpointKey) -> bool:
     return where is not None and _age(latest, where[0]) < _age(latest, latest)
 
 
-def found(entries: Mapping[str, Entry]) -> tuple[set[CheckpointKey], set[CheckpointKey]]:
+def found(entries: Mapping[str, ObjectEntry]) -> tuple[set[CheckpointKey], set[CheckpointKey]]:
     """All places, and those with a manifest, in a listing of a run's folder."""
     keys = [where for key in entries if (where := CheckpointKey.of(key))]
     return {place for place, _ in keys}, {place for place, rest in keys if rest == NAME}
 
 
-def since(entries: Mapping[str, Entry], key: str) -> set[CheckpointKey]:
+def since(entries: Mapping[str, ObjectEntry], key: str) -> set[CheckpointKey]:
     """Places of which something was written when this object was, or later, by the store's clock."""
     at = entries[key].at if key in entries else None
     late = (CheckpointKey.of(each) for each, entry in entries.items() if at is None or entry.at >= at)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
-from concertina_state.objects.stores import Kind
+from concertina_state.objects.stores import StoreKind
 
 NO_HOLDER = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 """What stores say of a bucket or container that is not there."""
@@ -76,7 +76,7 @@ AWAY = "{where} can't be reached for {uri} ({doing}): check the endpoint and the
 ELSE = "Could not {doing} below {uri}: {reason}."
 
 
-def of_cloud(uri: str, kind: Kind, holder: str, doing: str, error: Exception) -> StoreMessage:
+def of_cloud(uri: str, kind: StoreKind, holder: str, doing: str, error: Exception) -> StoreMessage:
     """Of an error of the store behind a URI."""
     text = str(error)
     identity = kind.identity()

@@ -73,7 +73,7 @@ class Changed(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class ObjectEntry:
     """An object in a listing."""
 
     size: int
@@ -246,11 +246,11 @@ class ObjectPrefix:
             obstore.put(self._store, path.name, value)
             self.settle([path.name])
 
-    def entries(self, prefix: str = "") -> dict[str, Entry]:
+    def entries(self, prefix: str = "") -> dict[str, ObjectEntry]:
         """By key, the objects below `prefix` (a whole folder name)."""
         with self._as_messages(f"list {prefix}"):
             items = self._whole(lambda: [item for batch in obstore.list(self._store, prefix or None) for item in batch])
-            return {item["path"]: Entry(item["size"], item["last_modified"]) for item in items}
+            return {item["path"]: ObjectEntry(item["size"], item["last_modified"]) for item in items}
 
     def list(self, prefix: str) -> dict[str, int]:
         """Sizes by key, of the objects below `prefix` (a whole folder name)."""

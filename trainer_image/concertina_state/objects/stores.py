@@ -40,7 +40,7 @@ class WorkloadIdentity:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class StoreKind:
     """What differs between the schemes."""
 
     holder: str
@@ -112,8 +112,8 @@ def _azure_identity() -> WorkloadIdentity:
     return WorkloadIdentity(f"the client {client}", check)
 
 
-KINDS: Mapping[str, Kind] = {
-    "s3": Kind(
+KINDS: Mapping[str, StoreKind] = {
+    "s3": StoreKind(
         "bucket",
         _s3,
         lambda: os.environ.get("AWS_ENDPOINT_URL", "AWS"),
@@ -122,14 +122,14 @@ KINDS: Mapping[str, Kind] = {
         "AWS_REGION",
         _aws_identity,
     ),
-    "gs": Kind(
+    "gs": StoreKind(
         "bucket",
         _gcs,
         lambda: os.environ.get("STORAGE_EMULATOR_HOST", "Google Cloud Storage"),
         (),
         "GOOGLE_SERVICE_ACCOUNT_KEY (JSON) or GOOGLE_APPLICATION_CREDENTIALS (its file)",
     ),
-    "az": Kind(
+    "az": StoreKind(
         "container",
         _azure,
         _azure_endpoint,

@@ -15,9 +15,9 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from concertina_protocol.tracking.records import Checkpointed, Outcome, StepDone
+from concertina_protocol.tracking.records import Checkpointed, RunOutcome, StepDone
 from concertina_tracking.about import About
-from concertina_tracking.settings import Settings
+from concertina_tracking.settings import TrackingSettings
 
 UID = "concertina.uid"
 """Tag: by which a run is found again."""
@@ -25,11 +25,11 @@ MARKER = "round"
 """A metric that every step has: its history says which steps are there."""
 MOST_METRICS, MOST_PARAMETERS, MOST_TAG = 1000, 100, 5000
 """That MLflow takes in one request, and characters of a tag."""
-STATUS = {Outcome.SUCCEEDED: "FINISHED", Outcome.STOPPED: "KILLED"}
+STATUS = {RunOutcome.SUCCEEDED: "FINISHED", RunOutcome.STOPPED: "KILLED"}
 
 
 class MlflowRun:
-    def __init__(self, settings: Settings, about: About) -> None:
+    def __init__(self, settings: TrackingSettings, about: About) -> None:
         """Raises MlflowException."""
         self._client = MlflowClient(settings.uri)
         run = self._find_or_create(settings)
@@ -55,7 +55,7 @@ class MlflowRun:
         if made_of:
             self.annotate(f"{name}.made_of", json.dumps(made_of))
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RunOutcome) -> None:
         self._set_status(STATUS.get(outcome, "KILLED"))
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class MlflowRun:
             self._client.set_terminated(self._id, status)
         self._status = status
 
-    def _find_or_create(self, settings: Settings) -> Run:
+    def _find_or_create(self, settings: TrackingSettings) -> Run:
         experiment = self._experiment(settings.experiment)
         if (found := self._oldest(experiment, settings.run_id)) is None:
             tags = {**settings.tags, UID: settings.run_id, "concertina.job": settings.job}

@@ -14,9 +14,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from concertina_protocol.tracking.records import Checkpointed, Outcome, StepDone
+from concertina_protocol.tracking.records import Checkpointed, RunOutcome, StepDone
 from concertina_tracking.about import About
-from concertina_tracking.settings import Settings
+from concertina_tracking.settings import TrackingSettings
 
 MARKER = "round"
 """A value that every step has."""
@@ -25,7 +25,7 @@ NEVER_PURGED = 0
 
 
 class TensorBoardRun:
-    def __init__(self, settings: Settings, about: About) -> None:
+    def __init__(self, settings: TrackingSettings, about: About) -> None:
         """Raises OSError."""
         self._folder = folder_of(settings)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -57,14 +57,14 @@ class TensorBoardRun:
     def reference(self, checkpoint: Checkpointed, made_of: Mapping[str, str]) -> None:
         self.annotate(f"checkpoint.{checkpoint.step}", _markdown({"uri": checkpoint.uri, **made_of}))
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RunOutcome) -> None:
         self.annotate("outcome", outcome.value)
 
     def close(self) -> None:
         self._writer.close()
 
 
-def folder_of(settings: Settings) -> Path:
+def folder_of(settings: TrackingSettings) -> Path:
     """One a job: runs are told apart by their folders."""
     parsed = urlparse(settings.uri)
     root = Path(unquote(parsed.path) if parsed.scheme == "file" else settings.uri)

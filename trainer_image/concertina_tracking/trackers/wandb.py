@@ -8,13 +8,13 @@ from urllib.parse import unquote, urlparse
 
 import wandb
 
-from concertina_protocol.tracking.records import Checkpointed, Outcome, StepDone
+from concertina_protocol.tracking.records import Checkpointed, RunOutcome, StepDone
 from concertina_tracking.about import About
-from concertina_tracking.settings import Settings
+from concertina_tracking.settings import TrackingSettings
 
 
 class WandbRun:
-    def __init__(self, settings: Settings, about: About) -> None:
+    def __init__(self, settings: TrackingSettings, about: About) -> None:
         """Raises what wandb raises."""
         parsed = urlparse(settings.uri)
         offline = parsed.scheme == "file"
@@ -49,7 +49,7 @@ class WandbRun:
         artifact = wandb.Artifact(f"checkpoint-{self._run.id}", type="checkpoint", metadata=facts)
         self._run.log_artifact(artifact, aliases=[f"step-{checkpoint.step}"])
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RunOutcome) -> None:
         self._run.summary["concertina/outcome"] = outcome.value
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from concertina_protocol.quantities import parse_quantity
-from concertina_trainer.config.section import Rule, Section
+from concertina_trainer.config.section import Section, SectionRule
 
 DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
 """Where data can be: a regular expression of RE2 and of Python."""
@@ -84,14 +84,14 @@ class DataConfig(Section):
         return int(parse_quantity(self.cache_size))
 
     RULES = (
-        Rule(
+        SectionRule(
             "cacheSize",
             "isQuantity(self.cacheSize) && quantity(self.cacheSize).compareTo(quantity('16Mi')) >= 0 && "
             "quantity(self.cacheSize).compareTo(quantity('16Ti')) <= 0",
             lambda data: 16 << 20 <= data.cache_bytes <= 16 << 40,
             "cacheSize must be from 16Mi to 16Ti",
         ),
-        Rule(
+        SectionRule(
             "uri",
             "has(self.uri) != (has(self.mixture) && size(self.mixture) > 0)",
             lambda data: (data.uri is None) == bool(data.mixture),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 from pydantic.alias_generators import to_camel
 
-from concertina_trainer.config.section import Rule, Section
+from concertina_trainer.config.section import Section, SectionRule
 
 
 class RouterScores(enum.StrEnum):
@@ -62,7 +62,7 @@ class ExpertsConfig(Section):
     )
 
     RULES = (
-        Rule(
+        SectionRule(
             "activePerToken",
             "self.activePerToken <= self.count",
             lambda experts: experts.active_per_token <= experts.count,
@@ -252,32 +252,32 @@ class ModelConfig(Section):
         attention = self.block_weights - 3 * self.dim * self.resolved_hidden_dim
         return attention + self.experts.count * self.dim + (experts + self.experts.shared) * self.expert_weights
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    RULES: ClassVar[tuple[SectionRule, ...]] = (
+        SectionRule(
             "dim",
             "self.dim % (2 * self.heads) == 0",
             lambda model: model.dim % (2 * model.heads) == 0,
             "dim must be an even multiple of heads: each head's width must be even",
         ),
-        Rule(
+        SectionRule(
             "kvHeads",
             "!has(self.kvHeads) || self.heads % self.kvHeads == 0",
             lambda model: model.heads % model.resolved_kv_heads == 0,
             "heads must be a multiple of kvHeads",
         ),
-        Rule(
+        SectionRule(
             "experts.firstDense",
             "!has(self.experts) || self.experts.firstDense < self.layers",
             lambda model: model.experts is None or model.experts.first_dense < model.layers,
             "experts.firstDense must be below layers: else no layer has experts",
         ),
-        Rule(
+        SectionRule(
             "lora",
             "!has(self.lora) || !has(self.experts)",
             lambda model: model.lora is None or model.experts is None,
             "lora is for dense models: routers and their biases would go on training; remove lora or experts",
         ),
-        Rule(
+        SectionRule(
             "hiddenDim",
             "!has(self.experts) || has(self.experts.hiddenDim) || !has(self.hiddenDim) || self.hiddenDim % 8 == 0",
             lambda model: model.experts is None or model.expert_dim % 8 == 0,
@@ -298,7 +298,7 @@ def _unsaid(name: str, default: object) -> str:
 
 ModelConfig.RULES = (
     *ModelConfig.RULES,
-    Rule(
+    SectionRule(
         "entrypoint",
         f"!has(self.entrypoint) || {' && '.join(_unsaid(*each) for each in _OF_THE_DECODER.items())}",
         lambda model: (
@@ -308,7 +308,7 @@ ModelConfig.RULES = (
         "beside entrypoint only options and sequenceLength say something of the model: remove the decoder's other "
         "fields, or entrypoint",
     ),
-    Rule(
+    SectionRule(
         "options",
         "has(self.entrypoint) || !has(self.options)",
         lambda model: model.entrypoint is not None or model.options is None,

@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class SectionRule:
     """What several fields of a section must obey together, in the API server's language and in Python."""
 
     field: str
@@ -31,7 +31,7 @@ class Section(BaseModel):
         use_enum_values=False,
         json_schema_extra=lambda schema, section: section.add_rules(schema),
     )
-    RULES: ClassVar[tuple[Rule, ...]] = ()
+    RULES: ClassVar[tuple[SectionRule, ...]] = ()
 
     @classmethod
     def add_rules(cls, schema: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from concertina_trainer.config.data import Balancing, DataConfig, DocumentMode, 
 from concertina_trainer.config.memory import MemoryConfig, SnapshotConfig
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.config.optimizer import OptimizerConfig
-from concertina_trainer.config.section import Rule, Section
+from concertina_trainer.config.section import Section, SectionRule
 
 
 class Precision(enum.StrEnum):
@@ -125,19 +125,19 @@ class TrainerConfig(Section):
         return (self.reproduction and self.reproduction.last_step) or self.steps
 
     RULES = (
-        Rule(
+        SectionRule(
             "reproduction",
             "!has(self.reproduction) || !has(self.reproduction.lastStep) || self.reproduction.lastStep <= self.steps",
             lambda trainer: trainer.last_step <= trainer.steps,
             "reproduction.lastStep must not be beyond steps",
         ),
-        Rule(
+        SectionRule(
             "optimizer.warmupSteps",
             "!has(self.optimizer.warmupSteps) || self.optimizer.warmupSteps <= self.steps",
             lambda trainer: trainer.optimizer.resolved_warmup_steps(trainer.steps) <= trainer.steps,
             "optimizer.warmupSteps is more than steps, so learningRate is never reached: set fewer",
         ),
-        Rule(
+        SectionRule(
             "microBatchSize",
             f"self.determinism != 'Bitwise' || self.globalBatchSize <= {MOST_FIXED_MICROBATCHES} * self.microBatchSize",
             lambda trainer: (
@@ -146,27 +146,27 @@ class TrainerConfig(Section):
             f"determinism Bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches: raise microBatchSize, or lower "
             "globalBatchSize",
         ),
-        Rule(
+        SectionRule(
             "data.documents",
             "self.determinism != 'Bitwise' || self.data.documents != 'Bucketed'",
             lambda trainer: not trainer.bitwise or trainer.data.documents is not DocumentMode.bucketed,
             "determinism Bitwise has microbatches of one shape: choose another data.documents",
         ),
-        Rule(
+        SectionRule(
             "determinism",
             "self.determinism != 'Bitwise' || !has(self.model.experts)",
             lambda trainer: not trainer.bitwise or trainer.model.experts is None,
             "determinism Bitwise knows no experts, whose products are of other shapes in another world: set "
             "determinism to Order, or remove model.experts",
         ),
-        Rule(
+        SectionRule(
             "data.balance",
             "self.data.balance != 'Speed' || self.determinism != 'Bitwise'",
             lambda trainer: trainer.data.balance is not Balancing.speed or not trainer.bitwise,
             "data.balance Speed makes microbatches of different sizes, and determinism Bitwise needs one shape: set "
             "balance to Even, or determinism to Order",
         ),
-        Rule(
+        SectionRule(
             "data.balance",
             "self.data.balance != 'Speed' || self.data.documents != 'Bucketed'",
             lambda trainer: (

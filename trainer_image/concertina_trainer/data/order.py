@@ -58,7 +58,7 @@ def mix(x: _Numbers) -> _Numbers:
     return x ^ (x >> np.uint64(31))
 
 
-class Order(order.Order):
+class BatchOrder(order.Order):
     def __init__(self, counts: Sequence[int] | NDArray[np.int64], seed: int) -> None:
         self._array = np.asarray(counts, dtype=np.int64)
         super().__init__(self._array.data, seed)

@@ -13,7 +13,7 @@ from concertina_state.errors import InvalidInput
 from concertina_trainer.config.model import ExpertsConfig, ModelConfig, RouterScores
 
 
-class Family(enum.Enum):
+class ExpertFamily(enum.Enum):
     MIXTRAL = "mixtral"
     GLM4_MOE = "glm4_moe"
 
@@ -21,13 +21,13 @@ class Family(enum.Enum):
 EXPERT = "{expert}"
 """Where the number of the expert stands in a name."""
 NAMES = {
-    Family.MIXTRAL: {
+    ExpertFamily.MIXTRAL: {
         "router.weight": "block_sparse_moe.gate.weight",
         "experts.gate": f"block_sparse_moe.experts.{EXPERT}.w1.weight",
         "experts.up": f"block_sparse_moe.experts.{EXPERT}.w3.weight",
         "experts.down": f"block_sparse_moe.experts.{EXPERT}.w2.weight",
     },
-    Family.GLM4_MOE: {
+    ExpertFamily.GLM4_MOE: {
         "router.weight": "mlp.gate.weight",
         "router.bias": "mlp.gate.e_score_correction_bias",
         "experts.gate": f"mlp.experts.{EXPERT}.gate_proj.weight",
@@ -41,13 +41,13 @@ NAMES = {
 """Ours within feed_forward, and theirs within a layer."""
 
 
-def family(experts: ExpertsConfig) -> Family:
+def family(experts: ExpertsConfig) -> ExpertFamily:
     """Raises InvalidInput where none computes as this one does."""
     biased, sigmoid = experts.bias_rate is not None, experts.scores is RouterScores.sigmoid
     if not sigmoid and not biased and not experts.shared and not experts.first_dense:
-        return Family.MIXTRAL
+        return ExpertFamily.MIXTRAL
     if sigmoid and biased and experts.shared:
-        return Family.GLM4_MOE
+        return ExpertFamily.GLM4_MOE
     raise InvalidInput(
         "no Hugging Face model computes as this mixture of experts does, so it can't be exported. Those that do are "
         "Mixtral (model.experts with scores softmax, no shared, no firstDense, no biasRate) and GLM 4 MoE (scores "
@@ -66,7 +66,7 @@ def theirs(name: str, experts: ExpertsConfig) -> str | None:
 def config_fields(model: ModelConfig, experts: ExpertsConfig) -> dict[str, object]:
     """Of config.json, what is other than a Llama's. Raises InvalidInput."""
     common: dict[str, object] = {"num_experts_per_tok": experts.active_per_token, "output_router_logits": False}
-    if family(experts) is Family.MIXTRAL:
+    if family(experts) is ExpertFamily.MIXTRAL:
         return common | {
             "architectures": ["MixtralForCausalLM"],
             "model_type": "mixtral",

@@ -171,7 +171,7 @@ class Block(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class StageLayers:
     """Of the layers, those of one pipeline stage."""
 
     blocks: range
@@ -188,11 +188,11 @@ class Decoder(nn.Module):
         self,
         config: ModelConfig,
         context: Context | None = None,
-        part: Part | None = None,
+        part: StageLayers | None = None,
         activations: Activations = Activations.keep,
     ) -> None:
         super().__init__()
-        part = part or Part(range(config.layers))
+        part = part or StageLayers(range(config.layers))
         self.part, self.context, self.tensor_degree = part, context, 1
         # Tied weights are one parameter used twice, not two that share memory: `to_empty` would untie those.
         tied = config.tie_embeddings

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from concertina_trainer.config.model import ModelConfig
 from concertina_trainer.model.attention import Context
-from concertina_trainer.model.decoder import Decoder, Part
+from concertina_trainer.model.decoder import Decoder, StageLayers
 from concertina_trainer.model.experts import MixtureOfExperts
 from concertina_trainer.model.optimizer import first_holder
 from concertina_trainer.model.own import OwnModel
@@ -65,7 +65,7 @@ class Stages:
         return first_holder(parameter) and not repeated
 
 
-def divided(config: ModelConfig, stages: int) -> list[Part]:
+def divided(config: ModelConfig, stages: int) -> list[StageLayers]:
     """The layers in as many contiguous parts, of which the dearest is as cheap as can be. The output layer costs as
     much as so many blocks, so the last part has fewer; each has one at least."""
     active = config.experts.active_per_token if config.experts else 0
@@ -81,6 +81,6 @@ def divided(config: ModelConfig, stages: int) -> list[Part]:
     sizes = [even + (i >= others - more) for i in range(others)] + [last]
     ends = list(itertools.accumulate(sizes))
     return [
-        Part(range(end - size, end), first=i == 0, last=i == others)
+        StageLayers(range(end - size, end), first=i == 0, last=i == others)
         for i, (end, size) in enumerate(zip(ends, sizes, strict=True))
     ]

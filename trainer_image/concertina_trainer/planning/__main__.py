@@ -16,7 +16,7 @@ from concertina_state.errors import InvalidInput
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.planning.memory import RankMemory, fullest, memory
-from concertina_trainer.planning.own import Data, data_of, described
+from concertina_trainer.planning.own import DataDescription, data_of, described
 
 INVALID_INPUT = 2
 
@@ -35,11 +35,11 @@ def answered(asked: dict[str, Any]) -> object:
     return [_as_object(memory(trainer, parallelism, size, rank, data)) for rank in ranks]
 
 
-def _data(found: dict[str, Any] | None) -> Data | None:
+def _data(found: dict[str, Any] | None) -> DataDescription | None:
     if found is None:
         return None
     frames = found.get("frames")
-    return Data(found["vocab_size"], FrameFacts(**frames) if frames else None)
+    return DataDescription(found["vocab_size"], FrameFacts(**frames) if frames else None)
 
 
 def _as_object(found: RankMemory) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from concertina_trainer.parallel.async_tensor import IN_TURN
 from concertina_trainer.parallel.expert import AllToAll
 
 
-class Kind(enum.StrEnum):
+class MemoryKind(enum.StrEnum):
     weights = "weights"
     """This rank's part, as the optimizer has it."""
     moments = "moments"
@@ -41,7 +41,7 @@ class Kind(enum.StrEnum):
     """Of backward passes and updates."""
 
 
-class Phase(enum.StrEnum):
+class MemoryPhase(enum.StrEnum):
     """Each has a peak of its own, since each grows with the number of layers in its own way."""
 
     forward = "forward"
@@ -49,7 +49,7 @@ class Phase(enum.StrEnum):
     update = "update"
 
 
-Bytes = Mapping[Kind, int]
+Bytes = Mapping[MemoryKind, int]
 _GATHERS = (torch.ops.c10d._allgather_base_.default,)
 _REDUCES = (torch.ops.c10d._reduce_scatter_base_.default,)
 _SPLIT = torch.ops.fsdp.split_with_sizes_copy.default
@@ -64,28 +64,28 @@ class Ledger(TorchDispatchMode):
         fake tensors of a mode of its own. `offloaded`: the state is in host memory, and updated there."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._mode, self._offloaded = mode, offloaded
-        self.now: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        self.now: dict[MemoryKind, int] = dict.fromkeys(MemoryKind, 0)
         """On the device."""
-        self._on_host: dict[Kind, int] = dict.fromkeys(Kind, 0)
-        self.peaks: dict[Phase, dict[Kind, int]] = {}
+        self._on_host: dict[MemoryKind, int] = dict.fromkeys(MemoryKind, 0)
+        self.peaks: dict[MemoryPhase, dict[MemoryKind, int]] = {}
         """Of the device."""
-        self.host: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        self.host: dict[MemoryKind, int] = dict.fromkeys(MemoryKind, 0)
         """Of the host's memory, at its peak."""
         self.sent: collections.Counter[tuple[str, str]] = collections.Counter()
         """Bytes by the name of the group and of the operation: what is gathered or reduced in all, or sent."""
-        self._known: dict[int, tuple[int, Kind, dict[Kind, int]]] = {}
+        self._known: dict[int, tuple[int, MemoryKind, dict[MemoryKind, int]]] = {}
         """Size, kind, and what it is counted in."""
         self._temporary: set[int] = set()
         self._backward = False
         self._routing = False
         self.updating = False
 
-    def mark(self, kind: Kind, tensors: Sequence[Tensor]) -> None:
+    def mark(self, kind: MemoryKind, tensors: Sequence[Tensor]) -> None:
         """What these are, wherever they come from."""
         for tensor in tensors:
             self._note(tensor, kind, known=True)
 
-    def mark_state(self, kind: Kind, tensors: Sequence[Tensor]) -> None:
+    def mark_state(self, kind: MemoryKind, tensors: Sequence[Tensor]) -> None:
         """Weights, gradients that are reduced, and moments."""
         for tensor in tensors:
             self._note(tensor, kind, known=True, place=self._on_host if self._offloaded else self.now)
@@ -111,19 +111,19 @@ class Ledger(TorchDispatchMode):
             size = CollectiveOp.get_comm_tensor_size(func, result, args, kwargs)
             group = CollectiveOp.get_process_group(func, args)
             self.sent[group.group_name, func.overloadpacket.__name__] += size
-        made = Kind.routed if self._routing else Kind.activations
-        kind = Kind.temporary if self._backward or self.updating else made
+        made = MemoryKind.routed if self._routing else MemoryKind.activations
+        kind = MemoryKind.temporary if self._backward or self.updating else made
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._note(leaf, kind)
         if func in _GATHERS:
-            self._note(args[0], Kind.communication, known=True)
+            self._note(args[0], MemoryKind.communication, known=True)
         elif func in _REDUCES:
-            self._note(args[1], Kind.communication, known=True)
-            self._note(args[0], Kind.gradients, known=True)
+            self._note(args[1], MemoryKind.communication, known=True)
+            self._note(args[0], MemoryKind.gradients, known=True)
         elif func is _SPLIT:
-            self.mark(Kind.gathered, kwargs["out"])
-        phase = Phase.update if self.updating else Phase.backward if self._backward else Phase.forward
+            self.mark(MemoryKind.gathered, kwargs["out"])
+        phase = MemoryPhase.update if self.updating else MemoryPhase.backward if self._backward else MemoryPhase.forward
         peak = self.peaks.get(phase)
         if peak is None or sum(self.now.values()) > sum(peak.values()):
             self.peaks[phase] = dict(self.now)
@@ -136,11 +136,13 @@ class Ledger(TorchDispatchMode):
         backward = torch._C._current_graph_task_id() != -1
         if self._backward and not backward:
             for key in self._temporary:
-                self._move(key, Kind.gradients)
+                self._move(key, MemoryKind.gradients)
             self._temporary.clear()
         self._backward = backward
 
-    def _note(self, tensor: Tensor, kind: Kind, known: bool = False, place: dict[Kind, int] | None = None) -> None:
+    def _note(
+        self, tensor: Tensor, kind: MemoryKind, known: bool = False, place: dict[MemoryKind, int] | None = None
+    ) -> None:
         if isinstance(tensor, DTensor):
             tensor = tensor.to_local()
         if isinstance(tensor, AsyncCollectiveTensor):
@@ -160,12 +162,12 @@ class Ledger(TorchDispatchMode):
             place = place or there
         self._known[key] = size, kind, place
         place[kind] += size
-        if kind is Kind.temporary:
+        if kind is MemoryKind.temporary:
             self._temporary.add(key)
         else:
             self._temporary.discard(key)
 
-    def _move(self, key: int, kind: Kind) -> None:
+    def _move(self, key: int, kind: MemoryKind) -> None:
         size, was, place = self._known[key]
         place[was] -= size
         place[kind] += size
@@ -188,7 +190,7 @@ class Ledger(TorchDispatchMode):
             finally:
                 self._routing = False
             if not self._backward:
-                self.mark(Kind.activations, [back])  # of this rank's own tokens
+                self.mark(MemoryKind.activations, [back])  # of this rank's own tokens
             return back
 
         with mock.patch.object(AllToAll, "__call__", call):

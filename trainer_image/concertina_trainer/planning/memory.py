@@ -18,7 +18,7 @@ from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSch
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan, batch_plan
 from concertina_trainer.degrees import Degrees
-from concertina_trainer.model.decoder import Part
+from concertina_trainer.model.decoder import StageLayers
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.model.own import OwnSpec, loaded
 from concertina_trainer.model.stages import Stages, divided
@@ -26,8 +26,8 @@ from concertina_trainer.parallel import parallelize, summing
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.tensor import loss_context
 from concertina_trainer.planning.fake import fake_rank, fake_tensors, zeros_where_looked_at
-from concertina_trainer.planning.ledger import Kind, Ledger, Phase
-from concertina_trainer.planning.own import HERE, Data, as_on_gpus, microbatch, running
+from concertina_trainer.planning.ledger import Ledger, MemoryKind, MemoryPhase
+from concertina_trainer.planning.own import HERE, DataDescription, as_on_gpus, microbatch, running
 from concertina_trainer.training.engine import engine_of
 
 DEPTHS = (3, 4)
@@ -39,19 +39,19 @@ MICROBATCHES = 2
 @dataclasses.dataclass(frozen=True)
 class RankMemory:
     rank: int
-    peaks: Mapping[Phase, Mapping[Kind, float]]
+    peaks: Mapping[MemoryPhase, Mapping[MemoryKind, float]]
     """Bytes, on the device."""
     sent: Mapping[str, float]
     """Bytes of collectives, by dimension and operation, as `fsdp all-gather`."""
-    host: Mapping[Kind, float]
+    host: Mapping[MemoryKind, float]
     """Bytes of the state that is in host memory."""
 
     @property
-    def peak(self) -> Mapping[Kind, float]:
+    def peak(self) -> Mapping[MemoryKind, float]:
         return max(self.peaks.values(), key=lambda kinds: sum(kinds.values()))
 
 
-def stages_of(config: TrainerConfig, parallelism: ParallelismConfig) -> list[Part]:
+def stages_of(config: TrainerConfig, parallelism: ParallelismConfig) -> list[StageLayers]:
     return divided(config.model, parallelism.pipeline * parallelism.stages_per_rank)
 
 
@@ -69,7 +69,7 @@ def fullest(config: TrainerConfig, parallelism: ParallelismConfig, size: int) ->
     return [place * degrees.context * degrees.tensor for place in sorted(wanted)]
 
 
-def _contents(config: TrainerConfig, stages: Sequence[Part]) -> list[int]:
+def _contents(config: TrainerConfig, stages: Sequence[StageLayers]) -> list[int]:
     """Of a rank's stages one after another: blocks of each sort, and the ends."""
     found = []
     for part in stages:
@@ -79,7 +79,7 @@ def _contents(config: TrainerConfig, stages: Sequence[Part]) -> list[int]:
 
 
 def memory(
-    config: TrainerConfig, parallelism: ParallelismConfig, size: int, rank: int, data: Data | None = None
+    config: TrainerConfig, parallelism: ParallelismConfig, size: int, rank: int, data: DataDescription | None = None
 ) -> RankMemory:
     """`data`: of a model of one's own. Raises InvalidInput where the world is no whole number of blocks, and where that
     model can't be run."""
@@ -126,13 +126,13 @@ def _axis(target: int, run: tuple[int, int]) -> dict[int, float]:
 
 
 def _extended(rank: int, points: Mapping[tuple[int, int], float], at: Callable[[int, int], RankMemory]) -> RankMemory:
-    peaks: dict[Phase, dict[Kind, float]] = {}
+    peaks: dict[MemoryPhase, dict[MemoryKind, float]] = {}
     sent: dict[str, float] = {}
-    host = dict.fromkeys(Kind, 0.0)
+    host = dict.fromkeys(MemoryKind, 0.0)
     for (depth, count), weight in points.items():
         found = at(depth, count)
         for phase, kinds in found.peaks.items():
-            total = peaks.setdefault(phase, dict.fromkeys(Kind, 0.0))
+            total = peaks.setdefault(phase, dict.fromkeys(MemoryKind, 0.0))
             for kind, size in kinds.items():
                 total[kind] += weight * size
         for name, size in found.sent.items():
@@ -149,7 +149,7 @@ def _run(
     rank: int,
     left_out: int,
     plan: BatchPlan,
-    data: Data | None = None,
+    data: DataDescription | None = None,
 ) -> RankMemory:
     """Without so many of the last blocks of each stage of the decoder."""
     config = as_on_gpus(config)
@@ -175,7 +175,7 @@ def _run(
         microbatches = [microbatch(config, plan.rows, data) for _ in range(plan.microbatches)]
         with running(own):
             engine.forward_backward(microbatches if own is None else microbatches[:MICROBATCHES])
-        ledger.mark_state(Kind.gradients, optimizer.gradients())  # who shares weights with nobody reduces nothing
+        ledger.mark_state(MemoryKind.gradients, optimizer.gradients())  # who shares weights with nobody reduces nothing
         with zeros_where_looked_at():  # `bitwise` adds up digits as Python's integers
             sums.squares(optimizer.counted_gradients())
         ledger.updating = True
@@ -189,13 +189,13 @@ def _run(
 
 
 def _mark(ledger: Ledger, model: Stages, optimizer: ShardedAdamW) -> None:
-    ledger.mark_state(Kind.weights, [parameter.detach() for _, parameter in model.named_parameters()])
+    ledger.mark_state(MemoryKind.weights, [parameter.detach() for _, parameter in model.named_parameters()])
     for moments in optimizer.moments().values():
-        ledger.mark_state(Kind.moments, list(moments.values()))
+        ledger.mark_state(MemoryKind.moments, list(moments.values()))
     for parameter in (each for _, each in model.named_parameters() if each.requires_grad):
         # FSDP calls it for what it has reduced, which it has copied to the host by then, were there a device.
         parameter.register_post_accumulate_grad_hook(
-            lambda reduced: ledger.mark_state(Kind.gradients, [reduced.grad] if reduced.grad is not None else [])
+            lambda reduced: ledger.mark_state(MemoryKind.gradients, [reduced.grad] if reduced.grad is not None else [])
         )
 
 

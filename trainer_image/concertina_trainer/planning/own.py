@@ -39,7 +39,7 @@ PATIENCE_SECONDS = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Data:
+class DataDescription:
     """What a model has to fit."""
 
     vocab_size: int
@@ -50,7 +50,7 @@ class Data:
         return DataShape(config.model.sequence_length, self.vocab_size, self.frames.width if self.frames else 0)
 
 
-def data_of(config: TrainerConfig) -> Data:
+def data_of(config: TrainerConfig) -> DataDescription:
     """As its manifests tell. Raises InvalidInput."""
     try:
         manifests = [
@@ -61,7 +61,7 @@ def data_of(config: TrainerConfig) -> Data:
             f"the data are not known here, and {config.model.entrypoint} is built by it: {error} Or give "
             "--vocab-size, and --width of frames."
         ) from error
-    return Data(max(each.vocab_size for each in manifests), manifests[0].frames)
+    return DataDescription(max(each.vocab_size for each in manifests), manifests[0].frames)
 
 
 def as_on_gpus(config: TrainerConfig) -> TrainerConfig:
@@ -71,7 +71,7 @@ def as_on_gpus(config: TrainerConfig) -> TrainerConfig:
     return config.model_copy(update={"precision": Precision.bfloat16})
 
 
-def microbatch(config: TrainerConfig, rows: int, data: Data | None = None) -> Microbatch:
+def microbatch(config: TrainerConfig, rows: int, data: DataDescription | None = None) -> Microbatch:
     """`data`: of a model of one's own."""
     length = config.model.sequence_length
     tokens, weights = torch.zeros(rows, length + 1, dtype=torch.int64), torch.zeros(rows, length)
@@ -104,7 +104,7 @@ def running(own: OwnSpec | None) -> Iterator[None]:
         ) from error
 
 
-def described(config: TrainerConfig, data: Data) -> Description:
+def described(config: TrainerConfig, data: DataDescription) -> Description:
     """Raises InvalidInput."""
     loaded(str(config.model.entrypoint), HERE)  # what it makes while it is imported stays real
     config = as_on_gpus(config)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from concertina_state.catalogue import Catalogue
+from concertina_state.catalogue import StateIndex
 from concertina_state.errors import InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan, reads
 from concertina_state.format.shardfile import Header, Layout
-from concertina_state.holdings import Elsewhere
+from concertina_state.holdings import RemoteArray
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format.adapters import is_adapter
 from concertina_trainer.format.hf_names import MODEL
@@ -33,15 +33,15 @@ class TrainState:
     def __init__(self, model: Stages, config: TrainerConfig, optimizer: ShardedAdamW, world: DistContext) -> None:
         self._optimizer, self._own = optimizer, model.own.own if model.own else None
         kinds = optimizer.moments()
-        tensors: dict[str, Tensor | Elsewhere] = {}
+        tensors: dict[str, Tensor | RemoteArray] = {}
         with torch.device("meta"):
             whole = model if model.own else Decoder(config.model)
         for name, parameter in whole.named_parameters():
             moments = [f"optimizer.{kind}." for kind in kinds] if parameter.requires_grad else []
             for prefix in (MODEL, *moments):
-                tensors[f"{prefix}{name}"] = Elsewhere(parameter.shape, parameter.dtype)
+                tensors[f"{prefix}{name}"] = RemoteArray(parameter.shape, parameter.dtype)
         for name, buffer in whole.named_buffers():
-            tensors[f"{MODEL}{name}"] = Elsewhere(buffer.shape, buffer.dtype)
+            tensors[f"{MODEL}{name}"] = RemoteArray(buffer.shape, buffer.dtype)
         tensors |= {f"{MODEL}{name}": _of_stage(buffer, world) for name, buffer in model.named_buffers()}
         for name, parameter in model.named_parameters():
             tensors[f"{MODEL}{name}"] = parameter.detach()
@@ -49,7 +49,7 @@ class TrainState:
                 # A rank without a part of the parameter has no moments: its nothing of the parameter stands for them.
                 moment = of_rank.get(name, local(parameter.detach()))
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
-        self._catalogue = Catalogue(tensors, {}, world.rank, world.size, whole_cut=world.cut)
+        self._catalogue = StateIndex(tensors, {}, world.rank, world.size, whole_cut=world.cut)
         self.saved = self._catalogue.saved
         """By this rank, with the configuration that a resumed run is compared with."""
         self.saved.layout = Layout(self.saved.layout.chunks, config.model_dump_json(by_alias=True))

@@ -25,7 +25,7 @@ from concertina_trainer.training.report import Reporter, StepInfo
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class TrainingRun:
     config: TrainerConfig
     world: DistContext
     engine: Engine
@@ -49,7 +49,7 @@ class Run:
         return Done(Outcome.DRAINED, step)
 
 
-def train(run: Run, step: int, position: int) -> Done:
+def train(run: TrainingRun, step: int, position: int) -> Done:
     """From `step` finished steps and `position` consumed samples to the end of the run, or to a drain."""
     config, reporter, saving, anomalies, optimizer = run.config, run.reporter, run.saving, run.anomalies, run.optimizer
     if step >= config.last_step:

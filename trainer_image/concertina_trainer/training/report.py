@@ -11,7 +11,7 @@ from typing import Any
 
 from concertina_protocol import CheckpointInterval, Evaluated, Progress, RestoreSource, SnapshotInterval, StepPart
 from concertina_protocol.heartbeat import HeartbeatWriter, WorkerPhase
-from concertina_protocol.log_lines import RoundStarted, StepDone
+from concertina_protocol.log_lines import RoundStarted, StepDoneLine
 from concertina_protocol.messages.ranges import Ranges
 from concertina_protocol.worker_channel import Beat, WorkerEnd
 from concertina_trainer.config.data import DocumentMode
@@ -161,7 +161,7 @@ class Reporter:
             )
         )
         # Each step: drills and the demo time steps by these lines.
-        self.note(str(StepDone(info.step, self._config.last_step, info.loss, info.rate, speed, seconds)))
+        self.note(str(StepDoneLine(info.step, self._config.last_step, info.loss, info.rate, speed, seconds)))
 
     def note(self, sentence: str) -> None:
         """A line of the log, once for all ranks; none where there is nothing to say."""

@@ -13,7 +13,7 @@ from concertina.kube.parse.room import fits_quota
 from concertina.plan.lifecycle import line
 from concertina.plan.lifecycle.admission import by_quota, hindrance
 from concertina.plan.lifecycle.line import Waiting
-from concertina.plan.observed import NodeView, Place
+from concertina.plan.observed import NodeView, QueuePlace
 
 log = logging.getLogger(__name__)
 FOLD_SECONDS = 0.2
@@ -21,7 +21,7 @@ FOLD_SECONDS = 0.2
 SLICE_SECONDS = 0.01
 """For which jobs are judged in one go, before other work of the event loop has its turn."""
 
-ALONE = Place()
+ALONE = QueuePlace()
 
 Later = Callable[[float, Callable[[], None]], object]
 """Calls something after so many seconds, as `loop.call_later`."""
@@ -69,7 +69,7 @@ class CapacityQueue:
         self._stale.update(self._waiting)
         self._schedule()
 
-    def place(self, uid: str) -> Place | None:
+    def place(self, uid: str) -> QueuePlace | None:
         """Return the job's place. None where the line has not been worked out since the job itself changed; then
         `changed(uid)` follows."""
         if uid in self._stale:
@@ -103,7 +103,7 @@ class CapacityQueue:
         for uid in [uid for uid in self._waiting if uid in unanswered or self._is_news(uid, before)]:
             self._changed(uid)
 
-    def _is_news(self, uid: str, before: Mapping[str, Place]) -> bool:
+    def _is_news(self, uid: str, before: Mapping[str, QueuePlace]) -> bool:
         """Not to a job that has nothing to release and nothing to try: it goes on waiting until its turn comes."""
         waits, old, new = self._waiting[uid], before.get(uid, ALONE), self._line.places.get(uid, ALONE)
         if not (waits.held or waits.away or waits.turn or new.turn):

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 
-from concertina.agents.hearing import Hearing
+from concertina.agents.hearing import AgentConnectivityMonitor
 from concertina.api import pod_names
 from concertina.controller.cache.capacity_queue import CapacityQueue, Later, at_once
 from concertina.controller.cache.job import CachedJob
@@ -17,7 +17,7 @@ from concertina.controller.cache.uri_index import UriIndex
 from concertina.kube.parse.views import OwnedPod, job_view, other_manager
 from concertina.kube.resources import Raw, version_of
 from concertina.plan.lifecycle.admission import by_quota
-from concertina.plan.observed import AgentView, JobObservation, NodeView, PodView, Refusal, Refused
+from concertina.plan.observed import AgentView, CreateRefusal, JobObservation, NodeView, PodView, Refusal
 
 log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.5
@@ -45,7 +45,7 @@ class ClusterCache:
         changed: Callable[[str], None],
         agents: Callable[[str], Mapping[str, AgentView]],
         master_keys: tuple[str, ...] = (),
-        hearing: Hearing | None = None,
+        hearing: AgentConnectivityMonitor | None = None,
         nodes_watched: bool = True,
         serves: Callable[[str], bool] = lambda namespace: True,
         later: Later = at_once,
@@ -54,7 +54,7 @@ class ClusterCache:
         self._changed = changed
         self._agents = agents
         self._master_keys = master_keys
-        self._hearing = hearing or Hearing()
+        self._hearing = hearing or AgentConnectivityMonitor()
         self._nodes_watched = nodes_watched
         self._serves = serves
         self._jobs: dict[str, CachedJob] = {}
@@ -216,7 +216,7 @@ class ClusterCache:
         if job := self._jobs.get(uid):
             now, before = time.time(), job.refused
             since = before.since if before and before.kind is kind else now
-            job.refused = Refused(kind, sentence[:1000], since, now)
+            job.refused = CreateRefusal(kind, sentence[:1000], since, now)
             if namespace_ends:
                 job.namespace_ends, job.view = True, dataclasses.replace(job.view, deleting=True)
             self._job_changed(uid)

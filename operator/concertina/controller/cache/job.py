@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from concertina.api.spec import Launcher
 from concertina.controller.cache.taken_back import TakenBack
 from concertina.kube.resources import Raw
-from concertina.plan.observed import JobView, PodPhase, PodView, Refused
+from concertina.plan.observed import CreateRefusal, JobView, PodPhase, PodView
 from concertina_protocol.traces import trace_id
 
 
@@ -28,7 +28,7 @@ class CachedJob:
     """Held while its Secret is made, so that a group of pods makes one."""
     secret_made_at: float | None = None
     """On the monotonic clock."""
-    refused: Refused | None = None
+    refused: CreateRefusal | None = None
     """Why the last pod was not created."""
     taken: set[str] = field(default_factory=set)
     """Names that pods which are not ours were found to hold."""

@@ -21,7 +21,7 @@ FILES = "file://"
 
 
 @dataclass(frozen=True)
-class Folder:
+class CheckpointFolder:
     """Jobs for which all of this is equal write to the same place, as far as their specs tell."""
 
     namespace: str
@@ -36,10 +36,10 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Use:
+class FolderUse:
     """The use of a folder that one live job wants."""
 
-    folder: Folder
+    folder: CheckpointFolder
     has_begun: bool
     """A round of it was claimed."""
     take_over: str
@@ -52,9 +52,9 @@ class UriIndex:
     def __init__(self, jobs: Mapping[str, CachedJob], changed: Callable[[str], None]) -> None:
         self._jobs = jobs
         self._changed = changed
-        self._folders: dict[str, tuple[JobSpec, Folder]] = {}
+        self._folders: dict[str, tuple[JobSpec, CheckpointFolder]] = {}
         """By uid, with the spec that says so: other events bring the same one."""
-        self._uses: dict[str, Use] = {}
+        self._uses: dict[str, FolderUse] = {}
         self._groups: dict[tuple[str, str], set[str]] = {}
 
     def update(self, uid: str) -> None:
@@ -75,7 +75,7 @@ class UriIndex:
             if not self._groups[folder.group]:
                 del self._groups[folder.group]
 
-    def _use(self, uid: str) -> Use | None:
+    def _use(self, uid: str) -> FolderUse | None:
         job = self._jobs.get(uid)
         if job is None:
             self._folders.pop(uid, None)
@@ -88,7 +88,7 @@ class UriIndex:
         if uid not in self._folders or self._folders[uid][0] is not spec:
             self._folders[uid] = spec, folder_of(job.view.namespace, spec)
         begun = status.world.round > 0 or status.world.claim is not None
-        return Use(self._folders[uid][1], begun, spec.checkpoint.take_over)
+        return FolderUse(self._folders[uid][1], begun, spec.checkpoint.take_over)
 
     def holder(self, uid: str) -> UriHolder | None:
         """The other job of this namespace that has this job's folder."""
@@ -107,16 +107,16 @@ class UriIndex:
         use = self._uses.get(uid)
         return tuple(sorted(self._others(uid, use.folder))) if use else ()
 
-    def _others(self, uid: str, folder: Folder) -> Iterable[str]:
+    def _others(self, uid: str, folder: CheckpointFolder) -> Iterable[str]:
         return self._groups.get(folder.group, set()) - {uid}
 
 
-def folder_of(namespace: str, spec: JobSpec) -> Folder:
+def folder_of(namespace: str, spec: JobSpec) -> CheckpointFolder:
     """Return the folder of a job with checkpoints."""
     assert spec.checkpoint is not None
     uri = normal(spec.checkpoint.uri)
     volume = _volume(uri.removeprefix(FILES), spec) if uri.startswith(FILES) else ""
-    return Folder(namespace, uri, spec.checkpoint.secret_name or "", volume)
+    return CheckpointFolder(namespace, uri, spec.checkpoint.secret_name or "", volume)
 
 
 def normal(uri: str) -> str:

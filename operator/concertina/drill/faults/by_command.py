@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
-from concertina.drill.target import DrillTarget, Injection, Sight
-from concertina.terminal.connection import Complaint
+from concertina.drill.target import DrillTarget, Injection, ProgressSource
+from concertina.terminal.connection import UserError
 
 PREFIX = "CONCERTINA_DRILL_"
 COMMAND_SECONDS = 120.0
@@ -27,7 +27,7 @@ class ByCommand:
     inject: str
     revert: str
     what: str
-    sight: Sight = Sight.ALL
+    sight: ProgressSource = ProgressSource.ALL
     seconds: float = 0.0
     """How long it lasts at least."""
 
@@ -62,7 +62,7 @@ class ByCommand:
 def _command(name: str) -> str:
     text = os.environ.get(PREFIX + name, "")
     if not text:
-        raise Complaint(
+        raise UserError(
             f"No API does this: set {PREFIX}{name} to the command that does it on your cluster "
             "(docs/drills.md says what {node} and such stand for in it)."
         )
@@ -81,6 +81,6 @@ async def _run(command: str, names: Mapping[str, str]) -> None:
         output, _ = await asyncio.wait_for(process.communicate(), COMMAND_SECONDS)
     except TimeoutError:
         process.kill()
-        raise Complaint(f"`{shlex.join(words)}` did not end within {COMMAND_SECONDS:g} s.") from None
+        raise UserError(f"`{shlex.join(words)}` did not end within {COMMAND_SECONDS:g} s.") from None
     if process.returncode:
-        raise Complaint(f"`{shlex.join(words)}` failed: {output.decode(errors='replace').strip()[-500:]}")
+        raise UserError(f"`{shlex.join(words)}` failed: {output.decode(errors='replace').strip()[-500:]}")

@@ -9,12 +9,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from concertina.api.parse import parse_stored
 from concertina.drill.faults.by_command import PREFIX, ByCommand
-from concertina.drill.target import DrillTarget, Injection, Sight
+from concertina.drill.target import DrillTarget, Injection, ProgressSource
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, WebhookFailed
 from concertina.kube.manifests.names import JOB_UID
 from concertina.kube.resources import NETWORK_POLICIES, PODS, WEBHOOKS, Raw, Resource
-from concertina.terminal.connection import Complaint
+from concertina.terminal.connection import UserError
 
 HOOK = "drill.concertina.dev"
 IN_FORCE = 30.0
@@ -23,7 +23,7 @@ SETTLING, LOOK = 10.0, 10.0
 """Seconds: for nodes to be told of a policy, and then for news of the job that only a heard agent can have told."""
 
 BY_COMMAND = ByCommand(
-    "OPERATOR_CUT", "OPERATOR_REJOIN", "cut the operator {operator} off from all agents", sight=Sight.LOGS
+    "OPERATOR_CUT", "OPERATOR_REJOIN", "cut the operator {operator} off from all agents", sight=ProgressSource.LOGS
 )
 
 
@@ -33,7 +33,7 @@ async def refuse_pods(target: DrillTarget) -> AsyncIterator[Injection]:
     job = await target.job()
     least, now = parse_stored(job)[0].min_replicas, len((await target.status()).world.members)
     if now <= least:
-        raise Complaint(
+        raise UserError(
             f"{target.name} goes on with {least} replicas or more, and has {now}: it would wait for the pod that can't "
             "be made. Set spec.elastic.minReplicas to less to play this."
         )
@@ -62,12 +62,12 @@ async def _part_by_policy(target: DrillTarget) -> AsyncIterator[Injection]:
         await asyncio.sleep(LOOK)
         now = (await target.status()).progress
         if before and now and now.at != before.at:
-            raise Complaint(
+            raise UserError(
                 "The operator hears the job's agents in spite of a NetworkPolicy: this cluster does not enforce them, "
                 "or not on connections that are open, or another policy lets it through. "
                 f"Set {PREFIX}{BY_COMMAND.inject} and {PREFIX}{BY_COMMAND.revert} to commands that do it."
             )
-        yield Injection(at, "cut the operator off from all agents by a NetworkPolicy", Sight.LOGS)
+        yield Injection(at, "cut the operator off from all agents by a NetworkPolicy", ProgressSource.LOGS)
 
 
 @asynccontextmanager
@@ -89,7 +89,7 @@ async def _remove(target: DrillTarget, resource: Resource, name: str) -> None:
     try:
         await target.client.delete(resource, target.namespace, name)
     except ApiError as error:
-        raise Complaint(f"`kubectl delete {resource.plural} {name}` is left to you: {error}") from error
+        raise UserError(f"`kubectl delete {resource.plural} {name}` is left to you: {error}") from error
 
 
 def _webhook(target: DrillTarget, job: Raw) -> Raw:
@@ -141,4 +141,4 @@ async def _in_force(target: DrillTarget, replica: str) -> None:
                     return
                 raise
             await asyncio.sleep(0.2)
-    raise Complaint(f"The API server has not asked the drill's webhook within {IN_FORCE:g} s.")
+    raise UserError(f"The API server has not asked the drill's webhook within {IN_FORCE:g} s.")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from concertina.drill.target import DrillTarget, Injection
 from concertina.kube.errors import ApiError
-from concertina.terminal.connection import Complaint
+from concertina.terminal.connection import UserError
 
 STRAGGLE_SECONDS = 120.0
 """After so long a slowed worker is let go, whatever becomes of the drill."""
@@ -96,14 +96,14 @@ async def out_of_memory(target: DrillTarget) -> AsyncIterator[Injection]:
     pid = await target.worker(member)
     limit, _, born = (await target.run_python(member.replica, _LIMIT, pid)).partition(" ")
     if not limit:
-        raise Complaint("The container trainer has no memory limit: set resources.limits.memory to play this.")
+        raise UserError("The container trainer has no memory limit: set resources.limits.memory to play this.")
     at, why = time.time(), ""
     try:
         await target.run_python(member.replica, _EAT, pid, limit, seconds=60.0)
     except ApiError as error:  # perhaps what ate was killed with the worker, or all of the container
         why = f": {error}"
     if await _lives(target, member.replica, pid, born):
-        raise Complaint(f"The worker of {member.replica} outlived its container's memory limit{why}.")
+        raise UserError(f"The worker of {member.replica} outlived its container's memory limit{why}.")
     yield Injection(at, f"ate the memory of {member.replica} on {member.node} until the kernel killed its worker")
 
 
@@ -126,7 +126,7 @@ async def straggle(target: DrillTarget) -> AsyncIterator[Injection]:
     await asyncio.wait({slowing}, timeout=2.0)
     if slowing.done():
         why = slowing.exception() or slowing.result() or "it ended just now; play the drill again"
-        raise Complaint(f"The worker of {member.replica} can't be slowed: {why}")
+        raise UserError(f"The worker of {member.replica} can't be slowed: {why}")
     try:
         done = f"slowed the worker of {member.replica} on {member.node}: it computes at a third of its speed"
         yield Injection(at, done, replica=member.replica)

@@ -8,22 +8,22 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from concertina.drill.target import OUTAGE, STANDSTILL, DrillTarget, Fault, Injection, Sight, environment_of
+from concertina.drill.target import OUTAGE, STANDSTILL, DrillTarget, Fault, Injection, ProgressSource, environment_of
 from concertina.local.cluster import LocalCluster
 from concertina.local.host import processes
-from concertina.local.host.processes import Identity
-from concertina.terminal.connection import Complaint
+from concertina.local.host.processes import ProcessIdentity
+from concertina.terminal.connection import UserError
 
 API_SERVER = "kube-apiserver"
 # Of a container, wherever its variables come from.
 _ENDPOINT = "import os; print(os.environ.get('AWS_ENDPOINT_URL', ''))"
 
 
-def _container(environment: dict[str, str], what: str) -> Identity:
+def _container(environment: dict[str, str], what: str) -> ProcessIdentity:
     """Process 1 of it."""
     found = processes.container(environment)
     if found is None:
-        raise Complaint(f"The process of {what} was not found on this machine.")
+        raise UserError(f"The process of {what} was not found on this machine.")
     return found
 
 
@@ -58,7 +58,7 @@ async def stop_operator(target: DrillTarget) -> AsyncIterator[Injection]:
     at = time.time()
     try:
         operator.signal(signal.SIGSTOP)
-        yield Injection(at, f"SIGSTOP to the operator {name}", Sight.LOGS)
+        yield Injection(at, f"SIGSTOP to the operator {name}", ProgressSource.LOGS)
         await asyncio.sleep(max(0.0, at + STANDSTILL - time.time()))
     finally:
         operator.signal(signal.SIGCONT)
@@ -98,7 +98,7 @@ def kill_apiserver(target: DrillTarget) -> AbstractAsyncContextManager[Injection
         target.cluster.start_component(API_SERVER)
         target.cluster.wait_api()
 
-    injection = Injection(time.time(), "SIGKILL to the API server", sight=Sight.NOTHING)
+    injection = Injection(time.time(), "SIGKILL to the API server", sight=ProgressSource.NOTHING)
     return _outage(lambda: target.cluster.kill_component(API_SERVER), start, injection)
 
 
@@ -107,11 +107,11 @@ async def kill_storage(target: DrillTarget) -> AsyncIterator[Injection]:
     """SIGKILL to the cluster's S3 server; it is started again, with its address and data."""
     server = target.cluster.s3
     if server is None:
-        raise Complaint("This local cluster has no S3 server of its own: start one with `concertina local up --s3`.")
+        raise UserError("This local cluster has no S3 server of its own: start one with `concertina local up --s3`.")
     uri = str((await target.job())["spec"]["checkpoint"]["uri"])
     used = await target.run_python((await target.coordinator()).replica, _ENDPOINT)
     if not uri.startswith("s3://") or used != server.endpoint:
-        raise Complaint(
+        raise UserError(
             f"{target.name} saves to {uri}{f' at {used}' if used else ''}, which is not on this cluster's S3 server "
             f"({server.endpoint}): it would not notice."
         )

@@ -17,7 +17,7 @@ from concertina.drill.target import SKEW, DrillTarget, Injection, watched_namesp
 from concertina.kube.manifests.agent import VOLUME, VOLUME_PATH
 from concertina.kube.manifests.containers import PYTHON, python, trainer_of
 from concertina.kube.resources import NAMESPACES, TRAINING_JOBS, Raw
-from concertina.terminal.connection import Complaint
+from concertina.terminal.connection import UserError
 
 DRILL_OF = "concertina.dev/drill-of"
 """Label of the namespaces that a drill makes: the uid of the job that is drilled."""
@@ -175,7 +175,7 @@ def _queue_jobs(environment: Mapping[str, str]) -> int:
     """Raises Complaint."""
     text = environment.get(QUEUE_JOBS) or str(DEFAULT_QUEUE_JOBS)
     if not text.isdecimal() or not 1 <= int(text) <= MOST_QUEUE_JOBS:
-        raise Complaint(f"{QUEUE_JOBS} is {text!r}: it must be a number from 1 to {MOST_QUEUE_JOBS}.")
+        raise UserError(f"{QUEUE_JOBS} is {text!r}: it must be a number from 1 to {MOST_QUEUE_JOBS}.")
     return int(text)
 
 
@@ -183,7 +183,7 @@ def _queue_jobs(environment: Mapping[str, str]) -> int:
 async def _tenants(target: DrillTarget, job: Raw, names: list[str]) -> AsyncIterator[None]:
     """Namespaces like the job's own. Those that an earlier drill of the job has left go first."""
     if watched := watched_namespaces(await target.operator()):
-        raise Complaint(
+        raise UserError(
             f"The operator serves {', '.join(watched)} alone: it would not see the jobs of a namespace that is made "
             "for this drill."
         )
@@ -206,7 +206,7 @@ async def _remove_tenants(target: DrillTarget, uid: str) -> None:
     selector, deadline = f"{DRILL_OF}={uid}", time.monotonic() + GONE_SECONDS
     while remaining := (await target.client.list_all(NAMESPACES, None, selector))[0]:
         if time.monotonic() > deadline:
-            raise Complaint(f"`kubectl delete namespace -l {selector}` has not ended within {GONE_SECONDS:g} s.")
+            raise UserError(f"`kubectl delete namespace -l {selector}` has not ended within {GONE_SECONDS:g} s.")
         for namespace in remaining:
             if "deletionTimestamp" not in namespace["metadata"]:
                 await target.client.delete(NAMESPACES, None, namespace["metadata"]["name"])
@@ -222,7 +222,7 @@ async def _until_held_back(target: DrillTarget, namespace: str, begun_at: float)
             if HELD_BACK in line and namespace in line:
                 return
         await asyncio.sleep(LOOK_SECONDS)
-    raise Complaint(
+    raise UserError(
         f"The operator has not held back the agent of {namespace} within {HELD_BACK_SECONDS:g} s: its pod does not "
         "run, or it has no bound."
     )
@@ -237,5 +237,5 @@ async def _until_waiting(target: DrillTarget, names: list[str], count: int) -> N
         if told >= count:
             return
         if time.monotonic() > deadline:
-            raise Complaint(f"The operator has told of {told} of {count} jobs within {WAITING_SECONDS:g} s.")
+            raise UserError(f"The operator has told of {told} of {count} jobs within {WAITING_SECONDS:g} s.")
         await asyncio.sleep(LOOK_SECONDS)

@@ -41,7 +41,7 @@ CONFINED = {
 
 
 @dataclass(frozen=True)
-class Metrics:
+class AgentMetrics:
     """What agents tell Prometheus, as the operator was told."""
 
     port: int
@@ -56,7 +56,7 @@ class PodSettings:
     """What the operator's own settings say of pods."""
 
     agent_image: str
-    metrics: Metrics | None = None
+    metrics: AgentMetrics | None = None
     """None: agents serve none."""
 
 
@@ -75,7 +75,9 @@ def _host_port(ports: range, job: JobView, create: CreatePod) -> int:
     return ports[(start + create.index + 1009 * create.attempt) % len(ports)]
 
 
-def metrics_port(job: JobView, spec: JobSpec, template: Raw, create: CreatePod, metrics: Metrics | None) -> int | None:
+def metrics_port(
+    job: JobView, spec: JobSpec, template: Raw, create: CreatePod, metrics: AgentMetrics | None
+) -> int | None:
     """Of the pod's metrics; None where there are none, or where a container of the template says that it is its own."""
     if metrics is None or not spec.metrics.enabled:
         return None
@@ -86,7 +88,7 @@ def metrics_port(job: JobView, spec: JobSpec, template: Raw, create: CreatePod, 
     return None if metrics.port in theirs else metrics.port
 
 
-def with_metrics(pod: Raw, spec: JobSpec, port: int, metrics: Metrics) -> Raw:
+def with_metrics(pod: Raw, spec: JobSpec, port: int, metrics: AgentMetrics) -> Raw:
     """The agent serves its metrics at that port."""
     trainer, metadata = trainer_of(pod), pod.get("metadata") or {}
     declared: Raw = {"name": METRICS_PORT_NAME, "containerPort": port, "protocol": "TCP"}

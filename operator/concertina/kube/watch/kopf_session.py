@@ -87,7 +87,7 @@ class KopfSession:
         if response.status < 400:
             if begins:
                 self._begun(of)
-            response.content = _Lines(response.content)  # type: ignore[assignment] # it stands in for a StreamReader
+            response.content = _WatchLines(response.content)  # type: ignore[assignment] # it stands in for a StreamReader
         return response
 
     async def _answer(
@@ -129,7 +129,7 @@ def _names_training_jobs(path: str, status: int, body: bytes) -> bool:
     return True
 
 
-class _Lines:
+class _WatchLines:
     """The body of a watch: complete lines that kopf can decode, and silence is an end."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:

@@ -41,7 +41,7 @@ class WatchEnd(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Kept(Generic[T]):
+class CachedObject(Generic[T]):
     uid: str
     version: int
     value: T
@@ -65,7 +65,7 @@ class Reflector(Generic[T]):
         self._changed = changed
         self._namespace = namespace
         self._labels = labels
-        self._kept: dict[Key, Kept[T]] = {}
+        self._kept: dict[Key, CachedObject[T]] = {}
         self._ghosts: OrderedDict[str, None] = OrderedDict()
         self.synced = asyncio.Event()
         """Set after the first LIST."""
@@ -142,7 +142,7 @@ class Reflector(Generic[T]):
         if old and old.version >= version:
             return
         try:
-            new = Kept(obj["metadata"]["uid"], version, self._parse(obj))
+            new = CachedObject(obj["metadata"]["uid"], version, self._parse(obj))
         except Exception:
             # One object of an odd shape must not end the watch of all.
             log.exception("%s %s can't be read and is left out", self._resource.plural, "/".join(key))

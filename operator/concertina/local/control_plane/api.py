@@ -10,7 +10,7 @@ from typing import Any
 MOST_IDLE = 8
 
 
-class ApiError(Exception):
+class ControlPlaneError(Exception):
     """The API server refused: status is the HTTP status, the text is its message."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -56,13 +56,13 @@ class Api:
         else:
             connection.close()
         if response.status >= 300:
-            raise ApiError(response.status, text)
+            raise ControlPlaneError(response.status, text)
         return json.loads(text) if text.startswith(("{", "[")) else text
 
     def exists(self, path: str) -> bool:
         """Whether there is such an object now; False too while the API server does not answer or not yet knows us."""
         try:
             self.call("GET", path)
-        except (OSError, ApiError):
+        except (OSError, ControlPlaneError):
             return False
         return True

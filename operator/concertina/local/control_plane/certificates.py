@@ -29,7 +29,7 @@ class KeyPair:
     key: Path
 
 
-class Authority:
+class ClusterAuthority:
     """The cluster's CA. Its key stays in the state folder, to add nodes later."""
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +37,7 @@ class Authority:
         self.pair = KeyPair(folder / "ca.crt", folder / "ca.key")
 
     @classmethod
-    def create(cls, folder: Path) -> "Authority":
+    def create(cls, folder: Path) -> "ClusterAuthority":
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = cls(folder)
         key = ec.generate_private_key(ec.SECP256R1())

@@ -29,7 +29,7 @@ class Endpoints:
 def write_files(directory: Path, endpoints: Endpoints) -> None:
     """Certificates, keys and kubeconfigs of all components, and the administrator's kubeconfig."""
     pki = directory / "pki"
-    authority = certificates.Authority.create(pki)
+    authority = certificates.ClusterAuthority.create(pki)
     names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
     names += ["kubernetes.default.svc.cluster.local", endpoints.address, "127.0.0.1", "::1", "10.96.0.1"]
     authority.issue("apiserver", "kube-apiserver", hosts=names)

@@ -17,20 +17,20 @@ _PORTS = range(12000, 29000)  # no kubelet's, agent's or NodePort
 
 
 @dataclass(frozen=True)
-class Identity:
+class ProcessIdentity:
     """One process for all time: its pid and its start time in clock ticks since boot."""
 
     pid: int
     start: int
 
     @classmethod
-    def of(cls, pid: int) -> "Identity | None":
+    def of(cls, pid: int) -> "ProcessIdentity | None":
         """The process that has this pid now, None when there is none or it is a zombie."""
         stat = _stat(pid)
         return cls(pid, int(stat[19])) if stat and stat[0] not in "ZX" else None
 
     @classmethod
-    def parse(cls, text: str) -> "Identity":
+    def parse(cls, text: str) -> "ProcessIdentity":
         pid, start = text.split()
         return cls(int(pid), int(start))
 
@@ -38,7 +38,7 @@ class Identity:
         return f"{self.pid} {self.start}"
 
     def alive(self) -> bool:
-        return Identity.of(self.pid) == self
+        return ProcessIdentity.of(self.pid) == self
 
     def signal(self, number: int) -> None:
         """Send a signal unless the process is gone (no pid is reused in the microseconds between look and kill)."""
@@ -60,7 +60,7 @@ def _pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def marked(directory: Path) -> list[Identity]:
+def marked(directory: Path) -> list[ProcessIdentity]:
     """All live processes of the cluster with this state folder (or of one in it), pods excepted."""
     needle = f"{MARKER}={directory}".encode()
     below = needle + b"/"
@@ -71,19 +71,19 @@ def marked(directory: Path) -> list[Identity]:
         except OSError:  # gone, or of another user
             continue
         ours = any(entry == needle or entry.startswith(below) for entry in environment)
-        if ours and (identity := Identity.of(pid)):
+        if ours and (identity := ProcessIdentity.of(pid)):
             found.append(identity)
     return found
 
 
-def container(environment: dict[str, str]) -> Identity | None:
+def container(environment: dict[str, str]) -> ProcessIdentity | None:
     """Process 1 of the container (of any cluster of this user) that was started with these variables, if one runs."""
     wanted = {f"{name}={value}".encode() for name, value in environment.items()}
     for pid in _pids():
         try:
             held = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
             if wanted <= held and _namespace_pids(pid)[-1] == 1:
-                return Identity.of(pid)
+                return ProcessIdentity.of(pid)
         except (OSError, IndexError):  # gone, or of another user
             continue
     return None
@@ -110,7 +110,7 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def signal_tree(root: Identity, number: int) -> None:
+def signal_tree(root: ProcessIdentity, number: int) -> None:
     """Send a signal to root and all below it, again until no new process turns up (they may fork meanwhile)."""
     done: set[int] = set()
     while root.alive():
@@ -123,7 +123,7 @@ def signal_tree(root: Identity, number: int) -> None:
         done.update(fresh)
 
 
-def kill(processes: Iterable[Identity], timeout: float = 30.0) -> list[Identity]:
+def kill(processes: Iterable[ProcessIdentity], timeout: float = 30.0) -> list[ProcessIdentity]:
     """SIGKILL them and wait until they are gone (or zombies); returns those that are not after timeout seconds."""
     left = list(processes)
     for process in left:

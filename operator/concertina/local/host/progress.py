@@ -17,7 +17,7 @@ def shown() -> Iterator[Callable[[str], None]]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines().say
+        yield _ProgressLines().say
         return
     text = TextColumn(
         "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -27,7 +27,7 @@ def shown() -> Iterator[Callable[[str], None]]:
         yield lambda line: bar.update(task, description=line)
 
 
-class _Lines:
+class _ProgressLines:
     """The first word about each thing at once, more of it only now and then."""
 
     def __init__(self) -> None:

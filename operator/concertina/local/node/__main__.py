@@ -16,7 +16,7 @@ from pathlib import Path
 
 from concertina.local.errors import LocalClusterError
 from concertina.local.host import namespaces
-from concertina.local.host.processes import Identity
+from concertina.local.host.processes import ProcessIdentity
 from concertina.local.node.runtime import rootfs
 from concertina.local.node.runtime.process import Runtime
 
@@ -73,7 +73,7 @@ def _boot(folder: Path, link: socket.socket) -> int:
             gc.freeze()
             Runtime(link).run()
         os._exit(1)
-    (folder / "process").write_text(str(Identity.of(pid)))
+    (folder / "process").write_text(str(ProcessIdentity.of(pid)))
     os.write(recorded_write, b"1")
     return 0
 
@@ -81,7 +81,7 @@ def _boot(folder: Path, link: socket.socket) -> int:
 def _join(folder: Path) -> None:
     """Fork a child into the node's namespaces, below its process 1; only that child returns."""
     os.setsid()
-    process = Identity.parse((folder / "process").read_text()).pid
+    process = ProcessIdentity.parse((folder / "process").read_text()).pid
     flags = namespaces.CLONE_NEWNS | namespaces.CLONE_NEWPID
     if os.stat(f"/proc/{process}/ns/user").st_ino != os.stat("/proc/self/ns/user").st_ino:
         flags |= namespaces.CLONE_NEWUSER

@@ -11,7 +11,7 @@ from aiohttp import web
 from concertina.local.node.node import NodeConfig
 from concertina.local.node.pods.pod import Pod
 from concertina.local.node.runtime import logs
-from concertina.local.node.runtime.container import Container
+from concertina.local.node.runtime.container import RunningContainer
 
 EXEC_PROTOCOL = "v4.channel.k8s.io"
 _EXEC_SECONDS = 60.0  # to give up
@@ -79,7 +79,7 @@ async def _logs(request: web.Request, find: FindPod) -> web.StreamResponse:
     return await _send(request, container, path)
 
 
-async def _send(request: web.Request, container: Container, path: Path) -> web.StreamResponse:
+async def _send(request: web.Request, container: RunningContainer, path: Path) -> web.StreamResponse:
     query = request.query
     with_time = query.get("timestamps") == "true"
     tail = int(query["tailLines"]) if "tailLines" in query else None

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from concertina.local.errors import LocalClusterError
 from concertina.local.host import paths, processes
-from concertina.local.host.processes import MARKER, Identity
+from concertina.local.host.processes import MARKER, ProcessIdentity
 from concertina.local.state import record as state
 
 _TIMEOUT = 30.0  # seconds
 _HOST = "host"  # the file that says on which machine
 
 
-def spawn(folder: Path, name: str, command: list[str]) -> Identity:
+def spawn(folder: Path, name: str, command: list[str]) -> ProcessIdentity:
     """Start a program in a session of its own, its output in logs/NAME.log, its identity on record in NAME.process."""
     only_here(folder)
     logs = folder / "logs"
@@ -35,17 +35,17 @@ def spawn(folder: Path, name: str, command: list[str]) -> Identity:
             start_new_session=True,
         )
     process.returncode = 0  # nobody waits for it: it outlives this process
-    identity = Identity.of(process.pid)
+    identity = ProcessIdentity.of(process.pid)
     if identity is None:
         raise LocalClusterError(f"{name} ended at once; see {logs / name}.log")
     (folder / f"{name}.process").write_text(str(identity))
     return identity
 
 
-def find(folder: Path, name: str) -> Identity | None:
+def find(folder: Path, name: str) -> ProcessIdentity | None:
     """The process that was spawned under this name, None when it does not run."""
     try:
-        identity = Identity.parse((folder / f"{name}.process").read_text())
+        identity = ProcessIdentity.parse((folder / f"{name}.process").read_text())
     except (FileNotFoundError, ValueError):
         return None
     return identity if identity.alive() else None

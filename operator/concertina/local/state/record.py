@@ -31,7 +31,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Record:
+class ClusterRecord:
     """A cluster as it was set up; whether its processes live is for the kernel to say."""
 
     name: str
@@ -61,19 +61,19 @@ def directory(name: str) -> Path:
     return paths.clusters() / name
 
 
-def save(record: Record) -> None:
+def save(record: ClusterRecord) -> None:
     data = asdict(record) | {"directory": str(record.directory)}
     certificates.write_private(record.directory / "cluster.json", json.dumps(data, indent=1).encode())
 
 
-def load(folder: Path) -> Record | None:
+def load(folder: Path) -> ClusterRecord | None:
     """The record in a state folder, None where no cluster was set up to the end of its files."""
     try:
         data = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError:
         return None
     data["directory"], data["endpoints"] = Path(data["directory"]), Endpoints(**data["endpoints"])
-    return Record(**data | {"options": Options(**data["options"])})
+    return ClusterRecord(**data | {"options": Options(**data["options"])})
 
 
 @contextlib.contextmanager

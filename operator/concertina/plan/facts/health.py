@@ -29,7 +29,7 @@ class Life(enum.Enum):
     """It is not coming back as what it was."""
 
 
-class Evidence(enum.Enum):
+class EvidenceSource(enum.Enum):
     """Who says so."""
 
     POD = enum.auto()
@@ -47,11 +47,11 @@ class Evidence(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HealthVerdict:
     life: Life
     sentence: str = ""
     """Why, in words that follow 'replica x'; empty where it is not dead."""
-    evidence: Evidence | None = None
+    evidence: EvidenceSource | None = None
     """None where it is alive."""
     age: float | None = None
     """Seconds since it fell silent; None where silence is not the evidence."""
@@ -63,13 +63,13 @@ class Verdict:
         return self.life is Life.DEAD
 
 
-ALIVE = Verdict(Life.ALIVE)
+ALIVE = HealthVerdict(Life.ALIVE)
 TRAINS = (protocol.State.RUNNING, protocol.State.DRAINING)
 """As a member says of its own part in a round: it would have failed if it had lost its coordinator."""
 
 
-def _dead(evidence: Evidence, sentence: str, age: float | None = None) -> Verdict:
-    return Verdict(Life.DEAD, sentence, evidence, age)
+def _dead(evidence: EvidenceSource, sentence: str, age: float | None = None) -> HealthVerdict:
+    return HealthVerdict(Life.DEAD, sentence, evidence, age)
 
 
 @dataclass(frozen=True)
@@ -83,29 +83,29 @@ class Health:
         """Then it may be the operator who is cut off, and all may be well."""
         return not any(view.connected for view in self.observed.agents.values())
 
-    def by_objects(self, pod: PodView) -> Verdict:
+    def by_objects(self, pod: PodView) -> HealthVerdict:
         """As its pod and its node say: what no agent could prove wrong."""
         if pod.ended:
             lines = [line for line in pod.exit_message.splitlines() if line.strip()]
             detail = lines[-1].strip()[:300] if lines else pod.exit_reason
             code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
-            return _dead(Evidence.POD, f"ended{code}{f' ({detail})' if detail else ''}")
+            return _dead(EvidenceSource.POD, f"ended{code}{f' ({detail})' if detail else ''}")
         if pod.deleting:
-            return _dead(Evidence.POD, "is being deleted")
+            return _dead(EvidenceSource.POD, "is being deleted")
         if self.observed.node(pod).out_of_service:
-            return _dead(Evidence.NODE, f"was on node {pod.node}, which is out of service")
+            return _dead(EvidenceSource.NODE, f"was on node {pod.node}, which is out of service")
         return ALIVE
 
-    def by_contact(self, pod: PodView) -> Verdict:
+    def by_contact(self, pod: PodView) -> HealthVerdict:
         """As its agent lets itself be heard. Of members of a round that goes on their coordinator knows more."""
         view = self.observed.agent(pod.name)
         if pod.phase is PodPhase.PENDING and pod.node and not self.observed.node(pod).ready:
             # Bound to it before anybody knew: whoever dies in a crowd is replaced on nodes that died with it.
-            return _dead(Evidence.NODE, f"waits to start on node {pod.node}, which is not ready")
+            return _dead(EvidenceSource.NODE, f"waits to start on node {pod.node}, which is not ready")
         if view.alive or pod.phase is not PodPhase.RUNNING or self._is_in_good_standing(pod.name):
             return ALIVE
         if not self.observed.node(pod).ready:
-            return _dead(Evidence.NODE, f"can't be reached and its node {pod.node} is not ready")
+            return _dead(EvidenceSource.NODE, f"can't be reached and its node {pod.node} is not ready")
         age, is_first = view.silent_for(self.now), view.lost_at is None
         if age is not None and (again := self.observed.started_again_for.get(pod.uid, age)) < age:
             age, is_first = again, True  # until then it was the container before that kept silent
@@ -117,12 +117,12 @@ class Health:
         if age is None or age < patience:
             return ALIVE
         if view.refusal is ConnectionRefusal.NOT_LISTENING:
-            return _dead(Evidence.HOST, f"has had no agent that listens for {age:.0f} s", age)
+            return _dead(EvidenceSource.HOST, f"has had no agent that listens for {age:.0f} s", age)
         if self.no_agent_reachable or self.observed.operator_isolated:
-            return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age)
+            return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age)
         if pod.uid not in self.observed.given_up:
-            return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age, waits=True)
-        return _dead(Evidence.SILENCE, f"could not be reached for {age:.0f} s, while others could", age)
+            return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age, waits=True)
+        return _dead(EvidenceSource.SILENCE, f"could not be reached for {age:.0f} s, while others could", age)
 
     @cached
     def _since_planned_claim(self) -> float:
@@ -138,11 +138,11 @@ class Health:
         if not self.round.committed or replica not in self.round.members:
             return False
         if replica == self.round.coordinator.replica:
-            return not self.coordinator.dead or self.coordinator.evidence is Evidence.DRAIN
+            return not self.coordinator.dead or self.coordinator.evidence is EvidenceSource.DRAIN
         return replica not in self.round.failed
 
     @cached
-    def coordinator(self) -> Verdict:
+    def coordinator(self) -> HealthVerdict:
         """Whether the committed round still has its coordinator. Dead at once where its host closes the stream and
         refuses the next; in doubt its members are asked, and where none of them is heard either, the world may be
         training as a whole: it is left alone until Kubernetes knows more (decision "When a coordinator counts as
@@ -150,13 +150,13 @@ class Health:
         coordinator = self.round.coordinator
         pod = next((pod for pod in self.observed.pods if pod.name == coordinator.replica), None)
         if pod is None or not coordinator.is_pod(pod.uid) or pod.ended:
-            return _dead(Evidence.POD, "has ended")
+            return _dead(EvidenceSource.POD, "has ended")
         view = self.observed.agent(coordinator.replica)
         if view.alive:
             return ALIVE
         refused = view.refusal is ConnectionRefusal.NOT_LISTENING
         if refused and view.closed and not self.observed.operator_isolated:
-            return _dead(Evidence.HOST, "is gone: its agent no longer listens")
+            return _dead(EvidenceSource.HOST, "is gone: its agent no longer listens")
         age = view.silent_for(self.now)
         # Its stream broke and was not opened again in time; or this operator, new, got no answer from it so far.
         patience = constants.FIRST_CONTACT if view.lost_at is None else constants.RECONNECT
@@ -165,14 +165,14 @@ class Health:
         if word := self._word_of_members():
             return replace(word, age=age)
         if not self._members_were_asked:
-            return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age)
+            return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age)
         if pod.deleting:
-            return _dead(Evidence.POD, "is gone: its agent no longer listens", age)
+            return _dead(EvidenceSource.POD, "is gone: its agent no longer listens", age)
         if not self.observed.node(pod).ready:
-            return _dead(Evidence.NODE, "is gone: its agent no longer listens", age)
-        return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age)
+            return _dead(EvidenceSource.NODE, "is gone: its agent no longer listens", age)
+        return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age)
 
-    def _word_of_members(self) -> Verdict | None:
+    def _word_of_members(self) -> HealthVerdict | None:
         """About a coordinator that is not heard, of those of its members that are. A member's part in the round ends
         soon after it has lost its coordinator: while it trains, it hears it. None where nobody can say."""
         assert self.round.claim is not None
@@ -182,15 +182,19 @@ class Health:
             if name == self.round.coordinator.replica or not view.connected or view.report is None:
                 continue
             if not member.is_agent(view.report.instance):
-                return _dead(Evidence.MEMBERS, f"can't be reached, and the agent of its member {name} was restarted")
+                return _dead(
+                    EvidenceSource.MEMBERS, f"can't be reached, and the agent of its member {name} was restarted"
+                )
             if (view.report.round, view.report.claim) != this_round:
                 continue
             if view.report.state in (protocol.State.FAILED, protocol.State.DRAINED):
                 why = view.report.failures[0].message if view.report.failures else "its part is over"
-                evidence = Evidence.DRAIN if view.report.state == protocol.State.DRAINED else Evidence.MEMBERS
+                evidence = (
+                    EvidenceSource.DRAIN if view.report.state == protocol.State.DRAINED else EvidenceSource.MEMBERS
+                )
                 return _dead(evidence, f"can't be reached, and its member {name} says: {why}")
             trains |= view.report.state in TRAINS
-        return Verdict(Life.SILENT, evidence=Evidence.MEMBERS) if trains else None
+        return HealthVerdict(Life.SILENT, evidence=EvidenceSource.MEMBERS) if trains else None
 
     @property
     def _members_were_asked(self) -> bool:

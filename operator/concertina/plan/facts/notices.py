@@ -16,7 +16,7 @@ from concertina.plan.observed import NodeView, PodPhase, PodView
 
 
 @dataclass(frozen=True)
-class Notice:
+class PodNotice:
     message: str
     """In words that follow 'replica x'."""
     left: float
@@ -34,7 +34,7 @@ class NoticeInput(NamedTuple):
     now: float
 
 
-def of(given: NoticeInput) -> Notice | None:
+def of(given: NoticeInput) -> PodNotice | None:
     """The most urgent one."""
     if given.pod.phase not in (PodPhase.PENDING, PodPhase.RUNNING):
         return None
@@ -44,45 +44,45 @@ def of(given: NoticeInput) -> Notice | None:
     return None
 
 
-def _deleted(given: NoticeInput) -> Notice | None:
+def _deleted(given: NoticeInput) -> PodNotice | None:
     pod = given.pod
     if not pod.deleting:
         return None
     # At least half of the grace: the API server's clock may be ahead of ours.
     until = pod.deletion_at - given.now if pod.deletion_at is not None else 0.0
     seconds = max(pod.grace / 2, min(pod.grace, until))
-    return Notice(f"is being deleted{_why(pod)}", seconds)
+    return PodNotice(f"is being deleted{_why(pod)}", seconds)
 
 
-def _disrupted(given: NoticeInput) -> Notice | None:
-    return Notice(f"is about to be deleted{_why(given.pod)}", given.pod.grace) if given.pod.disruption else None
+def _disrupted(given: NoticeInput) -> PodNotice | None:
+    return PodNotice(f"is about to be deleted{_why(given.pod)}", given.pod.grace) if given.pod.disruption else None
 
 
 def _why(pod: PodView) -> str:
     return f" ({pod.disruption})" if pod.disruption else ""
 
 
-def _node_ends(given: NoticeInput) -> Notice | None:
+def _node_ends(given: NoticeInput) -> PodNotice | None:
     node = given.node
     if not node.notice:
         return None
-    return Notice(f"is on node {node.name}, whose end is announced by the taint {node.notice}", given.pod.grace)
+    return PodNotice(f"is on node {node.name}, whose end is announced by the taint {node.notice}", given.pod.grace)
 
 
-def _asked_to_stop(given: NoticeInput) -> Notice | None:
+def _asked_to_stop(given: NoticeInput) -> PodNotice | None:
     if given.told is None:
         return None
-    return Notice(f"was told to stop within {given.told:g} s", given.told)
+    return PodNotice(f"was told to stop within {given.told:g} s", given.told)
 
 
-def _cordoned(given: NoticeInput) -> Notice | None:
+def _cordoned(given: NoticeInput) -> PodNotice | None:
     node = given.node
     if not node.cordoned:
         return None
-    return Notice(f"is on node {node.name}, which is cordoned", given.pod.grace, urgent=False)
+    return PodNotice(f"is on node {node.name}, which is cordoned", given.pod.grace, urgent=False)
 
 
-CHECKS: tuple[Callable[[NoticeInput], Notice | None], ...] = (
+CHECKS: tuple[Callable[[NoticeInput], PodNotice | None], ...] = (
     _deleted,
     _disrupted,
     _node_ends,

@@ -10,7 +10,7 @@ from concertina.api.restarts import Restart
 from concertina.api.spec import JobSpec
 from concertina.plan.facts import notices, sizes
 from concertina.plan.facts.cached import cached
-from concertina.plan.facts.health import Evidence, Health
+from concertina.plan.facts.health import EvidenceSource, Health
 from concertina.plan.facts.round import Round
 from concertina.plan.observed import Call, JobObservation, PodPhase, PodView
 from concertina_protocol import Prepared
@@ -67,7 +67,7 @@ class Replicas:
         ages = {}
         for pod in self.observed.pods:
             verdict = self.health.by_contact(pod)
-            if verdict.evidence is Evidence.SILENCE and (verdict.dead or verdict.waits):
+            if verdict.evidence is EvidenceSource.SILENCE and (verdict.dead or verdict.waits):
                 ages[pod.uid] = verdict.age or 0.0
         alone = [pod.uid for pod in self.observed.pods if pod.uid in ages and not self._why_dead_though_heard(pod)]
         return tuple(sorted(alone, key=lambda uid: -ages[uid]))
@@ -98,7 +98,7 @@ class Replicas:
     # --- who goes
 
     @cached
-    def notices(self) -> Mapping[str, notices.Notice]:
+    def notices(self) -> Mapping[str, notices.PodNotice]:
         """Replicas that will go, by pod name, while they are still there."""
         observed, members, notice_by_replica = self.observed, self.round.members, {}
         # What the coordinator says of its members, also of a round that a claim is about to replace: who has left stays

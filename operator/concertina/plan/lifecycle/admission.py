@@ -21,7 +21,7 @@ from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.lifecycle.line import Waiting, waiting
-from concertina.plan.observed import Hindrance, NodeView, Place, PodPhase, PodView, Refusal, Refused
+from concertina.plan.observed import BlockedBy, CreateRefusal, NodeView, PodPhase, PodView, QueuePlace, Refusal
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims
 
@@ -31,7 +31,7 @@ TURN_TIMEOUT = 120.0
 """Seconds that a job has to start in its turn."""
 
 
-def by_quota(refused: Refused | None) -> bool:
+def by_quota(refused: CreateRefusal | None) -> bool:
     """Other refusals no other job can end by giving way."""
     return refused is not None and refused.kind is Refusal.QUOTA
 
@@ -85,12 +85,12 @@ def next_status(ctx: JobContext, decision: Decision) -> RequeueState:
 
 def _mine(ctx: JobContext) -> Waiting | None:
     observed = ctx.observed
-    if observed.place == Place() and not ctx.status.internal.requeue_state.since:
+    if observed.place == QueuePlace() and not ctx.status.internal.requeue_state.since:
         return None
     return waiting(observed.job, observed.pods, by_quota(observed.refused))
 
 
-def _due(ctx: JobContext, place: Place, mine: Waiting) -> float | None:
+def _due(ctx: JobContext, place: QueuePlace, mine: Waiting) -> float | None:
     """Return when the job's turn ends, or it releases what it holds, if nothing changes; None where neither will."""
     requeue_state, due = ctx.status.internal.requeue_state, []
     if place.turn:
@@ -104,7 +104,7 @@ def _due(ctx: JobContext, place: Place, mine: Waiting) -> float | None:
     return min(due, default=None)
 
 
-def _is_due(ctx: JobContext, place: Place, mine: Waiting) -> bool:
+def _is_due(ctx: JobContext, place: QueuePlace, mine: Waiting) -> bool:
     due = _due(ctx, place, mine)
     return due is not None and due <= ctx.now
 
@@ -118,7 +118,7 @@ def _may_release(ctx: JobContext, mine: Waiting) -> bool:
     return not (ctx.round.committed and causes.broken(ctx) is None)
 
 
-def _released(ctx: JobContext, place: Place, mine: Waiting) -> RequeueState:
+def _released(ctx: JobContext, place: QueuePlace, mine: Waiting) -> RequeueState:
     """Return a RequeueState by which others go first from now on. A job that room does not help has had its turn, too:
     nobody waits for it again before the others have had theirs."""
     requeue_state = ctx.status.internal.requeue_state
@@ -151,17 +151,17 @@ def _without_pods(requeue_state: RequeueState) -> Decision:
 
 def hindrance(
     least: int, pods: Collection[PodView], nodes: Mapping[str, NodeView] | None, fits_quota: int | None
-) -> Hindrance | None:
+) -> BlockedBy | None:
     """Return the hindrance of a job that waits for room and needs `least` pods; None where it has none. `fits_quota`:
     how many the quota that refused one allows. `nodes`: None where the operator does not watch them."""
     alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]
     if _excluded(alive):
-        return Hindrance.EXCLUDED
+        return BlockedBy.EXCLUDED
     if nodes is not None and not _could_hold(least, alive, nodes):
-        return Hindrance.TOO_LARGE
+        return BlockedBy.TOO_LARGE
     if fits_quota is None:
         return None
-    return Hindrance.BEYOND_QUOTA if fits_quota < least else Hindrance.QUOTA
+    return BlockedBy.BEYOND_QUOTA if fits_quota < least else BlockedBy.QUOTA
 
 
 def _excluded(alive: Collection[PodView]) -> bool:

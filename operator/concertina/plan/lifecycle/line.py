@@ -17,7 +17,7 @@ from decimal import Decimal
 
 from concertina.api.status import unix_seconds
 from concertina.plan.facts import sizes
-from concertina.plan.observed import Hindrance, JobView, Place, PodPhase, PodView
+from concertina.plan.observed import BlockedBy, JobView, PodPhase, PodView, QueuePlace
 
 NONE = Decimal(0)
 NO_ROOM: Mapping[str, Decimal] = {}
@@ -51,7 +51,7 @@ class Waiting:
     """When that was made: nothing has changed since."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
     """Of one pod; empty where that is not known."""
-    hindrance: Hindrance | None = None
+    hindrance: BlockedBy | None = None
 
 
 def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | None:
@@ -90,7 +90,7 @@ class Line:
     jobs: Mapping[str, Waiting]
     room: Mapping[str, Decimal]
     """What they hold together: it is free once they release it."""
-    places: Mapping[str, Place]
+    places: Mapping[str, QueuePlace]
     """By uid. A job that is not in it waits alone, or not at all."""
 
 
@@ -108,7 +108,7 @@ def worked_out(jobs: Mapping[str, Waiting], before: Line) -> Line:
     free_in = Counter(jobs[uid].namespace for uid in free)
     by_quota: dict[str, list[str]] = {}
     for uid, job in jobs.items():
-        if job.hindrance is Hindrance.QUOTA:
+        if job.hindrance is BlockedBy.QUOTA:
             by_quota.setdefault(job.namespace, []).append(uid)
     heads = {
         namespace: min((*uids, first) if first else uids, key=order.__getitem__) for namespace, uids in by_quota.items()
@@ -119,15 +119,15 @@ def worked_out(jobs: Mapping[str, Waiting], before: Line) -> Line:
         head, near = heads.get(job.namespace, first), len(by_quota.get(job.namespace, ()))
         if head is None:
             continue  # room helps none of them
-        if job.hindrance not in (None, Hindrance.QUOTA):
-            place = Place(hindrance=job.hindrance)
+        if job.hindrance not in (None, BlockedBy.QUOTA):
+            place = QueuePlace(hindrance=job.hindrance)
         elif head != uid:
-            place = Place(ahead=(jobs[head].namespace, jobs[head].name))
+            place = QueuePlace(ahead=(jobs[head].namespace, jobs[head].name))
         else:
             helpers = near + (len(free) if job.hindrance is None else free_in[job.namespace]) - 1
             turn = disputed and helpers > 0
-            place = Place(turn=turn, fits=turn and uid in fitting)
-        if job.hindrance is Hindrance.QUOTA and len(free) > free_in[job.namespace]:
+            place = QueuePlace(turn=turn, fits=turn and uid in fitting)
+        if job.hindrance is BlockedBy.QUOTA and len(free) > free_in[job.namespace]:
             place = replace(place, hindrance=job.hindrance)
         places[uid] = place
     return Line(dict(jobs), room_now, places)

@@ -20,7 +20,7 @@ from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Reason
-from concertina.plan.observed import PodPhase, PodView, Refusal, Refused
+from concertina.plan.observed import CreateRefusal, PodPhase, PodView, Refusal
 from concertina.plan.pods.pod_plan import number_at
 
 OUTSIDE = frozenset(
@@ -154,7 +154,7 @@ def refused_for(ctx: JobContext) -> float:
     return _pause(refused) - ctx.since(refused.at) if refused else 0.0
 
 
-def _pause(refused: Refused) -> float:
+def _pause(refused: CreateRefusal) -> float:
     if refused.kind is Refusal.TRANSIENT:
         return constants.RETRY
     if refused.kind is Refusal.PERMANENT:  # as long again as it was refused so far
@@ -182,7 +182,7 @@ def annotate_refusal(ctx: JobContext, decision: Decision) -> Decision:
     return replace(annotated, events=(*decision.events, Event("Warning", POD_REFUSED, message)))
 
 
-def _needs_a_person(refused: Refused) -> bool:
+def _needs_a_person(refused: CreateRefusal) -> bool:
     """What is missing may just not be there yet: a service account made along with the job. A webhook may be down for
     a moment."""
     if refused.kind in (Refusal.MISSING, Refusal.WEBHOOK):
@@ -190,7 +190,7 @@ def _needs_a_person(refused: Refused) -> bool:
     return refused.kind is Refusal.PERMANENT
 
 
-def _advice(refused: Refused) -> str:
+def _advice(refused: CreateRefusal) -> str:
     if refused.kind is Refusal.MISSING:
         return "The job's pods are refused for want of something that they name: make it, and the job goes on."
     if refused.kind is Refusal.WEBHOOK:

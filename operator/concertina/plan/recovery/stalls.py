@@ -18,7 +18,7 @@ from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Failure, Phase, Pods, Reason
-from concertina.plan.facts.health import Evidence, Life, Verdict
+from concertina.plan.facts.health import EvidenceSource, HealthVerdict, Life
 from concertina.plan.pods.pod_plan import delete, same_replica
 from concertina_protocol import StorageHealth
 
@@ -195,7 +195,7 @@ def annotate_unreachable(ctx: JobContext, decision: Decision) -> Decision:
     message = f"{_unreachable_sentence(ctx, verdict)}. {UNREACHABLE_REMEDY}"
     before = ctx.status.trouble
     events = () if before and before.reason == UNREACHABLE else (Event("Warning", UNREACHABLE, message),)
-    goes_on = verdict.evidence is Evidence.MEMBERS
+    goes_on = verdict.evidence is EvidenceSource.MEMBERS
     return replace(
         decision,
         stalled=UNREACHABLE,
@@ -205,7 +205,7 @@ def annotate_unreachable(ctx: JobContext, decision: Decision) -> Decision:
     )
 
 
-def _unheard(ctx: JobContext) -> Verdict | None:
+def _unheard(ctx: JobContext) -> HealthVerdict | None:
     if ctx.round.committed:
         verdicts = [ctx.health.coordinator]
     else:
@@ -214,9 +214,9 @@ def _unheard(ctx: JobContext) -> Verdict | None:
     return next((verdict for verdict in silent if verdict.age is not None and verdict.age >= constants.UNHEARD), None)
 
 
-def _unreachable_sentence(ctx: JobContext, verdict: Verdict) -> str:
+def _unreachable_sentence(ctx: JobContext, verdict: HealthVerdict) -> str:
     since = f"since {rfc3339(ctx.now - (verdict.age or 0.0))}"
-    if verdict.evidence is Evidence.MEMBERS:
+    if verdict.evidence is EvidenceSource.MEMBERS:
         coordinator = ctx.round.coordinator.replica
         return f"the coordinator {coordinator} has not been reached {since}; its members hear it, so the round goes on"
     heard = "no agent of this job has been reached" if ctx.health.no_agent_reachable else "an agent was not reached"

@@ -160,19 +160,19 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Invalid:
+class InvalidClaim:
     """The claim can't lead to a round any more: another one must replace it."""
 
     reason: str
 
 
-def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Invalid:
+def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | InvalidClaim:
     """What the answers to an open claim amount to."""
     calls, replies = ctx.replicas.asked, ctx.replicas.answers
     if _overtaken(calls, made):
-        return Invalid("an agent has seen a higher round, or another claim of this one")
+        return InvalidClaim("an agent has seen a higher round, or another claim of this one")
     if _forgotten(ctx, replies):
-        return Invalid("an agent was restarted since it answered")
+        return InvalidClaim("an agent was restarted since it answered")
     seconds_left = _patience(ctx)
     going = {} if made.from_storage else {name: ctx.agent(name).prepare_of(made) for name in departing(ctx)}
     extra = {name: call.reply for name, call in going.items() if call and isinstance(call.reply, Prepared)}
@@ -182,7 +182,7 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Invalid:
     chosen = topology.chosen(ctx, [name for name in mutual if name in replies])
     if not chosen:
         if _hopeless(ctx, made):
-            return Invalid("all have answered or failed, and it is not enough")
+            return InvalidClaim("all have answered or failed, and it is not enough")
         return Collecting(seconds_left)
     members = {name: replies[name] for name in chosen}
     others = {name: staying[name] for name in mutual if name not in members}
@@ -195,7 +195,7 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Invalid:
         if late is not None:
             return Collecting(late)
         if made.round == ctx.world.round + 1 and holders.is_cut_off(ctx, answers, {**replies, **extra}):
-            return Invalid("what is newest is held by replicas that not all others have reached")
+            return InvalidClaim("what is newest is held by replicas that not all others have reached")
     return Ready(included.replies, included.others, going)
 
 
@@ -207,7 +207,7 @@ def proceed(ctx: JobContext) -> Decision | None:
     match tally(ctx, made):
         case Ready(replies, others, going):
             return commit(ctx, made, replies, others, going)
-        case Invalid():
+        case InvalidClaim():
             again = claim(ctx, RoundTrigger(made.reason, made.message), from_storage=made.from_storage)
             # Told already. Without enough candidates there is none: these are waited for then.
             return replace(again, events=()) if again else _collect(ctx, made, None)

@@ -19,7 +19,7 @@ from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.state import placement, restore, topology
-from concertina.plan.state.placement import Place
+from concertina.plan.state.placement import MemberPlace
 from concertina_protocol import Prepared
 from concertina_protocol.messages.operator import MOST_IMAGES
 
@@ -159,7 +159,7 @@ def _storage(ctx: JobContext, name: str, reply: Prepared) -> protocol.Storage | 
     return fresh or reply.storage
 
 
-def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, Place]) -> tuple[Member, ...]:
+def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, MemberPlace]) -> tuple[Member, ...]:
     """In order of rank."""
     return tuple(
         Member(
@@ -173,7 +173,7 @@ def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[s
     )
 
 
-def _ranked(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, Place]) -> tuple[str, ...]:
+def _ranked(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, MemberPlace]) -> tuple[str, ...]:
     """In a world of blocks who has which rank matters most. Elsewhere the copies do, and the old coordinator is first
     where it takes part (its store and links are warm)."""
     names = sorted(replies, key=lambda name: ctx.replicas.pods[name].order)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-Level = Callable[["Place"], str]
+Level = Callable[["MemberPlace"], str]
 
 
 @dataclass(frozen=True)
-class Place:
+class MemberPlace:
     """Where a member is."""
 
     node: str
@@ -23,7 +23,7 @@ LEVELS: tuple[Level, ...] = (lambda place: place.zone, lambda place: f"{place.zo
 """What a failure may take at once, the widest first: a zone, a node in it."""
 
 
-def order(places: Mapping[str, Place], coordinator: str, before: Sequence[str] = ()) -> tuple[str, ...]:
+def order(places: Mapping[str, MemberPlace], coordinator: str, before: Sequence[str] = ()) -> tuple[str, ...]:
     """A permutation of `places` that begins with the coordinator. As few neighbours as possible share a zone, and as
     few of them a node. `before`, the order of the round before, stays where it is as good: who keeps a rank has its
     state (decision "Ranks stand in a ring of zones and nodes")."""
@@ -33,12 +33,12 @@ def order(places: Mapping[str, Place], coordinator: str, before: Sequence[str] =
     return tuple(ring[first:] + ring[:first])
 
 
-def shared(ring: Sequence[str], places: Mapping[str, Place]) -> tuple[int, ...]:
+def shared(ring: Sequence[str], places: Mapping[str, MemberPlace]) -> tuple[int, ...]:
     """How many have their copy in the same zone, and how many on the same node."""
     return tuple(sum(_same(ring, at, places, level) for at in range(len(ring))) for level in LEVELS)
 
 
-def _same(ring: Sequence[str], at: int, places: Mapping[str, Place], level: Level) -> bool:
+def _same(ring: Sequence[str], at: int, places: Mapping[str, MemberPlace], level: Level) -> bool:
     """Whether the one at this place and the one before it share that."""
     return level(places[ring[at - 1]]) == level(places[ring[at]])
 
@@ -51,7 +51,7 @@ def _kept(names: Sequence[str], before: Sequence[str]) -> list[str]:
     return [*filter(None, seats), *newcomers]
 
 
-def _spread(names: list[str], places: Mapping[str, Place], levels: Sequence[Level]) -> list[str]:
+def _spread(names: list[str], places: Mapping[str, MemberPlace], levels: Sequence[Level]) -> list[str]:
     """A ring with as few neighbours as possible that share what the first level names, then the next."""
     if not levels:
         return names

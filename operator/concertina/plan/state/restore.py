@@ -17,7 +17,7 @@ from concertina.api.status import (
     MOST_DAMAGED,
     DamagedCheckpoint,
     JobStatus,
-    Rollback,
+    RollbackMark,
     SampleRange,
     rfc3339,
     unix_seconds,
@@ -175,7 +175,7 @@ def _is_void(durable: Durable, status: JobStatus, uid: str) -> bool:
 # --- rollbacks
 
 
-def last_rollback(ctx: JobContext) -> Rollback | None:
+def last_rollback(ctx: JobContext) -> RollbackMark | None:
     """Return status.rollback: the last rollback, or the one that the report of this round requests.
 
     All ranks that request one name the same step; some may request none.
@@ -186,7 +186,7 @@ def last_rollback(ctx: JobContext) -> Rollback | None:
         return old
     first = next((failure for failure in asked if not failure.secondary), asked[0])
     step = max(0, min(failure.rollback.step for failure in asked if failure.rollback))
-    return Rollback(
+    return RollbackMark(
         round=ctx.world.round,
         step=step,
         reason=first.reason,

@@ -14,7 +14,7 @@ from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.state import placement
-from concertina.plan.state.placement import Place
+from concertina.plan.state.placement import MemberPlace
 from concertina.plan.state.rank_order import Blocks, Path, choose, common, order
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -113,15 +113,15 @@ _SPREAD_ADVICE = "spread the replicas with topologySpreadConstraints in spec.tem
 _BLOCKS_ADVICE = "ranks of a block stay together, so keep checkpoints frequent"
 
 
-def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, Place]:
+def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, MemberPlace]:
     """Return the place of each replica; they are all the same if the job saves no snapshots."""
     if not ctx.keeps_state:
-        return dict.fromkeys(replicas, Place(""))
+        return dict.fromkeys(replicas, MemberPlace(""))
     pods = (ctx.replicas.pods[name] for name in replicas)
-    return {pod.name: Place(pod.node, ctx.node(pod).zone) for pod in pods}
+    return {pod.name: MemberPlace(pod.node, ctx.node(pod).zone) for pod in pods}
 
 
-def copy_distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place]) -> Distance:
+def copy_distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, MemberPlace]) -> Distance:
     """Return the least distance between a member and the copy of its snapshots."""
     if not ctx.keeps_state:
         return Distance.NO_SNAPSHOTS
@@ -132,7 +132,7 @@ def copy_distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, 
 
 
 def copy_events(
-    ctx: JobContext, members: Sequence[str], places: Mapping[str, Place], copies: Distance
+    ctx: JobContext, members: Sequence[str], places: Mapping[str, MemberPlace], copies: Distance
 ) -> tuple[Event, ...]:
     """Return an event if copies are closer than they could be: once, not in every round."""
     zones = {place.zone for place in places.values() if place.zone}

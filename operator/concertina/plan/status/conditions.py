@@ -13,7 +13,7 @@ Status = Literal["True", "False", "Unknown"]
 
 
 @dataclass(frozen=True)
-class Row:
+class ConditionRow:
     """Whether each condition is true in a phase."""
 
     ready: bool = False
@@ -27,17 +27,17 @@ class Row:
 
 
 TABLE = {
-    Phase.WAITING: Row(reconciling=True),
-    Phase.STARTING: Row(reconciling=True),
-    Phase.TRAINING: Row(ready=True, running=True),
-    Phase.DRAINING: Row(reconciling=True, running=True),
-    Phase.RECOVERING: Row(reconciling=True),
-    Phase.SUSPENDING: Row(reconciling=True, running=True),
-    Phase.SUSPENDED: Row(ready=True, suspended=True),
-    Phase.DELETING: Row(reconciling=True, running=True),
-    Phase.STALLED: Row(stalled=True),
-    Phase.COMPLETE: Row(ready=True, complete=True),
-    Phase.FAILED: Row(failed=True, stalled=True),
+    Phase.WAITING: ConditionRow(reconciling=True),
+    Phase.STARTING: ConditionRow(reconciling=True),
+    Phase.TRAINING: ConditionRow(ready=True, running=True),
+    Phase.DRAINING: ConditionRow(reconciling=True, running=True),
+    Phase.RECOVERING: ConditionRow(reconciling=True),
+    Phase.SUSPENDING: ConditionRow(reconciling=True, running=True),
+    Phase.SUSPENDED: ConditionRow(ready=True, suspended=True),
+    Phase.DELETING: ConditionRow(reconciling=True, running=True),
+    Phase.STALLED: ConditionRow(stalled=True),
+    Phase.COMPLETE: ConditionRow(ready=True, complete=True),
+    Phase.FAILED: ConditionRow(failed=True, stalled=True),
 }
 STOPPING = (Phase.DRAINING, Phase.SUSPENDING, Phase.DELETING)
 """Phases in which the workers of a round are to stop."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import concertina_protocol as protocol
-from concertina.api.history import History, Point, unpacked
+from concertina.api.history import LossHistory, Point, unpacked
 from concertina.api.launchers import REMEDY
 from concertina.api.spec import Launcher
 from concertina.api.status import (
@@ -81,7 +81,7 @@ def history(ctx: JobContext, now: JobProgress | None) -> str | None:
     packed = ctx.status.history
     if now is None or now == ctx.status.progress:
         return packed
-    before = unpacked(packed) if packed else History()
+    before = unpacked(packed) if packed else LossHistory()
     after = before.with_point(Point(int(ctx.now), now.step, _short(now.loss), ctx.world.replicas))
     return packed if after is before else after.packed()
 

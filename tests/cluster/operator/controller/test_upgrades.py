@@ -14,7 +14,7 @@ import yaml
 from builders.cluster.operator import Jobs, Operator
 from builders.until import until
 from concertina.local.cluster import LocalCluster
-from concertina.local.control_plane.api import ApiError
+from concertina.local.control_plane.api import ControlPlaneError
 
 pytestmark = pytest.mark.usefixtures("operator")
 OURS = yaml.safe_load((Path(__file__).resolve().parents[4] / "crds" / "concertina.dev_trainingjobs.yaml").read_text())
@@ -113,5 +113,5 @@ def created(jobs: Jobs, path: str, body: Object) -> bool:
     """Whether the API server took it; it serves a version some moments after it names it."""
     try:
         return bool(jobs.cluster.api.call("POST", path, body))
-    except ApiError:
+    except ControlPlaneError:
         return False

@@ -18,8 +18,8 @@ import pytest
 
 from builders.cluster.operator import Jobs, Operator
 from builders.until import until
-from concertina.local.control_plane.api import ApiError
-from concertina.local.control_plane.certificates import Authority
+from concertina.local.control_plane.api import ControlPlaneError
+from concertina.local.control_plane.certificates import ClusterAuthority
 from concertina.local.errors import LocalClusterError
 
 pytestmark = pytest.mark.usefixtures("operator")
@@ -112,7 +112,7 @@ class Conflicts(BaseHTTPRequestHandler):
 @pytest.fixture
 def conflicts(jobs: Jobs, tmp_path: Path) -> Iterator[set[str]]:
     """The kinds of which it has refused one in the test's namespace, as soon as it is asked."""
-    authority = Authority.create(tmp_path / "ca")
+    authority = ClusterAuthority.create(tmp_path / "ca")
     pair = authority.issue("webhook", "webhook", hosts=["127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key)
@@ -247,7 +247,7 @@ def test_a_job_that_is_older_than_a_rule_runs_on(jobs: Jobs) -> None:
     def stored(name: str) -> bool:
         try:
             jobs.create(name, template=template)
-        except ApiError:
+        except ControlPlaneError:
             return False
         return True
 

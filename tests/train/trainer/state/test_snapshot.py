@@ -24,7 +24,7 @@ from concertina_state.format.shardfile import header_length, parse_header
 from concertina_state.interval import Interval
 from concertina_state.room import Spare
 from concertina_state.saving import SaveDecision, SavePolicy, Saving
-from concertina_state.snapshots import MappedShard, Snapshots, Taken
+from concertina_state.snapshots import MappedShard, Snapshots, TakenSnapshot
 from programs.endless import State
 
 
@@ -154,7 +154,7 @@ def test_one_file_ahead_is_enough(folder):
     inode = made(folder)
     link.unlink()
     assert taken_next(snapshots, state) != inode
-    snapshots.link_for_shipping(Taken(state.at(1).id, folder / "slot-1"))
+    snapshots.link_for_shipping(TakenSnapshot(state.at(1).id, folder / "slot-1"))
     snapshots.make_room()
     assert taken_next(snapshots, state) == inode
     assert nameless(folder) == set()

@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from builders.prometheus import needed, promtool
 from concertina_agent.metrics import families as f
-from concertina_agent.metrics.text import LONGEST_VALUE, Histogram, Sample, render
+from concertina_agent.metrics.text import LONGEST_VALUE, Histogram, MetricSample, render
 
 BASE = (("namespace", "n"), ("trainingjob", "j"), ("replica", "j-0-0"))
 
 
-def read(samples: list[Sample]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def read(samples: list[MetricSample]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     families = parse(render(samples, BASE).decode())
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -31,7 +31,7 @@ def key(name: str, /, **labels: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 @given(st.text(), st.floats(allow_nan=False) | st.integers())
 def test_any_label_and_number_is_read_back(label: str, value: float) -> None:
-    found = read([Sample(f.METRIC, value, (label,))])
+    found = read([MetricSample(f.METRIC, value, (label,))])
     shown = label[:LONGEST_VALUE].encode("utf-8", "replace").decode()
     try:
         expected = float(value)
@@ -41,14 +41,14 @@ def test_any_label_and_number_is_read_back(label: str, value: float) -> None:
 
 
 def test_what_is_no_number_is_one_for_prometheus() -> None:
-    assert math.isnan(read([Sample(f.LOSS, math.nan)])[key("concertina_training_loss")])
-    assert read([Sample(f.STEP, 10**400)]) == {key("concertina_training_step"): math.inf}
-    assert "concertina_training_step{" in render([Sample(f.STEP, 3)], BASE).decode()
-    assert render([Sample(f.STEP, 3)], BASE).decode().endswith(" 3\n")
+    assert math.isnan(read([MetricSample(f.LOSS, math.nan)])[key("concertina_training_loss")])
+    assert read([MetricSample(f.STEP, 10**400)]) == {key("concertina_training_step"): math.inf}
+    assert "concertina_training_step{" in render([MetricSample(f.STEP, 3)], BASE).decode()
+    assert render([MetricSample(f.STEP, 3)], BASE).decode().endswith(" 3\n")
 
 
 def test_a_series_that_comes_twice_is_told_once() -> None:
-    assert read([Sample(f.METRIC, 1.0, ("a",)), Sample(f.METRIC, 2.0, ("a",))]) == {
+    assert read([MetricSample(f.METRIC, 1.0, ("a",)), MetricSample(f.METRIC, 2.0, ("a",))]) == {
         key("concertina_training_metric", name="a"): 1.0
     }
 
@@ -58,7 +58,7 @@ def test_a_histogram_counts_up() -> None:
     for seconds, times in ((0.1, 1), (0.5, 3), (7.0, 1)):
         histogram.observe(seconds, times)
     name = f.STEP_SECONDS.name
-    assert read([Sample(f.STEP_SECONDS, histogram)]) == {
+    assert read([MetricSample(f.STEP_SECONDS, histogram)]) == {
         key(f"{name}_bucket", le="0.1"): 1,
         key(f"{name}_bucket", le="1"): 4,
         key(f"{name}_bucket", le="+Inf"): 5,
@@ -70,7 +70,8 @@ def test_a_histogram_counts_up() -> None:
 @needed
 def test_promtool_finds_nothing_to_say_of_the_names() -> None:
     samples = [
-        Sample(each, Histogram((1.0,)) if each.kind is f.Kind.HISTOGRAM else 1.0, tuple(each.labels)) for each in f.ALL
+        MetricSample(each, Histogram((1.0,)) if each.kind is f.MetricKind.HISTOGRAM else 1.0, tuple(each.labels))
+        for each in f.ALL
     ]
     done = promtool("check", "metrics", stdin=render(samples, BASE))
     said = (done.stdout + done.stderr).decode().splitlines()

@@ -72,7 +72,7 @@ def test_who_has_lost_rank_0_keeps_its_counters_and_drops_its_gauges() -> None:
     training.on_progress(1, told(2, mfu=0.4), 0.0)
     assert values(training, told(2, mfu=0.4))[f.MFU,] == 0.4
     left = {key[0] for key in values(training)}
-    assert all(family.kind is not f.Kind.GAUGE for family in left)
+    assert all(family.kind is not f.MetricKind.GAUGE for family in left)
     assert f.STEP_SECONDS in left
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from builders.manifests import UID, container, environment, job, made
 from concertina.api import rules
-from concertina.kube.manifests.agent import Metrics, PodSettings
+from concertina.kube.manifests.agent import AgentMetrics, PodSettings
 from concertina.kube.manifests.names import secret_name
 from concertina.kube.manifests.pod import secret_manifest
 from concertina.kube.parse.views import job_view
@@ -237,7 +237,7 @@ def test_bad_nodes_are_kept_off_by_a_rule_and_a_wish_beside_the_templates_own() 
 
 
 def test_what_is_put_into_pods_is_what_templates_must_not_have() -> None:
-    metrics = Metrics(9400, token_secret="mine")
+    metrics = AgentMetrics(9400, token_secret="mine")
     spec = {**BUNDLED, "tracking": {"backend": "WandB"}, "parallelism": {"tensor": 2}}
     pod = made(job(spec), settings=PodSettings("a", metrics))
     trainer, (installer,) = container(pod), pod["spec"]["initContainers"]

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from builders.manifests import container, environment, job, made
-from concertina.controller.settings import SettingsError, from_environment
-from concertina.kube.manifests.agent import METRICS_HOST_PORTS, Metrics, PodSettings
+from concertina.controller.settings import OperatorSettingsError, from_environment
+from concertina.kube.manifests.agent import METRICS_HOST_PORTS, AgentMetrics, PodSettings
 from concertina.kube.parse.views import pod_view
 from concertina.kube.resources import Raw
 from concertina.plan.actions import CreatePod, Rendezvous
 from concertina_agent import settings as agent_settings
 
-SERVED = PodSettings("agent", Metrics(9400, annotated=True))
+SERVED = PodSettings("agent", AgentMetrics(9400, annotated=True))
 SCRAPED = {"prometheus.io/scrape": "true", "prometheus.io/port": "9400", "prometheus.io/path": "/metrics"}
 OPERATOR = {"CONCERTINA_NAMESPACE": "n", "CONCERTINA_MASTER_KEY_SECRET": "s", "CONCERTINA_IMAGE_AGENT": "i"}
 
@@ -44,7 +44,7 @@ def scraped(made_pod: Raw) -> dict[str, str]:
     return {key: text for key, text in made_pod["metadata"]["annotations"].items() if key.startswith("prometheus.io/")}
 
 
-def served(made_pod: Raw) -> agent_settings.Metrics | None:
+def served(made_pod: Raw) -> agent_settings.MetricsSettings | None:
     """As the agent reads it."""
     values = {name: value if isinstance(value, str) else "x" for name, value in environment(made_pod).items()}
     return agent_settings.read({**values, "CONCERTINA_VOLUME": "/tmp"}, ("x",)).metrics
@@ -54,7 +54,7 @@ def test_a_pod_says_where_its_metrics_are_and_the_agent_hears_of_it() -> None:
     found = pod()
     assert ports(found) == {"concertina": 29400, "agent-metrics": 9400}
     assert scraped(found) == SCRAPED
-    assert served(found) == agent_settings.Metrics("n", "j", "x", 9400)
+    assert served(found) == agent_settings.MetricsSettings("n", "j", "x", 9400)
     view = pod_view({**found, "metadata": {**found["metadata"], "uid": "u", "namespace": "n",
                                            "creationTimestamp": "2026-01-01T00:00:00Z"}}).view  # fmt: skip
     assert view.port == 29400
@@ -69,7 +69,7 @@ def test_without_the_operators_setting_there_is_nothing_of_it() -> None:
 
 
 def test_a_monitor_needs_no_annotations() -> None:
-    found = pod(PodSettings("agent", Metrics(9500)))
+    found = pod(PodSettings("agent", AgentMetrics(9500)))
     assert (ports(found)["agent-metrics"], scraped(found)) == (9500, {})
 
 
@@ -103,7 +103,7 @@ def test_in_the_hosts_network_the_port_depends_on_the_replica_and_is_the_hosts()
 
 
 def test_a_token_comes_from_a_secret_of_the_namespace_that_may_be_missing() -> None:
-    found = pod(PodSettings("agent", Metrics(9400, token_secret="mine")))
+    found = pod(PodSettings("agent", AgentMetrics(9400, token_secret="mine")))
     key = {"name": "mine", "key": "token", "optional": True}
     assert environment(found)["CONCERTINA_METRICS_TOKEN"] == {"secretKeyRef": key}
     assert json.loads(environment(found)["CONCERTINA_METRICS"])["token"] is True
@@ -126,13 +126,15 @@ def test_torchruns_pods_have_no_agent_and_no_metrics() -> None:
 
 @pytest.mark.parametrize("text", ["x", "-1", "65536", "29400", "9400.0"])
 def test_a_port_that_can_not_be_is_named(text: str) -> None:
-    with pytest.raises(SettingsError, match=r"CONCERTINA_POD_METRICS is '.*'; it must be a port from 1 to 65535"):
+    with pytest.raises(
+        OperatorSettingsError, match=r"CONCERTINA_POD_METRICS is '.*'; it must be a port from 1 to 65535"
+    ):
         from_environment({**OPERATOR, "CONCERTINA_POD_METRICS": text})
 
 
 def test_what_the_chart_says_is_read() -> None:
     chart = {"CONCERTINA_POD_METRICS": "9400", "CONCERTINA_POD_METRICS_ANNOTATIONS": "true",
              "CONCERTINA_POD_METRICS_TOKEN_SECRET": "mine"}  # fmt: skip
-    assert from_environment({**OPERATOR, **chart}).pods == PodSettings("i", Metrics(9400, True, "mine"))
+    assert from_environment({**OPERATOR, **chart}).pods == PodSettings("i", AgentMetrics(9400, True, "mine"))
     assert from_environment({**OPERATOR, **chart, "CONCERTINA_POD_METRICS": "0"}).pods.metrics is None
     assert from_environment(OPERATOR).pods.metrics is None

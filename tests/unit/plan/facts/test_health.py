@@ -15,7 +15,7 @@ from concertina.api.world import World
 from concertina.plan.actions import DeletePod
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.health import Evidence, Life, Verdict
+from concertina.plan.facts.health import EvidenceSource, HealthVerdict, Life
 from concertina.plan.observed import ConnectionRefusal, JobObservation, NodeView
 from concertina.plan.plan import plan
 
@@ -48,25 +48,25 @@ def context(*args: Any) -> JobContext:
     ("pod", "agent", "node", "others", "life", "evidence"),
     [
         ({}, {}, {}, True, Life.ALIVE, None),
-        ({"phase": "Failed"}, {}, {}, True, Life.DEAD, Evidence.POD),
-        ({}, GONE, {}, True, Life.DEAD, Evidence.HOST),
-        ({}, {**GONE, "closed": False}, {}, True, Life.SILENT, Evidence.SILENCE),
+        ({"phase": "Failed"}, {}, {}, True, Life.DEAD, EvidenceSource.POD),
+        ({}, GONE, {}, True, Life.DEAD, EvidenceSource.HOST),
+        ({}, {**GONE, "closed": False}, {}, True, Life.SILENT, EvidenceSource.SILENCE),
         ({}, {"connected": False, "refusal": ConnectionRefusal.OTHER_KEY}, {}, True, Life.ALIVE, None),
         ({}, {"connected": False, "lost_at": NOW - 0.1}, {}, True, Life.ALIVE, None),
-        ({}, CUT_OFF, {}, True, Life.SILENT, Evidence.SILENCE),
-        ({}, CUT_OFF, {}, False, Life.SILENT, Evidence.SILENCE),
-        ({}, LONG_AGO, {}, False, Life.SILENT, Evidence.SILENCE),
-        ({"deleting": True}, CUT_OFF, {}, False, Life.DEAD, Evidence.POD),
-        ({}, CUT_OFF, {"ready": False}, False, Life.DEAD, Evidence.NODE),
+        ({}, CUT_OFF, {}, True, Life.SILENT, EvidenceSource.SILENCE),
+        ({}, CUT_OFF, {}, False, Life.SILENT, EvidenceSource.SILENCE),
+        ({}, LONG_AGO, {}, False, Life.SILENT, EvidenceSource.SILENCE),
+        ({"deleting": True}, CUT_OFF, {}, False, Life.DEAD, EvidenceSource.POD),
+        ({}, CUT_OFF, {"ready": False}, False, Life.DEAD, EvidenceSource.NODE),
     ],
 )
 def test_the_coordinator_is_judged(
-    pod: Any, agent: Any, node: Any, others: bool, life: Life, evidence: Evidence
+    pod: Any, agent: Any, node: Any, others: bool, life: Life, evidence: EvidenceSource
 ) -> None:
     found = context(0, pod, agent, node, others).health.coordinator
     assert (found.life, found.evidence) == (life, evidence)
     assert bool(found.sentence) is found.dead
-    if evidence is Evidence.SILENCE:
+    if evidence is EvidenceSource.SILENCE:
         assert found.age == pytest.approx(NOW - agent["lost_at"])
 
 
@@ -74,7 +74,7 @@ def test_a_stream_that_is_closed_and_refused_is_a_doubt_where_most_of_all_jobs_a
     found = replace(seen(0, {}, GONE, {}, True), operator_isolated=True)
     assert found.job.spec
     coordinator = JobContext(found, found.job.spec, NOW).health.coordinator
-    assert (coordinator.life, coordinator.evidence) == (Life.SILENT, Evidence.SILENCE)
+    assert (coordinator.life, coordinator.evidence) == (Life.SILENT, EvidenceSource.SILENCE)
 
 
 OF_ROUND: dict[str, Any] = {"round": 1, "claim": "claim-a", "state": "running"}
@@ -86,18 +86,24 @@ LOST = protocol.Failure(
 @pytest.mark.parametrize(
     ("report", "node", "life", "evidence", "words"),
     [
-        (OF_ROUND, {}, Life.SILENT, Evidence.MEMBERS, ""),
-        (OF_ROUND, {"ready": False}, Life.SILENT, Evidence.MEMBERS, ""),
-        ({**OF_ROUND, "state": "failed", "failures": (LOST,)}, {}, Life.DEAD, Evidence.MEMBERS, "silent or out of"),
-        ({**OF_ROUND, "state": "drained"}, {}, Life.DEAD, Evidence.DRAIN, "demo-1-0 says: its part is over"),
-        ({**OF_ROUND, "instance": "another"}, {}, Life.DEAD, Evidence.MEMBERS, "demo-1-0 was restarted"),
-        ({**OF_ROUND, "state": "failed", "round": 0}, {}, Life.SILENT, Evidence.SILENCE, ""),
-        ({**OF_ROUND, "state": "succeeded"}, {}, Life.SILENT, Evidence.SILENCE, ""),
-        ({**OF_ROUND, "state": "prepared"}, {"ready": False}, Life.DEAD, Evidence.NODE, ""),
+        (OF_ROUND, {}, Life.SILENT, EvidenceSource.MEMBERS, ""),
+        (OF_ROUND, {"ready": False}, Life.SILENT, EvidenceSource.MEMBERS, ""),
+        (
+            {**OF_ROUND, "state": "failed", "failures": (LOST,)},
+            {},
+            Life.DEAD,
+            EvidenceSource.MEMBERS,
+            "silent or out of",
+        ),
+        ({**OF_ROUND, "state": "drained"}, {}, Life.DEAD, EvidenceSource.DRAIN, "demo-1-0 says: its part is over"),
+        ({**OF_ROUND, "instance": "another"}, {}, Life.DEAD, EvidenceSource.MEMBERS, "demo-1-0 was restarted"),
+        ({**OF_ROUND, "state": "failed", "round": 0}, {}, Life.SILENT, EvidenceSource.SILENCE, ""),
+        ({**OF_ROUND, "state": "succeeded"}, {}, Life.SILENT, EvidenceSource.SILENCE, ""),
+        ({**OF_ROUND, "state": "prepared"}, {"ready": False}, Life.DEAD, EvidenceSource.NODE, ""),
     ],
 )
 def test_of_a_coordinator_that_is_not_heard_its_members_are_asked(
-    report: dict[str, Any], node: dict[str, Any], life: Life, evidence: Evidence, words: str
+    report: dict[str, Any], node: dict[str, Any], life: Life, evidence: EvidenceSource, words: str
 ) -> None:
     found = seen(0, {}, CUT_OFF, node, True)
     told = jobs.agent("demo-1-0", report=jobs.report("demo-1-0", **report))
@@ -109,10 +115,10 @@ def test_of_a_coordinator_that_is_not_heard_its_members_are_asked(
     silent = replace(found, agents={**found.agents, "demo-1-0": replace(told, connected=False)})
     assert found.job.spec
     alone = JobContext(silent, found.job.spec, NOW).health.coordinator
-    assert alone.evidence is (Evidence.NODE if node else Evidence.SILENCE), "who is not heard says nothing"
+    assert alone.evidence is (EvidenceSource.NODE if node else EvidenceSource.SILENCE), "who is not heard says nothing"
 
 
-def outside(agent: dict[str, Any], node: dict[str, Any], others: bool, **besides: Any) -> Verdict:
+def outside(agent: dict[str, Any], node: dict[str, Any], others: bool, **besides: Any) -> HealthVerdict:
     """Of a replica that is no member: the fourth, which has come late. `besides`: of what is observed."""
     before = seen(0, {}, {}, {}, others)
     if not others:
@@ -130,9 +136,9 @@ def outside(agent: dict[str, Any], node: dict[str, Any], others: bool, **besides
     ("agent", "node", "others", "life", "evidence"),
     [
         ({}, {}, True, Life.ALIVE, None),
-        ({"connected": False}, {"ready": False}, True, Life.DEAD, Evidence.NODE),
-        ({"connected": False, "lost_at": NOW - constants.UNREACHABLE}, {}, True, Life.DEAD, Evidence.SILENCE),
-        ({"connected": False, "lost_at": NOW - constants.UNREACHABLE}, {}, False, Life.SILENT, Evidence.SILENCE),
+        ({"connected": False}, {"ready": False}, True, Life.DEAD, EvidenceSource.NODE),
+        ({"connected": False, "lost_at": NOW - constants.UNREACHABLE}, {}, True, Life.DEAD, EvidenceSource.SILENCE),
+        ({"connected": False, "lost_at": NOW - constants.UNREACHABLE}, {}, False, Life.SILENT, EvidenceSource.SILENCE),
         (
             {"connected": False, "lost_at": NOW - 10_000, "queued_at": NOW - 10_000 + 1.0},
             {},
@@ -141,14 +147,14 @@ def outside(agent: dict[str, Any], node: dict[str, Any], others: bool, **besides
             None,
         ),
         ({"connected": False, "wanted_at": NOW - constants.UNREACHABLE}, {}, True, Life.ALIVE, None),
-        ({"connected": False, "wanted_at": NOW - constants.AGENT_GIVE_UP}, {}, True, Life.DEAD, Evidence.SILENCE),
-        ({"connected": False, "wanted_at": NOW - 10_000}, {}, False, Life.SILENT, Evidence.SILENCE),
-        ({**NEVER_LISTENED, "wanted_at": NOW - constants.AGENT_GIVE_UP}, {}, False, Life.DEAD, Evidence.HOST),
+        ({"connected": False, "wanted_at": NOW - constants.AGENT_GIVE_UP}, {}, True, Life.DEAD, EvidenceSource.SILENCE),
+        ({"connected": False, "wanted_at": NOW - 10_000}, {}, False, Life.SILENT, EvidenceSource.SILENCE),
+        ({**NEVER_LISTENED, "wanted_at": NOW - constants.AGENT_GIVE_UP}, {}, False, Life.DEAD, EvidenceSource.HOST),
         ({**NEVER_LISTENED, "wanted_at": NOW - constants.AGENT_START}, {}, False, Life.ALIVE, None),
     ],
 )
 def test_a_replica_outside_of_the_round_is_judged(
-    agent: Any, node: Any, others: bool, life: Life, evidence: Evidence
+    agent: Any, node: Any, others: bool, life: Life, evidence: EvidenceSource
 ) -> None:
     found = outside(agent, node, others)
     assert (found.life, found.evidence) == (life, evidence)
@@ -205,7 +211,7 @@ def test_who_waits_for_the_first_round_is_waited_for_longer() -> None:
 def test_silence_alone_is_death_only_once_the_shell_has_given_the_pod_up() -> None:
     silent = {"connected": False, "lost_at": NOW - constants.UNREACHABLE}
     waits = outside(silent, {}, True, given_up=frozenset({"another's"}))
-    assert (waits.life, waits.evidence, waits.waits) == (Life.SILENT, Evidence.SILENCE, True)
+    assert (waits.life, waits.evidence, waits.waits) == (Life.SILENT, EvidenceSource.SILENCE, True)
     assert outside(silent, {}, True).dead
     disrupted = outside(silent, {}, True, operator_isolated=True)
     assert (disrupted.life, disrupted.waits) == (Life.SILENT, False), "it does not even ask"

@@ -20,12 +20,12 @@ from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.lifecycle import admission, line
-from concertina.plan.observed import Hindrance, JobObservation, JobView, Place, PodView
+from concertina.plan.observed import BlockedBy, JobObservation, JobView, PodView, QueuePlace
 from concertina.plan.plan import plan
 
 FIXED = jobs.spec(elastic=None)
-ALONE, MINE = Place(), Place(turn=True)
-BEHIND, BEHIND_A_FOREIGN_ONE = Place(ahead=("default", "older")), Place(ahead=("team", "theirs"))
+ALONE, MINE = QueuePlace(), QueuePlace(turn=True)
+BEHIND, BEHIND_A_FOREIGN_ONE = QueuePlace(ahead=("default", "older")), QueuePlace(ahead=("team", "theirs"))
 TURN = JobStatus(internal=Internal(requeue_state=RequeueState(turn=rfc3339(T0))))
 """Of a job whose turn began at T0."""
 
@@ -69,7 +69,7 @@ def ready(made: Plan) -> tuple[str, str]:
         "its turn, for too long",
     ],
 )
-def test_which_job_releases_its_room(place: Place | None, held: int, after: float, releases: bool) -> None:
+def test_which_job_releases_its_room(place: QueuePlace | None, held: int, after: float, releases: bool) -> None:
     made = plan(short(held, TURN, place=place), T0 + after)
     assert (made.status.internal.requeue_state.since is not None) == releases
     assert deleted(made) == (3 if releases else 0)
@@ -131,15 +131,15 @@ def test_a_job_that_holds_nothing_in_its_turn_goes_on_asking() -> None:
 @pytest.mark.parametrize(
     ("place", "status", "after", "releases"),
     [
-        (Place(hindrance=Hindrance.TOO_LARGE), None, 19.0, False),
-        (Place(hindrance=Hindrance.TOO_LARGE), None, 20.0, True),
-        (Place(turn=True), TURN, 20.0, False),
-        (Place(turn=True, hindrance=Hindrance.QUOTA), TURN, 20.0, True),
-        (Place(ahead=("team", "theirs"), hindrance=Hindrance.QUOTA), None, 20.0, True),
+        (QueuePlace(hindrance=BlockedBy.TOO_LARGE), None, 19.0, False),
+        (QueuePlace(hindrance=BlockedBy.TOO_LARGE), None, 20.0, True),
+        (QueuePlace(turn=True), TURN, 20.0, False),
+        (QueuePlace(turn=True, hindrance=BlockedBy.QUOTA), TURN, 20.0, True),
+        (QueuePlace(ahead=("team", "theirs"), hindrance=BlockedBy.QUOTA), None, 20.0, True),
     ],
 )
 def test_room_that_does_not_help_the_job_is_soon_released(
-    place: Place, status: JobStatus | None, after: float, releases: bool
+    place: QueuePlace, status: JobStatus | None, after: float, releases: bool
 ) -> None:
     made = plan(short(2, status, place=place), T0 + after)
     requeue_state = made.status.internal.requeue_state
@@ -151,7 +151,7 @@ def test_room_that_does_not_help_the_job_is_soon_released(
 
 
 def test_a_job_that_room_does_not_help_and_holds_nothing_releases_nothing() -> None:
-    made = plan(short(0, place=Place(hindrance=Hindrance.EXCLUDED)), T0 + 500)
+    made = plan(short(0, place=QueuePlace(hindrance=BlockedBy.EXCLUDED)), T0 + 500)
     assert made.status.internal.requeue_state == RequeueState()
     assert deleted(made) == 0
 
@@ -167,9 +167,9 @@ def test_a_torchrun_job_has_its_turn_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "tries"), [(BEHIND, False), (None, False), (MINE, True), (ALONE, True), (Place(turn=False), True)]
+    ("place", "tries"), [(BEHIND, False), (None, False), (MINE, True), (ALONE, True), (QueuePlace(turn=False), True)]
 )
-def test_when_it_tries_again(place: Place | None, tries: bool) -> None:
+def test_when_it_tries_again(place: QueuePlace | None, tries: bool) -> None:
     away = RequeueState(count=1, since=rfc3339(T0), passed=rfc3339(T0), message="because")
     job = jobs.job(FIXED, JobStatus(internal=Internal(requeue_state=away)))
     made = plan(jobs.observed(job, place=place), T0 + 1000)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from concertina.plan.lifecycle.line import EMPTY, Line, Waiting, worked_out
-from concertina.plan.observed import Hindrance, Place
+from concertina.plan.observed import BlockedBy, QueuePlace
 
 CPU = {"cpu": Decimal(1), "pods": Decimal(1)}
 JOB = Waiting(
@@ -56,7 +56,7 @@ def turns(*jobs: Waiting) -> set[str]:
         ({"least": 9}, {"least": 2, "passed": 5.0, "passed_fitting": True}),
         ({"priority": 5, "least": 9}, {"least": 2}),
         ({"turn": True, "least": 9}, {"least": 2}),
-        ({"created": 20.0}, {"hindrance": Hindrance.TOO_LARGE, "priority": 9}),
+        ({"created": 20.0}, {"hindrance": BlockedBy.TOO_LARGE, "priority": 9}),
     ],
     ids=[
         "a higher priority",
@@ -75,14 +75,16 @@ def turns(*jobs: Waiting) -> set[str]:
     ],
 )
 def test_which_of_two_has_the_turn(first: dict[str, Any], second: dict[str, Any]) -> None:
-    third = job("third", created=30.0, hindrance=Hindrance.EXCLUDED)
+    third = job("third", created=30.0, hindrance=BlockedBy.EXCLUDED)
     places = line(job("first", **first), job("second", **second), third).places
     if second.get("hindrance"):
-        assert (places["first"], places["second"]) == (Place(), Place(hindrance=Hindrance.TOO_LARGE)), "it waits alone"
+        assert (places["first"], places["second"]) == (QueuePlace(), QueuePlace(hindrance=BlockedBy.TOO_LARGE)), (
+            "it waits alone"
+        )
         return
     assert places["first"].turn
     assert places["second"].ahead == ("a", "first")
-    assert places["third"] == Place(hindrance=Hindrance.EXCLUDED)
+    assert places["third"] == QueuePlace(hindrance=BlockedBy.EXCLUDED)
 
 
 def test_turns_go_round_by_namespace() -> None:
@@ -107,30 +109,30 @@ def test_room_that_has_just_been_released_counts_until_the_turn_begins() -> None
     assert before.places["large"].turn
     large = replace(large, turn=False, passed=120.0, held=0, away=True)
     after = line(large, other, small, before=before)
-    assert after.places["small"] == Place(turn=True, fits=True)
+    assert after.places["small"] == QueuePlace(turn=True, fits=True)
     later = line(large, replace(other, held=1), small, before=after)
-    assert later.places["small"] == Place(turn=True, fits=False), "it keeps its turn"
+    assert later.places["small"] == QueuePlace(turn=True, fits=False), "it keeps its turn"
 
 
 def test_a_job_whose_quota_is_used_up_has_turns_in_its_namespace_only() -> None:
-    quota = job("quota", hindrance=Hindrance.QUOTA, created=1.0)
+    quota = job("quota", hindrance=BlockedBy.QUOTA, created=1.0)
     near, far = job("near", created=5.0), job("far", namespace="b")
     places = line(quota, near).places
-    assert (places["quota"], places["near"]) == (Place(turn=True, fits=False), Place(ahead=("a", "quota")))
+    assert (places["quota"], places["near"]) == (QueuePlace(turn=True, fits=False), QueuePlace(ahead=("a", "quota")))
     places = line(quota, near, far).places
-    assert places["quota"] == Place(turn=True, fits=True, hindrance=Hindrance.QUOTA)
+    assert places["quota"] == QueuePlace(turn=True, fits=True, hindrance=BlockedBy.QUOTA)
     assert places["near"].ahead == ("a", "quota")
     assert places["far"].ahead == ("a", "near")
     places = line(quota, far).places
-    assert (places["quota"], places["far"]) == (Place(hindrance=Hindrance.QUOTA), Place())
+    assert (places["quota"], places["far"]) == (QueuePlace(hindrance=BlockedBy.QUOTA), QueuePlace())
     places = line(replace(quota, created=99.0), far).places
-    assert places["quota"] == Place(ahead=("b", "far"), hindrance=Hindrance.QUOTA)
-    assert line(quota).places["quota"] == Place()
+    assert places["quota"] == QueuePlace(ahead=("b", "far"), hindrance=BlockedBy.QUOTA)
+    assert line(quota).places["quota"] == QueuePlace()
 
 
-@pytest.mark.parametrize("hindrance", [Hindrance.EXCLUDED, Hindrance.TOO_LARGE, Hindrance.BEYOND_QUOTA])
-def test_no_job_waits_for_one_that_room_does_not_help(hindrance: Hindrance) -> None:
+@pytest.mark.parametrize("hindrance", [BlockedBy.EXCLUDED, BlockedBy.TOO_LARGE, BlockedBy.BEYOND_QUOTA])
+def test_no_job_waits_for_one_that_room_does_not_help(hindrance: BlockedBy) -> None:
     useless = job("useless", priority=9, hindrance=hindrance)
     places = line(useless, job("able", namespace="b")).places
-    assert (places["able"], places["useless"]) == (Place(), Place(hindrance=hindrance))
+    assert (places["able"], places["useless"]) == (QueuePlace(), QueuePlace(hindrance=hindrance))
     assert line(useless, replace(useless, name="another")).places == {}, "neither has to make way"

@@ -9,7 +9,7 @@ import pytest
 
 from builders import jobs
 from concertina.plan.lifecycle.admission import hindrance
-from concertina.plan.observed import Hindrance, NodeView, PodView
+from concertina.plan.observed import BlockedBy, NodeView, PodView
 
 GPUS = {"pods": Decimal(1), "cpu": Decimal("1.5"), "gpu": Decimal(2)}
 
@@ -53,7 +53,7 @@ WHOLE = {"pods": 9, "cpu": 9, "gpu": 4}
 def test_how_many_pods_the_nodes_could_hold(nodes: list[NodeView], holds: int) -> None:
     named = {node.name: node for node in nodes}
     assert hindrance(holds, [pod()], named, None) is None
-    assert hindrance(holds + 1, [pod()], named, None) is Hindrance.TOO_LARGE
+    assert hindrance(holds + 1, [pod()], named, None) is BlockedBy.TOO_LARGE
 
 
 def test_nodes_that_are_not_watched_exclude_nothing() -> None:
@@ -61,14 +61,14 @@ def test_nodes_that_are_not_watched_exclude_nothing() -> None:
 
 
 def test_no_nodes_hold_nothing() -> None:
-    assert hindrance(1, [pod()], {}, None) is Hindrance.TOO_LARGE
+    assert hindrance(1, [pod()], {}, None) is BlockedBy.TOO_LARGE
 
 
 def test_nodes_that_take_no_pods_count_for_who_has_one_there() -> None:
     nodes = {"a": node(**WHOLE), "b": node("b", cordoned=True, **WHOLE), "c": node("c", ready=False, **WHOLE)}
     held = [pod(node="b", phase="Running"), pod(node="c", phase="Running"), pod()]
     assert hindrance(6, held, nodes, None) is None
-    assert hindrance(7, held, nodes, None) is Hindrance.TOO_LARGE
+    assert hindrance(7, held, nodes, None) is BlockedBy.TOO_LARGE
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_what_is_not_known_hinders_nobody(pods: list[PodView], nodes: list[NodeV
 )
 def test_what_excludes_one_pod_excludes_all_that_are_alike(pods: list[PodView], excluded: bool) -> None:
     found = hindrance(1, pods, {"a": node(**WHOLE)}, None)
-    assert found is (Hindrance.EXCLUDED if excluded else None)
+    assert found is (BlockedBy.EXCLUDED if excluded else None)
 
 
 def test_a_quota() -> None:
     nodes = {"a": node(**WHOLE)}
-    assert hindrance(2, [pod()], nodes, 2) is Hindrance.QUOTA
-    assert hindrance(2, [pod()], nodes, 1) is Hindrance.BEYOND_QUOTA
-    assert hindrance(2, [], {}, 1) is Hindrance.BEYOND_QUOTA
+    assert hindrance(2, [pod()], nodes, 2) is BlockedBy.QUOTA
+    assert hindrance(2, [pod()], nodes, 1) is BlockedBy.BEYOND_QUOTA
+    assert hindrance(2, [], {}, 1) is BlockedBy.BEYOND_QUOTA

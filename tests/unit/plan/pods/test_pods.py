@@ -14,7 +14,7 @@ from concertina.api.restarts import AvoidedNode, Restart, Restarts
 from concertina.api.status import JobStatus, rfc3339
 from concertina.api.world import Claim, World
 from concertina.plan.actions import CreatePod, DeletePod, Plan
-from concertina.plan.observed import JobObservation, NodeView, Refusal, Refused
+from concertina.plan.observed import CreateRefusal, JobObservation, NodeView, Refusal
 from concertina.plan.plan import plan
 
 
@@ -153,7 +153,7 @@ def test_a_replica_outside_of_the_round_that_can_not_be_reached_is_replaced(
 def test_a_quota_is_waited_for() -> None:
     sentence = 'pods "demo-2-0" is forbidden: exceeded quota: small'
     pods = (jobs.pod(0), jobs.pod(1))
-    seen = jobs.observed(jobs.job(jobs.spec()), pods, refused=Refused(Refusal.QUOTA, sentence, T0, T0 + 1))
+    seen = jobs.observed(jobs.job(jobs.spec()), pods, refused=CreateRefusal(Refusal.QUOTA, sentence, T0, T0 + 1))
     made = plan(seen, T0 + 2)
     assert creates(made) == []
     assert made.recheck_after is not None

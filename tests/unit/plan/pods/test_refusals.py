@@ -14,15 +14,15 @@ from builders.jobs import T0
 from concertina.kube.errors import Conflict, Forbidden, Invalid, WebhookFailed, from_status
 from concertina.kube.parse.refusals import refusal
 from concertina.plan.actions import CreatePod, CreateRendezvous, Plan
-from concertina.plan.observed import JobObservation, Refusal, Refused
+from concertina.plan.observed import CreateRefusal, JobObservation, Refusal
 from concertina.plan.plan import plan
 
 TYPO = 'Pod in version "v1" cannot be handled as a Pod: strict decoding error: unknown field "spec.nodeSelectorr"'
 WAITS = (Refusal.QUOTA, Refusal.TRANSIENT, Refusal.PERMISSION)
 
 
-def refused(kind: Refusal = Refusal.PERMANENT, since: float = T0, at: float = T0) -> Refused:
-    return Refused(kind, TYPO, since, at)
+def refused(kind: Refusal = Refusal.PERMANENT, since: float = T0, at: float = T0) -> CreateRefusal:
+    return CreateRefusal(kind, TYPO, since, at)
 
 
 def started(made: Plan) -> list[tuple[int, int]]:
@@ -35,7 +35,7 @@ def condition(made: Plan, type: str) -> tuple[str, str]:
     return found.status, found.reason
 
 
-def first_pass(refused: Refused, **fields: Any) -> Plan:
+def first_pass(refused: CreateRefusal, **fields: Any) -> Plan:
     return plan(jobs.observed(jobs.job(jobs.spec(**fields)), refused=refused), refused.at + 0.1)
 
 

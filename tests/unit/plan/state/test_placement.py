@@ -8,21 +8,21 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concertina.plan.state.placement import Place, order, shared
+from concertina.plan.state.placement import MemberPlace, order, shared
 
 ZONES = st.sampled_from(["", "a", "b", "c"])
 
 
 @st.composite
-def members(draw: st.DrawFn, most: int = 24) -> dict[str, Place]:
+def members(draw: st.DrawFn, most: int = 24) -> dict[str, MemberPlace]:
     """On a few nodes, each in one zone."""
     zones = draw(st.lists(ZONES, min_size=1, max_size=8))
     nodes = draw(st.lists(st.integers(0, len(zones) - 1), min_size=1, max_size=most))
-    return {f"demo-{i}-0": Place(f"node-{node}", zones[node]) for i, node in enumerate(nodes)}
+    return {f"demo-{i}-0": MemberPlace(f"node-{node}", zones[node]) for i, node in enumerate(nodes)}
 
 
 @given(members(), st.data())
-def test_a_permutation_with_the_coordinator_first(places: dict[str, Place], data: st.DataObject) -> None:
+def test_a_permutation_with_the_coordinator_first(places: dict[str, MemberPlace], data: st.DataObject) -> None:
     coordinator = data.draw(st.sampled_from(sorted(places)))
     before = data.draw(st.permutations([*places, "gone-0-0", "gone-1-0"]))
     ring = order(places, coordinator, before)
@@ -32,7 +32,7 @@ def test_a_permutation_with_the_coordinator_first(places: dict[str, Place], data
 
 
 @given(members())
-def test_no_neighbours_share_a_zone_where_none_has_more_than_half(places: dict[str, Place]) -> None:
+def test_no_neighbours_share_a_zone_where_none_has_more_than_half(places: dict[str, MemberPlace]) -> None:
     """The fewest there can be, of zones and of nodes: what a majority has beyond one in two."""
     ring, count = order(places, next(iter(places))), len(places)
     in_zone = max(Counter(place.zone for place in places.values()).values())
@@ -42,14 +42,14 @@ def test_no_neighbours_share_a_zone_where_none_has_more_than_half(places: dict[s
 
 @settings(max_examples=30)
 @given(members(most=7))
-def test_nobody_finds_a_better_order(places: dict[str, Place]) -> None:
+def test_nobody_finds_a_better_order(places: dict[str, MemberPlace]) -> None:
     first, *others = places
     best = min(shared([first, *ring], places) for ring in permutations(others))
     assert shared(order(places, first), places) == best
 
 
 @given(members(), st.data())
-def test_the_order_of_before_stays_where_it_is_as_good(places: dict[str, Place], data: st.DataObject) -> None:
+def test_the_order_of_before_stays_where_it_is_as_good(places: dict[str, MemberPlace], data: st.DataObject) -> None:
     before = order(places, next(iter(places)))
     gone = data.draw(st.sampled_from(before))
     left = {name: place for name, place in places.items() if name != gone}

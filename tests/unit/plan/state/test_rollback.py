@@ -5,14 +5,14 @@ from dataclasses import replace
 import concertina_protocol as protocol
 from builders import jobs
 from concertina.api.internal import Internal, UndoneStates
-from concertina.api.status import CheckpointMark, JobStatus, Rollback, SampleRange, rfc3339
+from concertina.api.status import CheckpointMark, JobStatus, RollbackMark, SampleRange, rfc3339
 from concertina.plan.plan import plan
 from concertina.plan.state import restore
 from concertina_protocol import Durable, HeldSnapshot, Prepared, SnapshotId, Storage, Undone
 
 WITH_STORAGE = jobs.spec(checkpoint={"uri": "s3://bucket/run"})
 NOW = jobs.T0 + 20
-BACK = Rollback(round=3, step=50, reason="LossSpike", at=rfc3339(NOW))
+BACK = RollbackMark(round=3, step=50, reason="LossSpike", at=rfc3339(NOW))
 SKIPPED = (SampleRange(begin=8, end=16),)
 
 

@@ -17,7 +17,7 @@ from concertina.plan.actions import Plan
 from concertina.plan.observed import JobObservation, NodeView
 from concertina.plan.plan import plan
 from concertina.plan.state.topology import groups_of, layout
-from concertina.planning.layout import Layout
+from concertina.planning.layout import ParallelLayout
 from concertina_trainer.config.trainer import TrainerConfig
 
 RACK = "example.com/rack"
@@ -106,7 +106,7 @@ def test_experts_of_a_stage_are_a_group() -> None:
 def test_expert_groups_are_those_of_the_plan_and_hold_each_expert_once(degrees: dict[str, int]) -> None:
     parallelism = Parallelism(**degrees)
     ranks = 2 * parallelism.block
-    laid = Layout(TrainerConfig.model_construct(), parallelism, ranks, 1)
+    laid = ParallelLayout(TrainerConfig.model_construct(), parallelism, ranks, 1)
     [groups] = [groups for kind, groups in groups_of(parallelism, ranks) if kind == "expert"]
     assert sorted(rank for group in groups for rank in group) == list(range(ranks))
     for group in groups:

@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from concertina_trainer.data.build.content import HEAD_BYTES, why_not_text
-from concertina_trainer.data.build.names import Kind, Role, kind_of, role_of, why_unreadable
+from concertina_trainer.data.build.names import FileKind, Role, kind_of, role_of, why_unreadable
 
 TEXT = b"a line of text\n" * 30
 
@@ -23,23 +23,23 @@ TEXT = b"a line of text\n" * 30
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("a.jsonl", Kind("jsonl", "", ".jsonl")),
-        ("A.JSONL", Kind("jsonl", "", ".jsonl")),
-        ("in.d/a.b.NdJson", Kind("jsonl", "", ".ndjson")),
-        ("a.json", Kind("jsonl", "", ".json")),
-        ("a.jsonl.gz", Kind("jsonl", "gzip", ".jsonl.gz")),
-        ("a.JSON.GZ", Kind("jsonl", "gzip", ".json.gz")),
-        ("a.jsonl.bz2", Kind("jsonl", "bzip2", ".jsonl.bz2")),
-        ("a.jsonl.xz", Kind("jsonl", "xz", ".jsonl.xz")),
-        ("a.jsonl.zst", Kind("jsonl", "Zstandard", ".jsonl.zst")),
-        ("a.txt.zst", Kind("text", "Zstandard", ".txt.zst")),
-        ("a.gz", Kind("text", "gzip", ".gz")),
-        ("A.PARQUET", Kind("parquet", "", ".parquet")),
-        ("a.Arrow", Kind("arrow", "", ".arrow")),
-        ("a.NPY", Kind("frames", "", ".npy")),
-        ("a.npz", Kind("frames", "", ".npz")),
-        ("jsonl", Kind("text", "", "")),
-        ("s3://b/x.jsonl/part-00000", Kind("text", "", "")),
+        ("a.jsonl", FileKind("jsonl", "", ".jsonl")),
+        ("A.JSONL", FileKind("jsonl", "", ".jsonl")),
+        ("in.d/a.b.NdJson", FileKind("jsonl", "", ".ndjson")),
+        ("a.json", FileKind("jsonl", "", ".json")),
+        ("a.jsonl.gz", FileKind("jsonl", "gzip", ".jsonl.gz")),
+        ("a.JSON.GZ", FileKind("jsonl", "gzip", ".json.gz")),
+        ("a.jsonl.bz2", FileKind("jsonl", "bzip2", ".jsonl.bz2")),
+        ("a.jsonl.xz", FileKind("jsonl", "xz", ".jsonl.xz")),
+        ("a.jsonl.zst", FileKind("jsonl", "Zstandard", ".jsonl.zst")),
+        ("a.txt.zst", FileKind("text", "Zstandard", ".txt.zst")),
+        ("a.gz", FileKind("text", "gzip", ".gz")),
+        ("A.PARQUET", FileKind("parquet", "", ".parquet")),
+        ("a.Arrow", FileKind("arrow", "", ".arrow")),
+        ("a.NPY", FileKind("frames", "", ".npy")),
+        ("a.npz", FileKind("frames", "", ".npz")),
+        ("jsonl", FileKind("text", "", "")),
+        ("s3://b/x.jsonl/part-00000", FileKind("text", "", "")),
     ],
 )
 def test_names_are_compared_without_case(name, kind):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from concertina_data import order as integers
 from concertina_data.order import WINDOW
-from concertina_trainer.data.order import Order, permute
+from concertina_trainer.data.order import BatchOrder, permute
 from concertina_trainer.data.read.batch import plan_batch
 
 counts = st.lists(st.integers(0, 40), min_size=1, max_size=2 * WINDOW + 3).filter(any)
@@ -35,7 +35,7 @@ def test_permute_is_the_same_in_integers_for_any_size(size, key, data):
 @given(counts=counts, seed=st.integers(0, 2**63 - 1), start=st.integers(0, 5000))
 def test_the_order_is_the_same_in_integers(counts, seed, start):
     """What a script reads is what the bundled trainer reads."""
-    one, many = integers.Order(counts, seed), Order(counts, seed)
+    one, many = integers.Order(counts, seed), BatchOrder(counts, seed)
     shards, indexes = many.locate(start, start + 50)
     assert [one.find(place) for place in range(start, start + 50)] == list(zip(shards, indexes, strict=True))
     assert one.nearby(start) == many.nearby(start)
@@ -45,7 +45,7 @@ def test_the_order_is_the_same_in_integers(counts, seed, start):
 @settings(deadline=None)
 @given(counts=counts, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 5))
 def test_an_epoch_has_every_sequence_once(counts, seed, epoch):
-    order = Order(counts, seed)
+    order = BatchOrder(counts, seed)
     shards, indexes = order.locate(epoch * order.epoch_size, (epoch + 1) * order.epoch_size)
     visited = sorted(zip(shards.tolist(), indexes.tolist(), strict=True))
     assert visited == [(shard, index) for shard, count in enumerate(counts) for index in range(count)]
@@ -54,17 +54,17 @@ def test_an_epoch_has_every_sequence_once(counts, seed, epoch):
 @settings(deadline=None)
 @given(counts=counts, seed=st.integers(0, 2**31 - 1), data=st.data())
 def test_any_position_is_found_by_itself(counts, seed, data):
-    order = Order(counts, seed)
+    order = BatchOrder(counts, seed)
     start = data.draw(st.integers(0, 2 * order.epoch_size))
     shards, indexes = order.locate(start, start + 50)
-    alone = [Order(counts, seed).locate(position, position + 1) for position in range(start, start + 50)]
+    alone = [BatchOrder(counts, seed).locate(position, position + 1) for position in range(start, start + 50)]
     assert list(zip(shards.tolist(), indexes.tolist(), strict=True)) == [(s.item(), i.item()) for s, i in alone]
 
 
 @settings(deadline=None)
 @given(counts=st.lists(st.integers(1, 40), min_size=WINDOW + 1, max_size=60), seed=st.integers(0, 2**31 - 1))
 def test_a_reader_needs_no_more_than_a_window_of_shards_at_once(counts, seed):
-    order = Order(counts, seed)
+    order = BatchOrder(counts, seed)
     shards, _ = order.locate(0, order.epoch_size)
     first, last = {}, {}
     for place, shard in enumerate(shards.tolist()):
@@ -75,21 +75,21 @@ def test_a_reader_needs_no_more_than_a_window_of_shards_at_once(counts, seed):
 
 
 def test_epochs_and_seeds_differ():
-    order = Order([500, 500], seed=1)
+    order = BatchOrder([500, 500], seed=1)
     epochs = [order.locate(epoch * 1000, epoch * 1000 + 1000)[1].tolist() for epoch in range(3)]
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-    assert Order([500, 500], seed=2).locate(0, 1000)[1].tolist() != epochs[0]
+    assert BatchOrder([500, 500], seed=2).locate(0, 1000)[1].tolist() != epochs[0]
 
 
 def test_neighbours_are_spread():
     """No run of the source survives: of 10,000 neighbours in a good shuffle about one keeps its successor."""
-    _, indexes = Order([10_000], seed=3).locate(0, 10_000)
+    _, indexes = BatchOrder([10_000], seed=3).locate(0, 10_000)
     assert np.count_nonzero(np.diff(indexes) == 1) < 10
 
 
 def test_the_order_never_changes():
     """A run that is resumed by a newer version goes on in the same order: this hash may never change."""
-    shards, indexes = Order([1000 + 37 * i for i in range(40)], seed=42).locate(0, 10_000)
+    shards, indexes = BatchOrder([1000 + 37 * i for i in range(40)], seed=42).locate(0, 10_000)
     golden = hashlib.sha256(np.stack([shards, indexes]).astype("<i8").tobytes()).hexdigest()
     assert golden == "8df34e72ec5d7c88ff079a5ae8ae81aaa950187676003d817e7bbca54468486d"
 
@@ -120,4 +120,4 @@ def test_a_fixed_plan_cuts_the_batch_alike_in_every_world(size, micro, worlds):
 
 def test_no_sequence_at_all_is_an_error():
     with pytest.raises(ValueError, match="no whole sequence"):
-        Order([0, 0], 1)
+        BatchOrder([0, 0], 1)

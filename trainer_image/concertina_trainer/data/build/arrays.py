@@ -13,7 +13,7 @@ from concertina_data.manifest import FrameFacts
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.content import container_of
 from concertina_trainer.data.build.names import FRAMES
-from concertina_trainer.data.build.sources import Source
+from concertina_trainer.data.build.sources import DataSource
 from concertina_trainer.data.frames import element
 from concertina_trainer.data.rangefile import open_range
 
@@ -22,7 +22,7 @@ _OWN_CONTAINERS = ("a NumPy array", "a zip archive")
 Arrays = tuple[NDArray[np.floating[Any]], NDArray[np.integer[Any]] | None]
 
 
-def facts(sources: list[Source], classes: int) -> FrameFacts | None:
+def facts(sources: list[DataSource], classes: int) -> FrameFacts | None:
     """What the frames of these files are like, as the first of them says; None where they are text. `classes`: targets
     are below it, 0 takes none. Raises InvalidInput."""
     kinds = {source.format == FRAMES for source in sources}
@@ -38,7 +38,7 @@ def facts(sources: list[Source], classes: int) -> FrameFacts | None:
     return FrameFacts(features.shape[1], features.dtype.itemsize, classes)
 
 
-def document(source: Source, frames: FrameFacts) -> bytes:
+def document(source: DataSource, frames: FrameFacts) -> bytes:
     """The elements of a file. Raises InvalidInput."""
     features, targets = _arrays(source)
     if (features.shape[1], features.dtype.itemsize) != (frames.width, frames.number_bytes):
@@ -71,7 +71,7 @@ def _why_unreadable(whole: bytes, error: Exception) -> str:
     return str(error)[:300].rstrip(".")
 
 
-def _arrays(source: Source) -> Arrays:
+def _arrays(source: DataSource) -> Arrays:
     with open_range(source.location, source.size) as file:
         whole = file.read()
     try:

@@ -26,7 +26,7 @@ from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.data.build.find import find_evaluation
 from concertina_trainer.data.build.recipe import Recipe
-from concertina_trainer.data.build.sources import Piece, Source, check, cut
+from concertina_trainer.data.build.sources import DataSource, Piece, check, cut
 from concertina_trainer.data.build.write import ShardInput, Written, write
 
 SHARD_BYTES = 64 * 2**20
@@ -48,7 +48,7 @@ class BuildProgress:
 
 
 def build(
-    sources: Sequence[Source | Path],
+    sources: Sequence[DataSource | Path],
     out: str,
     shard_bytes: int = SHARD_BYTES,
     recipe: Recipe = Recipe(),  # noqa: B008 - it is immutable
@@ -60,7 +60,7 @@ def build(
     InvalidInput or StorageError."""
     uri = out if "://" in out else str(Path(out).resolve())
     inputs = plan(
-        [source if isinstance(source, Source) else _source(source) for source in sources], shard_bytes, recipe
+        [source if isinstance(source, DataSource) else _source(source) for source in sources], shard_bytes, recipe
     )
     mine = inputs[share[0] :: share[1]]
     _check_heads(mine)
@@ -82,7 +82,7 @@ def build(
         yield BuildProgress(total, total, *finished)
 
 
-def plan(sources: Sequence[Source], shard_bytes: int, recipe: Recipe) -> list[ShardInput]:
+def plan(sources: Sequence[DataSource], shard_bytes: int, recipe: Recipe) -> list[ShardInput]:
     """Consecutive pieces, grouped to about `shard_bytes` of text, by size alone."""
     inputs: list[ShardInput] = []
     group: list[Piece] = []
@@ -96,9 +96,9 @@ def plan(sources: Sequence[Source], shard_bytes: int, recipe: Recipe) -> list[Sh
     return [*inputs, ShardInput(len(inputs), tuple(group), size)] if group else inputs
 
 
-def _source(path: Path) -> Source:
+def _source(path: Path) -> DataSource:
     status = path.stat()
-    return Source(str(path), status.st_size, status.st_mtime_ns)
+    return DataSource(str(path), status.st_size, status.st_mtime_ns)
 
 
 def _check_heads(inputs: Sequence[ShardInput]) -> None:

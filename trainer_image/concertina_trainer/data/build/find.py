@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from concertina_state.errors import InvalidInput
-from concertina_state.objects.prefix import Entry, ObjectPrefix
+from concertina_state.objects.prefix import ObjectEntry, ObjectPrefix
 from concertina_trainer.data.build.names import Role, kind_of, role_of, why_unreadable
-from concertina_trainer.data.build.sources import Source
+from concertina_trainer.data.build.sources import DataSource
 from concertina_trainer.data.build.splits import TRAINING, split_of
 from concertina_trainer.data.rangefile import split
 
@@ -24,10 +24,10 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Candidate:
+class InputFile:
     name: str
     """Relative to its place."""
-    source: Source
+    source: DataSource
     identity: str
     """The same for all names of one file: its path without links, or its URI."""
 
@@ -40,7 +40,7 @@ class LeftOut:
     """Whether it may hold data that the user expects in the result."""
 
 
-Listing = list[Candidate | LeftOut]
+Listing = list[InputFile | LeftOut]
 
 
 def find(
@@ -50,7 +50,7 @@ def find(
     out: str = "",
     say: Callable[[str], None] = lambda line: None,
     advice: str = ADVICE,
-) -> list[Source]:
+) -> list[DataSource]:
     """Return the files to build from, in a fixed order, and say what is taken and what is left out.
 
     A folder gives the files that match `pattern`. Without a pattern it gives its data, or its text if it has no data.
@@ -63,7 +63,7 @@ def find(
     for place in places:
         listing += [_named(place, item) for item in _within(_plain(place), pattern, _plain(out))]
     listing = _each_once(listing)
-    taken = [item for item in listing if isinstance(item, Candidate)]
+    taken = [item for item in listing if isinstance(item, InputFile)]
     left_out = [item for item in listing if isinstance(item, LeftOut)]
     for line in _report(taken, left_out):
         say(line)
@@ -78,7 +78,7 @@ def find(
     return [item.source for item in taken]
 
 
-def find_evaluation(places: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[Source]:
+def find_evaluation(places: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[DataSource]:
     """Return the files of evaluation data, which `--against` names."""
     return find(places, say=lambda line: say(f"--against: {line}"), advice="name the files themselves by --against")
 
@@ -96,7 +96,7 @@ def _within(place: str, pattern: str, out: str) -> Listing:
         if not listed:
             folder, key = split(place)
             entries = ObjectPrefix(folder).entries()
-            return _given(Candidate("", _object(place, entries[key]), place)) if key in entries else []
+            return _given(InputFile("", _object(place, entries[key]), place)) if key in entries else []
         return _select(place, _stored(place, listed, out), pattern)
     root = Path(place).absolute()
     try:
@@ -105,32 +105,32 @@ def _within(place: str, pattern: str, out: str) -> Listing:
         problem = "is a broken link" if root.is_symlink() else "does not exist"
         raise InvalidInput(f"{place} {problem}: correct it.") from error
     if stat.S_ISREG(status.st_mode):
-        return _given(Candidate("", _local(str(root), status), os.path.realpath(root)))
+        return _given(InputFile("", _local(str(root), status), os.path.realpath(root)))
     if not stat.S_ISDIR(status.st_mode):
         raise InvalidInput(f"{place} is neither a file nor a folder: write its content to a file first.")
     return _select(str(root), _Walk(os.path.realpath(out) if out else "").files(str(root)), pattern)
 
 
-def _named(place: str, item: Candidate | LeftOut) -> Candidate | LeftOut:
+def _named(place: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
     """Name an item as a person would: below the place as it was given."""
     return dataclasses.replace(item, name=f"{place.rstrip('/')}/{item.name}" if item.name else place)
 
 
-def _given(file: Candidate) -> Listing:
+def _given(file: InputFile) -> Listing:
     """A file that was named itself, whatever part it would have in its folder."""
     reason = why_unreadable(file.source.location)
     return [LeftOut(file.name, reason, data=True)] if reason else [file]
 
 
-def _local(path: str, status: os.stat_result) -> Source:
-    return Source(path, status.st_size, status.st_mtime_ns)
+def _local(path: str, status: os.stat_result) -> DataSource:
+    return DataSource(path, status.st_size, status.st_mtime_ns)
 
 
-def _object(uri: str, entry: Entry) -> Source:
-    return Source(uri, entry.size, int(entry.at.timestamp()) * 10**9)
+def _object(uri: str, entry: ObjectEntry) -> DataSource:
+    return DataSource(uri, entry.size, int(entry.at.timestamp()) * 10**9)
 
 
-def _stored(uri: str, listed: dict[str, Entry], out: str) -> Listing:
+def _stored(uri: str, listed: dict[str, ObjectEntry], out: str) -> Listing:
     """Objects as files, without the empty ones that stand for folders and those of the result."""
     if uri == out:
         raise _into_itself(uri)
@@ -138,7 +138,7 @@ def _stored(uri: str, listed: dict[str, Entry], out: str) -> Listing:
     folders = {key[:at] for key in listed for at, letter in enumerate(key) if letter == "/"}
     hidden = {key: part for key in listed if (part := _hidden_part(key))}
     candidates = [
-        Candidate(key, _object(f"{uri}/{key}", entry), f"{uri}/{key}")
+        InputFile(key, _object(f"{uri}/{key}", entry), f"{uri}/{key}")
         for key, entry in listed.items()
         if key not in hidden and not (key in folders and not entry.size)
     ]
@@ -165,7 +165,7 @@ class _Walk:
         self._links: list[tuple[str, str]] = []
         """Path and name of links to folders that are still to be followed: real folders come first."""
 
-    def files(self, root: str) -> Iterator[Candidate | LeftOut]:
+    def files(self, root: str) -> Iterator[InputFile | LeftOut]:
         real = os.path.realpath(root)
         if real == self._out:
             raise _into_itself(root)
@@ -175,14 +175,14 @@ class _Walk:
             for path, name in links:
                 yield from self._follow(path, name)
 
-    def _follow(self, path: str, name: str) -> Iterator[Candidate | LeftOut]:
+    def _follow(self, path: str, name: str) -> Iterator[InputFile | LeftOut]:
         real, parent = os.path.realpath(path), os.path.realpath(os.path.dirname(path))
         if os.path.commonpath([real, parent]) == real:
             yield LeftOut(name, "a link to a folder that it lies in", data=real not in self._name_by_folder)
         else:
             yield from self._folder(path, name, real)
 
-    def _folder(self, path: str, name: str, real: str) -> Iterator[Candidate | LeftOut]:
+    def _folder(self, path: str, name: str, real: str) -> Iterator[InputFile | LeftOut]:
         if real == self._out:
             return
         if real in self._name_by_folder:
@@ -197,7 +197,7 @@ class _Walk:
             inner = f"{name}/{entry.name}" if name else entry.name
             yield from self._entry(entry, inner, real)
 
-    def _entry(self, entry: os.DirEntry[str], name: str, folder: str) -> Iterator[Candidate | LeftOut]:
+    def _entry(self, entry: os.DirEntry[str], name: str, folder: str) -> Iterator[InputFile | LeftOut]:
         if entry.name.startswith("."):
             yield LeftOut(name, "hidden")
             return
@@ -209,7 +209,7 @@ class _Walk:
         real = f"{folder.rstrip('/')}/{entry.name}"
         if stat.S_ISREG(status.st_mode):
             identity = os.path.realpath(entry.path) if entry.is_symlink() else real
-            yield Candidate(name, _local(entry.path, status), identity)
+            yield InputFile(name, _local(entry.path, status), identity)
         elif not stat.S_ISDIR(status.st_mode):
             yield LeftOut(name, "neither a file nor a folder")
         elif entry.is_symlink():
@@ -218,15 +218,15 @@ class _Walk:
             yield from self._folder(entry.path, name, real)
 
 
-def _select(place: str, listing: Iterable[Candidate | LeftOut], pattern: str) -> Listing:
+def _select(place: str, listing: Iterable[InputFile | LeftOut], pattern: str) -> Listing:
     """Decide what to take of the files of one folder."""
     listing = sorted(listing, key=lambda item: item.name.split("/"))
-    files = [item for item in listing if isinstance(item, Candidate)]
+    files = [item for item in listing if isinstance(item, InputFile)]
     chosen = _matching(files, pattern) if pattern else _training(place, files)
     return [*(item for item in listing if isinstance(item, LeftOut)), *chosen]
 
 
-def _matching(files: Sequence[Candidate], pattern: str) -> Listing:
+def _matching(files: Sequence[InputFile], pattern: str) -> Listing:
     parts = pattern.lower().removeprefix("./").split("/")
     chosen: Listing = []
     for file in files:
@@ -262,7 +262,7 @@ _REASONS = {
 }
 
 
-def _training(place: str, files: Sequence[Candidate]) -> Listing:
+def _training(place: str, files: Sequence[InputFile]) -> Listing:
     """Take a folder's data, or its text where it has no data; where these are splits, the split `train`."""
     role_by_name = {file.name: role_of(file.name) for file in files}
     held = set(role_by_name.values())
@@ -279,7 +279,7 @@ def _training(place: str, files: Sequence[Candidate]) -> Listing:
 
 
 def _of_split(
-    place: str, taken: Sequence[Candidate], files: Sequence[Candidate], role_by_name: dict[str, Role]
+    place: str, taken: Sequence[InputFile], files: Sequence[InputFile], role_by_name: dict[str, Role]
 ) -> Listing:
     dataset = any(file.name.lower() == "dataset_dict.json" for file in files)
     split_by_name = {
@@ -303,11 +303,11 @@ def _of_split(
 
 def _each_once(listing: Listing) -> Listing:
     """Leave out further names of a file: its documents would be taken twice."""
-    plain = {item.identity: item.name for item in reversed(listing) if isinstance(item, Candidate)}
+    plain = {item.identity: item.name for item in reversed(listing) if isinstance(item, InputFile)}
     plain |= {
         item.identity: item.name
         for item in reversed(listing)
-        if isinstance(item, Candidate) and item.source.location == item.identity
+        if isinstance(item, InputFile) and item.source.location == item.identity
     }
     taken: set[str] = set()
     once: Listing = []
@@ -322,7 +322,7 @@ def _each_once(listing: Listing) -> Listing:
     return once
 
 
-def _report(taken: Sequence[Candidate], left_out: Sequence[LeftOut]) -> Iterator[str]:
+def _report(taken: Sequence[InputFile], left_out: Sequence[LeftOut]) -> Iterator[str]:
     """One line of what is taken, and one for each reason of what is left out."""
     counts = Counter(kind_of(item.source.location).suffix or "without a suffix" for item in taken)
     if taken:

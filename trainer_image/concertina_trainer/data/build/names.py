@@ -58,7 +58,7 @@ _PROSE = frozenset((".txt", ".text"))
 
 
 @dataclass(frozen=True)
-class Kind:
+class FileKind:
     format: str
     compression: str = ""
     """A value of COMPRESSIONS, or "" for a plain file."""
@@ -83,12 +83,12 @@ class Role(enum.Enum):
     UNREADABLE = "unreadable"
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> FileKind:
     """Return the format and the compression of a file of this name."""
     inner, outer = _ends(name)
     if outer in COMPRESSIONS:
-        return Kind(FORMATS.get(inner, TEXT), COMPRESSIONS[outer], inner + outer)
-    return Kind(FORMATS.get(outer, TEXT), "", outer)
+        return FileKind(FORMATS.get(inner, TEXT), COMPRESSIONS[outer], inner + outer)
+    return FileKind(FORMATS.get(outer, TEXT), "", outer)
 
 
 def why_unreadable(name: str) -> str:

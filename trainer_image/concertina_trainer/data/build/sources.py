@@ -20,7 +20,7 @@ _BATCH = 1024
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     location: str
     """A path, or a URI."""
     size: int
@@ -44,14 +44,14 @@ class Piece:
     A compressed file, a text and an array are one piece each.
     """
 
-    source: Source
+    source: DataSource
     begin: int
     end: int
     size: int
     """Bytes, about, of its text."""
 
 
-def cut(source: Source, piece_bytes: int, column: str) -> list[Piece]:
+def cut(source: DataSource, piece_bytes: int, column: str) -> list[Piece]:
     """Return pieces of about `piece_bytes` each, if the format can be entered in its middle."""
     if source.format == JSON_LINES and not source.compression:
         edges = [*range(0, source.size, piece_bytes), source.size]
@@ -63,7 +63,7 @@ def cut(source: Source, piece_bytes: int, column: str) -> list[Piece]:
     return [Piece(source, 0, 1, source.size)]
 
 
-def _grouped(source: Source, sizes: Sequence[int], piece_bytes: int) -> list[Piece]:
+def _grouped(source: DataSource, sizes: Sequence[int], piece_bytes: int) -> list[Piece]:
     pieces: list[Piece] = []
     begin = size = 0
     for index, more in enumerate(sizes):
@@ -74,7 +74,7 @@ def _grouped(source: Source, sizes: Sequence[int], piece_bytes: int) -> list[Pie
     return [*pieces, Piece(source, begin, len(sizes), size)] if sizes else pieces
 
 
-def _row_group_sizes(source: Source, column: str) -> list[int]:
+def _row_group_sizes(source: DataSource, column: str) -> list[int]:
     import pyarrow.parquet as parquet
 
     with open_range(source.location, source.size) as file, _as_input(source):
@@ -89,7 +89,7 @@ def _row_group_sizes(source: Source, column: str) -> list[int]:
         return [int(group.total_uncompressed_size) for group in groups]
 
 
-def _column(source: Source, column: str, names: Sequence[str]) -> int:
+def _column(source: DataSource, column: str, names: Sequence[str]) -> int:
     if column not in names:
         raise InvalidInput(
             f"{source.location} has no column {column}, but {', '.join(names[:20])[:300]}: name one by --column."
@@ -98,7 +98,7 @@ def _column(source: Source, column: str, names: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
-def _as_input(source: Source) -> Iterator[None]:
+def _as_input(source: DataSource) -> Iterator[None]:
     """Raise pyarrow's errors as InvalidInput."""
     import pyarrow
 
@@ -110,7 +110,7 @@ def _as_input(source: Source) -> Iterator[None]:
         raise InvalidInput(f"{source.location} can't be read as {source.format}: {reason}.") from error
 
 
-def _batch_sizes(source: Source) -> list[int]:
+def _batch_sizes(source: DataSource) -> list[int]:
     with open_range(source.location, source.size) as file, _as_input(source):
         return [int(batch.nbytes) for batch in _batches(file)]
 
@@ -131,7 +131,7 @@ def _batches(file: BinaryIO) -> Iterator[Any]:
         yield batch
 
 
-def check(source: Source) -> None:
+def check(source: DataSource) -> None:
     """Raise InvalidInput if the first bytes of a source of text aren't what its name says."""
     if source.format not in (JSON_LINES, TEXT):
         return  # their readers refuse other content before anything is written
@@ -140,7 +140,7 @@ def check(source: Source) -> None:
         raise InvalidInput(f"{source.location} {reason}")
 
 
-def _head(source: Source) -> bytes:
+def _head(source: DataSource) -> bytes:
     if source.compression:
         with _opened(source) as stream:
             return stream.read(content.HEAD_BYTES)
@@ -155,7 +155,7 @@ def read_documents(piece: Piece, column: str) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def _opened(source: Source) -> Iterator[BinaryIO]:
+def _opened(source: DataSource) -> Iterator[BinaryIO]:
     """Open a source, and unpack it if it is compressed."""
     with open_range(source.location, source.size) as file:
         if not source.compression:
@@ -184,7 +184,7 @@ def _json_lines(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
         at += len(line)
 
 
-def _parsed(line: bytes, source: Source, at: int, column: str) -> bytes:
+def _parsed(line: bytes, source: DataSource, at: int, column: str) -> bytes:
     where = f"{source.location}, the line at byte {at}{' (unpacked)' if source.compression else ''}"
     if b"\0" in line:
         raise InvalidInput(
@@ -235,14 +235,14 @@ def _arrow(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
                 yield from _texts(batch.column(place), piece.source, column)
 
 
-def _texts(values: Any, source: Source, column: str) -> Iterator[bytes]:
+def _texts(values: Any, source: DataSource, column: str) -> Iterator[bytes]:
     for value in values.to_pylist():
         if not isinstance(value, str | None):
             raise _not_text(source, column, type(value).__name__)
         yield (value or "").encode(errors="replace")
 
 
-def _not_text(source: Source, column: str, kind: str) -> InvalidInput:
+def _not_text(source: DataSource, column: str, kind: str) -> InvalidInput:
     advice = "name another by --column, or write each document's text into a column of its own first"
     return InvalidInput(f"{source.location}: column {column} holds {kind}, not text: {advice}.")
 

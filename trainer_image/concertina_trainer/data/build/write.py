@@ -70,7 +70,7 @@ class Draft:
         return (shard,)
 
 
-class Shards:
+class ShardWriter:
     """The shards of one input: each is written as soon as its text is large enough, so that memory holds one."""
 
     def __init__(self, uri: str, name: str, token_bytes: int, shard_bytes: int, check: Callable[[], None]) -> None:
@@ -110,7 +110,7 @@ def write(
     seen = Search(recipe) if recipe.against else None
     name = f"shard-{source.index:06}"
     training, validation = (
-        Shards(folder, name, tokenizer.token_bytes, shard_bytes, check) for folder in (uri, f"{uri}/{aside}")
+        ShardWriter(folder, name, tokenizer.token_bytes, shard_bytes, check) for folder in (uri, f"{uri}/{aside}")
     )
     texts = (text for piece in source.pieces for text in _documents(piece, recipe) if text)
     for batch in _batches(texts):

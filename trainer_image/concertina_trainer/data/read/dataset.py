@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from concertina_data.files import documents_file, tokens_file
 from concertina_data.manifest import TOO_SHORT, DataManifest
 from concertina_data.opening import OpenShards, Threads, open_place, read_manifest
-from concertina_data.places import CacheSettings, OnWait, Place
+from concertina_data.places import CacheSettings, DataPlace, OnWait
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.data import DocumentMode
 from concertina_trainer.data import packing
 from concertina_trainer.data.frames import parts
-from concertina_trainer.data.order import Order
+from concertina_trainer.data.order import BatchOrder
 from concertina_trainer.data.sequence_plan import PLANNERS, SequencePlan
 from concertina_trainer.data.tokenizer import TYPES
 
@@ -46,7 +46,7 @@ class DataSet:
         self._counts = self._sequences(on_wait)
         if not sum(self._counts):
             raise InvalidInput(TOO_SHORT.format(uri=uri, length=length))
-        self.order = Order(self._counts, seed)
+        self.order = BatchOrder(self._counts, seed)
         sizes = [shard.size for shard in self.manifest.shards]
         open_one = functools.partial(_open, self._place, self.manifest, mode, length, self._counts)
         self._shards = OpenShards(sizes, most_bytes, open_one, threads)
@@ -73,7 +73,7 @@ class DataSet:
 
 
 def _open(
-    place: Place, manifest: DataManifest, mode: DocumentMode, length: int, counts: Sequence[int], index: int
+    place: DataPlace, manifest: DataManifest, mode: DocumentMode, length: int, counts: Sequence[int], index: int
 ) -> Opened:
     shard = manifest.shards[index]
     content, frames, features = place.open(tokens_file(shard)), manifest.frames, None

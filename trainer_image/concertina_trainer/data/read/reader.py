@@ -26,7 +26,7 @@ _BLOCK = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class Sequences:
+class SequenceBatch:
     tokens: _Numbers
     """[count, length + 1]: inputs, and shifted by one what is predicted; filled up with 0."""
     document_ids: NDArray[np.int32] | None = None
@@ -128,7 +128,7 @@ class Reader:
         self.expect(start)
         return self.sequences(np.arange(start, stop)).tokens
 
-    def sequences(self, consumed: _Numbers) -> Sequences:
+    def sequences(self, consumed: _Numbers) -> SequenceBatch:
         """These sequences, with what tells their documents apart."""
         count, length = len(consumed), self.length
         tokens, features = np.zeros((count, length + 1), dtype=np.int64), None
@@ -140,7 +140,7 @@ class Reader:
                     tokens[i] = opened.tokens[begin : begin + length + 1]
                     if features is not None and opened.features is not None:
                         features[i] = opened.features[begin : begin + length + 1]
-            return Sequences(tokens, features=features)
+            return SequenceBatch(tokens, features=features)
         document_ids = np.empty((count, length + 1), dtype=np.int32)
         predicted = np.zeros((count, length), dtype=bool)
         for opened, which, indexes in self._opened(consumed):
@@ -150,7 +150,7 @@ class Reader:
                 if features is not None and opened.features is not None:
                     for at, begin, size in _segments(opened.plan, index):
                         features[i, at : at + size] = opened.features[begin : begin + size]
-        return Sequences(tokens, document_ids[:, :-1], predicted, features)
+        return SequenceBatch(tokens, document_ids[:, :-1], predicted, features)
 
     def predicted(self, start: int, stop: int) -> _Numbers:
         """How many tokens count in each of the sequences [start, stop): told from the documents' lengths."""

@@ -15,7 +15,7 @@ from concertina.local.node.node import Node
 from concertina.local.node.pods import probes, restore
 from concertina.local.node.pods.status_writer import PodStatusWriter
 from concertina.local.node.runtime import environment, mounts, volumes
-from concertina.local.node.runtime.container import Container, Setting
+from concertina.local.node.runtime.container import RunningContainer, Setting
 from concertina.local.node.status import ContainerState, PodFacts, now
 
 Object = dict[str, Any]
@@ -96,7 +96,7 @@ class Pod:
             self._kill()
         return asyncio.create_task(self._clean_up(self._end))
 
-    def container(self, name: str) -> Container | None:
+    def container(self, name: str) -> RunningContainer | None:
         return next((each for each in self.inits + self.mains if each.name == name), None)
 
     # From start to end
@@ -156,15 +156,15 @@ class Pod:
             with contextlib.suppress(volumes.VolumeError, OSError, *_OUTAGES):
                 await self._volumes.refresh()
 
-    async def _initialize(self, container: Container) -> bool:
+    async def _initialize(self, container: RunningContainer) -> bool:
         await self._keep(container)
         return container.state.initialized
 
-    async def _until_started(self, container: Container) -> None:
+    async def _until_started(self, container: RunningContainer) -> None:
         while not container.state.started:
             await asyncio.sleep(0.02)
 
-    async def _keep(self, container: Container) -> None:
+    async def _keep(self, container: RunningContainer) -> None:
         """Run a container, again when the policy says so; returns when it has ended for good."""
         while True:
             if "terminated" in container.state.state:
@@ -177,13 +177,13 @@ class Pod:
                 probing.cancel()
             self._writer.mark()
 
-    def _starts_again(self, container: Container) -> bool:
+    def _starts_again(self, container: RunningContainer) -> bool:
         policy = "Always" if container.state.restarts_always else self.object["spec"].get("restartPolicy", "Always")
         failed = container.state.exit_code != 0
         is_init = container in self.inits and not container.state.restarts_always
         return (failed and policy != "Never") if is_init or policy == "OnFailure" else policy == "Always"
 
-    async def _back_off(self, container: Container) -> None:
+    async def _back_off(self, container: RunningContainer) -> None:
         container.retire()
         seconds, container.backoff = container.backoff.seconds, container.backoff.next()
         if seconds:
@@ -195,7 +195,7 @@ class Pod:
             await asyncio.sleep(seconds)
         container.state.restarts += 1
 
-    async def _start(self, container: Container) -> bool:
+    async def _start(self, container: RunningContainer) -> bool:
         """Start the process, however long it takes until that can be done. False when it ended at once."""
         image = await self._pull(container)
         while True:
@@ -215,7 +215,7 @@ class Pod:
                 self._writer.mark()
             await asyncio.sleep(_RETRY)
 
-    async def _pull(self, container: Container) -> images.Image:
+    async def _pull(self, container: RunningContainer) -> images.Image:
         name = container.spec["image"]
         backoff = type(container.backoff)().next()
         while True:
@@ -232,7 +232,7 @@ class Pod:
             await asyncio.sleep(backoff.seconds)
             backoff = backoff.next()
 
-    async def _setting(self, container: Container, image: images.Image) -> Setting:
+    async def _setting(self, container: RunningContainer, image: images.Image) -> Setting:
         config, namespace = self.node.config, self.object["metadata"]["namespace"]
         maps, secrets = environment.references(container.spec)
         names = [("configMap", name) for name in sorted(maps)] + [("secret", name) for name in sorted(secrets)]
@@ -256,7 +256,7 @@ class Pod:
             mounts.hostname(self.object),
         )
 
-    async def _probe(self, container: Container) -> None:
+    async def _probe(self, container: RunningContainer) -> None:
         warn = lambda reason, message: self.node.warn(self.object, reason, message)  # noqa: E731
         await probes.watch(container, self.address, self._grace, self._writer.mark, warn)
 
@@ -312,8 +312,8 @@ class Pod:
 
     # Small things
 
-    def _container(self, spec: Object, state: ContainerState) -> Container:
-        return Container(spec, self.folder / "containers" / spec["name"], self.node.runtime, state)
+    def _container(self, spec: Object, state: ContainerState) -> RunningContainer:
+        return RunningContainer(spec, self.folder / "containers" / spec["name"], self.node.runtime, state)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)

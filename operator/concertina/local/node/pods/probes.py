@@ -8,13 +8,15 @@ from typing import Any
 
 import aiohttp
 
-from concertina.local.node.runtime.container import Container
+from concertina.local.node.runtime.container import RunningContainer
 
 Object = dict[str, Any]
 Warn = Callable[[str, str], None]  # reason, message
 
 
-async def watch(container: Container, address: str, grace: float, changed: Callable[[], None], warn: Warn) -> None:
+async def watch(
+    container: RunningContainer, address: str, grace: float, changed: Callable[[], None], warn: Warn
+) -> None:
     """Probe a running container until it ends: sets started and ready, stops it when startup or liveness fail."""
     startup = container.spec.get("startupProbe")
     if startup:
@@ -32,7 +34,7 @@ async def watch(container: Container, address: str, grace: float, changed: Calla
             group.create_task(_liveness(container, address, grace, warn))
 
 
-async def _readiness(container: Container, address: str, changed: Callable[[], None], warn: Warn) -> None:
+async def _readiness(container: RunningContainer, address: str, changed: Callable[[], None], warn: Warn) -> None:
     await _first_delay(container.spec["readinessProbe"])
     while True:
         wanted = not container.state.ready
@@ -44,7 +46,7 @@ async def _readiness(container: Container, address: str, changed: Callable[[], N
             changed()
 
 
-async def _liveness(container: Container, address: str, grace: float, warn: Warn) -> None:
+async def _liveness(container: RunningContainer, address: str, grace: float, warn: Warn) -> None:
     await _first_delay(container.spec["livenessProbe"])
     if await _settle(container.spec["livenessProbe"], container, address, wanted=False, warn=warn, kind="Liveness"):
         warn("Killing", f"Container {container.name} failed liveness probe, will be restarted")
@@ -55,7 +57,9 @@ async def _first_delay(probe: Object) -> None:
     await asyncio.sleep(probe.get("initialDelaySeconds", 0))
 
 
-async def _settle(probe: Object, container: Container, address: str, *, wanted: bool, warn: Warn, kind: str) -> bool:
+async def _settle(
+    probe: Object, container: RunningContainer, address: str, *, wanted: bool, warn: Warn, kind: str
+) -> bool:
     """Probe until `wanted` was the answer often enough in a row: True. A startup probe that fails too often: False."""
     needed = probe.get("successThreshold", 1) if wanted else probe.get("failureThreshold", 3)
     allowed = probe.get("failureThreshold", 3)
@@ -74,7 +78,7 @@ async def _settle(probe: Object, container: Container, address: str, *, wanted: 
     return True
 
 
-async def _probe(probe: Object, container: Container, address: str) -> str | None:
+async def _probe(probe: Object, container: RunningContainer, address: str) -> str | None:
     """One try; None when it succeeded, else why not."""
     timeout = float(probe.get("timeoutSeconds", 1))
     if "exec" in probe:
@@ -93,7 +97,7 @@ async def _probe(probe: Object, container: Container, address: str) -> str | Non
     return "this kind of probe is not known to the local cluster"
 
 
-async def _http(action: Object, container: Container, address: str) -> str | None:
+async def _http(action: Object, container: RunningContainer, address: str) -> str | None:
     scheme = action.get("scheme", "HTTP").lower()
     host = action.get("host") or address
     url = f"{scheme}://{host}:{_port(action['port'], container)}/{action.get('path', '/').lstrip('/')}"
@@ -106,7 +110,7 @@ async def _http(action: Object, container: Container, address: str) -> str | Non
         return None if 200 <= response.status < 400 else f"HTTP probe failed with statuscode: {response.status}"
 
 
-async def _tcp(action: Object, container: Container, address: str) -> str | None:
+async def _tcp(action: Object, container: RunningContainer, address: str) -> str | None:
     _, writer = await asyncio.open_connection(action.get("host") or address, _port(action["port"], container))
     writer.close()
     with contextlib.suppress(OSError):
@@ -114,7 +118,7 @@ async def _tcp(action: Object, container: Container, address: str) -> str | None
     return None
 
 
-def _port(port: int | str, container: Container) -> int:
+def _port(port: int | str, container: RunningContainer) -> int:
     if isinstance(port, int):
         return port
     named = [each["containerPort"] for each in container.spec.get("ports") or [] if each.get("name") == port]

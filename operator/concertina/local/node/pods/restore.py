@@ -9,7 +9,7 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoredContainers:
     """The containers' states by name, and whether the pod has ended: then it is not started again."""
 
     states: dict[str, ContainerState]
@@ -18,7 +18,7 @@ class Restored:
     """Reason and message, where it had failed as a whole."""
 
 
-def containers(pod: Object) -> Restored:
+def containers(pod: Object) -> RestoredContainers:
     """A new pod's containers wait; those that ran died with the node (exit 255, as after a reboot with a kubelet)."""
     status = pod.get("status") or {}
     reported = {
@@ -36,7 +36,7 @@ def containers(pod: Object) -> Restored:
         for spec in inits:  # a new sandbox runs all of its init containers again
             _again(states[spec["name"]])
     whole = status.get("phase") == "Failed" and status.get("reason")
-    return Restored(states, over, (whole, status.get("message") or "") if whole else None)
+    return RestoredContainers(states, over, (whole, status.get("message") or "") if whole else None)
 
 
 def _state(spec: Object, reported: Object | None, waiting: str, over: bool) -> ContainerState:

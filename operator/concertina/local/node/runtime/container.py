@@ -39,7 +39,7 @@ class Setting:
     hostname: str
 
 
-class Container:
+class RunningContainer:
     """A container of a pod over all of its starts."""
 
     def __init__(self, spec: Object, folder: Path, runtime: RuntimeClient, state: ContainerState) -> None:

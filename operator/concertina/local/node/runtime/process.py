@@ -49,7 +49,7 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class Event:
+class ProcessEvent:
     """What the runtime reports: started (value: pid), failed (text: why) or exited (value: wait status)."""
 
     kind: str
@@ -69,10 +69,10 @@ def send_request(link: socket.socket, request: Launch | Execution, output: int) 
         os.close(body)
 
 
-def receive_event(link: socket.socket) -> Event | None:
+def receive_event(link: socket.socket) -> ProcessEvent | None:
     """The next report, None when the runtime is gone."""
     data = link.recv(65536)
-    return Event(**json.loads(data)) if data else None
+    return ProcessEvent(**json.loads(data)) if data else None
 
 
 class Runtime:
@@ -97,7 +97,7 @@ class Runtime:
                 if key.fd in self._selector.get_map():  # an earlier one of this batch may have settled it
                     key.data()
 
-    def _report(self, event: Event) -> None:
+    def _report(self, event: ProcessEvent) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._link.send(json.dumps(asdict(event)).encode())
 
@@ -140,9 +140,9 @@ class Runtime:
         self._selector.unregister(status)
         os.close(status)
         if reason:
-            self._report(Event("failed", self._ids.pop(pid), text=reason))  # its end is no news
+            self._report(ProcessEvent("failed", self._ids.pop(pid), text=reason))  # its end is no news
         else:
-            self._report(Event("started", self._ids[pid], value=pid))
+            self._report(ProcessEvent("started", self._ids[pid], value=pid))
 
     def _reap(self, wake: int) -> None:
         os.read(wake, 4096)
@@ -156,7 +156,7 @@ class Runtime:
             if pid in self._starting:  # a start is reported before the end that follows it
                 self._launched(pid)
             if pid in self._ids:
-                self._report(Event("exited", self._ids.pop(pid), value=status))
+                self._report(ProcessEvent("exited", self._ids.pop(pid), value=status))
 
 
 def _child(become: Callable[[], NoReturn], output: int, status: int) -> NoReturn:
