@@ -17,6 +17,7 @@ import pytest
 from concertina.agents import bounds
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Decision
 from concertina.plan.facts.health import Health, Life
 from concertina.plan.facts.round import Round
 from concertina.plan.pods import backoff, bad_nodes
@@ -199,7 +200,11 @@ def times_ahead_are_waited_for(patch: Patch) -> None:
 
 def nobody_goes_on_while_pods_are_refused(patch: Patch) -> None:
     claim = claims.claim
-    patch.setattr(claims, "claim", lambda ctx, *known: None if ctx.observed.refused else claim(ctx, *known))
+
+    def not_refused(ctx: JobContext, *arguments: Any, **options: Any) -> Decision | None:
+        return None if ctx.observed.refused else claim(ctx, *arguments, **options)
+
+    patch.setattr(claims, "claim", not_refused)
 
 
 def whoever_says_that_it_coordinates_is_believed(patch: Patch) -> None:

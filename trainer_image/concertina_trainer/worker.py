@@ -146,6 +146,11 @@ def run(channel: WorkerEnd) -> Done:
     with reporter.timed("restore"):
         digest = built.reader.digest
         restored = restore(start.restore, start.uid, built.state, config, checkpoint, digest, world, channel)
+    if (warmup := config.optimizer.resolved_warmup_steps(config.steps)) > config.steps:
+        reporter.note(
+            f"optimizer.warmupSteps ({warmup}) is more than steps ({config.steps}), so the learning rate never reaches "
+            "learningRate"
+        )
     reporter.begin(round_info(built, start.restore, restored))
     with tensor.loss_context(world):
         return train(assemble(built, start, restored, reporter, channel), restored.id.step, restored.position)

@@ -48,6 +48,12 @@ WIDE_COLUMNS = (
 SELECTABLE = (".spec.suspend", ".spec.managedBy")
 """Fields that a field selector may name."""
 
+CREATION_TIMESTAMP = {
+    "type": "string",
+    "description": "Ignored. Generated manifests have it.",
+    "maxLength": 64,
+    "nullable": True,
+}
 PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 KEPT = ("type", "description", "default", "enum", "pattern", "format", "minLength", "maxLength", "minItems", "maxItems")
 BOUNDS = ("minimum", "maximum", "multipleOf", "maxProperties")
@@ -179,8 +185,13 @@ def job_schema() -> Schema:
             "status": _without_defaults(structural(status, status.get("$defs", {}))),
         },
     }
-    template = schema["properties"]["spec"]["properties"]["template"]["properties"]
-    template["spec"] = with_fields_of(json.loads(POD_TEMPLATE.read_text())["spec"], template["spec"])
+    template = schema["properties"]["spec"]["properties"]["template"]
+    fields = template["properties"]
+    fields["spec"] = with_fields_of(json.loads(POD_TEMPLATE.read_text())["spec"], fields["spec"])
+    fields["metadata"]["properties"]["creationTimestamp"] = CREATION_TIMESTAMP
+    # Server-side apply takes any field below a node that keeps unknown fields, and then drops those of a typed node.
+    for node in (template, fields["metadata"]):
+        del node[PRESERVE_UNKNOWN]
     for rule in RULES:
         target = schema
         for name in rule.at.split(".")[1:]:

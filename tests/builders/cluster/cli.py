@@ -54,6 +54,7 @@ def status(word: str, message: str, *more: str) -> JobStatus:
     conditions = [Condition(type="Ready", status="True", reason=word, message=message, last_transition_time=NOW)]
     conditions += [Condition(type=kind, status="True", reason=word, last_transition_time=NOW) for kind in more]
     return JobStatus(
+        observed_generation=1,
         conditions=tuple(conditions),
         world=World(round=2, size="3/3", replicas=3, workers=3),
         progress=JobProgress(step=100, steps=400, percent=25.0, loss=2.5, tokens_per_second=4321.0, at=NOW),

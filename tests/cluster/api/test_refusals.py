@@ -297,9 +297,12 @@ ALL_REFUSED = [
             ("metadata", {"annotations": {"concertina.dev/avoids": "x"}}, "are the operator's own: remove them"),
         ]
     ),
-    *(
-        ("restartPolicy", JOB, [("spec.template.spec.restartPolicy", policy)], "must be OnFailure or Never")
-        for policy in ("Always", "Sometimes")
+    ("restartPolicy", JOB, [("spec.template.spec.restartPolicy", "Always")], "must be OnFailure or Never"),
+    (
+        "no restartPolicy",
+        JOB,
+        [("spec.template.spec.restartPolicy", "Sometimes")],
+        'Unsupported value: "Sometimes": supported values: "Always", "Never", "OnFailure"',
     ),
     ("long name", JOB, [("metadata.name", LONG)], "metadata.name is longer than 50 characters"),
 ]
@@ -314,6 +317,23 @@ def test_bad_manifests_are_refused(
     if what != "long name":  # it is the name's fault, not the spec's
         with pytest.raises(SpecError):
             parse_spec(bad)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("spec.template.spec.nodeSelectorr", {"pool": "spot"}, "spec.template.spec.nodeSelectorr"),
+        (f"{CONTAINER}.imagePullPolicyy", "Never", "spec.template.spec.containers[0].imagePullPolicyy"),
+        ("spec.template.metadata", {"finalizers": ["a/b"]}, "spec.template.metadata.finalizers"),
+    ],
+)
+def test_a_typo_in_the_template_is_refused_however_it_is_applied(
+    cluster: LocalCluster, path: str, value: Any, field: str
+) -> None:
+    bad = changed(JOB, (path, value))
+    assert f'unknown field "{field}"' in refusal(cluster, "default", bad)
+    with pytest.raises(LocalClusterError, match="field not declared in schema"):
+        apply(cluster, "default", bad, "--dry-run=server", "--server-side")
 
 
 def test_two_containers_of_one_name(cluster: LocalCluster) -> None:

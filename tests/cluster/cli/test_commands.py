@@ -69,7 +69,7 @@ def test_what_goes_wrong_is_one_sentence_and_exit_1(cli: Cli, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"nodeSelectorr": {"a": "b"}}, 'unknown field "spec.nodeSelectorr"'),
+        ({"nodeSelectorr": {"a": "b"}}, ".spec.template.spec.nodeSelectorr: field not declared in schema"),
         ({"activeDeadlineSeconds": -1}, "spec.activeDeadlineSeconds: Invalid value: -1"),
     ],
     ids=["a typo", "a value"],

@@ -94,11 +94,6 @@ def test_a_default_that_is_written_out_is_the_same_run():
     )
 
 
-def test_a_warm_up_that_is_longer_than_the_run_is_refused():
-    with pytest.raises(ValidationError, match="warmupSteps is more than steps"):
-        TrainerConfig.model_validate({**DATA, "steps": 50, "optimizer": {"warmupSteps": 51}})
-
-
 def test_unknown_fields_of_the_checkpoint_are_the_job_s_business():
     said = {"uri": "s3://b/x", "everySteps": 5}
     found = CheckpointConfig.model_validate({**said, "secretName": "s3", "invented": 1})

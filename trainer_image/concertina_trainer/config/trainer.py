@@ -132,12 +132,6 @@ class TrainerConfig(Section):
             "reproduction.lastStep must not be beyond steps",
         ),
         SectionRule(
-            "optimizer.warmupSteps",
-            "!has(self.optimizer.warmupSteps) || self.optimizer.warmupSteps <= self.steps",
-            lambda trainer: trainer.optimizer.resolved_warmup_steps(trainer.steps) <= trainer.steps,
-            "optimizer.warmupSteps is more than steps, so learningRate is never reached: set fewer",
-        ),
-        SectionRule(
             "microBatchSize",
             f"self.determinism != 'Bitwise' || self.globalBatchSize <= {MOST_FIXED_MICROBATCHES} * self.microBatchSize",
             lambda trainer: (

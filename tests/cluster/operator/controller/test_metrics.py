@@ -205,7 +205,7 @@ def test_one_that_stands_by_says_so(scraped: Scraped, installed: dict[str, str],
 
 
 def test_what_the_api_server_refuses_is_counted_by_kind(jobs: Jobs, scraped: Scraped) -> None:
-    jobs.create("a", STAY, pod={"nodeSelectorr": {"a": "b"}})
+    jobs.create("a", STAY, pod={"activeDeadlineSeconds": -1})
     jobs.wait("a", lambda job: jobs.condition(job, "Stalled").get("reason") == "PodRefused")
 
     def seen() -> list[float]:

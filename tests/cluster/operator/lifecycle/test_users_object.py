@@ -26,7 +26,7 @@ def fields(job: Object, subresource: str = "") -> list[Object]:
 
 def test_a_whole_life_of_a_job_leaves_the_users_object_as_it_was(jobs: Jobs) -> None:
     body = {
-        "apiVersion": "concertina.dev/v1alpha1",
+        "apiVersion": "concertina.dev/v1beta1",
         "kind": "TrainingJob",
         "metadata": {"name": "a", "labels": {"team": "x"}, "annotations": {"owner": "y"}},
         "spec": {

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from builders.cluster.operator import Jobs, Operator
+from concertina.api import API_VERSION
 from concertina.controller import master_keys
 from concertina.controller.settings import from_environment
 from concertina.kube import access
 from concertina.kube.client import Client
 from concertina.kube.resources import Raw
 from concertina.kube.watch.trainingjobs import list_jobs
+from concertina.local.errors import LocalClusterError
 
 pytestmark = pytest.mark.usefixtures("operator")
 SAY = "import os; print('rank', os.environ['RANK'])"
@@ -172,24 +174,30 @@ def test_manifests_that_are_nested_deeply_are_their_senders_own_affair(jobs: Job
         jobs.cluster.kubectl("delete", f"tj/deep-{depth}", "-n", jobs.namespace, "--wait=true")
 
 
-def test_a_template_of_odd_types_is_its_senders_own_affair(jobs: Jobs, operator: Operator) -> None:
-    """The API server keeps what the schema does not know; asyncTensor asks for the number of GPUs in the first look."""
-    container = {"name": "trainer", "image": "i", "resources": "x"}
-    job = {
-        "apiVersion": "concertina.dev/v1beta1",
-        "kind": "TrainingJob",
-        "metadata": {"name": "odd"},
-        "spec": {
+def test_a_template_of_odd_values_is_its_senders_own_affair(jobs: Jobs, operator: Operator) -> None:
+    """The schema knows the types of a pod's fields. asyncTensor asks for the number of GPUs in the first look."""
+
+    def job(name: str, resources: Any) -> str:
+        container = {"name": "trainer", "image": "i", "resources": resources}
+        spec = {
             "replicas": 2,
             "parallelism": {"tensor": 2, "asyncTensor": True},
             "trainer": {"steps": 10, "data": {"uri": "/data"}},
             "template": {"spec": {"containers": [container]}},
-        },
-    }
-    jobs.cluster.kubectl("create", "-n", jobs.namespace, "--validate=false", "-f", "-", stdin=json.dumps(job))
-    stalled = jobs.wait_true("odd", "Stalled")
-    told = jobs.condition(stalled, "Stalled")
-    assert (told["reason"], "containers[0].resources must be a mapping" in told["message"]) == ("InvalidSpec", True)
+        }
+        metadata = {"name": name}
+        return json.dumps({"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "spec": spec})
+
+    def create(name: str, resources: Any) -> None:
+        arguments = ("create", "-n", jobs.namespace, "--validate=false", "-f", "-")
+        jobs.cluster.kubectl(*arguments, stdin=job(name, resources))
+
+    with pytest.raises(LocalClusterError, match="resources in body must be of type object"):
+        create("refused", "x")
+    create("odd", {"limits": {"nvidia.com/gpu": "1e9999"}})
+    create("negative", {"limits": {"nvidia.com/gpu": -1}})
+    for name in ("odd", "negative"):
+        jobs.wait_true(name, "Stalled")
     operator.end()
     operator.start()
     jobs.create("a", SAY)
