@@ -33,8 +33,10 @@ class Victims:
 
     @property
     def member(self) -> str:
-        """Not the coordinator; where there is a choice nobody who joined last, whose loss would make growing wait
-        longer."""
+        """Return a member that is not the coordinator.
+
+        A member that joined last is taken only if there is no other: its loss makes growing wait longer.
+        """
         joined = self.status.get("internal", {}).get("growth", {}).get("joined", [])
         names = [each["replica"] for each in self.status["world"]["members"] if each["replica"] != self.coordinator]
         return str(next((name for name in names if name not in joined), names[0]))

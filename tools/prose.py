@@ -28,7 +28,7 @@ FOREIGN_SCHEMAS = ("template",)
 """Fields of the CRD whose descriptions Kubernetes wrote."""
 MESSAGE_NAMES = frozenset({"advice", "message", "sentence", "stalled_message"})
 """Names that hold a message of an event or a condition, as variables, parameters and functions."""
-ERROR_ENDINGS = ("Changed", "Complaint", "Error", "Failed", "Input", "NoAccess", "Unavailable")
+ERROR_ENDINGS = ("Changed", "Error", "Failed", "Input", "NoAccess", "Unavailable")
 """Endings of the names of exceptions whose text users read."""
 PLACEHOLDER = "`x`"
 """Replaces what a text interpolates. Vale leaves code alone."""

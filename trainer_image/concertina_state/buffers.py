@@ -89,11 +89,11 @@ class BufferCatalogue(LocalState[Buffer]):
 
     @property
     def alone(self) -> bool:
-        """See Holdings."""
+        """See LocalState."""
         return all(len(each.copies.ranks) == 1 for each in self.held)
 
     def wanted(self) -> dict[str, tuple[Chunk, Buffer]]:
-        """See Holdings."""
+        """See LocalState."""
         whole = (each.part(0, each.box.shape[0] if each.whole else 1) for each in self.held)
         return {chunk.name: (chunk, buffer) for chunk, buffer in whole}
 

@@ -52,7 +52,7 @@ class StateIndex(LocalState[Tensor]):
         buffers: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         """`tensors`: by names that all ranks know, each a whole tensor that is the same on all ranks, a DTensor, or an
-        ArrayShard. `whole_cut`: see Holdings.
+        ArrayShard. `whole_cut`: see LocalState.
         `own`: what this rank alone has, by names of its own. `together`: ranks can talk to each other by
         torch.distributed; else each saves, and reads, all that it has. `buffers`: tensors that are the same on all
         ranks, and of which rank 0 saves each whole. Raises InvalidInput for what can't be saved."""

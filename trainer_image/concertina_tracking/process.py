@@ -1,7 +1,8 @@
-"""The process that ships: started by a coordinator's agent, it ends with it, or when another replica coordinates and
-all is shipped.
+"""The process that ships records to the tracker.
 
-It may wait for a slow tracker as long as it likes: whoever trains does not wait for it."""
+A coordinator's agent starts it. It ends with that agent, or when another replica coordinates and all is shipped.
+It may wait for a slow tracker as long as it likes: whoever trains does not wait for it.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from concertina_protocol import Report, decode
 
 
 def agent_command(pod: Raw) -> list[str]:
-    """How `concertina-agent` is called in it. Raises Complaint where there is no agent (launcher: Torchrun)."""
+    """How `concertina-agent` is called in it. Raises UserError where there is no agent (launcher: Torchrun)."""
     trainer = next(each for each in pod["spec"]["containers"] if each["name"] == TRAINER)
     command = list(trainer.get("command") or ())[:2]
     if len(command) < 2 or not command[1].endswith("agent.pyz"):

@@ -16,7 +16,7 @@ LOOK_SECONDS = 0.5
 
 
 async def ask(target: Target, job: str, wait: bool) -> None:
-    """Raises Complaint where the job can't do it."""
+    """Raises UserError where the job can't do it."""
     async with target.connect() as (client, namespace):
         request = await ask_for_checkpoint(client, namespace, job)
         typer.echo(f"{job} is asked for a checkpoint of its next step (request {request}).")
@@ -29,7 +29,7 @@ async def ask(target: Target, job: str, wait: bool) -> None:
 
 def _saved(job: Raw, request: str) -> str:
     """Where the checkpoint is; empty: not yet. Who asks later takes our place, and any later checkpoint is as good.
-    Raises Complaint where none is to be waited for."""
+    Raises UserError where none is to be waited for."""
     asked = checkpoint_asked(job)
     seen = (job.get("status") or {}).get("checkpointRequest") or {}
     if seen.get("id") in (request, asked):

@@ -71,7 +71,7 @@ class Dashboard:
 
     @contextlib.asynccontextmanager
     async def served(self, port: int) -> AsyncIterator[str]:
-        """Its address. Raises Complaint where the port can't be had."""
+        """Its address. Raises UserError where the port can't be had."""
         app = web.Application(middlewares=[_as_page])
         job = f"/jobs/{{namespace:{_NAME}}}/{{name:{_NAME}}}"
         app.add_routes([web.get("/", self._list), web.get(job, self._job)])

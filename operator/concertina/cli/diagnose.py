@@ -37,7 +37,7 @@ async def run(target: Target, what: str, seconds: float, as_json: bool) -> int:
 
 
 def judge(record: EvidenceRecord) -> tuple[JobEvidence, Diagnosis]:
-    """Raises Complaint: whoever may write a status, or a file, may write anything for a time."""
+    """Raises UserError: whoever may write a status, or a file, may write anything for a time."""
     try:
         rfc3339(record.at)
         seen = record.evidence()

@@ -19,7 +19,7 @@ ANY_AGENT = PodSettings("concertina/agent")
 
 
 async def try_pod(client: Client, namespace: str, name: str, job: Raw) -> None:
-    """Raises Complaint where no operator could make the pod, and what applying the job itself would."""
+    """Raises UserError where no operator could make the pod, and what applying the job itself would."""
     view = job_view(await client.apply(TRAINING_JOBS, namespace, name, job, dry_run=True))
     if view.spec is None:
         return  # the operator will say how

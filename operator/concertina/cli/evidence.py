@@ -190,7 +190,7 @@ async def _steps(client: Client, namespace: str, status: JobStatus) -> Steps:
 
 def read(file: Path) -> EvidenceRecord:
     """A TrainingJob with its status, as `kubectl get tj NAME -o yaml` has it, or what `--json` wrote. Raises
-    Complaint."""
+    UserError."""
     source = "standard input" if str(file) == "-" else str(file)
     try:
         text = (sys.stdin if str(file) == "-" else file.open()).read(LARGEST_FILE)

@@ -26,7 +26,7 @@ console = plain()
 
 
 def read_manifest(file: Path) -> Raw:
-    """The one TrainingJob in a file; raises Complaint."""
+    """The one TrainingJob in a file; raises UserError."""
     source = "standard input" if str(file) == "-" else str(file)
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text()

@@ -51,7 +51,7 @@ async def print_logs(target: Target, job: str, asked: LogOptions, follow: bool) 
 
 class Logs:
     def __init__(self, client: Client, namespace: str, job: str, asked: LogOptions, status: JobStatus) -> None:
-        """Raises Complaint where what is asked for can't be."""
+        """Raises UserError where what is asked for can't be."""
         self._client, self._namespace, self._job, self._asked = client, namespace, job, asked
         self._world, self._failure = status.world, status.last_failure
         if asked.since_failure and self._failure is None:

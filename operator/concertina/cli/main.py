@@ -253,8 +253,7 @@ def drill(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Inject one known fault into a running job, revert it, and print a verdict with figures. Exit status 0: it
-    passed."""
+    """Inject a known fault into a running job, revert it, and print a verdict. Exit status 0: the job passed."""
     from concertina.drill.main import drill
 
     call(drill(Target(kubeconfig, context, namespace), job, scenario, yes, output == "json"))

@@ -63,7 +63,7 @@ class PlanOptions:
 
 
 def asked_hardware(gpu: str, fabric: str) -> tuple[GpuName, FabricName]:
-    """Raises Complaint."""
+    """Raises UserError."""
     try:
         return GpuName(gpu), FabricName(fabric)
     except ValueError:
@@ -72,7 +72,7 @@ def asked_hardware(gpu: str, fabric: str) -> tuple[GpuName, FabricName]:
 
 
 def run(file: Path, asked: PlanOptions) -> None:
-    """Raises Complaint."""
+    """Raises UserError."""
     if asked.tokens is not None and not 0 < asked.tokens < math.inf:
         raise UserError(f"--tokens is how many a run trains on, a number above 0, and not {asked.tokens:g}")
     name, spec = _read(file)
@@ -121,7 +121,7 @@ def _read(file: Path) -> tuple[str, JobSpec]:
 
 
 def _own_model(file: Path, spec: JobSpec, asked: PlanOptions, able: bool) -> OwnDescription | None:
-    """`able`: there is torch. Raises Complaint."""
+    """`able`: there is torch. Raises UserError."""
     trainer = spec.trainer
     if trainer is None or not trainer.model.entrypoint:
         if _data(asked):
@@ -183,7 +183,7 @@ def _has_torch() -> bool:
 
 
 def _measured(layout: ParallelLayout, python: str) -> Sequence[RankMemoryEstimate]:
-    """Raises Complaint."""
+    """Raises UserError."""
     asked = {
         "trainer": layout.trainer.model_dump(mode="json", by_alias=True),
         "data": layout.own and layout.own.data,
@@ -197,7 +197,7 @@ def _measured(layout: ParallelLayout, python: str) -> Sequence[RankMemoryEstimat
 
 
 def _told(asked: Mapping[str, Any], python: str) -> Any:
-    """In a process of its own: torch is none of the operator's, nor is a model of one's own. Raises Complaint."""
+    """In a process of its own: torch is none of the operator's, nor is a model of one's own. Raises UserError."""
     try:
         command = [*(shlex.split(python) or [sys.executable]), "-m", "concertina_trainer.planning"]
         done = subprocess.run(command, input=json.dumps(asked) + "\n", capture_output=True, text=True, check=False)

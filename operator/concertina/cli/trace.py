@@ -57,7 +57,7 @@ async def trace(target: Target, job: str, steps: int, ranks: str, out: str) -> N
 
 
 def _ranks(text: str) -> list[int]:
-    """Raises Complaint."""
+    """Raises UserError."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and len(word) < 8 for word in words) or len(words) > MOST_RANKS:
         raise UserError(f"--ranks takes up to {MOST_RANKS} numbers, as 0,3")
@@ -113,7 +113,7 @@ def _unpacked(data: bytes) -> bytes:
 
 
 def _write(path: Path, trace: dict[str, Any]) -> int:
-    """Its bytes. Raises Complaint."""
+    """Its bytes. Raises UserError."""
     content = json.dumps(trace).encode()
     try:
         return path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)

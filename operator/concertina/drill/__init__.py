@@ -1,6 +1,5 @@
-"""`concertina drill`: inject one known fault into a running job, watch it recover, revert the fault, and give a
-verdict.
+"""`concertina drill`: inject a known fault into a running job, watch it recover, and give a verdict.
 
-`scenarios` is the table of what can be done, `faults` inject and revert, `verdict` evaluates what followed
+`scenarios` is the table of what can be done, `faults` are injected and reverted, `verdict` evaluates what followed
 (pure), `run` goes through it from top to bottom.
 """

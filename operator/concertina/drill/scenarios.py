@@ -21,7 +21,7 @@ class Scenario:
     expect: Expect
 
     def fault(self, target: DrillTarget) -> Fault:
-        """Raises Complaint where it can't be played."""
+        """Raises UserError where it can't be played."""
         found = self.local if target.local else self.elsewhere
         if isinstance(found, str):
             raise UserError(found)

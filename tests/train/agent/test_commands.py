@@ -83,8 +83,7 @@ def test_an_agent_that_is_slow_to_answer_is_reachable(folder):
 
 
 def test_a_machine_that_stood_still_costs_no_round(folder):
-    """All agents pause, and the coordinator runs first: it has heard of nobody for longer than anybody may be
-    silent."""
+    """All agents pause, and the coordinator runs first: it has heard of nobody for too long."""
 
     async def body():
         async with running(folder, 3, SLEEPS) as job:

@@ -1,5 +1,4 @@
-"""A run as its tracker shows it, through rounds, kills and a new coordinator; the files of TensorBoard are read
-back."""
+"""A run as its tracker shows it, through rounds, kills and a new coordinator, read from TensorBoard's files."""
 
 import asyncio
 import contextlib

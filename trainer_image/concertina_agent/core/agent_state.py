@@ -129,8 +129,10 @@ class AgentState:
         )
 
     def beat(self) -> p.MemberState:
-        """What a coordinator tells its members: as member_state(), but succeeded and drained stand for the whole
-        round."""
+        """Return what a coordinator tells its members.
+
+        It is as member_state(), but succeeded and drained stand for the whole round.
+        """
         state = self.member_state()
         if state.state not in (p.State.SUCCEEDED, p.State.DRAINED):
             return state
@@ -214,8 +216,10 @@ class AgentState:
         return bool(leaving & {names[r.me - 1], names[(r.me + 1) % len(names)]} - {self.replica})
 
     def all_succeeded(self) -> bool:
-        """Whether the round has, as a whole: exit code 0 says that to the operator. Of a member, that its coordinator
-        has."""
+        """Say whether the whole round has succeeded, which exit code 0 tells the operator.
+
+        For a member, say whether its coordinator has.
+        """
         r = self.round
         known = r is not None and (r.coordinator is not None or r.succeeded_at is not None)
         return known and self.reported is OwnState.SUCCEEDED

@@ -126,8 +126,7 @@ class CoordinatorMessage:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorGone:
-    """The stream to the coordinator broke and could not be opened again, or the coordinator refused our Join for
-    good."""
+    """The stream to the coordinator broke and stayed broken, or the coordinator refused our Join for good."""
 
     round: int
     claim: str

@@ -1,5 +1,4 @@
-"""All connections but those for shards: what others ask of this agent, its stream to the coordinator, its members'
-streams."""
+"""All connections but those for shards: calls of others, the stream to the coordinator, streams of members."""
 
 from __future__ import annotations
 

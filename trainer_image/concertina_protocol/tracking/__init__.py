@@ -1,2 +1,1 @@
-"""What a coordinator's agent tells its tracking process of the run: records, on a spool of files in the node's
-volume."""
+"""Records of the run from a coordinator's agent to its tracking process, on a spool in the node's volume."""

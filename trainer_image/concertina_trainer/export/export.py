@@ -65,8 +65,15 @@ class Exported:
 def export(
     checkpoint: StoredCheckpoint, target: ObjectPrefix, advance: Advance, file_bytes: int = FILE_BYTES, data: str = ""
 ) -> Exported:
-    """`data`: where the run's data lie, if not where they were (for the tokenizer). Raises InvalidInput or
-    StorageError."""
+    """Export a checkpoint.
+
+    Args:
+        data: Where the run's data lie, if not where they were. The tokenizer is there.
+
+    Raises:
+        InvalidInput: The checkpoint or the data cannot be exported.
+        StorageError: Storage cannot be read or written.
+    """
     trainer = _trainer(checkpoint)
     if trainer.model.entrypoint:
         raise InvalidInput(

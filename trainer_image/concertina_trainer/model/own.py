@@ -34,8 +34,10 @@ SAME = 1e-2
 
 @dataclasses.dataclass(frozen=True)
 class OwnSpec:
-    """A ModelSpec, and what it is told. Whatever it raises becomes InvalidInput: it would raise it again in any
-    round."""
+    """A ModelSpec with its arguments.
+
+    An error that it raises becomes InvalidInput, since it would raise it again in any round.
+    """
 
     config: TrainerConfig
     data: DataShape

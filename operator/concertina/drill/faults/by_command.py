@@ -40,7 +40,7 @@ class ByCommand:
         return any(os.environ.get(PREFIX + name) for name in (self.inject, self.revert))
 
     def commands(self) -> tuple[str, str]:
-        """The commands that inject and revert. Raises Complaint where one is not given."""
+        """Return the commands that inject and revert. Raises UserError where one is not given."""
         return _command(self.inject), _command(self.revert)
 
     @asynccontextmanager
@@ -70,7 +70,7 @@ def _command(name: str) -> str:
 
 
 async def _run(command: str, names: Mapping[str, str]) -> None:
-    """Raises Complaint with its output where it fails."""
+    """Raises UserError with its output where it fails."""
     words = shlex.split(command)
     for name, value in names.items():
         words = [word.replace(f"{{{name}}}", value) for word in words]

@@ -172,7 +172,7 @@ def _namespaces(job: Raw, count: int) -> list[str]:
 
 
 def _queue_jobs(environment: Mapping[str, str]) -> int:
-    """Raises Complaint."""
+    """Raises UserError."""
     text = environment.get(QUEUE_JOBS) or str(DEFAULT_QUEUE_JOBS)
     if not text.isdecimal() or not 1 <= int(text) <= MOST_QUEUE_JOBS:
         raise UserError(f"{QUEUE_JOBS} is {text!r}: it must be a number from 1 to {MOST_QUEUE_JOBS}.")
@@ -202,7 +202,7 @@ async def _tenants(target: DrillTarget, job: Raw, names: list[str]) -> AsyncIter
 
 
 async def _remove_tenants(target: DrillTarget, uid: str) -> None:
-    """Delete the namespaces of all drills of that job, and wait until they are gone. Raises Complaint."""
+    """Delete the namespaces of all drills of that job, and wait until they are gone. Raises UserError."""
     selector, deadline = f"{DRILL_OF}={uid}", time.monotonic() + GONE_SECONDS
     while remaining := (await target.client.list_all(NAMESPACES, None, selector))[0]:
         if time.monotonic() > deadline:
@@ -214,7 +214,7 @@ async def _remove_tenants(target: DrillTarget, uid: str) -> None:
 
 
 async def _until_held_back(target: DrillTarget, namespace: str, begun_at: float) -> None:
-    """Until the operator's log says so. Raises Complaint."""
+    """Until the operator's log says so. Raises UserError."""
     since, deadline = rfc3339(int(begun_at) - SKEW), time.monotonic() + HELD_BACK_SECONDS
     while time.monotonic() < deadline:
         pod = (await target.operator())["metadata"]
@@ -229,7 +229,7 @@ async def _until_held_back(target: DrillTarget, namespace: str, begun_at: float)
 
 
 async def _until_waiting(target: DrillTarget, names: list[str], count: int) -> None:
-    """Until the operator has told of each of the jobs. Raises Complaint."""
+    """Until the operator has told of each of the jobs. Raises UserError."""
     deadline = time.monotonic() + WAITING_SECONDS
     while True:
         jobs = [job for name in names for job in (await target.client.list_all(TRAINING_JOBS, name))[0]]

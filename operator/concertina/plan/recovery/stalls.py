@@ -27,8 +27,7 @@ FRAMES, THREADS = 4, 3
 
 
 def hung(ctx: JobContext) -> Failure | None:
-    """Return the hang that the coordinator found as a failure, unless failurePolicy says that hangs are only to be
-    reported.
+    """Return the hang that the coordinator found as a failure, unless hangs are only to be reported.
 
     The policy may change while the round hangs (decision "The coordinator finds a hang, the operator acts on it").
     """

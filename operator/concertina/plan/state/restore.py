@@ -216,8 +216,7 @@ def damaged_checkpoints(ctx: JobContext) -> tuple[DamagedCheckpoint, ...] | None
 
 
 def undone_states(ctx: JobContext) -> tuple[UndoneStates, ...]:
-    """Return status.internal.invalidated_checkpoints: the states that all rollbacks made void, including the requested
-    one."""
+    """Return the states that all rollbacks made void, including the requested rollback."""
     old, back = ctx.status, last_rollback(ctx)
     if back is None or (old.internal.invalidated_checkpoints and back is old.rollback):
         return old.internal.invalidated_checkpoints

@@ -1,5 +1,4 @@
-"""Room and size on a real control plane: standby replicas, growing that fails, jobs that compete for room, the real
-HPA."""
+"""Room and size on a real control plane: standby replicas, failing growth, competing jobs, and the real HPA."""
 
 from __future__ import annotations
 

@@ -267,8 +267,7 @@ def test_a_part_on_its_way_to_storage_stays_as_it_is(tmp_path):
     ],
 )
 def test_no_room_is_said_before_a_byte_is_written(tmp_path, other, error, sentence):
-    """For good, or for a state that takes less room: what storage has makes the shard files of the round before
-    void."""
+    """Whether it is for good or for a smaller state, storage makes the shard files of the round before void."""
     (tmp_path / other).mkdir(parents=True, exist_ok=True)
     folder, state = tmp_path / "snapshots" / "round-2" / "shard-0", State(1_000_000)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,5 +1,4 @@
-"""The rules of `concertina_agent.core.machine` between coordinator and members: whose failure it is, and who is
-lost."""
+"""The rules of `core.machine` between coordinator and members: whose failure it is, and who is lost."""
 
 import pytest
 

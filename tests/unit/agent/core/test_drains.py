@@ -174,8 +174,7 @@ def test_a_durable_drain_ships_a_last_commit_that_is_told_after_the_exit():
 
 
 def gone_before_its_part_was_shipped(outcome: str, state: str, complete: bool) -> Driver:
-    """A coordinator whose own part of the last checkpoint is in storage, and a member that ended well, then fell
-    silent."""
+    """A coordinator with its own part of the last checkpoint in storage; its member ended well, then fell silent."""
     driver = Driver(storage=p.Storage("Ready"))
     driver.begun("a", "b")
     driver.ask(join("b"))

@@ -1,5 +1,4 @@
-"""The rules of `concertina_agent.core.machine` about state: snapshots that count, and what the coordinator does in
-storage."""
+"""The rules of `core.machine` about state: snapshots that count, and the coordinator's work in storage."""
 
 import pytest
 
