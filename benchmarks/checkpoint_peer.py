@@ -16,7 +16,7 @@ from pathlib import Path
 import concertina_protocol as p
 from concertina.agents.authority import Authority
 from concertina_agent.core import events as e
-from concertina_agent.files.snapshots import SnapshotFiles
+from concertina_agent.files.snapshot_files import SnapshotFiles
 from concertina_agent.net import tls
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import TaskGroup

@@ -25,13 +25,13 @@ from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round import coordinator
 from concertina_agent.net import tls
-from concertina_agent.net.driver import NetworkDriver
+from concertina_agent.net.net_driver import NetworkDriver
 from concertina_agent.net.shard_wire import ShardWire
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.settings import AgentSettings
 from concertina_agent.transfers.learning import ModuleLearning
-from concertina_agent.workers.driver import TICK_SECONDS
+from concertina_agent.workers.workers_driver import TICK_SECONDS
 from concertina_protocol import addresses
 from concertina_protocol import worker_channel as w
 from concertina_protocol.connection import Connection

@@ -29,7 +29,7 @@ from concertina.local import cluster as local
 from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 from concertina.local.control_plane import components
-from concertina.local.host import namespaces, processes
+from concertina.local.host import linux_namespaces, processes
 from concertina.local.state.record import Options
 
 SYSTEM, ACCOUNT = "concertina-system", "bench-concertina"
@@ -124,7 +124,11 @@ class Operator:
     def _begin(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                self._command, env=self._environment, stdout=log, stderr=log, preexec_fn=namespaces.die_with_parent
+                self._command,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                preexec_fn=linux_namespaces.die_with_parent,
             )
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:

@@ -20,7 +20,7 @@ from concertina.api import TRAINER
 from concertina.api.status import rfc3339
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Conflict, Gone, NotFound, Unreachable
-from concertina.kube.manifests.agent import IDENTITY
+from concertina.kube.manifests.agent_container import IDENTITY
 from concertina.kube.resources import LEASES, NODES, PODS, SECRETS, Raw
 from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.settings import AgentSettings

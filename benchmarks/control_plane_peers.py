@@ -34,7 +34,7 @@ from concertina.kube.client import Client
 from concertina.kube.resources import Raw
 from concertina.local.cluster import LocalCluster
 from concertina.local.control_plane.certificates import ClusterAuthority
-from concertina.local.host import namespaces, processes
+from concertina.local.host import linux_namespaces, processes
 from concertina.local.state import lifetime
 
 SYSTEM = "peers"
@@ -135,7 +135,9 @@ def _begin(program: Program, command: Sequence[str], work: Path, cluster: LocalC
         "MY_POD_NAMESPACE": SYSTEM,
     }
     with (cluster.record.logs / f"{program.name}.log").open("ab") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=namespaces.die_with_parent)
+        return subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, preexec_fn=linux_namespaces.die_with_parent
+        )
 
 
 def _listens(port: int) -> bool:

@@ -38,12 +38,12 @@ from rich.console import Console
 
 import trainingjob
 from concertina.local import s3
-from concertina_data.manifest import FORMAT, NAME, DataManifest, TokenizerFacts, TokenShard
+from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts, TokenShard
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config.data import DataConfig
+from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.build.write import Draft
 from concertina_trainer.data.read.batch import plan_batch
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 
 LENGTH, BATCH, THREADS, SHARD_BYTES = 2048, 32, 4, 64 * 2**20
 SWEEP_SECONDS, MOST_SECONDS = 2.0, 8.0
@@ -52,7 +52,7 @@ CONSOLE = Console(stderr=True)
 ORDER = """
 import json, re, time
 import numpy as np
-from concertina_trainer.data.order import Order
+from concertina_trainer.data.batch_order import Order
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
 before = peak()

@@ -19,7 +19,7 @@ from concertina.local import cluster
 from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 from concertina.local.host import processes
-from concertina.local.node.client import NodeClient
+from concertina.local.node.node_client import NodeClient
 from concertina.local.state import lifetime
 from concertina.local.state.record import Options
 

@@ -40,7 +40,7 @@ import concertina_protocol as p
 from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, ConnectionIdentity, call, connection, receive
 from concertina.demo import text
-from concertina.local.host.namespaces import die_with_parent
+from concertina.local.host.linux_namespaces import die_with_parent
 from concertina.local.host.processes import free_ports
 from concertina_trainer.data.build.build import build
 

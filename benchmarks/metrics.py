@@ -22,16 +22,16 @@ import report
 
 import concertina_protocol as p
 from concertina.api.accounting import CLASSES, MOST_INCIDENTS, SUFFIX
-from concertina.api.history import MOST_POINTS, LossHistory, Point
+from concertina.api.loss_history import MOST_POINTS, LossHistory, Point
 from concertina.api.status import rfc3339
 from concertina.controller import serving
-from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.job_metrics import JobCollector
 from concertina.controller.settings import from_environment
 from concertina.kube.parse.views import pod_view
 from concertina.local.host.processes import free_ports
-from concertina_agent.metrics import processes
-from concertina_agent.metrics.text import render
+from concertina_agent.metrics import worker_processes
+from concertina_agent.metrics.exposition import render
 from concertina_agent.metrics.training import Training
 
 INTERVAL_SECONDS = 15.0
@@ -126,7 +126,7 @@ def scrape(url: str, scrapes: int, pipe: Pipe) -> None:
 
 
 def resident_mebibytes() -> float:
-    return processes.own()[1] / (1 << 20)
+    return worker_processes.own()[1] / (1 << 20)
 
 
 async def _operator(jobs: int, pods: int, scrapes: int) -> dict[str, list[float]]:
@@ -193,10 +193,10 @@ def _agent() -> dict[str, list[float]]:
     for each in told:
         training.on_progress(1, each, 0.0)
     rows = {"a step that is told of, us": [(time.process_time() - used) / STEPS * 1e6]}
-    scrapes, workers = [], processes.WorkerProcesses()
+    scrapes, workers = [], worker_processes.WorkerProcesses()
     for _ in range(50):
         used = time.process_time()
-        workers.look([processes.WorkerProcess(0, 0, 1)])
+        workers.look([worker_processes.WorkerProcess(0, 0, 1)])
         render(training.samples(told[-1], None, 0.0), (("namespace", "n"), ("trainingjob", "j"), ("replica", "r")))
         scrapes.append((time.process_time() - used) * 1e3)
     return {**rows, "a scrape, ms": scrapes}

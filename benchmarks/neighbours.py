@@ -36,7 +36,7 @@ from concertina.drill.run import run as play
 from concertina.drill.scenarios import SCENARIOS
 from concertina.drill.target import DrillTarget
 from concertina.local import cluster
-from concertina.terminal.connection import Target
+from concertina.terminal.cluster_connection import Target
 
 LIMIT = 180.0
 ALONE, BESIDE = "alone", "beside the largest job"

@@ -32,13 +32,13 @@ from metrics import BEGUN, job, progress
 from prometheus_client.exposition import generate_latest
 from until import until
 
-from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.job_metrics import JobCollector
 from concertina.local.binaries import programs
-from concertina.local.host.namespaces import die_with_parent
+from concertina.local.host.linux_namespaces import die_with_parent
 from concertina.local.host.processes import free_ports
 from concertina_agent.metrics import families as f
-from concertina_agent.metrics.text import MetricSample, render
+from concertina_agent.metrics.exposition import MetricSample, render
 from concertina_agent.metrics.training import Training
 
 RULES = Path(__file__).parents[1] / "charts" / "concertina" / "rules" / "concertina.yaml"

@@ -34,7 +34,7 @@ from measuring import SCRIPTS, Agent, Kind
 from concertina.api.parse import parse_spec
 from concertina.api.spec import JobSpec
 from concertina.demo import text
-from concertina.local.host.namespaces import die_with_parent
+from concertina.local.host.linux_namespaces import die_with_parent
 from concertina.planning.hardware import GPUS, USABLE, FabricName, GpuName
 from concertina.planning.layout import of
 from concertina.planning.outlook import Estimate, bottleneck, outlook

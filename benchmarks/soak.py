@@ -41,7 +41,7 @@ from concertina.drill.target import DrillTarget
 from concertina.kube.errors import ApiError
 from concertina.local import cluster
 from concertina.local.errors import LocalClusterError
-from concertina.terminal.connection import Target, UserError
+from concertina.terminal.cluster_connection import Target, UserError
 from concertina.terminal.watch import Late
 
 CONSOLE = Console(stderr=True)

@@ -22,7 +22,7 @@ from typing import Any
 import concertina_protocol as protocol
 from builders import jobs
 from builders.agent import Driver
-from concertina.kube.manifests.agent import PodSettings
+from concertina.kube.manifests.agent_container import PodSettings
 from concertina.kube.manifests.pod import pod_manifest
 from concertina.kube.parse.views import job_view
 from concertina.plan.actions import CreatePod, Plan

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from notes import Notes
 from torch.distributed.fsdp import fully_shard
 
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 
 

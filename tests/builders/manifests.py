@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from concertina.kube.manifests.agent import PodSettings
+from concertina.kube.manifests.agent_container import PodSettings
 from concertina.kube.manifests.pod import pod_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import Raw

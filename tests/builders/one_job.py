@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from concertina.agents.connections import AgentConnections
-from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.master_keys import MasterKeys, key_id
 from concertina.controller.reconcile import Reconciler
-from concertina.controller.status import StatusWriter
+from concertina.controller.status_patches import StatusWriter
 from concertina.controller.writes import ObjectWriter
 from concertina.kube.client import Client
 from concertina.kube.errors import TestFailed
-from concertina.kube.manifests.agent import PodSettings
+from concertina.kube.manifests.agent_container import PodSettings
 from concertina.kube.resources import Raw
-from concertina.kube.watch.events import Events
+from concertina.kube.watch.event_recorder import Events
 from concertina.plan.actions import Event, Plan
 from concertina.plan.observed import JobObservation, JobView
 from concertina.plan.plan import plan

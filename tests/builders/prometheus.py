@@ -18,7 +18,7 @@ import yaml
 
 from builders.until import until
 from concertina.local.binaries import programs
-from concertina.local.host import namespaces, processes
+from concertina.local.host import linux_namespaces, processes
 
 DURATION = re.compile(r"\b(\d+)([smh])\b")
 MILLISECONDS = {"s": 1_000, "m": 60_000, "h": 3_600_000}
@@ -91,7 +91,7 @@ def serve(folder: Path, scrapes: Sequence[Mapping[str, Any]], rules: Path) -> It
     ]
     with (
         log.open("wb") as output,
-        subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=namespaces.die_with_parent) as process,
+        subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=linux_namespaces.die_with_parent) as process,
     ):
         try:
             yield Prometheus(until(lambda: _ready(f"http://127.0.0.1:{port}"), "Prometheus", log.read_text))

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from concertina_data.manifest import VALIDATION
+from concertina_data.data_manifest import VALIDATION
 from concertina_protocol import RestoreSource, Undone, log_lines
 from concertina_protocol.log_lines import RoundStarted
 from concertina_state.checkpoints.reader import StoredCheckpoint
-from concertina_trainer.config.data import DataConfig
+from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.build.build import build
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.data.read.skips import positions
 
 STEPS, BATCH, LENGTH = 110, 4, 32

@@ -25,7 +25,7 @@ from builders.manifests import made
 from builders.until import until
 from concertina.controller.master_keys import key_id
 from concertina.controller.settings import from_environment
-from concertina.kube.manifests.agent import PodSettings
+from concertina.kube.manifests.agent_container import PodSettings
 from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 from concertina.local.errors import LocalClusterError

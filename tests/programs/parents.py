@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from concertina_agent.core import events as e
-from concertina_agent.files.driver import FilesDriver
+from concertina_agent.files.files_driver import FilesDriver
 from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.settings import AgentSettings
 from concertina_agent.workers import workers
-from concertina_agent.workers.driver import WorkersDriver
-from concertina_agent.workers.processes import Reaper
+from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.workers import ForkTarget, Process, StartError, WorkerParent
+from concertina_agent.workers.workers_driver import WorkersDriver
 
 DIES_HAVING_ANSWERED = """
 import json, os, signal, socket, sys

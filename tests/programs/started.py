@@ -15,7 +15,7 @@ from pathlib import Path
 
 from concertina_agent.settings import AgentSettings
 from concertina_agent.workers import warm_start as module
-from concertina_agent.workers.processes import Reaper
+from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.warm_start import WarmProcess, warm_start
 from concertina_agent.workers.workers import Process, start_command
 

@@ -19,11 +19,11 @@ from concertina.plan.state import snapshot_memory
 from concertina_agent.core import events as e
 from concertina_agent.core.snapshot_index import SnapshotIndex
 from concertina_agent.files import shards
-from concertina_agent.files.snapshots import SnapshotFiles
+from concertina_agent.files.snapshot_files import SnapshotFiles
 from concertina_agent.transfers.uploads import UploadDriver
 from concertina_protocol import worker_channel as w
 from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
-from concertina_state import room, uploader
+from concertina_state import file_space, uploader
 from concertina_state.errors import InvalidInput
 from concertina_state.snapshots import Snapshots, TakenSnapshot
 from programs.endless import State
@@ -161,15 +161,15 @@ async def memory_comes_back_slowly(volume: Path) -> None:
     for file in files:
         file.write_bytes(bytes(STATE.layout.size // 2))
     (volume / "rest").write_bytes(bytes(BESIDES - STATE.layout.size // 8))
-    room.time = SlowRelease(files[:5])
+    file_space.time = SlowRelease(files[:5])
     worker = Snapshots(volume / "snapshots" / "round-2" / "shard-0", STATE)
     worker.take(STATE.at(1))
     worker.take(STATE.at(2))
-    assert room.time.now == 4 * 6.0, "each as soon as there is room"
+    assert file_space.time.now == 4 * 6.0, "each as soon as there is room"
     try:
         worker.take(STATE.at(3))
     except InvalidInput:
-        assert room.time.now == 5 * 6.0 + 12.0, "no more came for more than ten seconds"
+        assert file_space.time.now == 5 * 6.0 + 12.0, "no more came for more than ten seconds"
     else:
         raise AssertionError("there was no room")
 

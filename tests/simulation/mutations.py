@@ -20,7 +20,8 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision
 from concertina.plan.facts.health import Health, Life
 from concertina.plan.facts.round import Round
-from concertina.plan.pods import backoff, bad_nodes
+from concertina.plan.pods import bad_nodes
+from concertina.plan.pods import pod_backoff as backoff
 from concertina.plan.recovery import causes, escalation
 from concertina.plan.rounds import claims, commits, growth, holders
 from concertina.plan.state import restore

@@ -15,19 +15,19 @@ from concertina_agent.core import events as e
 from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.tracking import TrackingRecorder
-from concertina_agent.files.driver import FilesDriver
-from concertina_agent.metrics.driver import MetricsDriver
+from concertina_agent.files.files_driver import FilesDriver
+from concertina_agent.metrics.metrics_driver import MetricsDriver
 from concertina_agent.net import tls
-from concertina_agent.net.driver import NetworkDriver
+from concertina_agent.net.net_driver import NetworkDriver
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.settings import AgentSettings
 from concertina_agent.transfers.channel import ChannelServer, socket_path
 from concertina_agent.transfers.copies import Peers
 from concertina_agent.transfers.learning import ModuleLearning
-from concertina_agent.transfers.tracking import SHIP_ALL_SECONDS, TrackingDriver
+from concertina_agent.transfers.tracking_process import SHIP_ALL_SECONDS, TrackingDriver
 from concertina_agent.transfers.uploads import UploadDriver
-from concertina_agent.workers.driver import WorkersDriver
+from concertina_agent.workers.workers_driver import WorkersDriver
 from concertina_protocol import addresses, log
 from concertina_protocol import worker_channel as w
 from concertina_protocol.log import log_event

@@ -155,7 +155,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if options.action == "report":
         return report()
     if options.action == "trace":
-        from concertina_agent.trace import trace
+        from concertina_agent.trace_command import trace
 
         return trace(options.rank, options.first_step, options.steps, options.seconds)
     if options.bundled == bool(command):

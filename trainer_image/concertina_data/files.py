@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from concertina_data.manifest import TokenShard
+from concertina_data.data_manifest import TokenShard
 from concertina_state.errors import DamagedInput, InvalidInput
 
 Content = mmap.mmap | bytes

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from concertina_data.manifest import NAME, DataManifest, parse
+from concertina_data.data_manifest import NAME, DataManifest, parse
 from concertina_data.order import WINDOW
 from concertina_data.places import CacheSettings, DataPlace, InPlace, OnWait
 from concertina_state.errors import InvalidInput

@@ -3,7 +3,8 @@
 An epoch visits every sequence once. Its shards are permuted and taken in windows of WINDOW shards; within a window all
 sequences are permuted together, so a reader needs WINDOW shards at hand and no more (decision "Data order in two
 levels"). Both permutations are keyed Feistel networks with cycle walking: any position is computed by itself, without
-state and without a table of sequences. In plain integers; `concertina_trainer.data.order` finds many positions at once.
+state and without a table of sequences. In plain integers; `concertina_trainer.data.batch_order` finds many positions at
+once.
 """
 
 from __future__ import annotations

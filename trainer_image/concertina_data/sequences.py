@@ -7,8 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
+from concertina_data.data_manifest import TOO_SHORT, DataManifest
 from concertina_data.files import tokens_file
-from concertina_data.manifest import TOO_SHORT, DataManifest
 from concertina_data.opening import FETCH_THREADS, OpenShards, Threads, open_place, read_manifest
 from concertina_data.order import Order
 from concertina_data.places import CacheSettings, DataPlace

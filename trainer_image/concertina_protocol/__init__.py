@@ -36,7 +36,7 @@ from typing import Any, Union
 
 from concertina_protocol.codec.lines import JsonLines
 from concertina_protocol.codec.typed_json import ProtocolError
-from concertina_protocol.messages.operator import (
+from concertina_protocol.messages.operator_calls import (
     Accepted,
     Assign,
     Drain,

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from concertina_protocol.messages.operator import MOST_IMAGES
+from concertina_protocol.messages.operator_calls import MOST_IMAGES
 
 VERSION = 1
 MOST_ROUNDS = 64

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import SNAPSHOT_SLOTS, Sidecar, remove_sidecar, write_sidecar
-from concertina_state import room
+from concertina_state import file_space
 from concertina_state.checksum import crc32
+from concertina_state.file_space import Spare
 from concertina_state.filling import THREADS
 from concertina_state.format.shardfile import Layout, ShardMetadata
 from concertina_state.live import Arrival, SnapshotSource
-from concertina_state.room import Spare
 
 
 class MappedShard:
@@ -32,7 +32,7 @@ class MappedShard:
     def __init__(self, path: Path, state: SnapshotSource, spare: Spare | None = None) -> None:
         """Raises InvalidInput or RestoreFailed."""
         self.path = path
-        self._map = room.map_new(path, state.layout.size, spare)
+        self._map = file_space.map_new(path, state.layout.size, spare)
         self.inode = path.stat().st_ino
         self._views = state.views(self._map)
 
@@ -149,7 +149,7 @@ class Snapshots:
 
         self._committing = self._committer.submit(commit)
         if before is not None and before is not slot:
-            self._committer.submit(room.unmap, before.give_up())
+            self._committer.submit(file_space.unmap, before.give_up())
         return taken
 
     def make_room(self) -> None:
@@ -167,7 +167,7 @@ class Snapshots:
         """In the thread."""
         slot = self._slots[index]
         if slot is None or slot.shared:
-            return room.spare(self._folder, self._state.layout.size)
+            return file_space.spare(self._folder, self._state.layout.size)
         self._ready = index
         return None
 

@@ -22,9 +22,9 @@ from concertina_protocol.worker_channel import (
 )
 from concertina_tracking import settings
 from concertina_tracking.about import About, about
-from concertina_tracking.lineage import made_of
 from concertina_tracking.settings import Backend, TrackingSettings
 from concertina_tracking.shipper import Shipper
+from concertina_tracking.tracked_lineage import made_of
 from concertina_tracking.tracker import Tracker
 
 LOOK_SECONDS = 1.0

@@ -9,8 +9,8 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from concertina_protocol.tracking.records import Checkpointed, Noted, Record, RoundBegan, RunEnded, StepDone
 from concertina_protocol.tracking.spool import SpoolReader
+from concertina_protocol.tracking.tracking_records import Checkpointed, Noted, Record, RoundBegan, RunEnded, StepDone
 from concertina_tracking.tracker import Tracker
 
 MOST_RECORDS = 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from concertina_protocol.tracking.records import Checkpointed, RunOutcome, StepDone
+from concertina_protocol.tracking.tracking_records import Checkpointed, RunOutcome, StepDone
 
 
 class Tracker(Protocol):

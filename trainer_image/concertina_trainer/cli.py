@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from concertina_data.manifest import NAME, VALIDATION, DataManifest, parse
+from concertina_data.data_manifest import NAME, VALIDATION, DataManifest, parse
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix, StorageError

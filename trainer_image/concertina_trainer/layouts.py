@@ -6,8 +6,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from concertina_trainer.config.data import Balancing, DocumentMode
-from concertina_trainer.config.memory import RESHARD_ABOVE, Resharding
+from concertina_trainer.config.data_config import Balancing, DocumentMode
+from concertina_trainer.config.memory_config import RESHARD_ABOVE, Resharding
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
 

@@ -28,13 +28,13 @@ from concertina_state.objects.prefix import StorageError
 from concertina_state.pace import Pace
 from concertina_state.saving import SavePolicy, Saving
 from concertina_state.snapshots import Snapshots
-from concertina_trainer.config.checkpoint import CheckpointConfig
-from concertina_trainer.config.data import Balancing
+from concertina_trainer.config.checkpoint_config import CheckpointConfig
+from concertina_trainer.config.data_config import Balancing
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import Batches
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.errors import RollBack
 from concertina_trainer.layouts import problems
 from concertina_trainer.model.flops import peak_flops, token_flops
@@ -53,7 +53,7 @@ from concertina_trainer.training.engine import engine_of
 from concertina_trainer.training.evaluation import Evaluation, validation_reader
 from concertina_trainer.training.expert_loads import ExpertLoads
 from concertina_trainer.training.loop import TrainingRun, train
-from concertina_trainer.training.report import Reporter, RoundInfo
+from concertina_trainer.training.progress_report import Reporter, RoundInfo
 
 AFTER_THE_CULPRIT = 0.5
 """Seconds by which who has nothing to do with a corruption lets the one that has speak first."""

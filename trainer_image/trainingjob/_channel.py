@@ -1,4 +1,4 @@
-"""The script's side of the conversation with its agent (see `concertina_protocol.worker_channel.worker`)."""
+"""The script's side of the conversation with its agent (see `concertina_protocol.worker_channel.worker_messages`)."""
 
 from __future__ import annotations
 

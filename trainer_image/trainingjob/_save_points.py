@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from concertina_state.catalogue import live
+from concertina_state.state_index import live
 
 SAMPLE = 16
 """Number of an optimizer's parameters whose gradients are watched: a backward pass touches all of them, or none."""

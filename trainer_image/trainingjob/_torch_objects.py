@@ -28,8 +28,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from concertina_state.catalogue import check_kind, live
 from concertina_state.errors import InvalidInput
+from concertina_state.state_index import check_kind, live
 from concertina_state.tensors import NAMES
 from trainingjob._adapter import StateAdapter, StatefulAdapter
 from trainingjob._groups import check_by_position, match_groups

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from concertina_state.buffers import Buffer
-from concertina_state.catalogue import StateIndex, live
 from concertina_state.errors import InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.holdings import ArrayShard
+from concertina_state.state_index import StateIndex, live
 from concertina_state.tensors import DTYPES, NAMES, memory
 from trainingjob._ranks import DIGEST_BITS, all_alike, halves
 from trainingjob._refusals import INSTEAD

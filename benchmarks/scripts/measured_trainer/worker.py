@@ -14,7 +14,7 @@ from concertina_protocol.heartbeat import WorkerPhase
 from concertina_state.step_trace import Traces
 from concertina_trainer import worker
 from concertina_trainer.parallel.step_times import StepTimes
-from concertina_trainer.training.report import Reporter
+from concertina_trainer.training.progress_report import Reporter
 
 sys.path.append(str(Path(__file__).parents[1]))
 from turns import Hooks, Turns

@@ -19,7 +19,7 @@ from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.planning.ledger import Ledger, MemoryKind
 from concertina_trainer.training.engine import Engine
 from concertina_trainer.training.loop import TrainingRun
-from concertina_trainer.training.report import Reporter, StepInfo
+from concertina_trainer.training.progress_report import Reporter, StepInfo
 
 sys.path.append(str(Path(__file__).parents[1]))
 from notes import Notes

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 import concertina_protocol as protocol
+from concertina.agents.agent_lines import BoundedConnection, HeldLines
 from concertina.agents.allowance import Allowance
 from concertina.agents.bounds import LARGEST_LINE, MOST_SEPARATORS, PIECE_BYTES, LineLimits, bounded, cut, separators
-from concertina.agents.lines import BoundedConnection, HeldLines
 from concertina.turns import FairLimiter
 from concertina_protocol.addresses import family, split
 from concertina_protocol.codec.typed_json import ProtocolError

@@ -20,12 +20,12 @@ from weakref import WeakValueDictionary
 
 import concertina_protocol as protocol
 from concertina import metrics
+from concertina.agents.agent_lines import HeldLines
 from concertina.agents.allowance import Allowance
 from concertina.agents.authority import Authority
 from concertina.agents.bounds import LineLimits, line_limits
 from concertina.agents.calls import HANDSHAKES, RELAY_SECONDS, CallError, ConnectionIdentity, call, relay
 from concertina.agents.hearing import AgentConnectivityMonitor
-from concertina.agents.lines import HeldLines
 from concertina.agents.stall import TICK_SECONDS, StallDetector, begun, is_same_call, later
 from concertina.agents.streams import Lost, StreamEnd, follow, is_idle
 from concertina.api.pod_names import parse

@@ -23,8 +23,8 @@ from pydantic import (
 
 from concertina.api import TRAINER
 from concertina.api.model import Model, Verbatim
-from concertina.api.quantities import amounts_of
-from concertina_trainer.config.checkpoint import CheckpointConfig
+from concertina.api.quantity_fields import amounts_of
+from concertina_trainer.config.checkpoint_config import CheckpointConfig
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 

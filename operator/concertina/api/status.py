@@ -19,8 +19,8 @@ from concertina.api.accounting import (
     Seconds,
     Timestamp,
 )
-from concertina.api.history import MOST_CHARACTERS as MOST_OF_HISTORY
 from concertina.api.internal import Internal, with_packed
+from concertina.api.loss_history import MOST_CHARACTERS as MOST_OF_HISTORY
 from concertina.api.model import StatusModel
 from concertina.api.restarts import LISTED_RESTARTS, AvoidedNode, LastFailure, Restarts, packed_restarts
 from concertina.api.world import LISTED_MEMBERS, World, packed_members

@@ -6,7 +6,7 @@ from concertina.api import TRAINER
 from concertina.kube.client import Client
 from concertina.kube.execute import execute
 from concertina.kube.resources import Raw
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 from concertina_protocol import Report, decode
 
 

@@ -192,7 +192,7 @@ def create(
 ) -> None:
     """Have a running job make a durable checkpoint at its next step. It goes on training meanwhile."""
     from concertina.cli.checkpoint_create import ask
-    from concertina.terminal.connection import Target, call
+    from concertina.terminal.cluster_connection import Target, call
 
     call(ask(Target(kubeconfig, context, namespace), job, wait))
 

@@ -10,7 +10,7 @@ from concertina.api import CHECKPOINT_NOW
 from concertina.kube.parse.views import checkpoint_asked
 from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.terminal.checkpoint_request import ask_for_checkpoint
-from concertina.terminal.connection import Target, UserError
+from concertina.terminal.cluster_connection import Target, UserError
 
 LOOK_SECONDS = 0.5
 

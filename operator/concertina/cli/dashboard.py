@@ -14,17 +14,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
+from concertina.cli.collect_evidence import EvidenceRecord
 from concertina.cli.diagnose import judge
-from concertina.cli.evidence import EvidenceRecord
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, NotFound
 from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.kube.watch.reflector import Reflector
-from concertina.report.dashboard import DashboardView, job_page, jobs_page, policy, trouble_page
-from concertina.terminal.connection import Target, UserError
+from concertina.report.dashboard_page import DashboardView, job_page, jobs_page, policy, trouble_page
+from concertina.terminal.cluster_connection import Target, UserError
 from concertina.terminal.console import plain
 from concertina.terminal.follow import events_of
-from concertina.terminal.top import JobRow, RowOrder, ordered, row
+from concertina.terminal.job_table import JobRow, RowOrder, ordered, row
 
 ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")

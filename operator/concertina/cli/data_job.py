@@ -14,7 +14,7 @@ from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, NotFound
 from concertina.kube.resources import JOBS, PODS, Raw
 from concertina.terminal.characters import harmless
-from concertina.terminal.connection import Target, UserError
+from concertina.terminal.cluster_connection import Target, UserError
 
 HOPELESS_EXITS = (2, 78)
 """What the build exits with where trying again can't help: options that can't be understood, and bad input."""

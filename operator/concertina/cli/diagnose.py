@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from concertina.api.status import rfc3339
-from concertina.cli.evidence import EvidenceRecord, look, read
+from concertina.cli.collect_evidence import EvidenceRecord, look, read
 from concertina.diagnosis.diagnose import Diagnosis, cost, diagnose
 from concertina.diagnosis.evidence import JobEvidence
-from concertina.terminal.connection import Target, UserError
+from concertina.terminal.cluster_connection import Target, UserError
 from concertina.terminal.console import plain
 from concertina.terminal.show import said
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from concertina.api.spec import Launcher
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError
-from concertina.kube.manifests.agent import PodSettings
+from concertina.kube.manifests.agent_container import PodSettings
 from concertina.kube.manifests.pod import pod_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.plan.actions import CreatePod, Rendezvous
 from concertina.plan.facts import sizes
 from concertina.plan.state import snapshot_memory
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 
 ANY_AGENT = PodSettings("concertina/agent")
 """Which one it will be the operator knows; the API server does not look."""

@@ -17,7 +17,7 @@ from concertina.kube.manifests.names import JOB
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.terminal import show
-from concertina.terminal.connection import Target, UserError
+from concertina.terminal.cluster_connection import Target, UserError
 from concertina.terminal.console import plain
 from concertina.terminal.follow import events_of, follow_job
 from concertina_protocol import ProtocolError

@@ -66,14 +66,14 @@ def up(
 ) -> None:
     """Start the cluster; it stays up until `down`. What is up already is left as it is."""
     from concertina.local import cluster
-    from concertina.local.host import progress
+    from concertina.local.host import progress_lines
     from concertina.local.node import images
     from concertina.local.state.record import Options
 
     with _plain_errors():
         mapping = dict(images.parse(option) for option in image or [])
         options = Options(nodes=nodes, gpus=gpus, cpus=cpu, memory=memory, images=mapping, s3=s3)
-        with progress.shown() as say:
+        with progress_lines.shown() as say:
             running = cluster.up(_name(name), options, say)
         typer.echo(f"cluster {running.name} is up: {len(running.nodes())} nodes")
         typer.echo(f"  export KUBECONFIG={running.kubeconfig}")

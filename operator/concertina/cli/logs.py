@@ -16,7 +16,7 @@ from concertina.kube.manifests.names import INDEX, JOB
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.terminal.characters import harmless
-from concertina.terminal.connection import Target, UserError
+from concertina.terminal.cluster_connection import Target, UserError
 from concertina.terminal.follow import states
 from concertina.terminal.log_entries import LogEntry, LogFilter, LogReader, split
 from concertina.terminal.show import ended

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from concertina.terminal.connection import Target, call
+from concertina.terminal.cluster_connection import Target, call
 
 app = typer.Typer(
     name="concertina",

@@ -28,7 +28,7 @@ from concertina.planning.outlook import Estimate, RankMemoryEstimate, as_object,
 from concertina.planning.outlook import sizes as valid_sizes
 from concertina.planning.traffic import batch
 from concertina.report.ranks import picture
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 from concertina.terminal.console import plain
 from concertina_trainer.layouts import problems
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from concertina.cli.collect_evidence import look
 from concertina.cli.diagnose import judge
-from concertina.cli.evidence import look
 from concertina.report.page import page
-from concertina.terminal.connection import Target, UserError
+from concertina.terminal.cluster_connection import Target, UserError
 from concertina.terminal.console import plain
 from concertina.terminal.follow import events_of
 

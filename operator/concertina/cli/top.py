@@ -13,9 +13,9 @@ from rich.live import Live
 from concertina.kube.client import Client
 from concertina.kube.resources import TRAINING_JOBS
 from concertina.kube.watch.reflector import Reflector
-from concertina.terminal.connection import Target, UserError
+from concertina.terminal.cluster_connection import Target, UserError
 from concertina.terminal.console import plain
-from concertina.terminal.top import JobRow, RowOrder, as_json, ordered, row, screen
+from concertina.terminal.job_table import JobRow, RowOrder, as_json, ordered, row, screen
 
 REFRESH_SECONDS = 1.0
 console = plain()

@@ -24,7 +24,7 @@ from concertina.kube.errors import ApiError
 from concertina.kube.execute import execute
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
-from concertina.terminal.connection import Target, UserError
+from concertina.terminal.cluster_connection import Target, UserError
 from concertina.terminal.perfetto import RankTrace, merged
 from concertina_protocol import ProtocolError
 from concertina_protocol.step_traces import MOST_BYTES, MOST_STEPS

@@ -16,14 +16,14 @@ from typing import Any
 
 from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
-from concertina.controller import log, master_keys, serving, tracing
-from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller import master_keys, operator_log, serving, tracing
+from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.job_metrics import JobCollector, phase_of
 from concertina.controller.master_keys import MasterKeyError, MasterKeys
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.reconcile import Reconciler
 from concertina.controller.settings import LEASE, OperatorSettings, OperatorSettingsError, from_environment
-from concertina.controller.status import StatusWriter
+from concertina.controller.status_patches import StatusWriter
 from concertina.controller.token_reviews import TokenReviews
 from concertina.controller.writes import ObjectWriter
 from concertina.kube.access import NoAccess, load
@@ -33,7 +33,7 @@ from concertina.kube.manifests.names import SELECTOR
 from concertina.kube.parse.views import OwnedPod, node_view, pod_view
 from concertina.kube.resources import NODES, PODS, Raw
 from concertina.kube.watch import trainingjobs
-from concertina.kube.watch.events import Events
+from concertina.kube.watch.event_recorder import Events
 from concertina.kube.watch.lease import Lease, LeaseLost
 from concertina.kube.watch.namespaces import SelectedNamespaces
 from concertina.kube.watch.reflector import Reflector
@@ -64,7 +64,7 @@ def main() -> None:
     gc.freeze()  # of what is imported nothing will ever be garbage
     try:
         settings = from_environment()
-        log.configure(settings.log_level, settings.log_format)
+        operator_log.configure(settings.log_level, settings.log_format)
         sys.exit(asyncio.run(serve(settings)))
     except (OperatorSettingsError, NoAccess, MasterKeyError) as error:
         sys.exit(f"concertina operator: {error}")

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, replace
 
 from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
-from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.master_keys import MasterKeys
 from concertina.controller.silence_limit import SilenceLimit
-from concertina.controller.status import PreconditionFailed, StatusChange, StatusWriter
+from concertina.controller.status_patches import PreconditionFailed, StatusChange, StatusWriter
 from concertina.controller.tracing import Export
 from concertina.controller.writes import ObjectWriter, WriteQueue
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized, Unreachable
 from concertina.kube.resources import TRAINING_JOBS
-from concertina.kube.watch.events import Events
+from concertina.kube.watch.event_recorder import Events
 from concertina.plan.actions import Action, Event, Plan, Send
 from concertina.plan.observed import JobObservation, Refusal
 from concertina_protocol.log import log_event

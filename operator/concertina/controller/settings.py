@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from concertina.controller.log import LogLevel
-from concertina.kube.manifests.agent import AgentMetrics, PodSettings
+from concertina.controller.operator_log import LogLevel
+from concertina.kube.manifests.agent_container import AgentMetrics, PodSettings
 from concertina.kube.parse import notice_taints
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina_protocol import PORT, addresses

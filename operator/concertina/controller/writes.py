@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from concertina import metrics
 from concertina.agents.authority import Authority
 from concertina.api.pod_names import pod_name, rendezvous_name
-from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.master_keys import MasterKeys
-from concertina.controller.status import PreconditionFailed
+from concertina.controller.status_patches import PreconditionFailed
 from concertina.kube.client import Client
 from concertina.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceEnds, NotFound, WebhookFailed
-from concertina.kube.manifests.agent import PodSettings
+from concertina.kube.manifests.agent_container import PodSettings
 from concertina.kube.manifests.pod import END_POD, pod_manifest, rendezvous_manifest, secret_manifest
 from concertina.kube.parse.refusals import refusal
 from concertina.kube.resources import PODS, SECRETS, TRAINING_JOBS, Raw

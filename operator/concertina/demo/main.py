@@ -20,7 +20,7 @@ from concertina.demo.summary import broken_promises, summarise
 from concertina.demo.view import shown
 from concertina.local.errors import LocalClusterError
 from concertina.local.host import paths
-from concertina.terminal.connection import Target
+from concertina.terminal.cluster_connection import Target
 from concertina.terminal.watch import JobWatch, Late
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from concertina.diagnosis import failures, memory, pace, state
+from concertina.diagnosis import failure_checks, memory_checks, pace_checks, state
 from concertina.diagnosis.evidence import JobEvidence, Window
 from concertina.diagnosis.finding import Finding, Severity
 from concertina.diagnosis.problems import Problem
@@ -13,12 +13,12 @@ from concertina.durations import duration
 
 Check = Callable[[JobEvidence], Finding | None]
 CHECKS: tuple[Check, ...] = (
-    failures.failed,
-    failures.stalled,
-    failures.operator_down,
-    failures.world_below_minimum,
-    failures.restarts_nearly_used,
-    failures.frequent,
+    failure_checks.failed,
+    failure_checks.stalled,
+    failure_checks.operator_down,
+    failure_checks.world_below_minimum,
+    failure_checks.restarts_nearly_used,
+    failure_checks.frequent,
     state.loss_nan,
     state.loss_spike,
     state.corrupt,
@@ -26,12 +26,12 @@ CHECKS: tuple[Check, ...] = (
     state.storage_refuses,
     state.checkpoint_old,
     state.tracker_unreachable,
-    pace.slow_checkpoint,
-    pace.input_bottleneck,
-    pace.straggler,
-    pace.exposed_communication,
-    pace.low_mfu,
-    memory.memory_grows,
+    pace_checks.slow_checkpoint,
+    pace_checks.input_bottleneck,
+    pace_checks.straggler,
+    pace_checks.exposed_communication,
+    pace_checks.low_mfu,
+    memory_checks.memory_grows,
 )
 """Of two that find the same problem the first is heard."""
 

@@ -8,7 +8,7 @@ from concertina.amounts import amount
 from concertina.api.checkpoint_interval import checkpoint_interval, unsaved_seconds
 from concertina.diagnosis import problems, words
 from concertina.diagnosis.evidence import RECENT_SECONDS, JobEvidence
-from concertina.diagnosis.failures import ADVICE
+from concertina.diagnosis.failure_checks import ADVICE
 from concertina.diagnosis.finding import Finding, critical, warning
 from concertina.diagnosis.problems import Problem
 from concertina.durations import duration

@@ -8,11 +8,11 @@ import sys
 
 from concertina.drill.run import run
 from concertina.drill.scenarios import SCENARIOS
-from concertina.drill.show import table
 from concertina.drill.target import DrillTarget
+from concertina.drill.verdict_text import table
 from concertina.local import cluster
 from concertina.local.errors import LocalClusterError
-from concertina.terminal.connection import Target, UserError
+from concertina.terminal.cluster_connection import Target, UserError
 from concertina.terminal.console import plain
 from concertina.terminal.watch import Late
 

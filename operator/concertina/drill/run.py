@@ -10,7 +10,7 @@ from concertina.drill.scenarios import Scenario
 from concertina.drill.target import DrillTarget, Fault, Injection, ProgressSource
 from concertina.drill.verdict import DrillObservation, DrillVerdict, Expect, Seconds, evaluate
 from concertina.terminal.checkpoint_request import ask_for_checkpoint
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 from concertina.terminal.watch import JobWatch, Late
 from concertina_protocol.log_lines import RoundStarted
 

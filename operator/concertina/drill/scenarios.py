@@ -8,7 +8,7 @@ from concertina.drill.faults import api_server, by_object, in_container, local_c
 from concertina.drill.faults.by_command import ByCommand
 from concertina.drill.target import OUTAGE, STANDSTILL, DrillTarget, Fault, ProgressSource
 from concertina.drill.verdict import Expect
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from concertina.kube.execute import execute
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import LEASES, PODS, TRAINING_JOBS, Raw
 from concertina.local.cluster import LocalCluster
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 
 OPERATORS = "app.kubernetes.io/name=concertina-operator"
 WATCHED = "CONCERTINA_WATCH_NAMESPACES"

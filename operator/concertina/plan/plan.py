@@ -21,7 +21,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.lifecycle import admission, checkpoint_requests, end, start, suspend, torchrun
 from concertina.plan.observed import JobObservation, PodPhase
-from concertina.plan.pods import backoff, bad_nodes
+from concertina.plan.pods import bad_nodes, pod_backoff
 from concertina.plan.pods.planner import plan_pods
 from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import causes, escalation, stalls, startup
@@ -73,7 +73,7 @@ REMARKS: tuple[Remark, ...] = (
     lambda ctx, decision, pods: stalls.annotate_stragglers(ctx, decision),
     lambda ctx, decision, pods: start.annotate_master_key(ctx, decision),
     lambda ctx, decision, pods: stalls.annotate_unreachable(ctx, decision),
-    lambda ctx, decision, pods: backoff.annotate_refusal(ctx, decision) if pods.missing else decision,
+    lambda ctx, decision, pods: pod_backoff.annotate_refusal(ctx, decision) if pods.missing else decision,
     lambda ctx, decision, pods: stalls.annotate_storage(ctx, decision),
     lambda ctx, decision, pods: progress.annotate_world_mismatch(ctx, decision),
     lambda ctx, decision, pods: suspend.annotate_deletion(ctx, decision),

@@ -12,7 +12,7 @@ from concertina.planning.hardware import FABRICS, USABLE, FabricName, Gpu
 from concertina.planning.layout import OwnDescription, ParallelLayout
 from concertina.planning.timing import StepTime, bubble_share, link, mfu, step_time
 from concertina.planning.traffic import Traffic, batch, traffic
-from concertina_trainer.config.memory import Activations
+from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.parallelism import PipelineSchedule
 
 DAY, HOUR = 86400.0, 3600.0

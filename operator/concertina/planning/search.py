@@ -9,7 +9,7 @@ from concertina.planning.hardware import USABLE, Gpu
 from concertina.planning.layout import OwnDescription, ParallelLayout
 from concertina.planning.timing import step_time
 from concertina.planning.traffic import COMPUTED, HELD, REDUCED, batch, rank_weights, reductions, stage_blocks
-from concertina_trainer.config.memory import Activations
+from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.layouts import problems

@@ -17,8 +17,8 @@ from concertina.planning.traffic import (
     stage_blocks,
     traffic,
 )
-from concertina_trainer.config.memory import Activations
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.memory_config import Activations
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.parallelism import PipelineSchedule
 from concertina_trainer.degrees import Dimension
 

@@ -8,7 +8,7 @@ import dataclasses
 import math
 
 from concertina.planning.layout import DerivedGroup, Group, ParallelLayout
-from concertina_trainer.config.memory import Activations
+from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.data.read.batch import BatchPlan, batch_plan
 from concertina_trainer.degrees import Dimension
 from concertina_trainer.layouts import frees_weights

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as xml
 
 from concertina.amounts import amount
 from concertina.api.accounting import Goodput, Incident
-from concertina.api.history import Point, unpacked
+from concertina.api.loss_history import Point, unpacked
 from concertina.api.status import ConditionType, JobStatus, rfc3339, unix_seconds
 from concertina.diagnosis.diagnose import Diagnosis, cost
 from concertina.diagnosis.evidence import JobEvidence, StepLine

@@ -6,7 +6,7 @@ import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 
-from concertina.api.history import LossHistory, Point
+from concertina.api.loss_history import LossHistory, Point
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 60

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from concertina.amounts import amount
-from concertina.api import history
+from concertina.api import loss_history
 from concertina.api.accounting import Cost, Goodput, Incident
 from concertina.api.status import CheckpointEvery, Condition, ConditionType, JobProgress, JobStatus, unix_seconds
 from concertina.api.world import World
@@ -295,7 +295,7 @@ def _evaluation(progress: JobProgress) -> str:
 
 def _course(status: JobStatus) -> Iterable[tuple[str, str]]:
     """Loss and world over time."""
-    known = history.unpacked(status.history) if status.history else history.LossHistory()
+    known = loss_history.unpacked(status.history) if status.history else loss_history.LossHistory()
     if len(known.points) < 2:
         return
     took = duration(known.points[-1].at - known.points[0].at)

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from concertina.local.host import namespaces
+from concertina.local.host import linux_namespaces
 
 NOBODY = 65534
 
@@ -16,15 +16,15 @@ NOBODY = 65534
 def main() -> None:
     split = sys.argv.index("--")
     needed = {Path(sys.base_prefix), Path(sys.prefix), *map(Path, sys.argv[1:split])}
-    namespaces.unshare(namespaces.CLONE_NEWNS)
-    namespaces.mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_PRIVATE)
+    linux_namespaces.unshare(linux_namespaces.CLONE_NEWNS)
+    linux_namespaces.mount("none", "/", flags=linux_namespaces.MS_REC | linux_namespaces.MS_PRIVATE)
     for closed in {top for path in needed if (top := first_closed(path))}:
         inside = [path for path in needed if path.is_relative_to(closed)]
         opened = {path: os.open(path, os.O_PATH) for path in inside}
-        namespaces.mount("tmpfs", str(closed), "tmpfs", 0, "mode=755")
+        linux_namespaces.mount("tmpfs", str(closed), "tmpfs", 0, "mode=755")
         for path, descriptor in opened.items():
             path.mkdir(parents=True, exist_ok=True)
-            namespaces.bind(f"/proc/self/fd/{descriptor}", str(path))
+            linux_namespaces.bind(f"/proc/self/fd/{descriptor}", str(path))
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)

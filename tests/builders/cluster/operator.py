@@ -16,7 +16,7 @@ from typing import Any
 from builders.programs import FAULTS, STAND_IN
 from builders.until import GIVE_UP, until
 from concertina.local.cluster import LocalCluster
-from concertina.local.host import namespaces
+from concertina.local.host import linux_namespaces
 
 Object = dict[str, Any]
 ENDLESS = 1_000_000
@@ -69,7 +69,7 @@ class Operator:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=namespaces.die_with_parent,  # a run of the tests that is killed leaves none behind
+                preexec_fn=linux_namespaces.die_with_parent,  # a run of the tests that is killed leaves none behind
             )
         if wait:
             until(lambda: len(self.lines("started")) > begun, "an operator that works", self.text)

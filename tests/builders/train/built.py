@@ -1,6 +1,6 @@
 """What a folder of built data holds."""
 
-from concertina_data.manifest import parse
+from concertina_data.data_manifest import parse
 
 
 def documents(folder):

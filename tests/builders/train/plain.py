@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from builders.train import routed
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
 from concertina_trainer.model.optimizer import learning_rate

@@ -6,7 +6,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from concertina_trainer.config.model import RouterScores
+from concertina_trainer.config.model_config import RouterScores
 from concertina_trainer.model.experts import MixtureOfExperts
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from builders.cluster import as_nobody
 from concertina.local.binaries import programs
-from concertina.local.host import namespaces
+from concertina.local.host import linux_namespaces
 
 CLUSTER = """
 import json, sys
@@ -118,4 +118,4 @@ def test_a_machine_that_forbids_namespaces_says_how_to_allow_them(home: Path) ->
     done = run_unprivileged(home, LIMITED, "")
     assert "does not let concertina make the namespaces" in done.stdout, done.stderr
     assert "user.max_user_namespaces" in done.stdout
-    assert namespaces.FORBIDDEN.splitlines()[-1] in done.stdout
+    assert linux_namespaces.FORBIDDEN.splitlines()[-1] in done.stdout

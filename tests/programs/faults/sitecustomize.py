@@ -77,7 +77,7 @@ def _before(owner, name, act):
 
 
 PATCHES = {
-    "concertina_trainer.data.read.reader": lambda module: _before(module.Reader, "sequences", read_forever),
+    "concertina_trainer.data.read.sequence_reader": lambda module: _before(module.Reader, "sequences", read_forever),
     "concertina_trainer.model.decoder": lambda module: _before(module.Decoder, "forward", compute_forever),
     "concertina_trainer.model.own": lambda module: _before(module.OwnModel, "forward", compute_forever),
     "torch.distributed.distributed_c10d": slow_line,

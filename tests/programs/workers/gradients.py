@@ -8,7 +8,7 @@ import torch
 
 from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import microbatches
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.model.own import own_spec
 from concertina_trainer.parallel import group, summing, tensor

@@ -19,7 +19,7 @@ from concertina_trainer.parallel import group, tensor
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.state.restore import restore
 from concertina_trainer.training.loop import train
-from concertina_trainer.training.report import Reporter
+from concertina_trainer.training.progress_report import Reporter
 
 UID = "u1"
 

@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import microbatches
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.parallelize import parallelized

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import usual
 from concertina_trainer.model.spec import ModelSpec

@@ -15,8 +15,8 @@ import pytest
 
 from builders.train.replicas import newest_complete, running, trained
 from builders.train.tensorboard import scalars
-from concertina_protocol.tracking.records import StepDone
 from concertina_protocol.tracking.spool import SpoolReader
+from concertina_protocol.tracking.tracking_records import StepDone
 
 
 def test_one_run_through_rounds_and_a_new_coordinator_has_each_step_once(folder, trainer, tmp_path):

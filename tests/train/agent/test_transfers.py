@@ -19,7 +19,7 @@ from builders.train.replicas import GIVE_UP, UID, write_identity
 from concertina.agents.authority import Authority
 from concertina_agent.core import events as e
 from concertina_agent.files.shards import commit, fill
-from concertina_agent.files.snapshots import SnapshotFiles
+from concertina_agent.files.snapshot_files import SnapshotFiles
 from concertina_agent.net import tls
 from concertina_agent.net.server import AgentServer
 from concertina_agent.net.shard_wire import PREFACE, dial

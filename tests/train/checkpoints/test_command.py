@@ -18,7 +18,7 @@ from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 
 
 def command(*arguments: str, code: int = 0) -> str:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from builders.train import small
 from concertina.cli.checkpoint import app
-from concertina_data.manifest import parse
+from concertina_data.data_manifest import parse
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.recipe import Recipe

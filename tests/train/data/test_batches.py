@@ -11,11 +11,11 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from concertina_state.errors import InvalidInput
 from concertina_trainer import cli
-from concertina_trainer.config.data import DataConfig
+from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import AHEAD, Batches, microbatches
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model import attention
 from concertina_trainer.model.attention import _blocks, _pairs
 

@@ -5,15 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from concertina_data.manifest import parse
+from concertina_data.data_manifest import parse
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer import cli
-from concertina_trainer.config.data import DataConfig
+from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.packing import pack
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 
 WIDTH, CLASSES, LENGTH = 5, 300, 8
 

@@ -7,13 +7,13 @@ import hashlib
 import numpy as np
 import pytest
 
-from concertina_data.manifest import FORMAT, NAME, DataManifest, TokenizerFacts
+from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer import cli
-from concertina_trainer.config.data import DataConfig
+from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data import tokenizer as tokenizers
 from concertina_trainer.data.build.write import Draft
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 
 LENGTH, POSITIONS = 24, 10_000
 GOLDEN = {

@@ -22,19 +22,19 @@ import pytest
 import torch
 
 from concertina_data import cache
+from concertina_data.data_manifest import parse
 from concertina_data.files import tokens_file
-from concertina_data.manifest import parse
 from concertina_data.opening import read_manifest
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
-from concertina_trainer.config.data import DataConfig
+from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read import batches
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 

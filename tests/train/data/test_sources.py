@@ -18,7 +18,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from builders.train.built import documents
-from concertina_data.manifest import parse
+from concertina_data.data_manifest import parse
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer import cli

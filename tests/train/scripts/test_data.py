@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 import trainingjob
 from builders.programs import SEARCH_PATH
 from builders.stores.hostile import proxy
-from concertina_data.manifest import FORMAT, NAME, DataManifest, TokenizerFacts
+from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts
 from concertina_protocol.sidecar import read_sidecar
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import LocalShard
-from concertina_trainer.config.data import DataConfig
+from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.build.write import Draft
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from trainingjob import _connection
 
 LENGTH = 24

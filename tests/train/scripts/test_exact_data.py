@@ -17,9 +17,9 @@ import pytest
 import concertina_protocol as p
 from builders.programs import SEARCH_PATH
 from builders.train.replicas import UID, Job, Replica, newest_complete, running
-from concertina_trainer.config.data import DataConfig
+from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.build.build import build
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "scripts" / "exact_data.py"
 STEPS, BATCH, LENGTH = 240, 16, 64

@@ -15,8 +15,8 @@ from concertina.cli.checkpoint import app
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.objects.prefix import PIECE, Changed, ObjectPrefix, StorageError
 from concertina_trainer import cli
-from concertina_trainer.config.data import DataConfig
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.config.data_config import DataConfig
+from concertina_trainer.data.read.sequence_reader import Reader
 
 CONTENT = random.Random(1).randbytes(PIECE + 12345)
 

@@ -11,9 +11,9 @@ import pytest
 from builders.train import node
 from concertina_state.errors import InvalidInput
 from concertina_trainer import cli
-from concertina_trainer.config.data import DataConfig
+from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.build.build import build
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 

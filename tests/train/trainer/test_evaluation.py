@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from builders.train import node, states
 from concertina.demo import text
 from concertina_protocol.worker_channel import Done
-from concertina_trainer.config.data import DataConfig
+from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.recipe import Recipe
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.training.evaluation import SEED
 

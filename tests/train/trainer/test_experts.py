@@ -10,7 +10,7 @@ from builders.train import node, routed, states
 from builders.train.gradients import check, whole_gradient
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
 

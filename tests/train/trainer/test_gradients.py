@@ -7,14 +7,14 @@ import torch.nn.functional as F
 
 from builders.train.gradients import check, whole_gradient
 from concertina.demo import text
-from concertina_data.manifest import parse
+from concertina_data.data_manifest import parse
 from concertina_protocol import COMMUNICATION
 from concertina_state.format.read_plan import Box
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.packing import pack
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
 

@@ -8,7 +8,7 @@ from builders.train import node, states
 from builders.train.course import HALF, Course
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config.model import LoraConfig
+from concertina_trainer.config.model_config import LoraConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.export.export import export
 from concertina_trainer.model.decoder import Decoder

@@ -14,7 +14,7 @@ from builders.train.gradients import whole_gradient
 from concertina_state.format.read_plan import Box
 from concertina_trainer import cli
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.initial import usual
 
 REASSOCIATION = 2e-4

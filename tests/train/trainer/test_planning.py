@@ -14,16 +14,16 @@ from concertina.planning.hardware import FABRICS, GPUS, FabricName, GpuName
 from concertina.planning.layout import OwnDescription, ParallelLayout
 from concertina.planning.timing import COUNTED, moved, step_time
 from concertina.planning.traffic import traffic
-from concertina_data.manifest import FrameFacts
+from concertina_data.data_manifest import FrameFacts
 from concertina_state.errors import InvalidInput
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.degrees import Degrees
 from concertina_trainer.model.flops import token_flops
 from concertina_trainer.planning import memory as planning
+from concertina_trainer.planning.described_model import DataDescription, described
 from concertina_trainer.planning.ledger import MemoryKind, MemoryPhase
-from concertina_trainer.planning.own import DataDescription, described
 
 MODEL = {
     "layers": 4, "dim": 128, "heads": 8, "kvHeads": 4, "hiddenDim": 352, "vocabSize": 512, "sequenceLength": 128,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import concertina_protocol as p
 from builders.until import until_async
 from concertina_agent.core import events as e
-from concertina_agent.files.snapshots import SnapshotFiles
+from concertina_agent.files.snapshot_files import SnapshotFiles
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.transfers.copies import Peers, expected, nearest

@@ -20,9 +20,9 @@ from concertina_agent import settings
 from concertina_agent.core import events as e
 from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.workers import local_workers, output
+from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.family import ends
 from concertina_agent.workers.local_workers import LocalWorkers
-from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.workers import Process
 
 SLEEPS = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); print(1, flush=True)"

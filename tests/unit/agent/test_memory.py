@@ -9,7 +9,7 @@ import pytest
 
 from concertina_agent.core.events import WorkerExited
 from concertina_agent.core.round.failures import worker_failure
-from concertina_agent.workers.memory import container_memory, oom_kills
+from concertina_agent.workers.worker_memory import container_memory, oom_kills
 
 VERSION_1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
 VERSION_2 = "low 0\nhigh 0\nmax 31\noom 2\noom_kill 2\noom_group_kill 0\n"

@@ -12,8 +12,8 @@ from concertina_agent import main, settings
 from concertina_agent.core.round.failures import signal_name
 from concertina_agent.files import seen
 from concertina_agent.files.shards import commit, committed_shard, fill
-from concertina_agent.files.snapshots import SnapshotFiles
-from concertina_agent.workers import store
+from concertina_agent.files.snapshot_files import SnapshotFiles
+from concertina_agent.workers import rendezvous_store
 from concertina_agent.workers.environment import worker_environment
 from concertina_protocol import addresses
 from concertina_protocol.sidecar import Damaged
@@ -92,9 +92,9 @@ def test_what_cant_be_read_of_what_was_seen_is_nothing_seen(tmp_path, left, caps
 
 
 def test_store_addresses():
-    with store.bind("127.0.0.1") as bound:
+    with rendezvous_store.bind("127.0.0.1") as bound:
         assert bound.getsockname()[1] > 0
-    assert store.reserve("127.0.0.1") in store.PORTS
+    assert rendezvous_store.reserve("127.0.0.1") in rendezvous_store.PORTS
     assert (addresses.join("::1", 5), addresses.join("1.2.3.4", 5)) == ("[::1]:5", "1.2.3.4:5")
 
 

@@ -19,7 +19,7 @@ from concertina_agent.core import events as e
 from concertina_agent.core.machine import REQUESTS
 from concertina_agent.files import seen
 from concertina_agent.files.shards import Shard
-from concertina_agent.files.snapshots import SnapshotFiles
+from concertina_agent.files.snapshot_files import SnapshotFiles
 from concertina_protocol import ProtocolError
 from concertina_protocol import worker_channel as w
 from concertina_protocol.sidecar import Damaged

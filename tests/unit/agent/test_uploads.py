@@ -13,7 +13,7 @@ import pytest
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.files.snapshots import SnapshotFiles
+from concertina_agent.files.snapshot_files import SnapshotFiles
 from concertina_agent.transfers.uploads import UploadDriver
 from concertina_protocol import worker_channel as w
 from concertina_protocol.worker_channel.agent_end import AgentEnd

@@ -13,12 +13,12 @@ import pytest
 import concertina_protocol as protocol
 from builders.answering import CREATED, LIMIT, MASTER, UID, agent, report
 from builders.until import until_async
+from concertina.agents.agent_lines import HeldLines
 from concertina.agents.allowance import Allowance
 from concertina.agents.authority import Authority
 from concertina.agents.bounds import PIECE_BYTES, cut, line_limits
 from concertina.agents.calls import ConnectionIdentity
 from concertina.agents.connections import AgentConnections
-from concertina.agents.lines import HeldLines
 from concertina.agents.streams import Lost, StreamEnd, follow
 from concertina_agent.core.round.failures import brief, told
 from concertina_agent.workers.stacks import KEEP_CHARACTERS, KEEP_LINES

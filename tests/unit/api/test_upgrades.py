@@ -14,7 +14,7 @@ import concertina_protocol as protocol
 from builders import jobs
 from concertina.agents.bounds import bounded
 from concertina.api.parse import SpecError, parse_spec, parse_stored
-from concertina.controller.status import dropped
+from concertina.controller.status_patches import dropped
 from concertina.plan.plan import plan
 from concertina_protocol.codec.typed_json import ProtocolError
 

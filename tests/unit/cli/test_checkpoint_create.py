@@ -12,7 +12,7 @@ from aiohttp import web
 from builders.api_server import api_server
 from concertina.api import CHECKPOINT_NOW
 from concertina.cli.checkpoint_create import ask
-from concertina.terminal.connection import Target, UserError
+from concertina.terminal.cluster_connection import Target, UserError
 
 THEIRS = "theirs"
 Look = tuple[str | None, str, str]

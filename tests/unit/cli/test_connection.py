@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from concertina.kube.access import NoAccess
 from concertina.kube.errors import Forbidden
-from concertina.terminal.connection import UserError, call
+from concertina.terminal.cluster_connection import UserError, call
 
 
 async def in_tasks(*errors: Exception) -> None:

@@ -37,8 +37,8 @@ from concertina.drill.verdict import DrillObservation, DrillVerdict, Expect, Sec
 from concertina.kube.errors import ApiError, Forbidden, NotFound
 from concertina.kube.execute import CommandFailed
 from concertina.kube.resources import LEASES, NAMESPACES, TRAINING_JOBS, Raw, Resource
-from concertina.terminal.connection import Target as Connection
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import Target as Connection
+from concertina.terminal.cluster_connection import UserError
 from concertina_protocol import RestoreSource
 from concertina_protocol.log_lines import RoundStarted
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from concertina.api.status import JobStatus, rfc3339
-from concertina.cli import evidence
+from concertina.cli import collect_evidence as evidence
+from concertina.cli.collect_evidence import EvidenceRecord, read
 from concertina.cli.diagnose import as_object, judge
-from concertina.cli.evidence import EvidenceRecord, read
 from concertina.diagnosis.diagnose import diagnose
 from concertina.diagnosis.evidence import AgentFigures, StepLine
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 
 T0 = 1_800_000_000.0
 JOB = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from concertina.api.history import FIRST_EVERY, MOST_CHARACTERS, MOST_POINTS, LossHistory, Point, unpacked
+from concertina.api.loss_history import FIRST_EVERY, MOST_CHARACTERS, MOST_POINTS, LossHistory, Point, unpacked
 from concertina.api.packed import pack
 from concertina.terminal import curves
 

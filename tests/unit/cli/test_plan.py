@@ -17,7 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from concertina.cli.main import app
-from concertina_data.manifest import NAME, OF_FRAMES, DataManifest, FrameFacts, TokenizerFacts
+from concertina_data.data_manifest import NAME, OF_FRAMES, DataManifest, FrameFacts, TokenizerFacts
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = {

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from concertina.api.accounting import Goodput, Incident, RecoveryTime
-from concertina.api.history import LossHistory, Point
+from concertina.api.loss_history import LossHistory, Point
 from concertina.api.restarts import LastFailure, Restarts
 from concertina.api.status import (
     CheckpointEvery,

@@ -18,8 +18,8 @@ from concertina.api.accounting import Cost, Goodput
 from concertina.api.status import Condition, ConditionType, JobProgress, JobStatus, rfc3339
 from concertina.cli import top
 from concertina.kube.resources import Raw
-from concertina.terminal.connection import Target
-from concertina.terminal.top import QUEUE_LABEL, RowOrder, as_json, cells, group, ordered, row, screen
+from concertina.terminal.cluster_connection import Target
+from concertina.terminal.job_table import QUEUE_LABEL, RowOrder, as_json, cells, group, ordered, row, screen
 
 NOW = 1_800_000_000
 

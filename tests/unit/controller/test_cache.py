@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from concertina.agents.hearing import AgentConnectivityMonitor
-from concertina.controller.cache import cluster
-from concertina.controller.cache.cluster import ClusterCache
-from concertina.controller.status import claim_tests
+from concertina.controller.cache import cluster_cache as cluster
+from concertina.controller.cache.cluster_cache import ClusterCache
+from concertina.controller.status_patches import claim_tests
 from concertina.kube.errors import NamespaceEnds, from_status
 from concertina.kube.parse.refusals import refusal
 from concertina.kube.parse.views import OwnedPod

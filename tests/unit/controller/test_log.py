@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from concertina.controller import log as operator_log
-from concertina.controller.log import LogLevel
+from concertina.controller import operator_log as operator_log
+from concertina.controller.operator_log import LogLevel
 from concertina.controller.settings import OperatorSettingsError, from_environment
 from concertina_protocol import log
 from concertina_protocol.log import LogFormat

@@ -18,7 +18,7 @@ from builders.api_server import api_server, no_success
 from builders.manifests import job
 from builders.until import until_async
 from concertina.kube.resources import Raw
-from concertina.local.host import namespaces
+from concertina.local.host import linux_namespaces
 
 MOST_MIB = 300
 EMPTY_LISTS = 430_000
@@ -107,7 +107,7 @@ def _begun(log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "concertina.controller.operator"]
     with log.open("wb") as written:
         return subprocess.Popen(
-            command, env=environment, stderr=written, stdout=written, preexec_fn=namespaces.die_with_parent
+            command, env=environment, stderr=written, stdout=written, preexec_fn=linux_namespaces.die_with_parent
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from builders.manifests import job
-from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import Raw
 from concertina.kube.watch.trainingjobs import strip

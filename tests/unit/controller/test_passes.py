@@ -9,7 +9,7 @@ from typing import Any
 
 from builders.until import until_async
 from concertina.agents.connections import AgentConnections
-from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.reconcile import Planner, Reconciler
 from concertina.plan.actions import Plan

@@ -6,7 +6,7 @@ import pytest
 
 from concertina.diagnosis.agents import figures
 from concertina_agent.metrics import families as f
-from concertina_agent.metrics.text import MetricSample, render
+from concertina_agent.metrics.exposition import MetricSample, render
 
 
 def test_what_an_agent_serves_is_read() -> None:

@@ -10,13 +10,13 @@ from xml.etree import ElementTree as xml
 import pytest
 
 from builders.jobs import T0, spec
-from concertina.api.history import LossHistory, Point
+from concertina.api.loss_history import LossHistory, Point
 from concertina.api.status import Condition, JobStatus, rfc3339
 from concertina.diagnosis.diagnose import diagnose
 from concertina.diagnosis.evidence import JobEvidence
-from concertina.report.dashboard import PAGE_ROWS, DashboardView, job_page, jobs_page, policy, trouble_page
+from concertina.report.dashboard_page import PAGE_ROWS, DashboardView, job_page, jobs_page, policy, trouble_page
 from concertina.report.document import paragraph
-from concertina.terminal.top import NO_GROUP, RowOrder, ordered, row
+from concertina.terminal.job_table import NO_GROUP, RowOrder, ordered, row
 
 EVIL = "</main><script>alert(1)</script>\"'&"
 

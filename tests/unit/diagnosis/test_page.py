@@ -7,7 +7,7 @@ from xml.etree import ElementTree as xml
 
 from builders.jobs import T0, spec
 from concertina.api.accounting import CLASSES, SUFFIX, Goodput, Incident
-from concertina.api.history import LossHistory, Point
+from concertina.api.loss_history import LossHistory, Point
 from concertina.api.status import Condition, JobProgress, JobStatus, rfc3339
 from concertina.diagnosis.diagnose import diagnose
 from concertina.diagnosis.evidence import JobEvidence, StepLine

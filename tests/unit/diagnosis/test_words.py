@@ -9,8 +9,8 @@ import pytest
 
 from concertina.diagnosis.problems import Problem
 from concertina.diagnosis.words import problem_of
+from concertina_data.data_manifest import parse
 from concertina_data.files import ManifestFile
-from concertina_data.manifest import parse
 from concertina_protocol import FailureReason
 from concertina_protocol.messages.reports import OUT_OF_MEMORY
 from concertina_state.errors import DataChanged, InvalidInput

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import jobs
-from concertina.controller.cache.cluster import ClusterCache
-from concertina.kube.manifests.agent import AgentMetrics, PodSettings
+from concertina.controller.cache.cluster_cache import ClusterCache
+from concertina.kube.manifests.agent_container import AgentMetrics, PodSettings
 from concertina.kube.manifests.pod import pod_manifest, rendezvous_manifest
 from concertina.kube.resources import Raw
 from concertina.plan.actions import CreatePod, CreateRendezvous, Rendezvous

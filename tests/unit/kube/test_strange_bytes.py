@@ -28,7 +28,7 @@ from concertina.kube.parse import notice_taints, refusals, room
 from concertina.kube.parse.views import job_view
 from concertina.plan.observed import JobObservation, JobView, Refusal
 from concertina.plan.plan import plan
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 
 HERE = "tests/unit/kube/test_strange_bytes.py"
 FOLDER = Path(tempfile.mkdtemp(prefix="concertina-fuzz-"))

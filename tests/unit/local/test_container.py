@@ -4,9 +4,9 @@ import asyncio
 import socket
 from pathlib import Path
 
-from concertina.local.node.runtime.client import Running, RuntimeClient
+from concertina.local.node.node_status import ContainerState
 from concertina.local.node.runtime.container import RunningContainer
-from concertina.local.node.status import ContainerState
+from concertina.local.node.runtime.runtime_client import Running, RuntimeClient
 
 
 def test_a_command_whose_output_can_be_kept_nowhere_has_failed(tmp_path: Path) -> None:

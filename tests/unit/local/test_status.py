@@ -2,7 +2,7 @@
 
 import pytest
 
-from concertina.local.node.status import ContainerState, PodFacts, pod_status
+from concertina.local.node.node_status import ContainerState, PodFacts, pod_status
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from concertina.planning.outlook import RankMemoryEstimate, as_object, bottlenec
 from concertina.planning.timing import bubble_share, step_time
 from concertina.planning.traffic import batch, host_bytes, traffic
 from concertina.report.ranks import picture
-from concertina_trainer.config.memory import MemoryConfig
+from concertina_trainer.config.memory_config import MemoryConfig
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.degrees import Dimension

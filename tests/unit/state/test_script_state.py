@@ -12,7 +12,6 @@ import trainingjob
 from concertina_protocol import FailureReason, JobHistory, Restore, RestoreSource, SnapshotId
 from concertina_protocol.sidecar import read_sidecar
 from concertina_protocol.worker_channel import Committed, Fault, Start
-from concertina_state.catalogue import StateIndex
 from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.manifest import CheckpointKey
 from concertina_state.checkpoints.retention import remove
@@ -20,6 +19,7 @@ from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import ShardMetadata, header_length, parse_header
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import find
+from concertina_state.state_index import StateIndex
 from concertina_state.uploader import Destination, publish, ship
 from trainingjob import _connection, _state
 from trainingjob._folder import Folder

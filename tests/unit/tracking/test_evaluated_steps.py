@@ -7,7 +7,7 @@ from typing import Any
 
 from concertina_agent.core.tracking import RoundRecord, TrackingRecorder
 from concertina_protocol.messages.reports import Evaluated, Progress
-from concertina_protocol.tracking.records import StepDone
+from concertina_protocol.tracking.tracking_records import StepDone
 
 ROUND: Any = SimpleNamespace(assign=SimpleNamespace(members=[SimpleNamespace(workers=2)], round=2))
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concertina_protocol.tracking.records import Checkpointed, Record, RoundBegan, RunOutcome, StepDone
 from concertina_protocol.tracking.spool import SpoolReader, SpoolWriter
+from concertina_protocol.tracking.tracking_records import Checkpointed, Record, RoundBegan, RunOutcome, StepDone
 from concertina_tracking.shipper import Shipper
 
 

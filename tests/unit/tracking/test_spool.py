@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from concertina_protocol.tracking.records import RoundBegan, StepDone
 from concertina_protocol.tracking.spool import SpoolReader, SpoolWriter
+from concertina_protocol.tracking.tracking_records import RoundBegan, StepDone
 
 
 def step(number: int, round: int = 1) -> StepDone:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from wandb.proto import wandb_internal_pb2 as pb
 
-from concertina_protocol.tracking.records import Checkpointed, RunOutcome, StepDone
+from concertina_protocol.tracking.tracking_records import Checkpointed, RunOutcome, StepDone
 from concertina_tracking.about import About
 from concertina_tracking.settings import Backend, TrackingSettings
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from concertina.api.spec import Checkpoint
-from concertina_trainer.config.checkpoint import CheckpointConfig
+from concertina_trainer.config.checkpoint_config import CheckpointConfig
 from concertina_trainer.config.trainer import TrainerConfig
 
 DATA = {"data": {"uri": "s3://bucket/data"}}

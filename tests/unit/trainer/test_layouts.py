@@ -14,7 +14,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from concertina_protocol import SnapshotId
 from concertina_state.format.read_plan import Box, reads
 from concertina_state.format.shardfile import Header, ShardMetadata, StoredChunk
-from concertina_trainer.config.model import ExpertsConfig
+from concertina_trainer.config.model_config import ExpertsConfig
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format.hf_names import MODEL

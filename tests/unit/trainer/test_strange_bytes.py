@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from builders.mutated import Reader, all_of, plays
 from builders.train.published import publish
-from concertina_data import manifest as data_manifest
+from concertina_data import data_manifest as data_manifest
 from concertina_protocol import SnapshotId, Undone
 from concertina_protocol.sidecar import Damaged
 from concertina_state.checkpoints import catalogue, latest, manifest, reader, rollback
@@ -28,7 +28,7 @@ from concertina_state.format.read_plan import reads
 from concertina_state.format.shardfile import Chunk, Header, Layout, ShardMetadata, header_length, parse_header
 from concertina_state.objects import retry
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data import packing
 from concertina_trainer.data.build import sources

@@ -42,7 +42,7 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core import states
 from concertina_agent.core.agent_state import AgentState
-from concertina_agent.core.steps import drains, members, preparing, storage, workers
+from concertina_agent.core.steps import draining, members, preparing, storage, worker_steps
 
 LINGER_SECONDS = 5.0
 """From a round's success to the agent's exit with 0: time for the operator and the members to hear of it (decision
@@ -92,12 +92,12 @@ def on_tick(agent: AgentState, event: e.Tick, t: e.Moment) -> list[e.Effect]:
     r = agent.round
     if r is None:
         return []
-    effects = [*workers.update_heartbeats(agent, r, event, t), *drains.drain_alone(agent, r, t)]
+    effects = [*worker_steps.update_heartbeats(agent, r, event, t), *draining.drain_alone(agent, r, t)]
     if r.coordinator is not None:
         effects += members.check_members(agent, r, r.coordinator, t)
     elif t.now >= r.silent_at:
         effects += members.coordinator_lost(agent, "has been silent or out of reach for too long", t)
-    return [*effects, *drains.end_of_grace(agent, r, t)]
+    return [*effects, *draining.end_of_grace(agent, r, t)]
 
 
 def on_tracking_seen(agent: AgentState, event: e.TrackingSeen, t: e.Moment) -> list[e.Effect]:
@@ -125,10 +125,10 @@ HANDLERS: Mapping[type, Callable[[AgentState, Any, e.Moment], list[e.Effect]]] =
     e.WorkersGone: preparing.on_workers_gone,
     e.StoreBound: preparing.on_store_bound,
     e.Reached: preparing.on_reached,
-    e.StartFailed: workers.on_start_failed,
-    e.WorkerMessage: workers.on_worker_message,
-    e.WorkerExited: workers.on_worker_exited,
-    e.StacksCollected: workers.on_stacks_collected,
+    e.StartFailed: worker_steps.on_start_failed,
+    e.WorkerMessage: worker_steps.on_worker_message,
+    e.WorkerExited: worker_steps.on_worker_exited,
+    e.StacksCollected: worker_steps.on_stacks_collected,
     e.MemberMessage: members.on_member_message,
     e.MemberGone: members.on_member_gone,
     e.CoordinatorJoined: members.on_coordinator_joined,
@@ -139,20 +139,20 @@ HANDLERS: Mapping[type, Callable[[AgentState, Any, e.Moment], list[e.Effect]]] =
     e.PartShipped: storage.on_part_shipped,
     e.PublishDone: storage.on_publish_done,
     e.StorageSeen: storage.on_storage_seen,
-    e.TerminationNotice: drains.on_termination_notice,
+    e.TerminationNotice: draining.on_termination_notice,
     e.TrackingSeen: on_tracking_seen,
     e.Warm: on_warm,
     e.Learning: on_learning,
     e.WarmStartKnown: on_warm_start_known,
-    e.WorldsSeen: workers.on_worlds_seen,
+    e.WorldsSeen: worker_steps.on_worlds_seen,
     e.Tick: on_tick,
 }
 REQUESTS: Mapping[type, Callable[[AgentState, int, Any, e.Moment], list[e.Effect]]] = {
     p.Prepare: preparing.on_prepare,
     p.Assign: preparing.on_assign,
-    p.Drain: drains.on_drain,
+    p.Drain: draining.on_drain,
     p.Save: members.on_save,
     p.Join: members.on_join,
     p.Ping: members.on_ping,
-    p.Trace: workers.on_trace,
+    p.Trace: worker_steps.on_trace,
 }

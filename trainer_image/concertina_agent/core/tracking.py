@@ -15,7 +15,7 @@ from concertina_agent.core.round.coordinator import Coordinator
 from concertina_agent.core.round.membership import Membership
 from concertina_agent.core.states import OwnState
 from concertina_protocol.heartbeat import WorkerPhase
-from concertina_protocol.tracking import records as t
+from concertina_protocol.tracking import tracking_records as t
 
 
 @dataclasses.dataclass

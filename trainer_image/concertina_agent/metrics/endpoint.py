@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Optional, Union
 
-from concertina_agent.metrics.text import CONTENT_TYPE
+from concertina_agent.metrics.exposition import CONTENT_TYPE
 from concertina_protocol.addresses import family
 from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 
 from concertina_agent.metrics import families as f
+from concertina_agent.metrics.exposition import MetricSample
 from concertina_agent.metrics.nvml import LIBRARY, GpuIdentity, Nvml, NvmlError, Reading
-from concertina_agent.metrics.text import MetricSample
 from concertina_protocol.log import log_event
 
 LOOK_SECONDS = 10.0

@@ -9,7 +9,7 @@ from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.metrics import families as f
-from concertina_agent.metrics.text import Histogram, MetricSample
+from concertina_agent.metrics.exposition import Histogram, MetricSample
 
 _OWN_METRICS = {"learning_rate": f.LEARNING_RATE, "gradient_norm": f.GRADIENT_NORM}
 """Which have a name in the table."""

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Optional
 
 from concertina_agent.core import events as e
-from concertina_agent.files.snapshots import SnapshotFiles
+from concertina_agent.files.snapshot_files import SnapshotFiles
 from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.transfers.copies import Peers
-from concertina_agent.transfers.tracking import TrackingDriver
+from concertina_agent.transfers.tracking_process import TrackingDriver
 from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.local_workers import LocalWorker, LocalWorkers
 from concertina_protocol import Durable

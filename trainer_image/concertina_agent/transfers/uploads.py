@@ -13,7 +13,7 @@ from typing import Optional, TypeVar
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.files.size import size_of
-from concertina_agent.files.snapshots import SnapshotFiles
+from concertina_agent.files.snapshot_files import SnapshotFiles
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.workers.workers import Process, StartError
 from concertina_protocol import worker_channel as w

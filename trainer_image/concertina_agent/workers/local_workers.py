@@ -18,11 +18,11 @@ from concertina_agent.core import events as e
 from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.settings import AgentSettings
 from concertina_agent.workers import stacks, worlds
+from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.environment import worker_environment
 from concertina_agent.workers.family import ends, kill_group
-from concertina_agent.workers.memory import oom_kills
-from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.starters import Starter
+from concertina_agent.workers.worker_memory import oom_kills
 from concertina_agent.workers.workers import Process, StartError
 from concertina_protocol import Assign
 from concertina_protocol import worker_channel as w

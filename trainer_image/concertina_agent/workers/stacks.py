@@ -15,7 +15,7 @@ import signal
 from collections.abc import Mapping
 from typing import BinaryIO, Optional
 
-from concertina_agent.workers.processes import Reaper
+from concertina_agent.workers.child_processes import Reaper
 from concertina_protocol.heartbeat import VARIABLE
 from concertina_protocol.waiting import within
 

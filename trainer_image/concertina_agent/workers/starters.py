@@ -10,7 +10,7 @@ from typing import Optional, Protocol
 
 from concertina_agent.core import events as e
 from concertina_agent.settings import AgentSettings
-from concertina_agent.workers.processes import Reaper
+from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.warm_start import Again, WarmProcess, warm_start
 from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, StartError, start_command
 from concertina_protocol.log import log_event

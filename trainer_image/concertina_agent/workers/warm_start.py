@@ -16,11 +16,11 @@ from typing import Any, Optional, Union
 import concertina_protocol as p
 from concertina_agent.files.size import size_of
 from concertina_agent.settings import AgentSettings
+from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.environment import VARYING, worker_defaults
 from concertina_agent.workers.learned import lines_to_tell
-from concertina_agent.workers.memory import container_memory
-from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.python_command import PythonCommand, Runs, Unsuited, parse
+from concertina_agent.workers.worker_memory import container_memory
 from concertina_agent.workers.workers import SEARCH_PATH, ForkRefused, Process, StartError, WorkerParent
 from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within

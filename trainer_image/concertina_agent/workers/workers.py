@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 from concertina_agent.workers import output
+from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.family import die_with_parent, kill_group
 from concertina_agent.workers.forkserver import MAX_PACKET
-from concertina_agent.workers.memory import oom_kills
-from concertina_agent.workers.processes import Reaper
+from concertina_agent.workers.worker_memory import oom_kills
 from concertina_protocol import descriptors
 from concertina_protocol.log import log_event
 from concertina_protocol.messages.reports import OUT_OF_MEMORY

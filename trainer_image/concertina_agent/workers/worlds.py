@@ -21,7 +21,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Optional
 
-from concertina_agent.workers.processes import children
+from concertina_agent.workers.child_processes import children
 from concertina_agent.workers.python_command import PythonCommand, Runs, parse
 from concertina_protocol import Assign
 from concertina_protocol.addresses import split

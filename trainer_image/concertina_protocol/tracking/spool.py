@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Optional
 
 from concertina_protocol.codec.typed_json import ProtocolError
-from concertina_protocol.tracking.records import Record, RoundBegan, decode, encode, is_round
+from concertina_protocol.tracking.tracking_records import Record, RoundBegan, decode, encode, is_round
 
 SEGMENT_BYTES, MOST_BYTES = 1 << 20, 16 << 20
 """Of a segment, and of all: some fifty thousand steps."""

@@ -7,8 +7,8 @@ tell what each of them says and hears. `worker_end` is their end; `agent_end`, o
 """
 
 from concertina_protocol.worker_channel.codec import KINDS, Message, decode, encode
-from concertina_protocol.worker_channel.tracker import ShipAll, TrackerHello, TrackingState
-from concertina_protocol.worker_channel.uploader import (
+from concertina_protocol.worker_channel.tracker_messages import ShipAll, TrackerHello, TrackingState
+from concertina_protocol.worker_channel.uploader_messages import (
     Probe,
     Publish,
     Published,
@@ -18,7 +18,8 @@ from concertina_protocol.worker_channel.uploader import (
     Undo,
     UploaderHello,
 )
-from concertina_protocol.worker_channel.worker import (
+from concertina_protocol.worker_channel.worker_end import ChannelClosed, WorkerEnd
+from concertina_protocol.worker_channel.worker_messages import (
     BAD_INPUT_EXIT,
     Beat,
     CallCount,
@@ -43,7 +44,6 @@ from concertina_protocol.worker_channel.worker import (
     TraceSteps,
     WantDurable,
 )
-from concertina_protocol.worker_channel.worker_end import ChannelClosed, WorkerEnd
 
 __all__ = [
     "BAD_INPUT_EXIT",

@@ -6,10 +6,10 @@ import typing
 from typing import Union
 
 from concertina_protocol.codec.lines import JsonLines
-from concertina_protocol.worker_channel import tracker, uploader, worker
+from concertina_protocol.worker_channel import tracker_messages, uploader_messages, worker_messages
 
-Message = Union[worker.Message, uploader.Message, tracker.Message]
-KINDS = {**worker.KINDS, **uploader.KINDS, **tracker.KINDS}
+Message = Union[worker_messages.Message, uploader_messages.Message, tracker_messages.Message]
+KINDS = {**worker_messages.KINDS, **uploader_messages.KINDS, **tracker_messages.KINDS}
 _LINES = JsonLines(KINDS, "the worker channel")
 
 

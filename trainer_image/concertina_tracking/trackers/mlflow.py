@@ -15,7 +15,7 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from concertina_protocol.tracking.records import Checkpointed, RunOutcome, StepDone
+from concertina_protocol.tracking.tracking_records import Checkpointed, RunOutcome, StepDone
 from concertina_tracking.about import About
 from concertina_tracking.settings import TrackingSettings
 

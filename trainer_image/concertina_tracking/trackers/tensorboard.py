@@ -14,7 +14,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from concertina_protocol.tracking.records import Checkpointed, RunOutcome, StepDone
+from concertina_protocol.tracking.tracking_records import Checkpointed, RunOutcome, StepDone
 from concertina_tracking.about import About
 from concertina_tracking.settings import TrackingSettings
 

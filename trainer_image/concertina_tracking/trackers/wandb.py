@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlparse
 
 import wandb
 
-from concertina_protocol.tracking.records import Checkpointed, RunOutcome, StepDone
+from concertina_protocol.tracking.tracking_records import Checkpointed, RunOutcome, StepDone
 from concertina_tracking.about import About
 from concertina_tracking.settings import TrackingSettings
 

@@ -10,11 +10,11 @@ from typing import Annotated
 from pydantic import Field
 
 from concertina_protocol.messages.ranges import MOST_RANGES, Ranges, united
-from concertina_trainer.config.anomalies import AnomalyConfig
-from concertina_trainer.config.data import Balancing, DataConfig, DocumentMode, EvaluationConfig
-from concertina_trainer.config.memory import MemoryConfig, SnapshotConfig
-from concertina_trainer.config.model import ModelConfig
-from concertina_trainer.config.optimizer import OptimizerConfig
+from concertina_trainer.config.anomaly_config import AnomalyConfig
+from concertina_trainer.config.data_config import Balancing, DataConfig, DocumentMode, EvaluationConfig
+from concertina_trainer.config.memory_config import MemoryConfig, SnapshotConfig
+from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.optimizer_config import OptimizerConfig
 from concertina_trainer.config.section import Section, SectionRule
 
 

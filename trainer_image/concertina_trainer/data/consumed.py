@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from concertina_protocol.messages.ranges import Ranges
-from concertina_trainer.config.data import DataConfig
-from concertina_trainer.data.order import Skipped
+from concertina_trainer.config.data_config import DataConfig
+from concertina_trainer.data.batch_order import Skipped
 from concertina_trainer.data.read.mixture import Interleave
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_data.manifest import FrameFacts, short_digest
+from concertina_data.data_manifest import FrameFacts, short_digest
 from concertina_trainer.data.tokenizer import Tokenizer
 
 FLOATS = {2: "<f2", 4: "<f4"}

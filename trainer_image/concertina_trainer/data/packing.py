@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from concertina_data.manifest import DataManifest, TokenShard
+from concertina_data.data_manifest import DataManifest, TokenShard
 from concertina_protocol.codec.typed_json import ProtocolError, parse_json
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from concertina_data.manifest import short_digest
+from concertina_data.data_manifest import short_digest
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.rangefile import read_whole, split
 

@@ -18,7 +18,7 @@ from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import Box, ReadPlan, reads
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.export.tokenizer_files import exported
 from concertina_trainer.format import adapters, hf_experts, hf_names

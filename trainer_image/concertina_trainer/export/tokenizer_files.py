@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from concertina_data import manifest as data_manifests
-from concertina_data.manifest import TokenizerFacts
+from concertina_data import data_manifest as data_manifests
+from concertina_data.data_manifest import TokenizerFacts
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
 from concertina_trainer.config.trainer import TrainerConfig

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from concertina_state.errors import InvalidInput
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.format.hf_names import config_json
 
 NAME = "config.json"

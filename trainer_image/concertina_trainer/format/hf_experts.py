@@ -10,7 +10,7 @@ import enum
 import re
 
 from concertina_state.errors import InvalidInput
-from concertina_trainer.config.model import ExpertsConfig, ModelConfig, RouterScores
+from concertina_trainer.config.model_config import ExpertsConfig, ModelConfig, RouterScores
 
 
 class ExpertFamily(enum.Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 
 MODEL = "model."
 """What weights' names begin with in a checkpoint; moments have other prefixes."""

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
-from concertina_trainer.config.memory import Activations
-from concertina_trainer.config.model import LoraConfig, ModelConfig, Projection
+from concertina_trainer.config.memory_config import Activations
+from concertina_trainer.config.model_config import LoraConfig, ModelConfig, Projection
 from concertina_trainer.model.attention import Context, Mask, attend, causal_mask
 from concertina_trainer.model.experts import MixtureOfExperts
 from concertina_trainer.model.lora import freeze, linear

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
-from concertina_trainer.config.model import ExpertsConfig, RouterScores
+from concertina_trainer.config.model_config import ExpertsConfig, RouterScores
 from concertina_trainer.model.precision import precise
 
 GROUPED = (torch.float32, torch.bfloat16, torch.float16)

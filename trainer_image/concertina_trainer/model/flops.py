@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from concertina_trainer.config.model import ModelConfig, Projection
+from concertina_trainer.config.model_config import ModelConfig, Projection
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from concertina_state.format.read_plan import Box
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.format import adapters
 
 RESIDUAL = (

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concertina_trainer.config.model import LoraConfig, Projection
+from concertina_trainer.config.model_config import LoraConfig, Projection
 from concertina_trainer.format.adapters import is_adapter
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from concertina_state.errors import InvalidInput
-from concertina_trainer.config.optimizer import OptimizerConfig
+from concertina_trainer.config.optimizer_config import OptimizerConfig
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import Box
-from concertina_trainer.config.memory import Activations
+from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batches import Microbatch
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import computed_again
 from concertina_trainer.model.initial import usual
 from concertina_trainer.model.spec import DataShape, ModelSpec

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.model.attention import Context
 from concertina_trainer.model.decoder import Decoder, StageLayers
 from concertina_trainer.model.experts import MixtureOfExperts

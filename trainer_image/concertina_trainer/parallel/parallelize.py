@@ -10,7 +10,7 @@ from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.own import OwnModel, OwnSpec
 from concertina_trainer.model.stages import Stages, divided
 from concertina_trainer.parallel import expert, tensor
-from concertina_trainer.parallel.context import ContextParallel
+from concertina_trainer.parallel.context_parallel import ContextParallel
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.shard import compute_dtype, shard
 

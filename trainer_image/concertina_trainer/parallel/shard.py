@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from concertina_trainer.config.memory import Offload
+from concertina_trainer.config.memory_config import Offload
 from concertina_trainer.config.trainer import Precision, TrainerConfig
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import local

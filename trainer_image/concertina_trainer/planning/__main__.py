@@ -11,12 +11,12 @@ import sys
 import warnings
 from typing import Any
 
-from concertina_data.manifest import FrameFacts
+from concertina_data.data_manifest import FrameFacts
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.planning.described_model import DataDescription, data_of, described
 from concertina_trainer.planning.memory import RankMemory, fullest, memory
-from concertina_trainer.planning.own import DataDescription, data_of, described
 
 INVALID_INPUT = 2
 

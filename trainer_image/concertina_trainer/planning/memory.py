@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from unittest import mock
 
-from concertina_trainer.config.memory import Offload
+from concertina_trainer.config.memory_config import Offload
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan, batch_plan
@@ -25,9 +25,9 @@ from concertina_trainer.model.stages import Stages, divided
 from concertina_trainer.parallel import parallelize, summing
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.tensor import loss_context
+from concertina_trainer.planning.described_model import HERE, DataDescription, as_on_gpus, microbatch, running
 from concertina_trainer.planning.fake import fake_rank, fake_tensors, zeros_where_looked_at
 from concertina_trainer.planning.ledger import Ledger, MemoryKind, MemoryPhase
-from concertina_trainer.planning.own import HERE, DataDescription, as_on_gpus, microbatch, running
 from concertina_trainer.training.engine import engine_of
 
 DEPTHS = (3, 4)

@@ -23,8 +23,8 @@ from concertina_state.lineage import Origin
 from concertina_state.objects.retry import final
 from concertina_state.saved import InMemory, SavedState, find
 from concertina_trainer.config.changes import identity_changes, other_changes
-from concertina_trainer.config.checkpoint import CheckpointConfig, DamageResponse
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.checkpoint_config import CheckpointConfig, DamageResponse
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format import hf_config
 from concertina_trainer.parallel.group import DistContext

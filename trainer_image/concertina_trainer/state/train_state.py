@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from concertina_state.catalogue import StateIndex
 from concertina_state.errors import InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan, reads
 from concertina_state.format.shardfile import Header, Layout
 from concertina_state.holdings import RemoteArray
+from concertina_state.state_index import StateIndex
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format.adapters import is_adapter
 from concertina_trainer.format.hf_names import MODEL

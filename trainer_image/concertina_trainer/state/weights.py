@@ -25,7 +25,7 @@ from concertina_state.format.shardfile import (
     header_length,
 )
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.format import hf_config, hf_names
 
 ENDING = ".safetensors"

@@ -14,7 +14,7 @@ from concertina_protocol import FailureReason
 from concertina_protocol.messages.ranges import MOST_RANGES, Ranges, united, words
 from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Trend
-from concertina_trainer.config.anomalies import AnomalyResponse
+from concertina_trainer.config.anomaly_config import AnomalyResponse
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.errors import RollBack

@@ -16,20 +16,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from concertina_data.manifest import VALIDATION
+from concertina_data.data_manifest import VALIDATION
 from concertina_protocol import Evaluated, StepPart
 from concertina_state.errors import InvalidInput
 from concertina_state.saving import Saving
-from concertina_trainer.config.data import DataConfig, EvaluationConfig
+from concertina_trainer.config.data_config import DataConfig, EvaluationConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.batches import microbatches
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training.engine import Engine
-from concertina_trainer.training.report import Reporter
+from concertina_trainer.training.progress_report import Reporter
 
 SEED = 0
 """The same sequences whatever the run's seed, so that runs can be compared."""

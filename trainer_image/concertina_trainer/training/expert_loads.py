@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.model.stages import Stages
 
 

@@ -21,7 +21,7 @@ from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.engine import Engine
 from concertina_trainer.training.evaluation import Evaluation
 from concertina_trainer.training.expert_loads import ExpertLoads
-from concertina_trainer.training.report import Reporter, StepInfo
+from concertina_trainer.training.progress_report import Reporter, StepInfo
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 from concertina.drill.target import DrillTarget, Injection, ProgressSource
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 
 PREFIX = "CONCERTINA_DRILL_"
 COMMAND_SECONDS = 120.0

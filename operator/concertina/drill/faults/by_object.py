@@ -14,7 +14,7 @@ from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, WebhookFailed
 from concertina.kube.manifests.names import JOB_UID
 from concertina.kube.resources import NETWORK_POLICIES, PODS, WEBHOOKS, Raw, Resource
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 
 HOOK = "drill.concertina.dev"
 IN_FORCE = 30.0

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from concertina.drill.target import DrillTarget, Injection
 from concertina.kube.errors import ApiError
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 
 STRAGGLE_SECONDS = 120.0
 """After so long a slowed worker is let go, whatever becomes of the drill."""

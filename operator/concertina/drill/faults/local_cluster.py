@@ -12,7 +12,7 @@ from concertina.drill.target import OUTAGE, STANDSTILL, DrillTarget, Fault, Inje
 from concertina.local.cluster import LocalCluster
 from concertina.local.host import processes
 from concertina.local.host.processes import ProcessIdentity
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 
 API_SERVER = "kube-apiserver"
 # Of a container, wherever its variables come from.

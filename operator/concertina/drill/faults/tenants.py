@@ -14,10 +14,10 @@ from concertina.api.status import rfc3339
 from concertina.drill.faults import api_server
 from concertina.drill.faults.by_command import PREFIX
 from concertina.drill.target import SKEW, DrillTarget, Injection, watched_namespaces
-from concertina.kube.manifests.agent import VOLUME, VOLUME_PATH
+from concertina.kube.manifests.agent_container import VOLUME, VOLUME_PATH
 from concertina.kube.manifests.containers import PYTHON, python, trainer_of
 from concertina.kube.resources import NAMESPACES, TRAINING_JOBS, Raw
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 
 DRILL_OF = "concertina.dev/drill-of"
 """Label of the namespaces that a drill makes: the uid of the job that is drilled."""

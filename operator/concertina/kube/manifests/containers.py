@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from concertina.api import TRAINER
-from concertina.api.quantities import amounts_of, bytes_of
+from concertina.api.quantity_fields import amounts_of, bytes_of
 from concertina.api.spec import JobSpec
 from concertina.kube.resources import Raw
 

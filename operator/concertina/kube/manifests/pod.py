@@ -12,8 +12,8 @@ import json
 from concertina.api import TRAINER
 from concertina.api.pod_names import pod_name, rendezvous_name
 from concertina.api.spec import JobSpec
-from concertina.kube.manifests import agent, torchrun
-from concertina.kube.manifests.agent import PodSettings
+from concertina.kube.manifests import agent_container, torchrun_pod
+from concertina.kube.manifests.agent_container import PodSettings
 from concertina.kube.manifests.containers import memory_of, trainer_of, with_trainer
 from concertina.kube.manifests.names import (
     ATTEMPT,
@@ -24,7 +24,7 @@ from concertina.kube.manifests.names import (
     owner,
     secret_name,
 )
-from concertina.kube.manifests.placement import placed
+from concertina.kube.manifests.pod_placement import placed
 from concertina.kube.resources import Raw
 from concertina.plan.actions import CreatePod, CreateRendezvous
 from concertina.plan.observed import JobView
@@ -55,14 +55,14 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, settings: PodSe
     template = spec.template.manifest()
     number = {INDEX: str(create.index), ATTEMPT: str(create.attempt)}
     if create.rendezvous:
-        port, number[ROUND] = torchrun.PORT, str(create.rendezvous.round)
-        pod = torchrun.with_torchrun(template, spec, create.rendezvous)
+        port, number[ROUND] = torchrun_pod.PORT, str(create.rendezvous.round)
+        pod = torchrun_pod.with_torchrun(template, spec, create.rendezvous)
     else:
-        port = agent.port(job, template, create)
-        pod = agent.with_agent(template, job, spec, port, settings, create.snapshot_memory)
-        metrics_port = agent.metrics_port(job, spec, template, create, settings.metrics)
+        port = agent_container.port(job, template, create)
+        pod = agent_container.with_agent(template, job, spec, port, settings, create.snapshot_memory)
+        metrics_port = agent_container.metrics_port(job, spec, template, create, settings.metrics)
         if settings.metrics is not None and metrics_port is not None:
-            pod = agent.with_metrics(pod, spec, metrics_port, settings.metrics)
+            pod = agent_container.with_metrics(pod, spec, metrics_port, settings.metrics)
     pod = placed(_with_shared_memory(pod), job, spec, create)
     return _owned(pod, job, pod_name(job.name, create.index, create.attempt), number, port)
 
@@ -70,8 +70,8 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, settings: PodSe
 def rendezvous_manifest(job: JobView, spec: JobSpec, create: CreateRendezvous) -> Raw:
     """The pod that serves the store in which torchrun's agents meet."""
     number = {ROUND: str(create.round), ATTEMPT: str(create.round)}
-    store = torchrun.store(spec.template.manifest())
-    return _owned(store, job, rendezvous_name(job.name, create.round), number, torchrun.PORT)
+    store = torchrun_pod.store(spec.template.manifest())
+    return _owned(store, job, rendezvous_name(job.name, create.round), number, torchrun_pod.PORT)
 
 
 def secret_manifest(job: JobView, data: dict[str, str]) -> Raw:

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from concertina.local.errors import LocalClusterError
-from concertina.local.host import namespaces
+from concertina.local.host import linux_namespaces
 from concertina.local.host.processes import ProcessIdentity
 from concertina.local.node.runtime import rootfs
-from concertina.local.node.runtime.process import Runtime
+from concertina.local.node.runtime.runtime_process import Runtime
 
 _REFUSED = 3  # exit status: the sentence is on stderr
 
@@ -59,7 +59,7 @@ def _boot(folder: Path, link: socket.socket) -> int:
     """Make the node's namespaces and fork its process 1, which waits until its identity is on record."""
     os.setsid()
     try:
-        namespaces.enter_node()
+        linux_namespaces.enter_node()
     except LocalClusterError as error:
         print(error, file=sys.stderr)
         return _REFUSED
@@ -82,10 +82,10 @@ def _join(folder: Path) -> None:
     """Fork a child into the node's namespaces, below its process 1; only that child returns."""
     os.setsid()
     process = ProcessIdentity.parse((folder / "process").read_text()).pid
-    flags = namespaces.CLONE_NEWNS | namespaces.CLONE_NEWPID
+    flags = linux_namespaces.CLONE_NEWNS | linux_namespaces.CLONE_NEWPID
     if os.stat(f"/proc/{process}/ns/user").st_ino != os.stat("/proc/self/ns/user").st_ino:
-        flags |= namespaces.CLONE_NEWUSER
-    namespaces.setns(os.pidfd_open(process), flags)
+        flags |= linux_namespaces.CLONE_NEWUSER
+    linux_namespaces.setns(os.pidfd_open(process), flags)
     pid = os.fork()
     if pid:
         os.waitpid(pid, 0)

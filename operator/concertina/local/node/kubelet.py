@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 import aiohttp
 
-from concertina.local.node import server
-from concertina.local.node.client import STRATEGIC_MERGE, NodeClient, RequestRefused
+from concertina.local.node import node_server
 from concertina.local.node.node import Addresses, Node, NodeConfig
-from concertina.local.node.pods.pod import Pod
-from concertina.local.node.runtime.client import RuntimeClient
-from concertina.local.node.status import now
+from concertina.local.node.node_client import STRATEGIC_MERGE, NodeClient, RequestRefused
+from concertina.local.node.node_status import now
+from concertina.local.node.pods.node_pod import Pod
+from concertina.local.node.runtime.runtime_client import RuntimeClient
 
 Object = dict[str, Any]
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Kubelet:
     async def run(self) -> None:
         """For ever."""
         self._node.runtime.listen()
-        await server.serve(self._node.config, self._find)
+        await node_server.serve(self._node.config, self._find)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_registered())
             group.create_task(self._keep_lease())

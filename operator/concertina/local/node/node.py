@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from concertina.local.node import images
-from concertina.local.node.client import NodeClient, RequestRefused
-from concertina.local.node.runtime.client import RuntimeClient
-from concertina.local.node.status import now
+from concertina.local.node.node_client import NodeClient, RequestRefused
+from concertina.local.node.node_status import now
+from concertina.local.node.runtime.runtime_client import RuntimeClient
 
 Object = dict[str, Any]
 _log = logging.getLogger(__name__)

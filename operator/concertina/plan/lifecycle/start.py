@@ -10,7 +10,7 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods, Reason, RoundTrigger, stalled
 from concertina.plan.observed import ConnectionRefusal, PodPhase
-from concertina.plan.pods.backoff import shortage
+from concertina.plan.pods.pod_backoff import shortage
 from concertina.plan.recovery import causes, startup
 from concertina.plan.rounds import claims, commits
 from concertina.plan.state import restore

@@ -22,8 +22,8 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Failure, Phase, Pods, Reason, RoundTrigger
 from concertina.plan.observed import PodPhase, PodView
-from concertina.plan.pods import backoff, torchrun
-from concertina.plan.pods.backoff import why_waiting
+from concertina.plan.pods import pod_backoff, torchrun_pods
+from concertina.plan.pods.pod_backoff import why_waiting
 from concertina.plan.recovery import escalation, startup
 from concertina.plan.rounds import claims
 
@@ -44,7 +44,7 @@ def succeeded(ctx: JobContext) -> Decision | None:
 
 def _members(ctx: JobContext) -> list[PodView]:
     """And those that are deleted (by a drain of their node, say) once others have ended: nobody takes their place."""
-    here = torchrun.members(ctx)
+    here = torchrun_pods.members(ctx)
     taken = {pod.index for pod in here}
     going = [
         pod
@@ -71,7 +71,7 @@ def next_round(ctx: JobContext) -> Decision | None:
 
 
 def _after_backoff(ctx: JobContext, trigger: RoundTrigger) -> Decision:
-    wait = backoff.next_round(ctx)
+    wait = pod_backoff.next_round(ctx)
     if wait > 0:
         message = f"{trigger.sentence}; the next rendezvous waits, for failures follow each other closely"
         return Decision(Phase.RECOVERING, trigger.reason, message, recheck=wait, pods=Pods.KEPT)
@@ -79,10 +79,12 @@ def _after_backoff(ctx: JobContext, trigger: RoundTrigger) -> Decision:
 
 
 def running(ctx: JobContext) -> Decision:
-    here = [pod for pod in torchrun.members(ctx) if pod.phase is PodPhase.RUNNING and pod.name in ctx.replicas.live]
+    here = [
+        pod for pod in torchrun_pods.members(ctx) if pod.phase is PodPhase.RUNNING and pod.name in ctx.replicas.live
+    ]
     least, most = sizes.least(ctx.spec), sizes.most(ctx.spec)
     text = f"{len(here)} of {most} replicas run torchrun"
-    if any(pod.phase is PodPhase.SUCCEEDED for pod in torchrun.members(ctx)):
+    if any(pod.phase is PodPhase.SUCCEEDED for pod in torchrun_pods.members(ctx)):
         return Decision(Phase.TRAINING, "Ending", f"{text}, the others have ended well", pods=Pods.WANTED)
     if len(here) >= least:
         message = f"{text}; who is in its world, and how far that is, torchrun does not tell"
@@ -101,7 +103,7 @@ def running(ctx: JobContext) -> Decision:
 
 def _over(ctx: JobContext) -> RoundTrigger | None:
     """Why this round can't go on."""
-    members, store = _members(ctx), torchrun.store(ctx)
+    members, store = _members(ctx), torchrun_pods.store(ctx)
     if outdated := [
         pod.name for pod in ctx.observed.pods if pod.round == ctx.world.round and pod.name in ctx.replicas.outdated
     ]:
@@ -111,14 +113,14 @@ def _over(ctx: JobContext) -> RoundTrigger | None:
         return Failure("RendezvousLost", "the pod that served torchrun's store is gone")
     if store is not None and store.name in ctx.replicas.dead:
         message = f"the pod that served torchrun's store {ctx.replicas.dead[store.name]}"
-        return Failure("RendezvousLost", message, store.name, counted=backoff.ended_by_itself(store))
+        return Failure("RendezvousLost", message, store.name, counted=pod_backoff.ended_by_itself(store))
     if ctx.spec.elastic is None and ctx.world.replicas != sizes.most(ctx.spec):
         return RoundTrigger("Scaled", "spec.replicas has changed, and torchrun runs at a fixed size")
     live = [pod for pod in members if pod.name in ctx.replicas.live]
     if any(pod.phase is PodPhase.SUCCEEDED for pod in members) and live:
         return None  # they are about to end too
     for pod in members:
-        if pod.phase is PodPhase.FAILED and backoff.ended_by_itself(pod) and 0 < (pod.exit_code or 0) < SIGNALLED:
+        if pod.phase is PodPhase.FAILED and pod_backoff.ended_by_itself(pod) and 0 < (pod.exit_code or 0) < SIGNALLED:
             return Failure(
                 "TorchrunFailed", f"torchrun gave up: {ctx.replicas.dead[pod.name]}", pod.name, counted=True,
                 exit_code=pod.exit_code, last_lines=tuple(pod.exit_message.splitlines()),
@@ -127,7 +129,7 @@ def _over(ctx: JobContext) -> RoundTrigger | None:
         lost = next(pod for pod in members if pod.phase is not PodPhase.SUCCEEDED)
         message = f"the others have ended well, but replica {lost.name} {ctx.replicas.dead[lost.name]}"
         return Failure(
-            "MemberLost", message, lost.name, counted=backoff.ended_by_itself(lost), exit_code=lost.exit_code,
+            "MemberLost", message, lost.name, counted=pod_backoff.ended_by_itself(lost), exit_code=lost.exit_code,
             last_lines=tuple(lost.exit_message.splitlines()),
         )  # fmt: skip
     return None

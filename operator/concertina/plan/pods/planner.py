@@ -10,7 +10,7 @@ from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.observed import PodPhase, PodView
-from concertina.plan.pods import agent, torchrun
+from concertina.plan.pods import agent_pods, torchrun_pods
 from concertina.plan.pods.pod_plan import PodPlan, delete, packed
 
 
@@ -64,7 +64,7 @@ def _kept(ctx: JobContext) -> PodPlan:
 
 
 Planner = Callable[[JobContext], PodPlan]
-WANTED: Mapping[Launcher, Planner] = {Launcher.AGENT: agent.wanted, Launcher.TORCHRUN: torchrun.wanted}
+WANTED: Mapping[Launcher, Planner] = {Launcher.AGENT: agent_pods.wanted, Launcher.TORCHRUN: torchrun_pods.wanted}
 """As many as the spec wants, the dead replaced."""
 
 

@@ -13,7 +13,7 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Failure, Phase, Pods, Reason, RoundTrigger
 from concertina.plan.facts.health import Life
-from concertina.plan.pods import backoff
+from concertina.plan.pods import pod_backoff
 from concertina.plan.recovery import escalation, repeats, stalls, startup
 from concertina.plan.recovery.escalation import RecoveryDecision
 from concertina.plan.rounds import claims, growth
@@ -57,14 +57,14 @@ def _recovered(ctx: JobContext, failure: Failure) -> Decision:
 
 
 def _next_round(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecision | None = None) -> Decision:
-    wait = backoff.next_round(ctx)
+    wait = pod_backoff.next_round(ctx)
     if wait > 0:
         message = (
             f"{trigger.sentence}; it has failed at this step before, so the next round waits a little (at most 30 s)"
         )
         return Decision(Phase.RECOVERING, trigger.reason, message, recheck=wait)
     return _claim(ctx, trigger, recovery) or Decision(
-        Phase.WAITING, trigger.reason, f"{trigger.sentence}; {backoff.shortage(ctx)}", recheck=1.0, watch_all=True
+        Phase.WAITING, trigger.reason, f"{trigger.sentence}; {pod_backoff.shortage(ctx)}", recheck=1.0, watch_all=True
     )
 
 
@@ -255,7 +255,7 @@ def running(ctx: JobContext) -> Decision | None:
         size += f"; {why}"
     size += "".join(f"; replica {name} {notice.message}" for name, notice in list(ctx.replicas.notices.items())[:3])
     if total < sizes.most(ctx.spec):
-        absent = [*(delayed.sentence for delayed in backoff.next_pods(ctx).values()), *startup.missing(ctx)]
+        absent = [*(delayed.sentence for delayed in pod_backoff.next_pods(ctx).values()), *startup.missing(ctx)]
         size += "".join(f"; {sentence}" for sentence in absent[:3])
     return Decision(
         Phase.TRAINING, "Training", size, recheck=recheck(ctx), watch_all=ctx.health.coordinator.life is Life.SILENT

@@ -20,7 +20,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Failure, Phase, Pods, Reason
 from concertina.plan.facts.replicas import RECREATE_POD
 from concertina.plan.observed import PodView
-from concertina.plan.pods import backoff
+from concertina.plan.pods import pod_backoff
 from concertina.plan.recovery import repeats
 from concertina_protocol import LONGEST_LAST_LINE, MOST_LAST_LINES, FailureReason, RestoreSource
 
@@ -276,9 +276,9 @@ def restarts_after(
     position_by_replica = {entry.replica: at for at, entry in enumerate(entries)} if replaced else {}
     for pod in replaced:
         position = position_by_replica.get(pod.name)
-        if backoff.ended_by_itself(pod) and position is None:
+        if pod_backoff.ended_by_itself(pod) and position is None:
             new += 1
-            entries.append(backoff.entry_of(ctx, pod).model_copy(update={"action": EXCLUDE_REPLICA}))
+            entries.append(pod_backoff.entry_of(ctx, pod).model_copy(update={"action": EXCLUDE_REPLICA}))
         elif position is not None and (learnt := _learnt(ctx, pod)):
             entries[position] = entries[position].model_copy(update=learnt)
     entries, new = [*entries, *stuck], new + len(stuck)
@@ -299,7 +299,7 @@ def restarts_after(
 def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
     """Return what the end of a pod adds to the entry of the failure that it was answered as."""
     node = ctx.node(pod)
-    if backoff.ended_by_itself(pod):
+    if pod_backoff.ended_by_itself(pod):
         return {"counted": True}
     return {"reason": Reason.NODE_LOST} if node.out_of_service or not node.ready else {}
 

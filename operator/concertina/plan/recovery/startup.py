@@ -25,7 +25,7 @@ from concertina.plan.facts.decision import Decision, Pods, Reason, stalled
 from concertina.plan.facts.replicas import RECREATE_POD
 from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import bad_nodes
-from concertina.plan.pods.backoff import OUTSIDE, shortage
+from concertina.plan.pods.pod_backoff import OUTSIDE, shortage
 from concertina.plan.pods.pod_plan import number_at, packed
 from concertina.plan.recovery import escalation, repeats
 from concertina_protocol import EXIT_OLD_PYTHON, FailureReason

@@ -15,7 +15,7 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import PLANNED, Decision, Failure, Phase, RoundTrigger
 from concertina.plan.observed import Call
-from concertina.plan.pods.backoff import shortage
+from concertina.plan.pods.pod_backoff import shortage
 from concertina.plan.rounds import holders
 from concertina.plan.rounds.commits import commit
 from concertina.plan.rounds.holders import include_departing

@@ -18,10 +18,10 @@ from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.state import placement, restore, topology
-from concertina.plan.state.placement import MemberPlace
+from concertina.plan.state import member_placement, restore, topology
+from concertina.plan.state.member_placement import MemberPlace
 from concertina_protocol import Prepared
-from concertina_protocol.messages.operator import MOST_IMAGES
+from concertina_protocol.messages.operator_calls import MOST_IMAGES
 
 
 def commit(
@@ -182,7 +182,7 @@ def _ranked(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[st
     coordinator = ctx.world.coordinator or ""
     if coordinator not in replies:
         coordinator = next((name for name in replies if name in ctx.round.members), next(iter(replies)))
-    return placement.order({name: places[name] for name in names}, coordinator, tuple(ctx.round.members))
+    return member_placement.order({name: places[name] for name in names}, coordinator, tuple(ctx.round.members))
 
 
 def _assigns(

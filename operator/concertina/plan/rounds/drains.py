@@ -8,7 +8,7 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Reason, RoundTrigger
 from concertina.plan.observed import Call
-from concertina.plan.pods.backoff import shortage
+from concertina.plan.pods.pod_backoff import shortage
 from concertina.plan.rounds import claims, growth
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from concertina.api.quantities import amounts_of, bytes_of
+from concertina.api.quantity_fields import amounts_of, bytes_of
 from concertina.api.spec import JobSpec
 from concertina.plan.actions import Event
 from concertina.plan.facts import sizes

@@ -13,8 +13,8 @@ from concertina.api.world import Distance
 from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.state import placement
-from concertina.plan.state.placement import MemberPlace
+from concertina.plan.state import member_placement
+from concertina.plan.state.member_placement import MemberPlace
 from concertina.plan.state.rank_order import Blocks, Path, choose, common, order
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -127,7 +127,7 @@ def copy_distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, 
         return Distance.NO_SNAPSHOTS
     if len(members) < 2:
         return Distance.NONE
-    in_zone, on_node = placement.shared(members, places)
+    in_zone, on_node = member_placement.shared(members, places)
     return Distance.SAME_NODE if on_node else Distance.NODE if in_zone else Distance.ZONE
 
 
@@ -142,7 +142,7 @@ def copy_events(
         or (copies is Distance.NODE and len(zones) < 2)
     ):
         return ()
-    in_zone, on_node = placement.shared(members, places)
+    in_zone, on_node = member_placement.shared(members, places)
     count, what = (on_node, "node") if copies is Distance.SAME_NODE else (in_zone, "zone")
     advice = _BLOCKS_ADVICE if ctx.spec.group_sizes else _SPREAD_ADVICE
     message = (

@@ -23,7 +23,7 @@ from concertina.plan.recovery import escalation, stalls, startup
 from concertina.plan.rounds import claims, growth
 from concertina.plan.state import restore
 from concertina.plan.status import conditions, progress
-from concertina.plan.status.accounting import Account
+from concertina.plan.status.time_accounting import Account
 
 
 @dataclass(frozen=True)

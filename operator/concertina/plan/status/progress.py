@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import concertina_protocol as protocol
-from concertina.api.history import LossHistory, Point, unpacked
 from concertina.api.launchers import REMEDY
+from concertina.api.loss_history import LossHistory, Point, unpacked
 from concertina.api.spec import Launcher
 from concertina.api.status import (
     CheckpointEvery,

@@ -11,17 +11,17 @@ import pytest
 from builders.cluster.operator import Jobs
 from builders.counted import counted
 from concertina.agents.connections import AgentConnections
-from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.master_keys import parse
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.reconcile import Reconciler
-from concertina.controller.status import PreconditionFailed, StatusWriter
+from concertina.controller.status_patches import PreconditionFailed, StatusWriter
 from concertina.controller.writes import ObjectWriter
 from concertina.kube import access
 from concertina.kube.client import Client
-from concertina.kube.manifests.agent import PodSettings
+from concertina.kube.manifests.agent_container import PodSettings
 from concertina.kube.resources import TRAINING_JOBS
-from concertina.kube.watch.events import Events
+from concertina.kube.watch.event_recorder import Events
 from concertina.local.cluster import LocalCluster
 from concertina.plan.actions import Plan
 from concertina.plan.observed import JobObservation

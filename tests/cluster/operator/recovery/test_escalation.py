@@ -10,7 +10,7 @@ import pytest
 
 from builders.cluster.drills import build_data
 from builders.cluster.operator import Jobs, bundled
-from concertina_data.manifest import parse
+from concertina_data.data_manifest import parse
 
 pytestmark = pytest.mark.usefixtures("operator")
 BAD_NODES = "tests/unit/plan/pods/test_bad_nodes.py"

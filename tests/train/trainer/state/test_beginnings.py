@@ -21,7 +21,7 @@ from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Continued
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.format.hf_names import config_json
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.state.weights import SafetensorsFiles

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from builders.train import node
-from concertina.local.host import namespaces
+from concertina.local.host import linux_namespaces
 from programs import tight_volume
 
 
@@ -18,8 +18,8 @@ from programs import tight_volume
 )
 def test_a_round_after_a_failure_has_room_though(story, tmp_path):
     def give_room() -> None:
-        namespaces.enter_node()
-        namespaces.mount("tmpfs", str(tmp_path), "tmpfs", 0, f"size={tight_volume.ROOM}")
+        linux_namespaces.enter_node()
+        linux_namespaces.mount("tmpfs", str(tmp_path), "tmpfs", 0, f"size={tight_volume.ROOM}")
 
     search = os.pathsep.join([str(Path(tight_volume.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     inside = ["sh", "-c", '"$@"; exit $?', "sh"]  # its child is in the namespace of processes

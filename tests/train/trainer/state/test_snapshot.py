@@ -20,9 +20,9 @@ from concertina_protocol import JobHistory
 from concertina_protocol.sidecar import read_sidecar
 from concertina_protocol.worker_channel import Outcome
 from concertina_state.errors import InvalidInput, RestoreFailed
+from concertina_state.file_space import Spare
 from concertina_state.format.shardfile import header_length, parse_header
 from concertina_state.interval import Interval
-from concertina_state.room import Spare
 from concertina_state.saving import SaveDecision, SavePolicy, Saving
 from concertina_state.snapshots import MappedShard, Snapshots, TakenSnapshot
 from programs.endless import State

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import concertina_protocol as p
 from concertina_agent.files.shards import Shard, commit, fill, part_of
-from concertina_agent.files.snapshots import SnapshotFiles
+from concertina_agent.files.snapshot_files import SnapshotFiles
 from concertina_protocol.sidecar import Damaged, remove_sidecar
 
 ID = p.SnapshotId(round=1, step=5, layout="digest", shards=1)

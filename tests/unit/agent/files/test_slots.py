@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from builders.until import until
-from concertina_agent.files.snapshots import SnapshotFiles
+from concertina_agent.files.snapshot_files import SnapshotFiles
 
 ID = {"round": 1, "step": 6, "layout": "layout", "shards": 1}
 MARK = {"id": ID, "shard": 0, "size": 3, "crc32": 0, "committed": True}

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 
 from builders.until import until
-from concertina_agent.metrics import processes
-from concertina_agent.metrics.processes import WorkerProcess, WorkerProcesses
+from concertina_agent.metrics import worker_processes
+from concertina_agent.metrics.worker_processes import WorkerProcess, WorkerProcesses
 
 BURN = "while True: sum(range(10000))"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BURN!r}])"
@@ -36,7 +36,7 @@ def test_what_a_worker_starts_counts_as_its_own() -> None:
     with process(PARENT) as worker:
         looked = WorkerProcesses()
 
-        def use() -> processes.ProcessUsage:
+        def use() -> worker_processes.ProcessUsage:
             return looked.look([WorkerProcess(0, 4, worker.pid)])[0]
 
         found = until(lambda: found if (found := use()).cpu_seconds > 0.5 else None, "time of the child")
@@ -80,8 +80,8 @@ def test_who_is_gone_by_now_is_not_running() -> None:
 
 
 def test_this_process_and_its_network() -> None:
-    cpu, resident = processes.own()
+    cpu, resident = worker_processes.own()
     assert cpu > 0
     assert resident > 1 << 20
-    assert processes.network() is not None
-    assert processes.network("/nowhere") is None
+    assert worker_processes.network() is not None
+    assert worker_processes.network("/nowhere") is None

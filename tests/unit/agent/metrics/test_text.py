@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from builders.prometheus import needed, promtool
 from concertina_agent.metrics import families as f
-from concertina_agent.metrics.text import LONGEST_VALUE, Histogram, MetricSample, render
+from concertina_agent.metrics.exposition import LONGEST_VALUE, Histogram, MetricSample, render
 
 BASE = (("namespace", "n"), ("trainingjob", "j"), ("replica", "j-0-0"))
 

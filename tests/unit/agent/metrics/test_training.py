@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 import concertina_protocol as p
 from concertina_agent.metrics import families as f
-from concertina_agent.metrics.text import Histogram, render
+from concertina_agent.metrics.exposition import Histogram, render
 from concertina_agent.metrics.training import Training
 
 FIRST = p.Progress(1, 10, 2.5, 100.0, 9.0, 8, "training", 1000.0, first_step_at=999.0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from builders.manifests import job
-from concertina.kube.manifests.agent import PodSettings
+from concertina.kube.manifests.agent_container import PodSettings
 from concertina.kube.manifests.pod import pod_manifest, rendezvous_manifest, secret_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import Raw

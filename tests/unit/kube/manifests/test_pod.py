@@ -8,7 +8,7 @@ from typing import Any
 
 from builders.manifests import UID, container, environment, job, made
 from concertina.api import rules
-from concertina.kube.manifests.agent import AgentMetrics, PodSettings
+from concertina.kube.manifests.agent_container import AgentMetrics, PodSettings
 from concertina.kube.manifests.names import secret_name
 from concertina.kube.manifests.pod import secret_manifest
 from concertina.kube.parse.views import job_view

@@ -9,7 +9,7 @@ import pytest
 
 from builders.manifests import container, environment, job, made
 from concertina.controller.settings import OperatorSettingsError, from_environment
-from concertina.kube.manifests.agent import METRICS_HOST_PORTS, AgentMetrics, PodSettings
+from concertina.kube.manifests.agent_container import METRICS_HOST_PORTS, AgentMetrics, PodSettings
 from concertina.kube.parse.views import pod_view
 from concertina.kube.resources import Raw
 from concertina.plan.actions import CreatePod, Rendezvous

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.manifests import container, environment, job, made
-from concertina.api.quantities import bytes_of
-from concertina.kube.manifests.agent import HOST_PORTS
+from concertina.api.quantity_fields import bytes_of
+from concertina.kube.manifests.agent_container import HOST_PORTS
 from concertina.kube.parse.views import pod_view
 from concertina.kube.resources import Raw
 from concertina.plan.actions import CreatePod

@@ -10,7 +10,7 @@ import pytest
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.internal import Internal, RequeueState
-from concertina.controller.status import claim_tests
+from concertina.controller.status_patches import claim_tests
 from concertina.plan.actions import CreatePod, CreateRendezvous, DeletePod, Plan, Rendezvous
 from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.plan import plan

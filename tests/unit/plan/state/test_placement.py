@@ -8,7 +8,7 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concertina.plan.state.placement import MemberPlace, order, shared
+from concertina.plan.state.member_placement import MemberPlace, order, shared
 
 ZONES = st.sampled_from(["", "a", "b", "c"])
 

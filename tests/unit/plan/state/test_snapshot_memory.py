@@ -10,7 +10,7 @@ from concertina.plan.state.snapshot_memory import HEADER, PROGRAM, needed, offlo
 from concertina_agent.main import install
 from concertina_protocol.tracking import spool
 from concertina_state.format.shardfile import Chunk, Layout
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 
 LARGE = {"layers": 24, "dim": 1024, "heads": 16, "vocabSize": 32768}

@@ -16,7 +16,7 @@ from concertina.api.accounting import CLASSES, MOST_CAUSES, Goodput, RecoveryTim
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.plan import plan
-from concertina.plan.status.accounting import OTHER
+from concertina.plan.status.time_accounting import OTHER
 from concertina.terminal import show
 from concertina_protocol import StepPart
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.history import unpacked
+from concertina.api.loss_history import unpacked
 from concertina.plan.actions import Plan
 from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.plan import plan

@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from concertina_trainer.data.build.content import HEAD_BYTES, why_not_text
-from concertina_trainer.data.build.names import FileKind, Role, kind_of, role_of, why_unreadable
+from concertina_trainer.data.build.file_names import FileKind, Role, kind_of, role_of, why_unreadable
 
 TEXT = b"a line of text\n" * 30
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concertina_trainer.data.order import Skipped
+from concertina_trainer.data.batch_order import Skipped
 from concertina_trainer.data.read.mixture import Interleave
 
 weights = st.lists(st.integers(1, 60), min_size=1, max_size=8)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from concertina_data import order as integers
 from concertina_data.order import WINDOW
-from concertina_trainer.data.order import BatchOrder, permute
+from concertina_trainer.data.batch_order import BatchOrder, permute
 from concertina_trainer.data.read.batch import plan_batch
 
 counts = st.lists(st.integers(0, 40), min_size=1, max_size=2 * WINDOW + 3).filter(any)

@@ -3,7 +3,7 @@
 import pytest
 
 from concertina_state.errors import InvalidInput
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.format.hf_config import check_ours
 
 LORA = {"lora": {"rank": 16, "alpha": 16}}

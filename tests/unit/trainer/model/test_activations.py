@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from concertina_trainer.config.memory import Activations
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.memory_config import Activations
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 
 LAYERS = 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from builders.train.routed import Written
-from concertina_trainer.config.model import ExpertsConfig, ModelConfig
+from concertina_trainer.config.model_config import ExpertsConfig, ModelConfig
 from concertina_trainer.model.decoder import Decoder, FeedForward
 from concertina_trainer.model.experts import MixtureOfExperts, grouped_product
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from concertina_trainer.config.model import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.flops import PEAK_FLOPS, peak_flops, token_flops
 

@@ -6,7 +6,7 @@ import torch
 from concertina_protocol import SnapshotInterval
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.parallel.step_times import StepTimes
-from concertina_trainer.training.report import Reporter, RoundInfo, StepInfo
+from concertina_trainer.training.progress_report import Reporter, RoundInfo, StepInfo
 
 
 class Sent(list):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from concertina_trainer.config.optimizer import OptimizerConfig
+from concertina_trainer.config.optimizer_config import OptimizerConfig
 from concertina_trainer.model.optimizer import learning_rate
 from concertina_trainer.parallel.group import interface_of, socket_variables
 from concertina_trainer.training.loop import clip_scale

@@ -8,7 +8,7 @@ from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round.coordinator import Coordinator
 from concertina_agent.core.round.membership import Membership
 from concertina_agent.core.states import OVER, OwnState
-from concertina_agent.core.steps import drains, own_state, storage, workers
+from concertina_agent.core.steps import draining, own_state, storage, worker_steps
 from concertina_protocol import worker_channel as w
 
 
@@ -51,14 +51,14 @@ def on_member_message(agent: AgentState, event: e.MemberMessage, t: e.Moment) ->
     if (
         r is None
         or r.coordinator is None
-        or not r.coordinator.on_member_state(drains.forgiven(agent, event.state), t.now)
+        or not r.coordinator.on_member_state(draining.forgiven(agent, event.state), t.now)
     ):
         return []
     return [
         e.ReportChanged(),
         *own_state.publish(r.coordinator),
         *own_state.agree_where_to_stop(r, r.coordinator, t),
-        *drains.drain_for_notices(agent, t),
+        *draining.drain_for_notices(agent, t),
     ]
 
 
@@ -78,14 +78,14 @@ def check_members(agent: AgentState, r: Membership, coordinator: Coordinator, t:
     if agent.state is OwnState.SUCCEEDED and not agent.is_durable(r, coordinator, OwnState.SUCCEEDED):
         for replica in coordinator.gone_unshipped(agent.last_step(r)):  # of the last checkpoint: it will never come
             coordinator.lost_part(replica, t.at)
-    ends = drains.agree_on_the_end(agent, r, coordinator, t)
+    ends = draining.agree_on_the_end(agent, r, coordinator, t)
     settled = coordinator.settle(t.now)
     coordinator.on_member_state(agent.member_state(), t.now)
     news = coordinator.check(t.now) or settled or bool(overdue)
     return [
         *ends,
         *([e.ReportChanged()] if news else []),
-        *workers.collect_stacks(r, coordinator.watchdog.hung),
+        *worker_steps.collect_stacks(r, coordinator.watchdog.hung),
         *own_state.agree_where_to_stop(r, coordinator, t),
     ]
 
@@ -106,7 +106,7 @@ def on_coordinator_message(agent: AgentState, event: e.CoordinatorMessage, t: e.
         return []
     r.silent_at = t.now + p.SILENCE_SECONDS
     if isinstance(message, p.Drain):
-        return [] if r.drain is not None and r.drain.order == message else drains.begin(agent, r, message, t)
+        return [] if r.drain is not None and r.drain.order == message else draining.begin(agent, r, message, t)
     if isinstance(message, p.StopAt):
         return r.stopping.stop_at(message.call)
     if isinstance(message, p.DurableMoved):
@@ -115,7 +115,7 @@ def on_coordinator_message(agent: AgentState, event: e.CoordinatorMessage, t: e.
     if message.state == p.State.SUCCEEDED and r.succeeded_at is None:
         r.succeeded_at = t.now
     dropped = storage.complete_on_peers(agent, r, message.snapshot_step)
-    return [*dropped, *drains.end_at(agent, r, message.ends_at), *workers.collect_stacks(r, message.hung)]
+    return [*dropped, *draining.end_at(agent, r, message.ends_at), *worker_steps.collect_stacks(r, message.hung)]
 
 
 def on_coordinator_gone(agent: AgentState, event: e.CoordinatorGone, t: e.Moment) -> list[e.Effect]:

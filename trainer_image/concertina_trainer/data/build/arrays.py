@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_data.manifest import FrameFacts
+from concertina_data.data_manifest import FrameFacts
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.content import container_of
-from concertina_trainer.data.build.names import FRAMES
+from concertina_trainer.data.build.file_names import FRAMES
 from concertina_trainer.data.build.sources import DataSource
 from concertina_trainer.data.frames import element
 from concertina_trainer.data.rangefile import open_range

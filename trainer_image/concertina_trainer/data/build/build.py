@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from concertina_data.manifest import FORMAT, NAME, OF_FRAMES, VALIDATION, DataManifest, TokenizerFacts
+from concertina_data.data_manifest import FORMAT, NAME, OF_FRAMES, VALIDATION, DataManifest, TokenizerFacts
 from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix

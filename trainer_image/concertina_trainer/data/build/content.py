@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from concertina_state.errors import InvalidInput
-from concertina_trainer.data.build.names import COMPRESSIONS
+from concertina_trainer.data.build.file_names import COMPRESSIONS
 
 HEAD_BYTES = 4096
 """First bytes of a file that are looked at."""

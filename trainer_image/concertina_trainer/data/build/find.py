@@ -13,7 +13,7 @@ from pathlib import Path
 
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectEntry, ObjectPrefix
-from concertina_trainer.data.build.names import Role, kind_of, role_of, why_unreadable
+from concertina_trainer.data.build.file_names import Role, kind_of, role_of, why_unreadable
 from concertina_trainer.data.build.sources import DataSource
 from concertina_trainer.data.build.splits import TRAINING, split_of
 from concertina_trainer.data.rangefile import split

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concertina_state.errors import InvalidInput
+from concertina_trainer.data.batch_order import mix
 from concertina_trainer.data.build.find import find_evaluation
 from concertina_trainer.data.build.recipe import Overlap, Recipe
 from concertina_trainer.data.build.sources import cut, read_documents
-from concertina_trainer.data.order import mix
 
 _Hashes = NDArray[np.uint64]
 _BASE = np.uint64(0x9E3779B97F4A7C15 | 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from concertina_data.manifest import FrameFacts
+from concertina_data.data_manifest import FrameFacts
 from concertina_trainer.data import frames as elements
 from concertina_trainer.data import tokenizer as tokenizers
 

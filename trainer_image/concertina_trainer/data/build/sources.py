@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build import content
-from concertina_trainer.data.build.names import ARROW, JSON_LINES, PARQUET, TEXT, kind_of
+from concertina_trainer.data.build.file_names import ARROW, JSON_LINES, PARQUET, TEXT, kind_of
 from concertina_trainer.data.rangefile import open_range
 
 _BATCH = 1024

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from concertina_data.manifest import DataManifest, FrameFacts, TokenShard
+from concertina_data.data_manifest import DataManifest, FrameFacts, TokenShard
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.data.frames import element
 from concertina_trainer.data.tokenizer import TYPES

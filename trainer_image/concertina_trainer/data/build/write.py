@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from concertina_data.manifest import TokenShard
+from concertina_data.data_manifest import TokenShard
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.data.build import arrays
 from concertina_trainer.data.build.overlap import Search

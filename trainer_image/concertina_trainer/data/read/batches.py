@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from concertina_trainer.config.data import DocumentMode
+from concertina_trainer.config.data_config import DocumentMode
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.buckets import buckets
-from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader
 
 AHEAD = 2
 _STALL_REPORT_SECONDS = 1.0

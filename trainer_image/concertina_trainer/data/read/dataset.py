@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concertina_data.data_manifest import TOO_SHORT, DataManifest
 from concertina_data.files import documents_file, tokens_file
-from concertina_data.manifest import TOO_SHORT, DataManifest
 from concertina_data.opening import OpenShards, Threads, open_place, read_manifest
 from concertina_data.places import CacheSettings, DataPlace, OnWait
 from concertina_state.errors import InvalidInput
-from concertina_trainer.config.data import DocumentMode
+from concertina_trainer.config.data_config import DocumentMode
 from concertina_trainer.data import packing
+from concertina_trainer.data.batch_order import BatchOrder
 from concertina_trainer.data.frames import parts
-from concertina_trainer.data.order import BatchOrder
 from concertina_trainer.data.sequence_plan import PLANNERS, SequencePlan
 from concertina_trainer.data.tokenizer import TYPES
 

@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 
 from concertina.local.node import ending
-from concertina.local.node.client import STRATEGIC_MERGE, NodeClient, RequestRefused
-from concertina.local.node.status import PodFacts, pod_status
+from concertina.local.node.node_client import STRATEGIC_MERGE, NodeClient, RequestRefused
+from concertina.local.node.node_status import PodFacts, pod_status
 
 Object = dict[str, Any]
 _log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from concertina.local.node import images
-from concertina.local.node.runtime import environment, logs, mounts, rootfs
-from concertina.local.node.runtime.client import LaunchFailed, Running, RuntimeClient
-from concertina.local.node.runtime.process import Execution, Launch
-from concertina.local.node.status import ContainerState, now
+from concertina.local.node.node_status import ContainerState, now
+from concertina.local.node.runtime import container_environment, container_logs, mounts, rootfs
+from concertina.local.node.runtime.runtime_client import LaunchFailed, Running, RuntimeClient
+from concertina.local.node.runtime.runtime_process import Execution, Launch
 
 Object = dict[str, Any]
 _FIRST_BACKOFF, _LONGEST_BACKOFF, _FORGIVEN_AFTER = 10.0, 300.0, 600.0  # seconds, as the kubelet's
@@ -46,7 +46,7 @@ class RunningContainer:
         self.spec, self.folder, self.state = spec, folder, state
         self.name = str(spec["name"])
         self.backoff = Backoff()
-        self.log: logs.LogWriter | None = None
+        self.log: container_logs.LogWriter | None = None
         self.running: Running | None = None
         self._runtime = runtime
         self._environment: dict[str, str] = {}
@@ -64,7 +64,7 @@ class RunningContainer:
         variables = setting.variables
         argv = _command(self.spec, setting.image, variables)
         identity = uuid.uuid4().hex
-        self.log = logs.LogWriter(self.log_path())
+        self.log = container_logs.LogWriter(self.log_path())
         own = [*setting.mounts, self._termination_mount()]
         visible = [*mounts.of_image(setting.image.environment, own), *own]
         folder = self.spec.get("workingDir") or "/"
@@ -116,7 +116,7 @@ class RunningContainer:
         """Run a command inside the running container; its exit code and output (code 124 when it took too long)."""
         assert self.running
         try:
-            writer = logs.LogWriter(self.folder / f"exec-{uuid.uuid4().hex}.log")
+            writer = container_logs.LogWriter(self.folder / f"exec-{uuid.uuid4().hex}.log")
         except OSError as error:
             return 126, str(error)
         execution = Execution(
@@ -127,7 +127,7 @@ class RunningContainer:
             done, _ = await asyncio.wait([process.exit], timeout=timeout)
             process.signal(signal.SIGKILL)
             code = process.exit.result() if done else 124
-            output = b"".join(logs.lines(writer.path)).decode(errors="replace")
+            output = b"".join(container_logs.lines(writer.path)).decode(errors="replace")
             return code, output
         except LaunchFailed as error:
             return 126, str(error)
@@ -170,7 +170,7 @@ class RunningContainer:
         text = path.read_bytes()[:_MESSAGE_BYTES].decode(errors="replace")
         if text or code == 0 or self.spec.get("terminationMessagePolicy") != "FallbackToLogsOnError":
             return text
-        tail = b"".join(logs.lines(self.log_path(), tail=_FALLBACK_LINES))
+        tail = b"".join(container_logs.lines(self.log_path(), tail=_FALLBACK_LINES))
         return tail[-_FALLBACK_BYTES:].decode(errors="replace")
 
 
@@ -182,9 +182,11 @@ def _asks_for_devices(spec: Object) -> bool:
 
 def _command(spec: Object, image: images.Image, variables: dict[str, str]) -> list[str]:
     """command and args over those of the image, as container runtimes combine them."""
-    command = [environment.expand(word, variables) for word in spec.get("command") or []] or list(image.command)
-    argv = command + [environment.expand(word, variables) for word in spec.get("args") or []]
+    command = [container_environment.expand(word, variables) for word in spec.get("command") or []] or list(
+        image.command
+    )
+    argv = command + [container_environment.expand(word, variables) for word in spec.get("args") or []]
     if not argv:
         what = f"image {spec['image']} stands for {image.environment}, which has none of its own"
-        raise environment.ConfigError(f'container "{spec["name"]}" has no command: {what}')
+        raise container_environment.ConfigError(f'container "{spec["name"]}" has no command: {what}')
     return argv

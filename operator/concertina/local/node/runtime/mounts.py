@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from concertina.local.host import paths
-from concertina.local.node.runtime import environment, rootfs
+from concertina.local.node.runtime import container_environment, rootfs
 from concertina.local.node.runtime.volumes import Volumes
 
 Object = dict[str, Any]
@@ -36,7 +36,7 @@ def of_container(spec: Object, volumes: Volumes, hosts: Path, variables: dict[st
     for mount in spec.get("volumeMounts") or []:
         target = mount["mountPath"].rstrip("/") or "/"
         source = volumes.paths[mount["name"]]
-        inner = mount.get("subPath") or environment.expand(mount.get("subPathExpr") or "", variables)
+        inner = mount.get("subPath") or container_environment.expand(mount.get("subPathExpr") or "", variables)
         if inner:
             source = _below(source, inner)
         mounts.append(rootfs.Mount(str(source), target, bool(mount.get("readOnly")) or volumes.is_data(mount["name"])))
@@ -58,7 +58,7 @@ def _below(source: Path, inner: str) -> Path:
     """A subPath; a folder is made where there is nothing yet."""
     path = source / inner
     if ".." in Path(inner).parts or Path(inner).is_absolute():
-        raise environment.ConfigError(f"subPath {inner} leads out of its volume")
+        raise container_environment.ConfigError(f"subPath {inner} leads out of its volume")
     if not path.exists():
         path.mkdir(parents=True)
         path.chmod(0o777)

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from concertina.local.host import namespaces
+from concertina.local.host import linux_namespaces
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
 _GPU_DEVICES = ("nvidia", "kfd", "dri", "infiniband")  # beginnings of names
@@ -47,12 +47,12 @@ class RootFileSystem:
             is_folder = stat.S_ISDIR(os.fstat(source).st_mode)
             target = os.path.realpath(mount.target)
             self._make(target, is_folder)
-            namespaces.bind(f"/proc/self/fd/{source}", target, mount.read_only)
+            linux_namespaces.bind(f"/proc/self/fd/{source}", target, mount.read_only)
             os.close(source)
             if is_folder:
                 self._volumes.add(target)
         if replaced:  # not earlier: nothing can be bound from a mount that is detached
-            namespaces.unmount("/.machine")
+            linux_namespaces.unmount("/.machine")
             os.rmdir("/.machine")
 
     def _make(self, target: str, is_folder: bool) -> None:
@@ -74,7 +74,7 @@ class RootFileSystem:
         old = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         mode = stat.S_IMODE(os.fstat(old).st_mode)
         names = os.listdir(folder)
-        namespaces.mount("tmpfs", folder, "tmpfs", 0, f"mode={mode:o}")
+        linux_namespaces.mount("tmpfs", folder, "tmpfs", 0, f"mode={mode:o}")
         for name in names:
             _show(f"/proc/self/fd/{old}/{name}", os.path.join(folder, name))
         os.close(old)
@@ -82,9 +82,9 @@ class RootFileSystem:
 
     def _replace_root(self) -> None:
         """The same for /, over which nothing can be mounted: move into a folder in memory, show the old root in it."""
-        namespaces.mount("tmpfs", "/tmp", "tmpfs", 0, "mode=755")
+        linux_namespaces.mount("tmpfs", "/tmp", "tmpfs", 0, "mode=755")
         os.mkdir("/tmp/.machine")
-        namespaces.pivot_root("/tmp", "/tmp/.machine")
+        linux_namespaces.pivot_root("/tmp", "/tmp/.machine")
         for name in os.listdir("/.machine"):
             _show(f"/.machine/{name}", f"/{name}")
         self._own.add("/")
@@ -94,7 +94,7 @@ class RootFileSystem:
         shown = _GPU_DEVICES if self._gpus else ()
         wanted = [name for name in os.listdir("/dev") if name in _DEVICES or name.startswith(shown)]
         old = os.open("/dev", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        namespaces.mount("tmpfs", "/dev", "tmpfs", namespaces.MS_NOSUID, "mode=755,size=64k")
+        linux_namespaces.mount("tmpfs", "/dev", "tmpfs", linux_namespaces.MS_NOSUID, "mode=755,size=64k")
         for name in wanted:
             _show(f"/proc/self/fd/{old}/{name}", f"/dev/{name}")
         os.close(old)
@@ -103,8 +103,8 @@ class RootFileSystem:
         os.mkdir("/dev/shm", 0o1777)
         os.mkdir("/dev/pts")
         try:
-            namespaces.mount(
-                "devpts", "/dev/pts", "devpts", namespaces.MS_NOSUID, "newinstance,ptmxmode=0666,mode=0620"
+            linux_namespaces.mount(
+                "devpts", "/dev/pts", "devpts", linux_namespaces.MS_NOSUID, "newinstance,ptmxmode=0666,mode=0620"
             )
             os.symlink("pts/ptmx", "/dev/ptmx")
         except OSError:  # no terminals then; nothing else misses them
@@ -115,7 +115,7 @@ class RootFileSystem:
 def mount_proc() -> None:
     """Show the pid namespace's own processes. Where parts of /proc are hidden (Docker) the old one stays."""
     with contextlib.suppress(PermissionError):
-        namespaces.mount("proc", "/proc", "proc")
+        linux_namespaces.mount("proc", "/proc", "proc")
 
 
 def _show(source: str, target: str) -> None:
@@ -129,7 +129,7 @@ def _show(source: str, target: str) -> None:
             os.mkdir(target)
         else:
             _touch(target)
-        namespaces.bind(source, target)
+        linux_namespaces.bind(source, target)
     except (PermissionError, FileNotFoundError):  # not for us, or just gone
         pass
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from concertina.local.host import namespaces
-from concertina.local.node.client import NodeClient, RequestRefused
-from concertina.local.node.runtime import environment
+from concertina.local.host import linux_namespaces
+from concertina.local.node.node_client import NodeClient, RequestRefused
+from concertina.local.node.runtime import container_environment
 from concertina_protocol.quantities import parse_quantity
 
 Object = dict[str, Any]
@@ -67,7 +67,7 @@ class Volumes:
     def remove(self) -> None:
         """Delete all of it."""
         for mounted in self._memory:
-            namespaces.unmount(str(mounted))
+            linux_namespaces.unmount(str(mounted))
         self._memory.clear()
         for name in ("shm", "volumes"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -98,7 +98,7 @@ class Volumes:
         if path in self._memory:
             return
         path.mkdir(parents=True, exist_ok=True)
-        namespaces.mount("tmpfs", str(path), "tmpfs", 0, "mode=1777" + (f",size={size}" if size else ""))
+        linux_namespaces.mount("tmpfs", str(path), "tmpfs", 0, "mode=1777" + (f",size={size}" if size else ""))
         self._memory.append(path)
 
     async def _files(self, volume: Object) -> dict[str, File]:
@@ -148,11 +148,11 @@ class Volumes:
 
     def _downward(self, item: Object) -> str:
         if "fieldRef" in item:
-            return environment.field_value(self.pod, item["fieldRef"]["fieldPath"])
+            return container_environment.field_value(self.pod, item["fieldRef"]["fieldPath"])
         reference = item["resourceFieldRef"]
         containers = self.pod["spec"]["containers"] + (self.pod["spec"].get("initContainers") or [])
         container = next(each for each in containers if each["name"] == reference["containerName"])
-        return environment.resource_value(reference, container, self.allocatable)
+        return container_environment.resource_value(reference, container, self.allocatable)
 
     async def _token(self, audience: str, seconds: int) -> str:
         renew, token = self._tokens.get(audience, (0.0, ""))

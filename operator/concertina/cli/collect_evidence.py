@@ -26,7 +26,7 @@ from concertina.kube.execute import execute
 from concertina.kube.manifests.names import JOB
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
-from concertina.terminal.connection import UserError
+from concertina.terminal.cluster_connection import UserError
 from concertina.terminal.show import ended, word
 from concertina_protocol import log_lines
 from concertina_protocol.log_lines import StepDoneLine

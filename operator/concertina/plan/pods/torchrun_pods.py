@@ -6,7 +6,7 @@ from concertina.plan.actions import Action, CreatePod, CreateRendezvous, Rendezv
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.observed import PodPhase, PodView
-from concertina.plan.pods import backoff
+from concertina.plan.pods import pod_backoff
 from concertina.plan.pods.pod_plan import PodPlan, delete, packed, pass_over_taken, replaced_event
 
 
@@ -68,7 +68,7 @@ def _let_go(ctx: JobContext, pod: PodView) -> list[Action]:
 def _allowed(ctx: JobContext, creates: tuple[Action, ...]) -> tuple[tuple[Action, ...], float | None]:
     if not creates:
         return (), None
-    wait = backoff.refused_for(ctx)
+    wait = pod_backoff.refused_for(ctx)
     if wait > 0:
         return (), wait
     return creates[:1] if ctx.observed.refused else creates, constants.CREATE_RETRY

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import NoReturn
 
-from concertina.local.host import namespaces
+from concertina.local.host import linux_namespaces
 from concertina.local.node.runtime import rootfs
 
-_CONTAINER = namespaces.CLONE_NEWNS | namespaces.CLONE_NEWUTS | namespaces.CLONE_NEWIPC
+_CONTAINER = linux_namespaces.CLONE_NEWNS | linux_namespaces.CLONE_NEWUTS | linux_namespaces.CLONE_NEWIPC
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,12 @@ class Runtime:
         """Fork a child that becomes something else; its status pipe closes on success and else carries the reason."""
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
         if new_pid_namespace:
-            namespaces.unshare(namespaces.CLONE_NEWPID)  # of the next child
+            linux_namespaces.unshare(linux_namespaces.CLONE_NEWPID)  # of the next child
         pid = os.fork()
         if pid == 0:
             _child(become, output, status_write)
         if new_pid_namespace:
-            namespaces.setns(self._pid_namespace, namespaces.CLONE_NEWPID)
+            linux_namespaces.setns(self._pid_namespace, linux_namespaces.CLONE_NEWPID)
         os.close(status_write)
         os.close(output)
         self._ids[pid] = identity
@@ -175,8 +175,8 @@ def _child(become: Callable[[], NoReturn], output: int, status: int) -> NoReturn
 
 
 def _become_container(launch: Launch) -> NoReturn:
-    namespaces.unshare(_CONTAINER)
-    namespaces.sethostname(launch.hostname)
+    linux_namespaces.unshare(_CONTAINER)
+    linux_namespaces.sethostname(launch.hostname)
     rootfs.RootFileSystem(launch.gpus).build(launch.mounts)
     rootfs.mount_proc()
     _execute(launch.argv, launch.env, launch.cwd)
@@ -184,13 +184,13 @@ def _become_container(launch: Launch) -> NoReturn:
 
 def _become_execution(execution: Execution) -> NoReturn:
     target = os.pidfd_open(execution.pid)
-    namespaces.setns(target, _CONTAINER | namespaces.CLONE_NEWPID)
+    linux_namespaces.setns(target, _CONTAINER | linux_namespaces.CLONE_NEWPID)
     inside = os.fork()
     if inside:
         os.closerange(1, 1 << 16)  # the status pipe and the output are for the one inside
         _, status = os.waitpid(inside, 0)
         os._exit(os.waitstatus_to_exitcode(status) % 256)
-    namespaces.die_with_parent()  # which is what a time-out kills
+    linux_namespaces.die_with_parent()  # which is what a time-out kills
     _execute(execution.argv, execution.env, execution.cwd)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from aiohttp import web
 
 from concertina.local.node.node import NodeConfig
-from concertina.local.node.pods.pod import Pod
-from concertina.local.node.runtime import logs
+from concertina.local.node.pods.node_pod import Pod
+from concertina.local.node.runtime import container_logs
 from concertina.local.node.runtime.container import RunningContainer
 
 EXEC_PROTOCOL = "v4.channel.k8s.io"
@@ -92,14 +92,14 @@ async def _send(request: web.Request, container: RunningContainer, path: Path) -
         moment = datetime.now(UTC) - timedelta(seconds=int(query["sinceSeconds"]))
         since = moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
     offset = path.stat().st_size  # noqa: ASYNC240 (a local file)
-    data = b"".join(logs.lines(path, tail, since, with_time))
+    data = b"".join(container_logs.lines(path, tail, since, with_time))
     if "limitBytes" in query:
         data = data[: int(query["limitBytes"])]
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
     await response.prepare(request)
     await response.write(data)
     if query.get("follow") == "true" and container.log and container.log.path == path:
-        async for chunk in logs.follow(container.log, offset, with_time):
+        async for chunk in container_logs.follow(container.log, offset, with_time):
             await response.write(chunk)
     await response.write_eof()
     return response

@@ -12,12 +12,12 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.metrics import families as f
-from concertina_agent.metrics import processes
+from concertina_agent.metrics import worker_processes
 from concertina_agent.metrics.endpoint import Endpoint
+from concertina_agent.metrics.exposition import MetricSample, render
 from concertina_agent.metrics.gpus import Gpus
-from concertina_agent.metrics.processes import ProcessUsage, WorkerProcess
-from concertina_agent.metrics.text import MetricSample, render
 from concertina_agent.metrics.training import Training
+from concertina_agent.metrics.worker_processes import ProcessUsage, WorkerProcess
 from concertina_agent.settings import AgentSettings, MetricsSettings
 from concertina_agent.transfers.uploads import Shipping
 from concertina_protocol.log import log_event
@@ -58,7 +58,7 @@ class MetricsDriver:
         """`agent` is read. `running`: pid of each worker that runs, by its rank."""
         self._settings, self._agent, self._running, self._shipping = settings, agent, running, shipping
         self._training = Training()
-        self._workers = processes.WorkerProcesses()
+        self._workers = worker_processes.WorkerProcesses()
         self._gpus = Gpus(settings.metrics.node if settings.metrics else "")
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._kept, self._kept_at = b"", float("-inf")
@@ -131,10 +131,10 @@ def _of_workers(uses: Mapping[int, ProcessUsage], per_rank: bool) -> Iterator[Me
 
 
 def _of_pod() -> Iterator[MetricSample]:
-    cpu, resident = processes.own()
+    cpu, resident = worker_processes.own()
     yield MetricSample(f.AGENT_CPU, cpu)
     yield MetricSample(f.AGENT_MEMORY, resident)
-    bytes_of_network = processes.network()
+    bytes_of_network = worker_processes.network()
     if bytes_of_network is not None:
         received, sent = bytes_of_network
         yield MetricSample(f.NETWORK_RECEIVED, received)

@@ -7,7 +7,7 @@ from concertina.plan.actions import Action, CreatePod, CreateSecret
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.observed import PodView
-from concertina.plan.pods import backoff, bad_nodes
+from concertina.plan.pods import bad_nodes, pod_backoff
 from concertina.plan.pods.pod_plan import PodPlan, delete, number_at, packed, pass_over_taken, replaced_event
 from concertina.plan.state import snapshot_memory
 
@@ -61,9 +61,9 @@ def _bumped(ctx: JobContext, wanted: frozenset[int]) -> tuple[int, ...]:
 def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> tuple[tuple[Action, ...], float | None]:
     if not missing:
         return (), None
-    if (wait := backoff.refused_for(ctx)) > 0:
+    if (wait := pod_backoff.refused_for(ctx)) > 0:
         return (), wait
-    delayed = backoff.next_pods(ctx)
+    delayed = pod_backoff.next_pods(ctx)
     due = set(missing) - delayed.keys()
     recheck = min([constants.STEADY, *(delayed[index].left for index in missing if index in delayed)])
     if not due:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from concertina_agent.core import events as e
 from concertina_agent.files import seen
-from concertina_agent.files.snapshots import SnapshotFiles
+from concertina_agent.files.snapshot_files import SnapshotFiles
 
 
 class FilesDriver:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_data.manifest import FrameFacts, digest_of
+from concertina_data.data_manifest import FrameFacts, digest_of
 from concertina_data.opening import FETCH_THREADS, Threads
 from concertina_data.places import PATIENCE_SECONDS, CacheSettings, OnWait
 from concertina_state.errors import InvalidInput
-from concertina_trainer.config.data import DataConfig, DocumentMode
+from concertina_trainer.config.data_config import DataConfig, DocumentMode
+from concertina_trainer.data.batch_order import Skipped
 from concertina_trainer.data.frames import FLOATS
-from concertina_trainer.data.order import Skipped
 from concertina_trainer.data.read.dataset import DataSet, Opened
 from concertina_trainer.data.read.mixture import Interleave
 from concertina_trainer.data.sequence_plan import SequencePlan

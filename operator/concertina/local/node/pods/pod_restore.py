@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from concertina.local.node.status import ContainerState, now
+from concertina.local.node.node_status import ContainerState, now
 
 Object = dict[str, Any]
 

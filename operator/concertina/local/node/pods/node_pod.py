@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 
 from concertina.local.node import ending, images
-from concertina.local.node.client import RequestRefused
 from concertina.local.node.node import Node
-from concertina.local.node.pods import probes, restore
+from concertina.local.node.node_client import RequestRefused
+from concertina.local.node.node_status import ContainerState, PodFacts, now
+from concertina.local.node.pods import container_probes, pod_restore
 from concertina.local.node.pods.status_writer import PodStatusWriter
-from concertina.local.node.runtime import environment, mounts, volumes
+from concertina.local.node.runtime import container_environment, mounts, volumes
 from concertina.local.node.runtime.container import RunningContainer, Setting
-from concertina.local.node.status import ContainerState, PodFacts, now
 
 Object = dict[str, Any]
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Pod:
     def __init__(self, node: Node, pod: Object) -> None:
         self.node, self.object = node, pod
         self.folder = node.folder / "pods" / pod["metadata"]["uid"]
-        restored = restore.containers(pod)
+        restored = pod_restore.containers(pod)
         states = restored.states
         self.inits = [self._container(spec, states[spec["name"]]) for spec in pod["spec"].get("initContainers") or []]
         self.mains = [self._container(spec, states[spec["name"]]) for spec in pod["spec"]["containers"]]
@@ -202,7 +202,7 @@ class Pod:
             try:
                 setting = await self._setting(container, image)
                 return await container.start(setting)
-            except environment.ConfigError as error:
+            except container_environment.ConfigError as error:
                 container.waiting("CreateContainerConfigError", str(error))
                 self.node.warn(self.object, "Failed", f"Error: {error}")
                 self._writer.mark()
@@ -234,12 +234,12 @@ class Pod:
 
     async def _setting(self, container: RunningContainer, image: images.Image) -> Setting:
         config, namespace = self.node.config, self.object["metadata"]["namespace"]
-        maps, secrets = environment.references(container.spec)
+        maps, secrets = container_environment.references(container.spec)
         names = [("configMap", name) for name in sorted(maps)] + [("secret", name) for name in sorted(secrets)]
         found = await asyncio.gather(*(volumes.fetch(self.node.client, namespace, kind, name) for kind, name in names))
         pairs = list(zip(names, found, strict=True))
         pod = self.object | {"status": {"podIP": self.address, "hostIP": config.address}}
-        sources = environment.Sources(
+        sources = container_environment.Sources(
             pod,
             config.resources,
             config.api_host,
@@ -247,7 +247,7 @@ class Pod:
             {name: each for (kind, name), each in pairs if kind == "configMap"},
             {name: each for (kind, name), each in pairs if kind == "secret"},
         )
-        variables = environment.build(container.spec, sources, image.environment)
+        variables = container_environment.build(container.spec, sources, image.environment)
         hosts = self.folder / "hosts"
         return Setting(
             variables,
@@ -258,7 +258,7 @@ class Pod:
 
     async def _probe(self, container: RunningContainer) -> None:
         warn = lambda reason, message: self.node.warn(self.object, reason, message)  # noqa: E731
-        await probes.watch(container, self.address, self._grace, self._writer.mark, warn)
+        await container_probes.watch(container, self.address, self._grace, self._writer.mark, warn)
 
     @property
     def _grace(self) -> float:

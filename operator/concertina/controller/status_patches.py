@@ -10,12 +10,12 @@ from typing import Any
 
 from concertina import metrics
 from concertina.api.status import ConditionType, rfc3339, unix_seconds
-from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, TestFailed
 from concertina.kube.resources import TRAINING_JOBS, Raw
-from concertina.kube.watch.events import Events
+from concertina.kube.watch.event_recorder import Events
 from concertina.plan.actions import Event, Plan
 from concertina.plan.observed import JobView
 from concertina.turns import FairLimiter

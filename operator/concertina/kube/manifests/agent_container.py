@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 import concertina_protocol as protocol
-from concertina.api.quantities import amounts_of
+from concertina.api.quantity_fields import amounts_of
 from concertina.api.spec import JobSpec, Parallelism
 from concertina.kube.manifests.containers import (
     environment,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from concertina.api.quantities import amounts_of, bytes_of
+from concertina.api.quantity_fields import amounts_of, bytes_of
 from concertina.diagnosis.evidence import RECENT_SECONDS, AgentFigures, JobEvidence
-from concertina.diagnosis.failures import ADVICE
+from concertina.diagnosis.failure_checks import ADVICE
 from concertina.diagnosis.finding import Finding, critical, warning
 from concertina.diagnosis.problems import MEMORY_GREW, MEMORY_HOURS, Problem
 

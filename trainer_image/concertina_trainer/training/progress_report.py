@@ -14,7 +14,7 @@ from concertina_protocol.heartbeat import HeartbeatWriter, WorkerPhase
 from concertina_protocol.log_lines import RoundStarted, StepDoneLine
 from concertina_protocol.messages.ranges import Ranges
 from concertina_protocol.worker_channel import Beat, WorkerEnd
-from concertina_trainer.config.data import DocumentMode
+from concertina_trainer.config.data_config import DocumentMode
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.parallel.step_times import StepTimes
 

@@ -14,13 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from concertina_data.manifest import FrameFacts
+from concertina_data.data_manifest import FrameFacts
 from concertina_data.opening import open_place, read_manifest
 from concertina_data.places import CacheSettings
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import StorageError
-from concertina_trainer.config.data import DocumentMode
-from concertina_trainer.config.memory import Activations
+from concertina_trainer.config.data_config import DocumentMode
+from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.trainer import Precision, TrainerConfig
 from concertina_trainer.data.frames import FLOATS
 from concertina_trainer.data.read.batches import Microbatch

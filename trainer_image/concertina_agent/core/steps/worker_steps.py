@@ -8,7 +8,7 @@ from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round.failures import worker_failure, worker_stopped
 from concertina_agent.core.round.membership import Membership
 from concertina_agent.core.round.workers_state import WorkerOutcome
-from concertina_agent.core.steps import drains, own_state, storage
+from concertina_agent.core.steps import draining, own_state, storage
 from concertina_protocol import step_traces
 from concertina_protocol import worker_channel as w
 
@@ -27,7 +27,7 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
         effects += storage.restored(agent, r, message.id.step)
         if r.lonely:
             effects.append(e.SendToWorker(message.shard, w.CopiedUpTo(message.id.step)))
-        effects += drains.ship_last(agent, r)  # it may be told after the worker's exit
+        effects += draining.ship_last(agent, r)  # it may be told after the worker's exit
     elif isinstance(message, p.Progress):
         effects += storage.complete_on_peers(agent, r, message.snapshot_step)
         if r.coordinator is not None:
@@ -61,7 +61,7 @@ def on_worker_exited(agent: AgentState, event: e.WorkerExited, t: e.Moment) -> l
     effects: list[e.Effect] = []
     if worker.outcome is WorkerOutcome.FAILED:
         effects += own_state.fail(agent, worker_failure(agent.replica, event, worker.fault, r.workers.step, t.at), t)
-    return [*effects, *drains.ship_last(agent, r), *own_state.changed(agent, t)]
+    return [*effects, *draining.ship_last(agent, r), *own_state.changed(agent, t)]
 
 
 def on_start_failed(agent: AgentState, event: e.StartFailed, t: e.Moment) -> list[e.Effect]:

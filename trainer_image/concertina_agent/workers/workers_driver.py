@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Optional
 
 from concertina_agent.core import events as e
-from concertina_agent.files.driver import FilesDriver
+from concertina_agent.files.files_driver import FilesDriver
 from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.settings import STORAGE_API, AgentSettings
-from concertina_agent.workers import store
+from concertina_agent.workers import rendezvous_store
+from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.local_workers import LocalWorkers
-from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.starters import BundledStarter, CommandStarter, Starter
 from concertina_agent.workers.warm_start import WarmProcess
 from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, start_command
@@ -131,10 +131,10 @@ class WorkersDriver:
         host = self._settings.pod_ip
         self._close_store()
         if self._settings.bundled:
-            self._store = store.bind(host)
+            self._store = rendezvous_store.bind(host)
             port = self._store.getsockname()[1]
         else:
-            port = store.reserve(host)
+            port = rendezvous_store.reserve(host)
         self._emit(e.StoreBound(effect.round, effect.claim, addresses.join(host, port)))
 
     def start_round(self, effect: e.StartRound) -> None:

@@ -15,8 +15,8 @@ from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.workers.workers import Process, StartError
 from concertina_protocol import worker_channel as w
 from concertina_protocol.log import log_event
-from concertina_protocol.tracking.records import RoundBegan
 from concertina_protocol.tracking.spool import SpoolReader, SpoolWriter
+from concertina_protocol.tracking.tracking_records import RoundBegan
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 

@@ -15,7 +15,7 @@ from concertina.kube.resources import Raw
 from concertina.report.document import STYLE, Cell, document, element, paragraph, table, written
 from concertina.report.page import chapters, headline
 from concertina.terminal import advice
-from concertina.terminal.top import COLUMNS, NO_GROUP, JobRow, RowOrder, cells, group, summary
+from concertina.terminal.job_table import COLUMNS, NO_GROUP, JobRow, RowOrder, cells, group, summary
 
 PAGE_ROWS = 100
 AGAIN = """

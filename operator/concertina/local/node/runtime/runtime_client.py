@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 
-from concertina.local.node.runtime.process import Execution, Launch, receive_event, send_request
+from concertina.local.node.runtime.runtime_process import Execution, Launch, receive_event, send_request
 
 
 class LaunchFailed(Exception):
