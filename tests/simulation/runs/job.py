@@ -20,7 +20,7 @@ def job_spec(world: World, least: int, calm: bool) -> JobSpec:
     if least < world.replicas:
         elastic = {
             "minReplicas": least,
-            "scaleUp": {"stabilizationWindowSeconds": 30} if calm else random.choice((0, 2, 5)),
+            "scaleUp": {"stabilizationWindowSeconds": 30 if calm else random.choice((0, 2, 5))},
         }
     if seed % 3 == 2 and not calm:
         elastic["standbyReplicas"] = 1
