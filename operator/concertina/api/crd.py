@@ -17,11 +17,12 @@ import yaml
 
 from concertina.api import GROUP, KIND, PLURAL, VERSION
 from concertina.api.rules import RULES
-from concertina.api.spec import JobSpec
+from concertina.api.spec import TEMPLATE_KUBERNETES, JobSpec
 from concertina.api.status import JobStatus
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FILE = f"{GROUP}_{PLURAL}.yaml"
+TEMPLATE_VERSION = ".".join(map(str, TEMPLATE_KUBERNETES))
 POD_TEMPLATE = ROOT / "tools" / "podtemplate" / "schema.json"
 """Schema of a pod's spec as the pinned Kubernetes has it; `make pod-template` writes it."""
 TARGETS = (ROOT / "crds" / FILE, ROOT / "charts" / "concertina" / "crds" / FILE)
@@ -187,7 +188,11 @@ def job_schema() -> Schema:
     }
     template = schema["properties"]["spec"]["properties"]["template"]
     fields = template["properties"]
-    fields["spec"] = with_fields_of(json.loads(POD_TEMPLATE.read_text())["spec"], fields["spec"])
+    kubernetes = json.loads(POD_TEMPLATE.read_text())
+    if kubernetes["kubernetes"] != TEMPLATE_VERSION:
+        raise ValueError(f"{POD_TEMPLATE} is of Kubernetes {kubernetes['kubernetes']}: change spec.TEMPLATE_KUBERNETES")
+    fields["spec"] = with_fields_of(kubernetes["spec"], fields["spec"])
+    fields["spec"]["description"] += f" They are those of Kubernetes {TEMPLATE_VERSION}."
     fields["metadata"]["properties"]["creationTimestamp"] = CREATION_TIMESTAMP
     # Server-side apply takes any field below a node that keeps unknown fields, and then drops those of a typed node.
     for node in (template, fields["metadata"]):

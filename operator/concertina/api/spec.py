@@ -31,6 +31,8 @@ from concertina_trainer.config.trainer import TrainerConfig
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 """Resources of which `workersPerReplica: Auto` starts one worker each."""
 
+TEMPLATE_KUBERNETES = (1, 36)
+"""Version of Kubernetes whose fields of a pod `spec.template` has: `make pod-template` reads them."""
 MOST_REPLICAS, MOST_STANDBY_REPLICAS = 1024, 16
 """What was shown to work: benchmarks/control_plane.py, with stand-ins for agents (decision
 "As many replicas as were seen to work")."""

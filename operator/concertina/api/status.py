@@ -45,6 +45,8 @@ class ConditionType(enum.StrEnum):
     FAILED = "Failed"
     STALLED = "Stalled"
     DEGRADED = "Degraded"
+    TEMPLATE_OUTDATED = "TemplateOutdated"
+    """The API server knows fields of pods that spec.template lacks. It is there only while it is true."""
     RECONCILE_ERROR = "ReconcileError"
     """A pass over the job raised: until the next one that does not."""
 

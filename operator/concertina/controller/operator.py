@@ -51,6 +51,8 @@ COLLECT = (50_000, 20, 20)
 thousand jobs, up to 0.75 s at a time; nearly all that it drops is in no cycle."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
 """Until a part that ended is begun again, or a job is looked up again."""
+SERVER_VERSION_SECONDS = 3600.0
+"""Between two looks at the API server's version."""
 STEADY_SECONDS = 60.0
 """A part that has run for so long has not failed several times in a row."""
 
@@ -226,6 +228,7 @@ class Operator:
             "events": self._events.run,
             "stalls": self._connections.notice_stalls,
             "lease": self._lease.keep,
+            "server version": self._watch_server_version,
         }
         if self._nodes is not None:
             parts["nodes"] = self._nodes.run
@@ -234,6 +237,15 @@ class Operator:
         if self._settings.makes_master_key:
             parts["master key"] = functools.partial(master_keys.keep, self._client, self._settings, self._keys)
         return parts
+
+    async def _watch_server_version(self) -> None:
+        """Read the API server's version now and then: a cluster may be upgraded while the operator runs."""
+        while True:
+            try:
+                self._cache.on_server_version(await self._client.server_version())
+            except ApiError as error:
+                log_event("server version unknown", error=str(error))
+            await asyncio.sleep(SERVER_VERSION_SECONDS)
 
     async def _sync(self) -> None:
         """Returns when all is known that was there before this operator: no pass is made on less. A named namespace

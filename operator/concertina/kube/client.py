@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import random
+import re
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -24,7 +25,7 @@ from concertina import backoff, metrics
 from concertina.kube import deep_json
 from concertina.kube.access import Access
 from concertina.kube.errors import ApiError, NotFound, Unauthorized, Unreachable, from_status
-from concertina.kube.resources import PODS, Raw, Resource
+from concertina.kube.resources import PODS, SERVER_VERSION, Raw, Resource
 
 REQUEST_SECONDS = 15.0
 WATCH_SILENCE_SECONDS = 75.0
@@ -172,6 +173,19 @@ class Client:
         params = {"fieldValidation": "Strict"} if strict else {}
         path = resource.path(namespace, name, subresource)
         return await self._json("PATCH", resource, path, params=params, body=patch, content=_PATCHES[type(patch)])
+
+    async def server_version(self) -> tuple[int, int]:
+        """Return the API server's version of Kubernetes, such as (1, 36).
+
+        Raises:
+            ApiError: The API server refuses, or says no version that can be read.
+        """
+        answer = await self._json("GET", SERVER_VERSION, "/version")
+        numbers = [re.match(r"\d{1,4}", str(answer.get(name))) for name in ("major", "minor")]  # 36+ of some providers
+        if not all(numbers):
+            raise ApiError(200, "NoVersion", "the API server does not say its version")
+        major, minor = (int(number[0]) for number in numbers if number)
+        return major, minor
 
     async def apply(self, resource: Resource, namespace: str, name: str, body: Raw, dry_run: bool = False) -> Raw:
         """Server-side apply of what a person wrote: as `kubectl apply --server-side --force-conflicts`."""

@@ -32,6 +32,7 @@ LEASES = Resource("apis/coordination.k8s.io/v1", "leases")
 NETWORK_POLICIES = Resource("apis/networking.k8s.io/v1", "networkpolicies")
 WEBHOOKS = Resource("apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations", namespaced=False)
 TOKEN_REVIEWS = Resource("apis/authentication.k8s.io/v1", "tokenreviews", namespaced=False)
+SERVER_VERSION = Resource("", "version", namespaced=False)
 ACCESS_REVIEWS = Resource("apis/authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
 TRAINING_JOBS = Resource("apis/concertina.dev/v1beta1", "trainingjobs")
 

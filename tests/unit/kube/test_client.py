@@ -55,6 +55,29 @@ def test_what_a_proxy_answers_is_asked_again(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("answer", "version"),
+    [
+        ({"major": "1", "minor": "36", "gitVersion": "v1.36.2"}, (1, 36)),
+        ({"major": "1", "minor": "37+"}, (1, 37)),
+        ({"minor": "37"}, None),
+        ({"major": "one", "minor": "9" * 5000}, None),
+    ],
+)
+def test_the_server_version_is_two_numbers(
+    tmp_path: Path, answer: dict[str, str], version: tuple[int, int] | None
+) -> None:
+    async def scenario() -> None:
+        async with answering(tmp_path, [web.json_response(answer)]) as client:
+            if version:
+                assert await client.server_version() == version
+            else:
+                with pytest.raises(ApiError, match="does not say its version"):
+                    await client.server_version()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("cut", ['{"type": "ADDED", "obj', '{"type": "ADDED"}', "[]", '{"type": 1, "object": {}}'])
 def test_a_watch_that_is_cut_off_within_a_line_is_lost(tmp_path: Path, cut: str) -> None:
     event = {"type": "ADDED", "object": {"metadata": {"name": "a"}}}

@@ -46,7 +46,12 @@ class Pass:
     def conditions(self) -> tuple[Condition, ...]:
         generation = self.ctx.observed.job.generation
         return conditions.conditions(
-            self.decision, self.old, generation, self.ctx.now, at_work(self.ctx, self.decision)
+            self.decision,
+            self.old,
+            generation,
+            self.ctx.now,
+            at_work(self.ctx, self.decision),
+            self.ctx.observed.newer_kubernetes,
         )
 
     @cached

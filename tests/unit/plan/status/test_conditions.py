@@ -93,6 +93,18 @@ def test_trouble_in_spite_of_which_training_goes_on_is_degraded() -> None:
     assert plan(RUNNING, NOW).status.trouble is None
 
 
+def test_a_newer_api_server_is_told_of_while_it_is_newer() -> None:
+    newer = replace(RUNNING, newer_kubernetes="1.37")
+    status = plan(newer, NOW).status
+    outdated = status.condition(ConditionType.TEMPLATE_OUTDATED)
+    assert outdated is not None
+    assert (outdated.status, outdated.reason) == ("True", "KubernetesIsNewer")
+    assert "the fields of Kubernetes 1.36, and the API server is 1.37" in outdated.message
+    assert status.is_true(ConditionType.READY)
+    upgraded = plan(jobs.then(newer, plan(newer, NOW), newer_kubernetes=""), NOW + 1).status
+    assert upgraded.condition(ConditionType.TEMPLATE_OUTDATED) is None
+
+
 def test_conditions_of_other_controllers_stay_and_those_of_a_failed_pass_go() -> None:
     def foreign(kind: str) -> Condition:
         return Condition(type=kind, status="True", reason="ByAdmin", last_transition_time="2026-01-01T00:00:00Z")
