@@ -98,9 +98,9 @@ def test_a_cluster_without_root(home: Path) -> None:
 LIMITED = """
 import os, sys
 from pathlib import Path
-from concertina.local.host import namespaces
+from concertina.local.host import linux_namespaces
 user, group = os.geteuid(), os.getegid()
-namespaces.unshare(namespaces.CLONE_NEWUSER)
+linux_namespaces.unshare(linux_namespaces.CLONE_NEWUSER)
 Path("/proc/self/setgroups").write_text("deny")
 Path("/proc/self/uid_map").write_text(f"1000 {user} 1")
 Path("/proc/self/gid_map").write_text(f"1000 {group} 1")
