@@ -170,7 +170,11 @@ def with_fields_of(kubernetes: Schema, ours: Schema) -> Schema:
 
 
 def job_schema() -> Schema:
-    """openAPIV3Schema of a TrainingJob."""
+    """Return the openAPIV3Schema of a TrainingJob.
+
+    Raises:
+        ValueError: The schema of pods is of another version of Kubernetes than TEMPLATE_KUBERNETES.
+    """
     spec = JobSpec.model_json_schema(by_alias=True)
     status = JobStatus.model_json_schema(by_alias=True)
     schema: Schema = {
