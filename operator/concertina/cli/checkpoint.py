@@ -122,7 +122,7 @@ def verify(uri: Uri) -> None:
 @app.command()
 def export(
     uri: Uri,
-    out: Annotated[str, typer.Argument(help="ObjectPrefix or URI for the Hugging Face model.")],
+    out: Annotated[str, typer.Argument(help="Folder or URI for the Hugging Face model.")],
     shard_gigabytes: Annotated[float, typer.Option(min=1e-6, help="Most of one file.")] = 5.0,
     data: Annotated[
         str, typer.Option(help="Where the run's data lie now, for the tokenizer. Default: where they lay in the run.")
@@ -145,7 +145,7 @@ def export(
 @app.command("copy")
 def copy_(
     uri: Uri,
-    to: Annotated[str, typer.Argument(help="ObjectPrefix of a run, at any URI; it gets a LATEST where it has none.")],
+    to: Annotated[str, typer.Argument(help="Folder of a run, at any URI; it gets a LATEST where it has none.")],
 ) -> None:
     """Copy a checkpoint between any two URIs, and verify the copy by reading it back."""
     with sentences():

@@ -44,7 +44,7 @@ class RangeFile(io.RawIOBase):
 
 
 def split(location: str) -> tuple[str, str]:
-    """ObjectPrefix and name of a path or URI."""
+    """Return the prefix and the name of a path or URI."""
     head, _, name = location.rpartition("/")
     return head or ("/" if location.startswith("/") else "."), name
 
