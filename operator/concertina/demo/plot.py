@@ -1,4 +1,4 @@
-"""The picture of a run: loss over time above, replicas at work below, with what happened marked on both."""
+"""Picture of a run: loss over time above, replicas below, and marks on both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ COLOURS = {"kill": "#c0392b", "shrunk": "#e67e22", "grown": "#27ae60"}
 
 
 def draw(history: DemoHistory, path: Path) -> None:
-    """Write a PNG. matplotlib comes with the `demo` extra."""
+    """Write the picture as PNG. matplotlib comes with the `demo` extra."""
     import matplotlib
 
     matplotlib.use("Agg")
