@@ -22,5 +22,5 @@ def are(number: int) -> str:
 
 def first_of(names: Sequence[str], most: int) -> str:
     """Return the first names and how many more there are: `a, b and 3 more`."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    suffix = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + suffix

@@ -8,9 +8,9 @@ def duration(seconds: float) -> str:
 
     A negative duration is returned as 0s.
     """
-    whole = max(0, round(seconds))
+    total = max(0, round(seconds))
     for size, unit, next_size, next_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
-        if whole >= size:
-            remainder = whole % size // next_size
-            return f"{whole // size}{unit}" + (f"{remainder}{next_unit}" if remainder else "")
-    return f"{whole}s"
+        if total >= size:
+            remainder = total % size // next_size
+            return f"{total // size}{unit}" + (f"{remainder}{next_unit}" if remainder else "")
+    return f"{total}s"

@@ -105,8 +105,8 @@ async def members(target: Target, name: str) -> None:
 
 async def set_suspend(target: Target, name: str, suspend: bool) -> None:
     async with target.connect() as (client, namespace):
-        before = await client.get(TRAINING_JOBS, namespace, name)
-        if bool(before["spec"].get("suspend")) == suspend:
+        current_job = await client.get(TRAINING_JOBS, namespace, name)
+        if bool(current_job["spec"].get("suspend")) == suspend:
             console.print(f"{name} is {'suspended already' if suspend else 'not suspended'}.")
             return
         await client.patch(TRAINING_JOBS, namespace, name, {"spec": {"suspend": suspend}})
@@ -118,6 +118,6 @@ async def set_suspend(target: Target, name: str, suspend: bool) -> None:
 
 async def scale(target: Target, name: str, replicas: int) -> None:
     async with target.connect() as (client, namespace):
-        before = await client.get(TRAINING_JOBS, namespace, name, subresource="scale")
+        current_scale = await client.get(TRAINING_JOBS, namespace, name, subresource="scale")
         await client.scale(TRAINING_JOBS, namespace, name, replicas)
-    console.print(f"{name} wants {amount(replicas, 'replica')} (before: {before['spec']['replicas']}).")
+    console.print(f"{name} wants {amount(replicas, 'replica')} (before: {current_scale['spec']['replicas']}).")

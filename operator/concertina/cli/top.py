@@ -40,9 +40,9 @@ async def top(target: Target, all_namespaces: bool, by: str, sort: str, once: bo
         raise UserError(f"-o takes json, and not {output!r:.80}")
     view = TopView(all_namespaces, by, RowOrder(sort))
     async with target.connect() as (client, namespace):
-        where = None if view.all_namespaces else namespace
+        selected_namespace = None if view.all_namespaces else namespace
         rows: list[JobRow] = []
-        async for page, _ in client.pages(TRAINING_JOBS, where):
+        async for page, _ in client.pages(TRAINING_JOBS, selected_namespace):
             rows += map(row, page)
         rows = ordered(rows, view.order, view.by)
         if output:
@@ -50,7 +50,7 @@ async def top(target: Target, all_namespaces: bool, by: str, sort: str, once: bo
         elif once or not console.is_terminal:
             console.print(screen(rows, time.time(), view.all_namespaces, view.by))
         else:
-            await _follow(client, where, view)
+            await _follow(client, selected_namespace, view)
 
 
 async def _follow(client: Client, namespace: str | None, view: TopView) -> None:

@@ -84,6 +84,6 @@ class DemoHistory:
 
     def first_step_after(self, at: float) -> LossPoint | None:
         """Return the first step that finished after a Unix time and was not known before, or None."""
-        before = max((point.step for point in self.losses if point.at <= at), default=0)
-        later = [point for point in self.losses if point.at > at and point.step >= before]
+        known_step = max((point.step for point in self.losses if point.at <= at), default=0)
+        later = [point for point in self.losses if point.at > at and point.step >= known_step]
         return min(later, key=lambda point: point.at, default=None)

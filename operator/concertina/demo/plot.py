@@ -28,9 +28,9 @@ def draw(history: DemoHistory, path: Path) -> None:
         [s.at - start for s in history.samples], [s.world for s in history.samples], where="post", color="#2c3e50"
     )
     world.set_ylabel("replicas\nat work")
-    most = max(s.world for s in history.samples)
-    world.set_ylim(0, most + 0.5)
-    world.set_yticks(range(most + 1))
+    max_replicas = max(s.world for s in history.samples)
+    world.set_ylim(0, max_replicas + 0.5)
+    world.set_yticks(range(max_replicas + 1))
     world.set_xlabel("seconds since the first step")
     world.set_xlim(left=0)
     for mark in history.marks:

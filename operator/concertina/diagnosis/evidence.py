@@ -97,11 +97,11 @@ class JobEvidence:
     @functools.cached_property
     def recent(self) -> Window | None:
         """Time between the two readings, or None if there are not two."""
-        now, before = self.status.goodput, self.earlier.goodput if self.earlier else None
-        if before is None or now.at is None or before.at is None or now.at == before.at:
+        latest, previous = self.status.goodput, self.earlier.goodput if self.earlier else None
+        if previous is None or latest.at is None or previous.at is None or latest.at == previous.at:
             return None
-        seconds = {name: max(0.0, spent - before.by_class[name]) for name, spent in now.by_class.items()}
-        return Window(seconds, f"the last {duration(unix_seconds(now.at) - unix_seconds(before.at))}")
+        seconds = {name: max(0.0, spent - previous.by_class[name]) for name, spent in latest.by_class.items()}
+        return Window(seconds, f"the last {duration(unix_seconds(latest.at) - unix_seconds(previous.at))}")
 
     @functools.cached_property
     def lifetime(self) -> Window:

@@ -77,19 +77,19 @@ def frequent(evidence: JobEvidence) -> Finding | None:
     since = min(RECENT_SECONDS, evidence.at - evidence.created)
     if len(incidents) >= MOST_INCIDENTS:
         since = min(since, evidence.age(incidents[0].at))
-    news = [incident for incident in incidents if evidence.age(incident.at) <= since]
-    lost = sum(map(_seconds, news)) / max(1.0, since)
-    if len(news) < FEWEST_INCIDENTS or lost < problems.FREQUENT_FAILURES:
+    recent_incidents = [incident for incident in incidents if evidence.age(incident.at) <= since]
+    lost = sum(map(_seconds, recent_incidents)) / max(1.0, since)
+    if len(recent_incidents) < FEWEST_INCIDENTS or lost < problems.FREQUENT_FAILURES:
         return None
-    worst = max(news, key=_seconds)
-    replicas = {incident.replica for incident in news if incident.replica}
-    nodes = sorted({incident.node for incident in news if incident.node})
-    where = f", all of them on node {nodes[0]}" if len(nodes) == 1 and len(replicas) > 1 else ""
-    at_least = "at least " if any(incident.at_least for incident in news) else ""
+    worst = max(recent_incidents, key=_seconds)
+    replicas = {incident.replica for incident in recent_incidents if incident.replica}
+    nodes = sorted({incident.node for incident in recent_incidents if incident.node})
+    location = f", all of them on node {nodes[0]}" if len(nodes) == 1 and len(replicas) > 1 else ""
+    at_least = "at least " if any(incident.at_least for incident in recent_incidents) else ""
     return warning(
         Problem.FREQUENT_FAILURES,
-        f"{len(news)} interruptions took {at_least}{lost:.0%} of the last {duration(since)}{where}; the longest, "
-        f"{worst.cause}{_origin(worst)}, took {at_least}{_seconds(worst):.1f} s",
+        f"{len(recent_incidents)} interruptions took {at_least}{lost:.0%} of the last {duration(since)}{location}; the "
+        f"longest, {worst.cause}{_origin(worst)}, took {at_least}{_seconds(worst):.1f} s",
         "`concertina status JOB` has the causes by their cost, status.restarts.recent each failure with its node; "
         "standby replicas (elastic.standbyReplicas) and snapshots at each step make each one cheaper",
         lost,
@@ -98,8 +98,8 @@ def frequent(evidence: JobEvidence) -> Finding | None:
 
 def restarts_nearly_used(evidence: JobEvidence) -> Finding | None:
     restarts = evidence.status.restarts
-    most = evidence.spec.failure_policy.max_restarts if evidence.spec else None
-    if evidence.ended or most is None or most <= problems.RESTARTS_REMAINING or not restarts.in_window:
+    max_restarts = evidence.spec.failure_policy.max_restarts if evidence.spec else None
+    if evidence.ended or max_restarts is None or max_restarts <= problems.RESTARTS_REMAINING or not restarts.in_window:
         return None
     if restarts.budget > problems.RESTARTS_REMAINING:
         return None
@@ -122,11 +122,11 @@ def world_below_minimum(evidence: JobEvidence) -> Finding | None:
         or evidence.status.is_true(ConditionType.STALLED)
     ):
         return None
-    least = evidence.spec.min_replicas if evidence.spec else 1
+    min_replicas = evidence.spec.min_replicas if evidence.spec else 1
     ready = evidence.status.condition(ConditionType.READY)
     return critical(
         Problem.WORLD_BELOW_MINIMUM,
-        f"the job needs {least} replicas and waits for them ({waiting:.0f} s of {window.of}): "
+        f"the job needs {min_replicas} replicas and waits for them ({waiting:.0f} s of {window.of}): "
         f"{ready.message if ready else ''}",
         "see `kubectl describe pod` of those that are Pending: nodes, quota and taints; a smaller "
         "elastic.minReplicas lets it go on with fewer",

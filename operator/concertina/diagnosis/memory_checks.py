@@ -61,17 +61,18 @@ def _limit(evidence: JobEvidence) -> int:
 
 
 def _out_of_memory(evidence: JobEvidence) -> Finding | None:
-    news = [
+    recent_restarts = [
         restart
         for restart in evidence.status.restarts.recent
         if restart.reason == "OutOfMemory" and evidence.age(restart.at) <= RECENT_SECONDS
     ]
-    if not news:
+    if not recent_restarts:
         return None
-    where = f"{news[-1].replica} on {news[-1].node}" if news[-1].node else news[-1].replica
+    last = recent_restarts[-1]
+    origin = f"{last.replica} on {last.node}" if last.node else last.replica
     return critical(
         Problem.MEMORY_GROWS,
-        f"{len(news)} times in the last hour a replica ran out of memory, last {where} at step {news[-1].step}",
+        f"{len(recent_restarts)} times in the last hour a replica ran out of memory, last {origin} at step {last.step}",
         ADVICE[Problem.MEMORY_GROWS],
         lost=0.0,
     )

@@ -54,9 +54,9 @@ def straggler(evidence: JobEvidence) -> Finding | None:
     if not marks and share < problems.STRAGGLER:
         return None
     for mark in marks[:1]:
-        where = f" on node {mark.node}" if mark.node else ""
+        location = f" on node {mark.node}" if mark.node else ""
         description = (
-            f"rank {mark.rank} (replica {mark.replica}{where}) takes {mark.seconds:.2g} s of own work a step, the "
+            f"rank {mark.rank} (replica {mark.replica}{location}) takes {mark.seconds:.2g} s of own work a step, the "
             f"others {mark.others_seconds:.2g} s"
         )
         others = f", and {len(marks) - 1} more are slow" if len(marks) > 1 else ""

@@ -99,16 +99,15 @@ def loss_nan(evidence: JobEvidence) -> Finding | None:
 
 
 def loss_spike(evidence: JobEvidence) -> Finding | None:
-    before = [line.loss for line in evidence.steps[:-1] if line.loss is not None]
-    if len(before) >= FEWEST_STEPS and (loss := evidence.steps[-1].loss) is not None:
-        usual = statistics.median(before)
-        if loss > problems.LOSS_SPIKE * usual > 0:
-            sentence = (
-                f"the loss is {loss:.4g} at step {evidence.steps[-1].step}, {loss / usual:.1f} times what it was in "
-            )
+    earlier_losses = [line.loss for line in evidence.steps[:-1] if line.loss is not None]
+    if len(earlier_losses) >= FEWEST_STEPS and (loss := evidence.steps[-1].loss) is not None:
+        usual_loss = statistics.median(earlier_losses)
+        if loss > problems.LOSS_SPIKE * usual_loss > 0:
+            step, ratio = evidence.steps[-1].step, loss / usual_loss
+            sentence = f"the loss is {loss:.4g} at step {step}, {ratio:.1f} times what it was in "
             return warning(
                 Problem.LOSS_SPIKE,
-                f"{sentence}the {len(before)} steps before ({usual:.4g})",
+                f"{sentence}the {len(earlier_losses)} steps before ({usual_loss:.4g})",
                 ADVICE[Problem.LOSS_SPIKE],
             )
     return _by_rollback(evidence, "LossSpike", Problem.LOSS_SPIKE)

@@ -54,8 +54,8 @@ async def _steady(watch: JobWatch) -> JobStatus:
     def steady() -> JobStatus | None:
         status = watch.status
         has_step = status.progress is not None and status.world.since is not None
-        whole = watch.training() and status.world.replicas == len(watch.pods) > 0 and _has_wanted_size(status)
-        return status if has_step and whole else None
+        is_whole = watch.training() and status.world.replicas == len(watch.pods) > 0 and _has_wanted_size(status)
+        return status if has_step and is_whole else None
 
     return await watch.until("a job with all its replicas at work", STEADY, steady)
 
@@ -188,37 +188,41 @@ class Recording:
 
     def seen(self, same_pods: bool) -> DrillObservation:
         """Return the observations."""
-        before, first, end = self._before, self._first_status, self._watch.status
-        claim = first.world.claim
+        initial_status, first_status, final_status = self._before, self._first_status, self._watch.status
+        claim = first_status.world.claim
         # The drill may end after failurePolicy.windowSeconds, when the status no longer lists the failure.
-        listed = {(entry.at, entry.replica): entry for status in (first, end) for entry in status.restarts.recent}
+        listed = {
+            (entry.at, entry.replica): entry
+            for status in (first_status, final_status)
+            for entry in status.restarts.recent
+        }
         new = [entry for entry in listed.values() if unix_seconds(entry.at) >= self._injection.at]
         words = [f"{entry.reason} of {entry.replica}" for entry in new[:1]]
-        if claim and first.world.round > before.world.round:
+        if claim and first_status.world.round > initial_status.world.round:
             words.append(f"{claim.reason}: {claim.message}")
-        elif end.world.claim and end.world.round > before.world.round:
-            words.append(f"{end.world.claim.reason}: {end.world.claim.message}")
+        elif final_status.world.claim and final_status.world.round > initial_status.world.round:
+            words.append(f"{final_status.world.claim.reason}: {final_status.world.claim.message}")
         return DrillObservation(
             seconds=Seconds(
                 claimed=self._since(claim.at if claim else None),
-                committed=self._since(first.world.since),
+                committed=self._since(first_status.world.since),
                 first_step=self._first_after,
                 named=self._named_after,
                 told=self._reported_after,
                 whole=self._whole_after,
                 checkpoint=self._checkpoint_after,
             ),
-            before=before.world.replicas,
-            after=first.world.replicas,
-            end=end.world.replicas,
-            rounds=first.world.round - before.world.round,
-            rounds_in_all=end.world.round - before.world.round,
-            replayed=end.steps_replayed - before.steps_replayed,
+            before=initial_status.world.replicas,
+            after=first_status.world.replicas,
+            end=final_status.world.replicas,
+            rounds=first_status.world.round - initial_status.world.round,
+            rounds_in_all=final_status.world.round - initial_status.world.round,
+            replayed=final_status.steps_replayed - initial_status.steps_replayed,
             counted=sum(entry.counted for entry in new),
             cause="; ".join(words),
             start=self._start,
             same_pods=same_pods,
-            steps_meanwhile=max(0, self._watch.step - (before.progress.step if before.progress else 0)),
+            steps_meanwhile=max(0, self._watch.step - (initial_status.progress.step if initial_status.progress else 0)),
             missing=self._missing,
         )
 

@@ -186,22 +186,22 @@ def _incidents(parent: xml.Element, status: JobStatus) -> None:
 
 
 def _incident(incident: Incident, status: JobStatus) -> tuple[str, ...]:
-    again = (
+    replayed = (
         f"{amount(incident.steps_replayed, 'step')}, {incident.replayed_seconds:.1f} s"
         if incident.steps_replayed
         else ""
     )
     at_least = "at least " if incident.at_least else ""
     money = f"{at_least}{incident.cost:.2f} {status.cost.currency}" if incident.cost is not None and status.cost else ""
-    took = f"{at_least}{incident.seconds:.1f} s"
+    lost_time = f"{at_least}{incident.seconds:.1f} s"
     return (
         _second(incident.at),
         str(incident.round),
         incident.cause,
         incident.replica,
         incident.node,
-        took,
-        again,
+        lost_time,
+        replayed,
         money,
     )
 

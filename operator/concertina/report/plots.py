@@ -74,8 +74,8 @@ def bar(parts: Sequence[tuple[str, float]]) -> xml.Element:
 
 def _fewer(points: Sequence[Point]) -> Sequence[Point]:
     """Return every n-th point and the last one if there are too many."""
-    every = math.ceil(len(points) / MOST_POINTS)
-    return points if every <= 1 else [*points[:-1:every], points[-1]]
+    stride = math.ceil(len(points) / MOST_POINTS)
+    return points if stride <= 1 else [*points[:-1:stride], points[-1]]
 
 
 def _text(parent: xml.Element, x: str, y: str, anchor: str, text: str) -> None:

@@ -311,12 +311,12 @@ def _course(status: JobStatus) -> Iterable[tuple[str, str]]:
     history = loss_history.unpacked(status.history) if status.history else loss_history.LossHistory()
     if len(history.points) < 2:
         return
-    took = duration(history.points[-1].at - history.points[0].at)
+    elapsed = duration(history.points[-1].at - history.points[0].at)
     losses = [point.loss for point in history.points if point.loss is not None]
     if losses:
-        yield "Loss", f"{curves.loss(history)}  {losses[0]:.4g} to {losses[-1]:.4g} in {took}"
+        yield "Loss", f"{curves.loss(history)}  {losses[0]:.4g} to {losses[-1]:.4g} in {elapsed}"
     sizes = [point.replicas for point in history.points]
-    yield "Replicas", f"{curves.world(history)}  {min(sizes)} to {max(sizes)} in {took}"
+    yield "Replicas", f"{curves.world(history)}  {min(sizes)} to {max(sizes)} in {elapsed}"
 
 
 def _time_bars(goodput: Goodput) -> Table:

@@ -35,11 +35,11 @@ async def refuse_pods(target: DrillTarget) -> AsyncIterator[Injection]:
         UserError: When the job could not continue without the pod.
     """
     job = await target.job()
-    least, now = parse_stored(job)[0].min_replicas, len((await target.status()).world.members)
-    if now <= least:
+    min_replicas, member_count = parse_stored(job)[0].min_replicas, len((await target.status()).world.members)
+    if member_count <= min_replicas:
         raise UserError(
-            f"{target.name} goes on with {least} replicas or more, and has {now}: it would wait for the pod that can't "
-            "be made. Set spec.elastic.minReplicas to less to play this."
+            f"{target.name} goes on with {min_replicas} replicas or more, and has {member_count}: it would wait for "
+            "the pod that can't be made. Set spec.elastic.minReplicas to less to play this."
         )
     async with _standing(target, WEBHOOKS, _webhook(target, job)):
         member = await target.victim()
@@ -66,10 +66,10 @@ async def _part_by_policy(target: DrillTarget) -> AsyncIterator[Injection]:
     at = time.time()
     async with _standing(target, NETWORK_POLICIES, _policy(target, await target.job())):
         await asyncio.sleep(SETTLING)
-        before = (await target.status()).progress
+        earlier_progress = (await target.status()).progress
         await asyncio.sleep(LOOK)
-        now = (await target.status()).progress
-        if before and now and now.at != before.at:
+        later_progress = (await target.status()).progress
+        if earlier_progress and later_progress and later_progress.at != earlier_progress.at:
             raise UserError(
                 "The operator hears the job's agents in spite of a NetworkPolicy: this cluster does not enforce them, "
                 "or not on connections that are open, or another policy lets it through. "
