@@ -68,14 +68,14 @@ class FairLimiter:
                 await granted
             except asyncio.CancelledError:
                 if granted.done() and not granted.cancelled():
-                    self._pass_on()
+                    self._grant_next()
                 raise
         try:
             yield waits
         finally:
-            self._pass_on()
+            self._grant_next()
 
-    def _pass_on(self) -> None:
+    def _grant_next(self) -> None:
         while self._lanes:
             name, lane = self._lanes.popitem(last=False)
             granted = lane.next()

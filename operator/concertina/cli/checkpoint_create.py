@@ -25,13 +25,13 @@ async def ask(target: Target, job: str, wait: bool) -> None:
         request = await ask_for_checkpoint(client, namespace, job)
         typer.echo(f"{job} is asked for a checkpoint of its next step (request {request}).")
         while wait:
-            if saved := _saved(await client.get(TRAINING_JOBS, namespace, job), request):
+            if saved := _finished_message(await client.get(TRAINING_JOBS, namespace, job), request):
                 typer.echo(f"{saved}.")
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
 
-def _saved(job: Raw, request: str) -> str:
+def _finished_message(job: Raw, request: str) -> str:
     """Return the operator's message about the finished checkpoint, or an empty string while there is none.
 
     A later request replaces this one, and any later checkpoint serves as well.

@@ -110,7 +110,7 @@ async def look(client: Client, namespace: str, name: str, seconds: float) -> Evi
     read once.
     """
     earlier = await client.get(TRAINING_JOBS, namespace, name)
-    if not earlier.get("status") or _over(earlier):
+    if not earlier.get("status") or _is_over(earlier):
         steps, unread = await _steps(client, namespace, status_of(earlier))
         return EvidenceRecord(job=earlier, at=time.time(), live=True, steps=steps, unseen=unread)
     pods, unseen = await _pods_to_read(client, namespace, name, status_of(earlier).world.coordinator)
@@ -127,7 +127,7 @@ async def look(client: Client, namespace: str, name: str, seconds: float) -> Evi
             if isinstance(answer, str)
         }
     unseen += [f"{pod} (or more pods) told no metrics: {reason}" for reason, pod in silent.items()]
-    job = await _later(client, namespace, name, earlier, seconds)
+    job = await _job_after(client, namespace, name, earlier, seconds)
     steps, unread = await _steps(client, namespace, status_of(job))
     return EvidenceRecord(
         job=job,
@@ -140,7 +140,7 @@ async def look(client: Client, namespace: str, name: str, seconds: float) -> Evi
     )
 
 
-async def _later(client: Client, namespace: str, name: str, earlier: Raw, seconds: float) -> Raw:
+async def _job_after(client: Client, namespace: str, name: str, earlier: Raw, seconds: float) -> Raw:
     """Return the job once the operator has counted `seconds` more of its time.
 
     The job is returned as it is if it is over, or after LATE_SECONDS.
@@ -150,12 +150,12 @@ async def _later(client: Client, namespace: str, name: str, earlier: Raw, second
         job = await client.get(TRAINING_JOBS, namespace, name)
         before, now = status_of(earlier).goodput.at, status_of(job).goodput.at
         counted = unix_seconds(now) - unix_seconds(before) if before and now else 0.0
-        if counted >= seconds or _over(job) or time.monotonic() > deadline:
+        if counted >= seconds or _is_over(job) or time.monotonic() > deadline:
             return job
         await asyncio.sleep(1.0)
 
 
-def _over(job: Raw) -> bool:
+def _is_over(job: Raw) -> bool:
     """Return whether the job has ended or is suspended, so that one reading is enough."""
     status = status_of(job)
     return ended(status) is not None or word(status) == "Suspended"

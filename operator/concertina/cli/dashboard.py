@@ -88,7 +88,7 @@ class Dashboard:
         self._client, self._namespace, self._by = client, namespace, by
         self.jobs: Reflector[JobRow] = Reflector(client, TRAINING_JOBS, row, lambda old, new: None, namespace)
         self._readings = Readings()
-        self._looks = asyncio.Semaphore(AT_ONCE)
+        self._read_slots = asyncio.Semaphore(AT_ONCE)
 
     @contextlib.asynccontextmanager
     async def served(self, port: int) -> AsyncIterator[str]:
@@ -148,7 +148,7 @@ class Dashboard:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         title = f"{namespace}/{name}"
         try:
-            async with self._looks:
+            async with self._read_slots:
                 job = await self._client.get(TRAINING_JOBS, namespace, name)
                 events = await events_of(self._client, job)
             earlier = self._readings.earlier(job, time.monotonic())

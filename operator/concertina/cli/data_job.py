@@ -114,7 +114,7 @@ async def run(target: Target, options: DataJobOptions) -> int:
     job = manifest(options)
     name = job["metadata"]["name"]
     async with target.connect() as (client, namespace):
-        await _clear(client, namespace, name)
+        await _delete_ended_job(client, namespace, name)
         await client.apply(JOBS, namespace, name, job)
         print(f"Job {namespace}/{name}: {options.pods} pods; Ctrl-C stops following, not the job.", flush=True)
         printed_count = -1
@@ -129,7 +129,7 @@ async def run(target: Target, options: DataJobOptions) -> int:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _clear(client: Client, namespace: str, name: str) -> None:
+async def _delete_ended_job(client: Client, namespace: str, name: str) -> None:
     """Delete a Job of this name that has ended, since its sources may have changed."""
     while True:
         try:

@@ -40,10 +40,10 @@ def reproduced(uri: str, step: int, options: ReproductionOptions) -> Reproductio
     checkpoint = catalogue.at_step(uri, step)
     lineage_of(checkpoint.manifest)
     _check_data(checkpoint.manifest)
-    return reproduction(checkpoint.manifest, checkpoint.uri, _beginning(checkpoint), options)
+    return reproduction(checkpoint.manifest, checkpoint.uri, _find_beginning(checkpoint), options)
 
 
-def _beginning(checkpoint: StoredCheckpoint) -> Beginning:
+def _find_beginning(checkpoint: StoredCheckpoint) -> Beginning:
     """Return the newest earlier checkpoint that is left of those that this checkpoint was trained from.
 
     If there is none, training begins where the job began.

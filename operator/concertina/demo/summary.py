@@ -59,10 +59,10 @@ def summarise(history: DemoHistory, stage: Stage) -> Table:
 
 def broken_promises(history: DemoHistory, stage: Stage) -> list[str]:
     """Return a sentence for each promise of the demo that was broken."""
-    return list(_broken(history, stage))
+    return list(_find_broken_promises(history, stage))
 
 
-def _broken(history: DemoHistory, stage: Stage) -> Iterator[str]:
+def _find_broken_promises(history: DemoHistory, stage: Stage) -> Iterator[str]:
     status = history.status
     end, progress = show.ended(status), status.progress
     if end is None or end.type != "Complete":

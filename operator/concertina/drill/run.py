@@ -79,7 +79,7 @@ class Recording:
         self._reported_after: float | None = None
         self._whole_after: float | None = None
         self._checkpoint_after: float | None = None
-        self._missing = ""
+        self._missing_event = ""
 
     async def after(self, injection: Injection, expect: Expect) -> None:
         """Wait for the first step after the injection, and for the promised message about the fault.
@@ -98,17 +98,19 @@ class Recording:
                 await self._same_round(expect.seconds)
             if expect.told:
                 words = ", ".join(expect.told)
-                await self._watch.until(f"a condition with the words {words}", TOLD, lambda: self._tells(expect))
+                await self._watch.until(
+                    f"a condition with the words {words}", TOLD, lambda: self._reports_trouble(expect)
+                )
                 self._reported_after = self._watch.seen_at - injection.at
         except Late as error:
-            self._missing = str(error)
+            self._missing_event = str(error)
 
     async def to_the_end(self, expect: Expect) -> None:
         """Wait after the revert until the job is as it was before."""
         reverted = time.time()
         watch, rounds = self._watch, self._before.world.round
         try:
-            if expect.new_round is False and self._first_after is None and not self._missing:
+            if expect.new_round is False and self._first_after is None and not self._missing_event:
                 at = await watch.until("news of the job", FRESH, lambda: self._progress_since(reverted))
                 self._first_after = at - reverted
             replicas = self._before.world.replicas
@@ -120,7 +122,7 @@ class Recording:
                     and watch.status.world.replicas == replicas
                     and (not expect.new_round or watch.status.world.round > rounds)
                     and self._progress_since(reverted)
-                    and not self._tells(expect)
+                    and not self._reports_trouble(expect)
                 ),
             )
             self._whole_after = time.time() - self._injection.at
@@ -130,7 +132,7 @@ class Recording:
                 )
                 self._checkpoint_after -= self._injection.at
         except Late as error:
-            self._missing = self._missing or str(error)
+            self._missing_event = self._missing_event or str(error)
 
     async def _new_round(self, seconds: float) -> None:
         """Wait for the first step of a new round.
@@ -167,7 +169,7 @@ class Recording:
         await self._watch.until(f"{self._injection.replica} in status.stragglers", seconds, named)
         self._named_after = self._watch.seen_at - self._injection.at
 
-    def _tells(self, expect: Expect) -> bool:
+    def _reports_trouble(self, expect: Expect) -> bool:
         trouble = self._watch.status.trouble
         if not expect.told or trouble is None:
             return False
@@ -223,7 +225,7 @@ class Recording:
             start=self._start,
             same_pods=same_pods,
             steps_meanwhile=max(0, self._watch.step - (initial_status.progress.step if initial_status.progress else 0)),
-            missing=self._missing,
+            missing=self._missing_event,
         )
 
     def _since(self, timestamp: str | None) -> float | None:

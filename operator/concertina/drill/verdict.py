@@ -96,7 +96,7 @@ class DrillVerdict:
 
 def evaluate(scenario: str, job: str, done: str, expect: Expect, observation: DrillObservation) -> DrillVerdict:
     """Return the verdict. It is PASS if no promise is broken."""
-    reasons = tuple(_broken(expect, observation))
+    reasons = tuple(_broken_promises(expect, observation))
     return DrillVerdict(scenario, job, done, not reasons, reasons, positions(observation), observation)
 
 
@@ -113,7 +113,7 @@ def positions(observation: DrillObservation) -> str:
     return f"{exact}: round {start.round} went on with step {start.step}, its state is the {start.state}"
 
 
-def _broken(expect: Expect, observation: DrillObservation) -> Iterator[str]:
+def _broken_promises(expect: Expect, observation: DrillObservation) -> Iterator[str]:
     if observation.missing:
         yield observation.missing
         return

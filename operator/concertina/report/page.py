@@ -70,7 +70,7 @@ def chapters(
     table(body, (), _summary(evidence))
     _findings(section(body, "What is wrong"), evidence, diagnosis)
     _time(section(body, "Where the time went"), evidence.status.goodput)
-    _course(body, evidence)
+    _curves(body, evidence)
     _incidents(section(body, "Incidents"), evidence.status)
     if events:
         table(section(body, "Last events"), show.EVENT_COLUMNS, show.last_events(events))
@@ -82,7 +82,7 @@ def _summary(evidence: JobEvidence) -> Iterator[tuple[str, str]]:
     status, world = evidence.status, evidence.status.world
     runs = status.is_true(ConditionType.RUNNING)  # Otherwise, the job has no pace.
     yield "Seen at", rfc3339(round(evidence.at))
-    end = f" to {_second(status.completion_time)}" if status.completion_time else ""
+    end = f" to {_without_fraction(status.completion_time)}" if status.completion_time else ""
     yield "Time", f"from {rfc3339(round(evidence.created))}{end}"
     if world.round:
         yield "World", f"{world.size} replicas, {amount(world.workers, 'worker')}, round {world.round}"
@@ -109,7 +109,7 @@ def _summary(evidence: JobEvidence) -> Iterator[tuple[str, str]]:
         yield "Cost", f"{spent.total:.2f} {spent.currency} for {spent.replica_hours:.1f} replica-hours{tokens}"
 
 
-def _second(timestamp: str) -> str:
+def _without_fraction(timestamp: str) -> str:
     """Return a timestamp without its fraction of a second."""
     return rfc3339(round(unix_seconds(timestamp)))
 
@@ -133,21 +133,21 @@ def _time(parent: xml.Element, goodput: Goodput) -> None:
         paragraph(parent, "No time was counted yet.")
         return
     parent.append(plots.bar(parts))
-    table(parent, (), ((_class(name), duration(part), f"{part / total:.1%}") for name, part in parts if part))
+    table(parent, (), ((_class_name(name), duration(part), f"{part / total:.1%}") for name, part in parts if part))
     if goodput.recovery:
         paragraph(parent, "Recovery by cause:" if goodput.percent is not None else "Recovery by cause, at least:")
         causes = sorted(goodput.recovery, key=lambda cause: -cause.seconds)
         table(parent, (), ((cause.cause, f"{cause.times} x", f"{cause.seconds:.1f} s") for cause in causes))
 
 
-def _class(name: str) -> xml.Element:
+def _class_name(name: str) -> xml.Element:
     """Return the name of a class of time, with its colour in the bar."""
     cell = xml.Element("span")
     xml.SubElement(cell, "span", {"class": f"swatch {name}"}).tail = name
     return cell
 
 
-def _course(body: xml.Element, evidence: JobEvidence) -> None:
+def _curves(body: xml.Element, evidence: JobEvidence) -> None:
     """Add the curves of the whole run from its status, and of the last steps from the log."""
     points = unpacked(evidence.status.history or "").points
     world = [((point.at - evidence.created) / 60, float(point.replicas)) for point in points]
@@ -195,7 +195,7 @@ def _incident(incident: Incident, status: JobStatus) -> tuple[str, ...]:
     money = f"{at_least}{incident.cost:.2f} {status.cost.currency}" if incident.cost is not None and status.cost else ""
     lost_time = f"{at_least}{incident.seconds:.1f} s"
     return (
-        _second(incident.at),
+        _without_fraction(incident.at),
         str(incident.round),
         incident.cause,
         incident.replica,
@@ -208,15 +208,15 @@ def _incident(incident: Incident, status: JobStatus) -> tuple[str, ...]:
 
 def _checkpoints(status: JobStatus) -> Iterator[tuple[str, str]]:
     if newest := status.last_checkpoint:
-        yield "Newest", f"step {newest.step} at {_second(newest.at)}"
+        yield "Newest", f"step {newest.step} at {_without_fraction(newest.at)}"
         yield "Folder", newest.uri
     else:
         yield "Newest", "there is none"
     if snapshot := status.last_snapshot:
-        yield "In node memory", f"step {snapshot.step} at {_second(snapshot.at)}"
+        yield "In node memory", f"step {snapshot.step} at {_without_fraction(snapshot.at)}"
     if interval := status.checkpoint_interval:
         yield "Interval", show.checkpoints_every(interval, status.restarts.total)
     if rollback := status.rollback:
-        yield "Rolled back", f"at {_second(rollback.at)} to step {rollback.step}: {rollback.message}"
+        yield "Rolled back", f"at {_without_fraction(rollback.at)} to step {rollback.step}: {rollback.message}"
     for stretch in status.skipped:
         yield "Left out", f"samples {stretch.begin} to {stretch.end - 1}"

@@ -18,7 +18,7 @@ from concertina_protocol.log_lines import StepDoneLine
 
 _RANK = re.compile(r"\[rank (\d{1,7})\] ")
 """Prefix that the agent puts before a line if a replica has several workers."""
-_MOST = 16_384
+_LONGEST_LINE = 16_384
 """Maximum length of a line of the agent in characters. A longer line is not the agent's."""
 
 
@@ -96,7 +96,7 @@ class LogReader:
         """
         if self._round is None and self._present_world[1] and at and unix_seconds(at) >= self._since:
             self._round, self._ranks = self._present_world[0], set(self._present_world[1])
-        fact = _fact(text)
+        fact = _agent_fields(text)
         if fact is not None:
             return self._of_agent(at, text, fact)
         match = _RANK.match(text)
@@ -119,8 +119,8 @@ class LogReader:
         return next(iter(self._ranks)) if len(self._ranks) == 1 else None
 
 
-def _fact(text: str) -> dict[str, JsonValue] | None:
-    if not text.startswith('{"t":') or len(text) > _MOST:
+def _agent_fields(text: str) -> dict[str, JsonValue] | None:
+    if not text.startswith('{"t":') or len(text) > _LONGEST_LINE:
         return None
     try:
         fields = json.loads(text)

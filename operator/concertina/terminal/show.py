@@ -135,7 +135,7 @@ def members(world: World, pods: Mapping[str, Raw], report: Report | None) -> Tab
             member.replica,
             pod["spec"].get("nodeName") or "" if is_current else member.node,
             pod.get("status", {}).get("phase", "") if is_current else Text("Gone", style="red"),
-            _doing(state) if state else "",
+            _activity(state) if state else "",
             _step(state, report) if state and report else "",
         )
         first += member.workers
@@ -152,7 +152,7 @@ def _step(member: MemberState, coordinator: Report) -> str:
     return f"{coordinator.progress.step}" if coordinator.progress and member.state == State.RUNNING else ""
 
 
-def _doing(member: MemberState) -> str:
+def _activity(member: MemberState) -> str:
     if member.failure:
         return f"{member.state}: {member.failure.message}"
     return f"{member.state}, has {member.notice:g} s left" if member.notice is not None else f"{member.state}"
@@ -198,12 +198,12 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             "MFU": mfu(progress),
         }
         yield "", "  ".join(f"{name} {value}" for name, value in numbers.items() if value)
-    yield from _course(status)
+    yield from _curves(status)
     if snapshot := status.last_snapshot:
         yield "Snapshot", f"step {snapshot.step}, {age(snapshot.at)} ago{snapshots_every(status)}"
     if checkpoint := status.last_checkpoint:
         yield "Checkpoint", f"step {checkpoint.step}, {age(checkpoint.at)} ago, {checkpoint.uri}"
-    yield from _saved(status)
+    yield from _checkpoint_rows(status)
     for mark in status.stragglers:
         yield (
             "Straggler",
@@ -246,7 +246,7 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         yield "Cost", _cost(cost)
 
 
-def _saved(status: JobStatus) -> Iterable[tuple[str, str]]:
+def _checkpoint_rows(status: JobStatus) -> Iterable[tuple[str, str]]:
     """Yield how often checkpoints are made, and what was damaged, rolled back or left out."""
     if interval := status.checkpoint_interval:
         yield "", checkpoints_every(interval, status.restarts.total)
@@ -306,7 +306,7 @@ def _evaluation(progress: JobProgress) -> str:
     return f"{mark.loss:.4g} at step {mark.step}" if mark is not None and mark.loss is not None else ""
 
 
-def _course(status: JobStatus) -> Iterable[tuple[str, str]]:
+def _curves(status: JobStatus) -> Iterable[tuple[str, str]]:
     """Yield the loss and the number of replicas over time."""
     history = loss_history.unpacked(status.history) if status.history else loss_history.LossHistory()
     if len(history.points) < 2:

@@ -63,16 +63,16 @@ class JobWatch:
         """Log lines about the first step of each round, by round."""
         self.step = 0
         """Highest step in any log."""
-        self._heard: set[StepDoneLine] = set()
+        self._reported_steps: set[StepDoneLine] = set()
         self._following: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
-        await self._look()
-        self._looking = asyncio.create_task(self._look_on())
+        await self._read_job()
+        self._polling = asyncio.create_task(self._poll())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [self._looking, *self._following.values()]
+        tasks = [self._polling, *self._following.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -92,8 +92,8 @@ class JobWatch:
         while not (result := look()):
             if time.monotonic() > deadline:
                 raise Late(f"{event} did not come within {seconds:g} s; the job says: {show.said(self.status)}")
-            if self._looking.done():
-                self._looking.result()
+            if self._polling.done():
+                self._polling.result()
             await asyncio.sleep(LOOK_EVERY / 4)
         return result
 
@@ -110,13 +110,13 @@ class JobWatch:
         later = [start for number, start in self.starts.items() if number > above and start.at > since]
         return min(later, key=lambda start: start.at, default=None)
 
-    async def _look_on(self) -> None:
+    async def _poll(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY)
             with suppress(ApiError):
-                await self._look()
+                await self._read_job()
 
-    async def _look(self) -> None:
+    async def _read_job(self) -> None:
         self.job = await self._client.get(TRAINING_JOBS, self._namespace, self._name)
         self.status = status_of(self.job)
         pods, _ = await self._client.list_all(PODS, self._namespace, f"{JOB}={self._name}")
@@ -136,15 +136,15 @@ class JobWatch:
         while uid in self.pods:
             with suppress(ApiError):
                 async for line in self._client.logs(self._namespace, pod, TRAINER, follow=True, tail=200):
-                    self._read(line)
+                    self._read_line(line)
             await asyncio.sleep(LOOK_EVERY)
 
-    def _read(self, text: str) -> None:
+    def _read_line(self, text: str) -> None:
         """Handle a line of a log. A stream that is opened again repeats its last lines, so duplicates are ignored."""
         line = log_lines.parse(text)
         if isinstance(line, RoundStarted):
             self.starts[line.round] = line
-        if isinstance(line, StepDoneLine) and line not in self._heard:
-            self._heard.add(line)
+        if isinstance(line, StepDoneLine) and line not in self._reported_steps:
+            self._reported_steps.add(line)
             self.step = max(self.step, line.step)
             self._on_step(line)

@@ -41,9 +41,9 @@ async def refuse_pods(target: DrillTarget) -> AsyncIterator[Injection]:
             f"{target.name} goes on with {min_replicas} replicas or more, and has {member_count}: it would wait for "
             "the pod that can't be made. Set spec.elastic.minReplicas to less to play this."
         )
-    async with _standing(target, WEBHOOKS, _webhook(target, job)):
+    async with _temporary_object(target, WEBHOOKS, _webhook(target, job)):
         member = await target.victim()
-        await _in_force(target, member.replica)
+        await _wait_until_applied(target, member.replica)
         at = time.time()
         await target.client.delete(PODS, target.namespace, member.replica, uid=member.uid, grace=0)
         yield Injection(
@@ -64,7 +64,7 @@ async def _part_by_policy(target: DrillTarget) -> AsyncIterator[Injection]:
         UserError: When the cluster does not enforce the policy.
     """
     at = time.time()
-    async with _standing(target, NETWORK_POLICIES, _policy(target, await target.job())):
+    async with _temporary_object(target, NETWORK_POLICIES, _policy(target, await target.job())):
         await asyncio.sleep(SETTLING)
         earlier_progress = (await target.status()).progress
         await asyncio.sleep(LOOK)
@@ -79,7 +79,7 @@ async def _part_by_policy(target: DrillTarget) -> AsyncIterator[Injection]:
 
 
 @asynccontextmanager
-async def _standing(target: DrillTarget, resource: Resource, body: Raw) -> AsyncIterator[None]:
+async def _temporary_object(target: DrillTarget, resource: Resource, body: Raw) -> AsyncIterator[None]:
     """Keep an object for as long as the block runs.
 
     An object that a killed drill has left is taken over.
@@ -145,7 +145,7 @@ def _policy(target: DrillTarget, job: Raw) -> Raw:
     }
 
 
-async def _in_force(target: DrillTarget, replica: str) -> None:
+async def _wait_until_applied(target: DrillTarget, replica: str) -> None:
     """Wait until a pod like the given replica would be refused.
 
     Raises:

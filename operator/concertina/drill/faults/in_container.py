@@ -106,12 +106,12 @@ async def out_of_memory(target: DrillTarget) -> AsyncIterator[Injection]:
         await target.run_python(member.replica, _EAT, pid, limit, seconds=60.0)
     except ApiError as error:  # The program may have been killed with the worker, or with the container.
         detail = f": {error}"
-    if await _lives(target, member.replica, pid, born):
+    if await _is_alive(target, member.replica, pid, born):
         raise UserError(f"The worker of {member.replica} outlived its container's memory limit{detail}.")
     yield Injection(at, f"ate the memory of {member.replica} on {member.node} until the kernel killed its worker")
 
 
-async def _lives(target: DrillTarget, replica: str, pid: str, born: str) -> bool:
+async def _is_alive(target: DrillTarget, replica: str, pid: str, born: str) -> bool:
     """Return whether the worker lives. A container in which no program can run any more is gone."""
     try:
         return bool(await target.run_python(replica, _LIVES, pid, born))
