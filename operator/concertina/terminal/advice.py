@@ -39,6 +39,6 @@ def _after_the_end(name: str, status: JobStatus) -> str:
 
 
 def is_slow(status: JobStatus) -> bool:
-    """Whether too little of the job's time goes into new steps. False while its goodput is unknown."""
+    """Return whether too little of the job's time goes into new steps. False while its goodput is unknown."""
     percent = status.goodput.percent
     return percent is not None and percent < SLOW_PERCENT and sum(status.goodput.by_class.values()) > SOON

@@ -30,7 +30,7 @@ QUEUE_NAMESPACES = 4
 NO_NODE_HAS = {"cpu": "1M"}
 """Resources of a pod for which no node has room."""
 HELD_BACK = "agents_held_back"
-"""Event in the operator's log, beside the namespace."""
+"""Event that the operator logs, with the namespace, when it has held back an agent."""
 AT_ONCE = 8
 """Maximum number of simultaneous requests to the API server."""
 WAITING_SECONDS, HELD_BACK_SECONDS, GONE_SECONDS = 180.0, 120.0, 180.0
