@@ -1,4 +1,4 @@
-"""How long the operator waits before it tries again."""
+"""Exponential backoff with jitter."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import random
 
 
 def seconds(failures: int, first: float, longest: float) -> float:
-    """After so many failures in a row (from 0 on): `first`, doubled with each, at most `longest`; give or take a fifth,
-    so that those that failed together do not come again together."""
+    """Return the delay before the next attempt, in seconds.
+
+    The delay begins with `first`, doubles with each failure and is at most `longest`. It then varies at random by up to
+    20%, so that callers that failed together do not retry together.
+
+    Args:
+        failures: Number of failures in a row so far, from 0.
+        first: Delay in seconds if `failures` is 0.
+        longest: Maximum delay in seconds, before the random variation.
+    """
     return float(min(first * 2 ** min(failures, 32), longest)) * random.uniform(0.8, 1.2)

@@ -1,5 +1,7 @@
-"""The operator's own metrics: each that there is stands here, and in words in docs/metrics.md. Whoever does the thing
-counts it. Names and buckets are those of controller-runtime and client-go wherever they have the same thing (decision
+"""The operator's own metrics.
+
+Every metric is defined here and described in docs/metrics.md. The code that performs an action updates its metric.
+Names and buckets are those of controller-runtime and client-go wherever these have the same metric (decision
 "Metrics under names that dashboards know"). No label holds the name of a job, a namespace or a node.
 """
 
@@ -13,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 CONTROLLER = "trainingjob"
 NO_ANSWER = "<error>"
-"""client-go's word for the code of a request that got none."""
+"""Value of the label `code` for a request that got no response, as in client-go."""
 _RECONCILE_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5),
     *(1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0),
@@ -27,13 +29,25 @@ ProcessCollector(registry=REGISTRY)
 
 
 def begin_at_zero(metric: Counter, *values: Iterable[str]) -> None:
-    """For each combination of labels: of a series that is not there before its first event no increase is seen."""
+    """Create the series of each combination of label values, so that it begins at zero.
+
+    Prometheus sees no increase in a series that does not exist before its first event.
+
+    Args:
+        metric: Counter whose series are created.
+        *values: All values of each label, in the order of the counter's labels.
+    """
     for labels in itertools.product(*values):
         metric.labels(*labels)
 
 
 def set_all(metric: Gauge, counts: Mapping[str, int]) -> None:
-    """One label; `counts` has each of its values."""
+    """Set the series of a gauge that has one label.
+
+    Args:
+        metric: Gauge whose series are set.
+        counts: Value of the gauge for each value of the label. It must have all of them.
+    """
     for label, count in counts.items():
         metric.labels(label).set(count)
 
@@ -108,7 +122,7 @@ _REQUESTS = Counter(
     registry=REGISTRY,
 )
 requests = functools.cache(_REQUESTS.labels)
-"""By code, method, host, resource."""
+"""Counter of requests by code, method, host and resource."""
 _REQUEST_SECONDS = Histogram(
     "rest_client_request_duration_seconds",
     "Seconds from a request's first try to its end, by verb, host and resource; watches are not in it.",
@@ -117,7 +131,7 @@ _REQUEST_SECONDS = Histogram(
     registry=REGISTRY,
 )
 request_seconds = functools.cache(_REQUEST_SECONDS.labels)
-"""By verb, host, resource."""
+"""Histogram of request durations by verb, host and resource."""
 LEADER = Gauge(
     "leader_election_master_status", "Whether this operator holds the Lease, by its name.", ["name"], registry=REGISTRY
 )

@@ -1,4 +1,7 @@
-"""From what a checkpoint says of itself to the manifest that trains it again, and how alike the two will be. Pure."""
+"""Manifests that train a checkpoint again, made of what the checkpoint records. Pure.
+
+The result also says how closely the new checkpoint will match the old one.
+"""
 
 from __future__ import annotations
 
@@ -14,50 +17,61 @@ from concertina_state.checkpoints.manifest import Manifest
 from concertina_state.lineage import Lineage, TrainedRound, since
 
 MOST_NAME = 50
-"""Of a job, as its pods are named after it."""
+"""Maximum length of a job's name in characters, since the pods are named after the job."""
 REPRODUCES = f"{GROUP}/reproduces"
-"""Annotation: the URI of the checkpoint."""
+"""Annotation with the URI of the checkpoint that the job reproduces."""
 BITWISE = "Bitwise"
 
 
 class Irreproducible(Exception):
-    """A sentence: what is lacking or differs, and what to do."""
+    """Error for a checkpoint that can't be reproduced.
+
+    The message is a sentence that says what is missing or differs, and what to do.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-    """Where the steps are trained from."""
+    """Point from which the steps are trained."""
 
     step: int
     uri: str = ""
-    """Of a checkpoint; empty: from the seed, or from the weights that the job began with."""
+    """URI of a checkpoint. Empty if training begins from the seed or from the weights that the job began with."""
     digest: str = ""
-    """SHA-256 of its manifest, as it is now."""
+    """SHA-256 of the checkpoint's manifest as it is now."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReproductionOptions:
-    """What a person says of the new job; empty: as it follows from the checkpoint."""
+    """Options of the new job. An empty option follows from the checkpoint."""
 
     name: str = ""
     checkpoint_uri: str = ""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Values that the checkpoint does not tell."""
+    """Values of environment variables that the checkpoint does not record."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reproduction:
+    """Manifest that reproduces a checkpoint, and how closely the result will match."""
+
     manifest: Mapping[str, Any]
-    """Of a TrainingJob."""
+    """Manifest of a TrainingJob."""
     differences: tuple[str, ...]
-    """Why its result is the same in the order of its data and in its curve only, a sentence each. None: it is the same
-    to the bit."""
+    """Reasons why the result matches only in the order of its data and in its curve, a sentence each.
+
+    Empty if the result is the same to the bit.
+    """
     conditions: tuple[str, ...]
-    """What has to hold beside that, a sentence each."""
+    """Further conditions that must hold, a sentence each."""
 
 
 def lineage_of(manifest: Manifest) -> Lineage:
-    """Raises Irreproducible."""
+    """Return the lineage in a checkpoint's manifest.
+
+    Raises:
+        Irreproducible: When the lineage has no round or no spec.
+    """
     lineage = manifest.lineage
     if not lineage.rounds:
         raise Irreproducible(
@@ -73,7 +87,11 @@ def lineage_of(manifest: Manifest) -> Lineage:
 
 
 def without_checkpoint(manifest: Manifest) -> Beginning:
-    """Where no checkpoint of this job is left on the way to this one. Raises Irreproducible."""
+    """Return where training begins when no earlier checkpoint of this job is left.
+
+    Raises:
+        Irreproducible: When the history does not go back to the step with which the job began.
+    """
     lineage = lineage_of(manifest)
     first = lineage.rounds[0].step
     if manifest.continued is None and first == 0:
@@ -81,39 +99,47 @@ def without_checkpoint(manifest: Manifest) -> Beginning:
     if manifest.continued is not None and first == manifest.continued.step and lineage.begun_from:
         return Beginning(first, lineage.begun_from)
     parent = lineage.parent
-    lost = f"its parent, step {parent.step} in {parent.uri}, is gone" if parent else "no checkpoint before it is there"
+    reason = (
+        f"its parent, step {parent.step} in {parent.uri}, is gone" if parent else "no checkpoint before it is there"
+    )
     raise Irreproducible(
-        f"{lost}, nor is an older one left that it was trained from, and its history only goes back to step {first}. "
+        f"{reason}, nor is an older one left that it was trained from, and its history only goes back to step {first}. "
         "checkpoint.keep and keepEverySteps say what is kept."
     )
 
 
-def reproduction(manifest: Manifest, uri: str, beginning: Beginning, wanted: ReproductionOptions) -> Reproduction:
-    """Of the checkpoint at `uri`. Raises Irreproducible."""
+def reproduction(manifest: Manifest, uri: str, beginning: Beginning, options: ReproductionOptions) -> Reproduction:
+    """Return the manifest that trains the checkpoint at `uri` again.
+
+    Raises:
+        Irreproducible: When the recorded spec can't be used, or the history does not say which ranks trained the steps.
+    """
     lineage, step = lineage_of(manifest), manifest.id.step
     spec: dict[str, Any] = copy.deepcopy(dict(lineage.spec))
-    _parsed(spec)  # what comes from storage may be anything
+    _parse_spec(spec)  # A spec in storage may be invalid.
     try:
-        _give_values(spec, wanted.variables)
+        _give_values(spec, options.variables)
     except (AttributeError, KeyError, TypeError) as error:
         raise Irreproducible(f"the variables in its spec can't be read ({error!r}).") from error
     unpinned = _pin(spec, lineage.images)
     spec.pop("elastic", None)
     spec.pop("suspend", None)
     if tracking := spec.get("tracking"):
-        tracking.pop("runName", None)  # it is another run
+        tracking.pop("runName", None)  # The new job is another run.
     if "trainer" in spec:
-        spec["trainer"]["reproduction"] = _held_to(manifest)
-    spec["checkpoint"] = _checkpoint(spec.get("checkpoint") or {}, lineage, beginning, wanted, step)
+        spec["trainer"]["reproduction"] = _reproduction_settings(manifest)
+    spec["checkpoint"] = _checkpoint(spec.get("checkpoint") or {}, lineage, beginning, options, step)
     namespace, _, job = manifest.job.rpartition("/")
-    name = wanted.name or f"{job[: MOST_NAME - 11 - len(str(step))]}-reproduce-{step}"
+    name = options.name or f"{job[: MOST_NAME - 11 - len(str(step))]}-reproduce-{step}"
     metadata = {"name": name, **({"namespace": namespace} if namespace else {}), "annotations": {REPRODUCES: uri}}
-    rounds = tuple(each for each in since(lineage.rounds, beginning.step) if each.step < step)
+    rounds = tuple(
+        trained_round for trained_round in since(lineage.rounds, beginning.step) if trained_round.step < step
+    )
     if not rounds:
         raise Irreproducible(f"its history does not say which rounds trained the steps from {beginning.step} on.")
-    parsed = _parsed(spec)
-    spec["replicas"], rest = divmod(rounds[-1].world, parsed.workers)
-    if rest:
+    parsed = _parse_spec(spec)
+    spec["replicas"], remainder = divmod(rounds[-1].world, parsed.workers)
+    if remainder:
         raise Irreproducible(f"its {rounds[-1].world} ranks are no whole number of replicas of {parsed.workers} each.")
     return Reproduction(
         {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec},
@@ -123,9 +149,13 @@ def reproduction(manifest: Manifest, uri: str, beginning: Beginning, wanted: Rep
 
 
 def _give_values(spec: dict[str, Any], variables: Mapping[str, str]) -> None:
-    """To variables of containers whose values the checkpoint does not tell. Raises Irreproducible."""
+    """Set the environment variables that are named in `variables`.
+
+    Raises:
+        Irreproducible: When a variable has neither a value in `variables` nor a `valueFrom`.
+    """
     pod = spec["template"]["spec"]
-    lacking: list[str] = []
+    missing: list[str] = []
     for container in (*pod["containers"], *pod.get("initContainers", ())):
         for variable in container.get("env") or ():
             name = variable["name"]
@@ -133,15 +163,19 @@ def _give_values(spec: dict[str, Any], variables: Mapping[str, str]) -> None:
                 variable.pop("valueFrom", None)
                 variable["value"] = variables[name]
             elif "valueFrom" not in variable:
-                lacking.append(name)
-    if lacking:
-        options = " ".join(f"--env {name}=..." for name in dict.fromkeys(lacking))
+                missing.append(name)
+    if missing:
+        options = " ".join(f"--env {name}=..." for name in dict.fromkeys(missing))
         raise Irreproducible(f"a checkpoint holds no values of variables: say what they were, by {options}")
 
 
 def _pin(spec: dict[str, Any], images: Sequence[str]) -> str:
-    """The trainer's image to the one that was run; or a sentence why not."""
-    trainer = next(each for each in spec["template"]["spec"]["containers"] if each["name"] == TRAINER)
+    """Pin the trainer's image to the digest that was run.
+
+    Returns:
+        A sentence that says why the image can't be pinned. Empty if the image is pinned.
+    """
+    trainer = next(container for container in spec["template"]["spec"]["containers"] if container["name"] == TRAINER)
     pinned = {image.rpartition("://")[2] for image in images if "@sha256:" in image}
     if len(images) == len(pinned) == 1:
         trainer["image"] = pinned.pop()
@@ -153,28 +187,35 @@ def _pin(spec: dict[str, Any], images: Sequence[str]) -> str:
     return f"the digest of its image is not known, and what {trainer.get('image')} means may have changed"
 
 
-def _held_to(manifest: Manifest) -> dict[str, Any]:
-    held: dict[str, Any] = {"lastStep": manifest.id.step, "dataDigest": manifest.data}
+def _reproduction_settings(manifest: Manifest) -> dict[str, Any]:
+    """Return `trainer.reproduction` for the new job: its last step, data digest and skipped samples."""
+    settings: dict[str, Any] = {"lastStep": manifest.id.step, "dataDigest": manifest.data}
     if manifest.skipped:
-        held["skippedSamples"] = [list(stretch) for stretch in manifest.skipped]
-    return held
+        settings["skippedSamples"] = [list(stretch) for stretch in manifest.skipped]
+    return settings
 
 
 def _checkpoint(
-    before: Mapping[str, Any], lineage: Lineage, beginning: Beginning, wanted: ReproductionOptions, step: int
+    original: Mapping[str, Any], lineage: Lineage, beginning: Beginning, options: ReproductionOptions, step: int
 ) -> dict[str, Any]:
-    """A folder of its own, begun from where the steps were trained from."""
-    if not (wanted.checkpoint_uri or before.get("uri")):
+    """Return `spec.checkpoint` for the new job: a folder of its own, and the state that it begins from.
+
+    Raises:
+        Irreproducible: When the new folder is not known, or is the folder of the original job.
+    """
+    if not (options.checkpoint_uri or original.get("uri")):
         raise Irreproducible("it is not known where its job kept checkpoints: name a new folder by --checkpoint-uri.")
-    own = wanted.checkpoint_uri or f"{before['uri'].rstrip('/')}-reproduce-{step}"
-    if own.rstrip("/") == str(before.get("uri", "")).rstrip("/"):
-        raise Irreproducible(f"{own} is the folder of the job itself: name another by --checkpoint-uri.")
-    kept = {name: value for name, value in before.items() if name not in ("uri", "takeOver", "resumeFrom", "initFrom")}
-    begun = {"resumeFrom": beginning.uri} if beginning.uri else {"initFrom": lineage.begun_from}
-    return {"uri": own, **{name: uri for name, uri in begun.items() if uri}, **kept}
+    new_uri = options.checkpoint_uri or f"{original['uri'].rstrip('/')}-reproduce-{step}"
+    if new_uri.rstrip("/") == str(original.get("uri", "")).rstrip("/"):
+        raise Irreproducible(f"{new_uri} is the folder of the job itself: name another by --checkpoint-uri.")
+    unchanged = {
+        name: value for name, value in original.items() if name not in ("uri", "takeOver", "resumeFrom", "initFrom")
+    }
+    origin = {"resumeFrom": beginning.uri} if beginning.uri else {"initFrom": lineage.begun_from}
+    return {"uri": new_uri, **{name: uri for name, uri in origin.items() if uri}, **unchanged}
 
 
-def _parsed(spec: Mapping[str, Any]) -> JobSpec:
+def _parse_spec(spec: Mapping[str, Any]) -> JobSpec:
     try:
         return parse_spec({"spec": spec})
     except SpecError as error:
@@ -184,14 +225,14 @@ def _parsed(spec: Mapping[str, Any]) -> JobSpec:
 def _differences(
     spec: JobSpec, lineage: Lineage, beginning: Beginning, rounds: Sequence[TrainedRound], unpinned: str
 ) -> Iterator[str]:
-    worlds = list(dict.fromkeys(each.world for each in rounds))
+    worlds = list(dict.fromkeys(trained_round.world for trained_round in rounds))
     if spec.trainer is None:
         yield "a script decides itself what its numbers hang on, when it ends and what it leaves out"
     elif not spec.trainer.bitwise:
         changed = f", and it was trained by {' and '.join(map(str, worlds))} ranks in turn" if len(worlds) > 1 else ""
         yield f"trainer.determinism was Order, which leaves it open in which order numbers are added{changed}"
-    if len({each.setting for each in rounds}) > 1:
-        numbers = ", ".join(str(each.round) for each in rounds)
+    if len({trained_round.setting for trained_round in rounds}) > 1:
+        numbers = ", ".join(str(trained_round.round) for trained_round in rounds)
         yield f"image, configuration or libraries were not the same in its rounds {numbers}"
     if unpinned:
         yield unpinned

@@ -1,4 +1,4 @@
-"""What an agent says of itself, asked from within its pod, which has a certificate of the job's."""
+"""Reports of agents, requested from within their pods, which have a certificate of the job."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from concertina_protocol import Report, decode
 
 
 def agent_command(pod: Raw) -> list[str]:
-    """How `concertina-agent` is called in it. Raises UserError where there is no agent (launcher: Torchrun)."""
-    trainer = next(each for each in pod["spec"]["containers"] if each["name"] == TRAINER)
+    """Return the command that calls `concertina-agent` in the pod's trainer container.
+
+    Raises:
+        UserError: When the pod has no agent (launcher: Torchrun).
+    """
+    trainer = next(container for container in pod["spec"]["containers"] if container["name"] == TRAINER)
     command = list(trainer.get("command") or ())[:2]
     if len(command) < 2 or not command[1].endswith("agent.pyz"):
         raise UserError(f"{pod['metadata']['name']} has no agent: jobs of launcher Torchrun have none")
@@ -20,7 +24,12 @@ def agent_command(pod: Raw) -> list[str]:
 
 
 async def report_of(client: Client, namespace: str, pod: Raw) -> Report | None:
-    """Raises ApiError or ProtocolError."""
+    """Return the report of the pod's agent, or None if its answer is not a report.
+
+    Raises:
+        ApiError: When the command can't be run in the pod.
+        ProtocolError: When the answer can't be decoded.
+    """
     text = await execute(client, namespace, pod["metadata"]["name"], TRAINER, [*agent_command(pod), "report"])
     answer = decode(text.encode())
     return answer if isinstance(answer, Report) else None

@@ -1,4 +1,7 @@
-"""`concertina checkpoint`: what is in durable storage, without a cluster; and `now`, which asks a running job."""
+"""`concertina checkpoint`: commands for checkpoints in durable storage.
+
+Only `create`, which asks a running job for a checkpoint, needs a cluster.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,11 @@ Run = Annotated[str, typer.Argument(help="A run's folder, as spec.checkpoint.uri
 
 @contextlib.contextmanager
 def sentences() -> Iterator[None]:
-    """What went wrong as a sentence, and exit status 1."""
+    """Print expected errors as sentences, and exit with status 1.
+
+    Raises:
+        typer.Exit: When the block fails with an expected error, or when the trainer's packages are not installed.
+    """
     try:
         from concertina.reproduction import Irreproducible
         from concertina_state.errors import InvalidInput
@@ -48,12 +55,15 @@ def sentences() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar over bytes, where somebody looks."""
+def _bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar over bytes if stderr is a terminal.
+
+    Yields a function that advances the bar by a number of bytes.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     progress = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not sys.stderr.isatty())
     with progress:
-        task = progress.add_task(what, total=total)
+        task = progress.add_task(description, total=total)
         yield lambda done: progress.advance(task, done)
 
 
@@ -72,9 +82,9 @@ def list_(uri: Run) -> None:
         for column in ("STEP", "ROUND", "WHEN", "SIZE", "WORLD", "JOB", "", "FOLDER"):
             table.add_column(column)
         for manifest in manifests:
-            place = manifest.place
-            held = (("LATEST", place == latest), ("complete", manifest.complete), ("undone", place in undone))
-            marks = [word for word, holds in held if holds]
+            location = manifest.place
+            labels = (("LATEST", location == latest), ("complete", manifest.complete), ("undone", location in undone))
+            marks = [label for label, applies in labels if applies]
             row = (manifest.id.step, manifest.id.round, when(manifest.at), size(manifest.size), manifest.id.shards)
             table.add_row(*map(str, row), manifest.job, ", ".join(marks), manifest.place.folder)
     console.print(table if manifests else f"{uri} has no finished checkpoint.")
@@ -104,7 +114,13 @@ def show(
 
 @app.command()
 def verify(uri: Uri) -> None:
-    """Read a whole checkpoint and compare it with its checksums. Exit status 1 names what is bad."""
+    """Read a whole checkpoint and compare it with its checksums. Exit status 1 names what is bad.
+
+    \f
+
+    Raises:
+        typer.Exit: When a part of the checkpoint is damaged.
+    """
     with sentences():
         from concertina_state.checkpoints import catalogue
         from concertina_state.checkpoints.reader import opened, resolve
@@ -136,10 +152,10 @@ def export(
 
         target = ObjectPrefix(_target(out), create=True)
         with opened(resolve(uri)) as checkpoint, _bar("exporting", exporting.size(checkpoint)) as advance:
-            most = int(shard_gigabytes * 1e9)
-            done = exporting.export(checkpoint, target, advance, most, _target(data) if data else "")
-    console.print(f"{out}: {', '.join(done.files)}; step {checkpoint.manifest.id.step} of {checkpoint.uri}.")
-    console.print(done.tokenizer)
+            max_bytes = int(shard_gigabytes * 1e9)
+            result = exporting.export(checkpoint, target, advance, max_bytes, _target(data) if data else "")
+    console.print(f"{out}: {', '.join(result.files)}; step {checkpoint.manifest.id.step} of {checkpoint.uri}.")
+    console.print(result.tokenizer)
 
 
 @app.command("copy")
@@ -171,12 +187,12 @@ def prune(
         from concertina_state.objects.prefix import ObjectPrefix
 
         folder = ObjectPrefix(uri)
-        places = catalogue.to_prune(folder, keep, keep_every_steps)
-        stay = catalogue.prune(folder, places) if yes else []
-    for place in places:
-        kept = place in stay
-        console.print(f"{'stays, somebody reads it' if kept else 'deleted' if yes else 'would go'}: {place.folder}")
-    if not places:
+        prunable = catalogue.to_prune(folder, keep, keep_every_steps)
+        in_use = catalogue.prune(folder, prunable) if yes else []
+    for location in prunable:
+        busy = location in in_use
+        console.print(f"{'stays, somebody reads it' if busy else 'deleted' if yes else 'would go'}: {location.folder}")
+    if not prunable:
         console.print("There is nothing to delete.")
     elif not yes:
         console.print("Nothing has been deleted: add --yes to do so.")

@@ -1,4 +1,4 @@
-"""`concertina checkpoint create`: an annotation on the job, and what the operator says became of it."""
+"""`concertina checkpoint create`: request a checkpoint by an annotation, and wait for the operator's answer."""
 
 from __future__ import annotations
 
@@ -16,28 +16,37 @@ LOOK_SECONDS = 0.5
 
 
 async def ask(target: Target, job: str, wait: bool) -> None:
-    """Raises UserError where the job can't do it."""
+    """Ask a job for a checkpoint, and wait until it is in storage if `wait` is true.
+
+    Raises:
+        UserError: When the job can't make the checkpoint.
+    """
     async with target.connect() as (client, namespace):
         request = await ask_for_checkpoint(client, namespace, job)
         typer.echo(f"{job} is asked for a checkpoint of its next step (request {request}).")
         while wait:
-            if saved := _saved(await client.get(TRAINING_JOBS, namespace, job), request):
+            if saved := _finished_message(await client.get(TRAINING_JOBS, namespace, job), request):
                 typer.echo(f"{saved}.")
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
 
-def _saved(job: Raw, request: str) -> str:
-    """Where the checkpoint is; empty: not yet. Who asks later takes our place, and any later checkpoint is as good.
-    Raises UserError where none is to be waited for."""
-    asked = checkpoint_asked(job)
-    seen = (job.get("status") or {}).get("checkpointRequest") or {}
-    if seen.get("id") in (request, asked):
-        if seen.get("state") == "Done":
-            return str(seen.get("message", ""))
-        if seen.get("state") == "Refused":
-            raise UserError(f"no checkpoint is made: {seen['message']}.")
-    if not asked:
+def _finished_message(job: Raw, request: str) -> str:
+    """Return the operator's message about the finished checkpoint, or an empty string while there is none.
+
+    A later request replaces this one, and any later checkpoint serves as well.
+
+    Raises:
+        UserError: When the operator refuses the request, or when the annotation was removed.
+    """
+    current_request = checkpoint_asked(job)
+    request_status = (job.get("status") or {}).get("checkpointRequest") or {}
+    if request_status.get("id") in (request, current_request):
+        if request_status.get("state") == "Done":
+            return str(request_status.get("message", ""))
+        if request_status.get("state") == "Refused":
+            raise UserError(f"no checkpoint is made: {request_status['message']}.")
+    if not current_request:
         raise UserError(
             f"the annotation {CHECKPOINT_NOW} was taken off the job before its checkpoint was made: ask again."
         )

@@ -1,4 +1,4 @@
-"""What `concertina checkpoint show` says of a checkpoint, a row a fact."""
+"""Rows of `concertina checkpoint show`, one for each fact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Row = tuple[str, str]
 MOST_ROUNDS = 12
-"""Shown to a person; -o json has all."""
+"""Maximum number of rounds in the table. `-o json` shows all of them."""
 
 
 def rows(uri: str, manifest: Manifest) -> Iterator[Row]:
@@ -35,8 +35,8 @@ def rows(uri: str, manifest: Manifest) -> Iterator[Row]:
     if manifest.skipped:
         yield "Left out", words(manifest.skipped)
     if manifest.undone:
-        back = (f"round {some.round} beyond step {some.step}" for some in manifest.undone)
-        yield "Went back", f"what was trained in {', '.join(back)} was undone before"
+        rollbacks = (f"round {undone.round} beyond step {undone.step}" for undone in manifest.undone)
+        yield "Went back", f"what was trained in {', '.join(rollbacks)} was undone before"
 
 
 def _lineage(manifest: Manifest, lineage: Lineage) -> Iterator[Row]:
@@ -44,24 +44,24 @@ def _lineage(manifest: Manifest, lineage: Lineage) -> Iterator[Row]:
 
     parent = lineage.parent
     seed = manifest.trainer.get("seed")
-    begun = lineage.begun_from or ("its beginning" if seed is None else f"seed {seed}")
-    yield "Trained from", f"step {parent.step} in {parent.uri}" if parent else begun
+    origin = lineage.begun_from or ("its beginning" if seed is None else f"seed {seed}")
+    yield "Trained from", f"step {parent.step} in {parent.uri}" if parent else origin
     if parent and parent.digest:
         yield "", f"whose manifest has SHA-256 {parent.digest}"
     step, position = (parent.step, parent.position) if parent else (0, 0)
     yield from _samples(manifest, lineage, position)
-    rounds = [each for each in since(lineage.rounds, step) if each.step < manifest.id.step]
-    ends = [(each.step, each.position) for each in rounds[1:]]
+    rounds = [trained_round for trained_round in since(lineage.rounds, step) if trained_round.step < manifest.id.step]
+    ends = [(trained_round.step, trained_round.position) for trained_round in rounds[1:]]
     if rounds:
         ends.append((manifest.id.step, manifest.position))
-    else:  # of a job that went on from the last step of another's run
+    else:  # A job that continued from the last step of another run.
         yield "Rounds", "none has trained it further"
-    for number, (each, (last, to)) in enumerate(zip(rounds, ends, strict=True)):
-        begin, first = max((each.step, each.position), (step, position))
-        steps = f"round {each.round}: steps {begin + 1} to {last}, samples {first} to {to - 1}"
-        said = f"{steps}, {each.world} ranks, setting {each.setting}"
+    for number, (trained_round, (last_step, end)) in enumerate(zip(rounds, ends, strict=True)):
+        begin, first = max((trained_round.step, trained_round.position), (step, position))
+        steps = f"round {trained_round.round}: steps {begin + 1} to {last_step}, samples {first} to {end - 1}"
+        description = f"{steps}, {trained_round.world} ranks, setting {trained_round.setting}"
         if number < MOST_ROUNDS:
-            yield "Rounds" if number == 0 else "", said
+            yield "Rounds" if number == 0 else "", description
     if len(rounds) > MOST_ROUNDS:
         yield "", f"and {len(rounds) - MOST_ROUNDS} more"
     yield "Images run", ", ".join(lineage.images) or "not known"
@@ -72,7 +72,10 @@ def _lineage(manifest: Manifest, lineage: Lineage) -> Iterator[Row]:
 
 
 def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
-    """Since the parent: which of the order that data, seed and what was left out decide."""
+    """Yield the samples consumed since the parent checkpoint.
+
+    The data, the seed and the samples left out determine their order.
+    """
     from concertina_protocol.messages.ranges import united
     from concertina_state.lineage import digest
     from concertina_trainer.config.trainer import TrainerConfig
@@ -86,7 +89,7 @@ def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
         return
     try:
         config = TrainerConfig.model_validate(manifest.trainer)
-    except ValueError:  # of a newer version, say
+    except ValueError:  # For example, a configuration of a newer version.
         yield "Samples", f"{begin:,} to {manifest.position:,}, of an order that this version does not know"
         return
     first, last = positions(begin, manifest.position, manifest.skipped)
@@ -94,9 +97,11 @@ def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
     order = digest([manifest.data, config.seed, config.model.sequence_length, first, last, left_out])
     yield "Samples", f"positions {first:,} to {last - 1:,} of the order of seed {config.seed}, digest {order}"
     digests = lineage.data_sets or ("?",) * len(config.data.sources)
-    for each, known in zip(consumed(config.data, begin, manifest.position, manifest.skipped), digests, strict=False):
-        count = each.end - each.begin
-        yield "", f"{count:,} sequences of {each.uri} (digest {known}), from its {each.begin:,}th on"
+    for stretch, data_digest in zip(
+        consumed(config.data, begin, manifest.position, manifest.skipped), digests, strict=False
+    ):
+        count = stretch.end - stretch.begin
+        yield "", f"{count:,} sequences of {stretch.uri} (digest {data_digest}), from its {stretch.begin:,}th on"
 
 
 def when(at: float) -> str:

@@ -1,4 +1,4 @@
-"""What a diagnosis goes by, gathered from a cluster or read from a file."""
+"""Evidence for a diagnosis, collected from a cluster or read from a file."""
 
 from __future__ import annotations
 
@@ -32,43 +32,46 @@ from concertina_protocol import log_lines
 from concertina_protocol.log_lines import StepDoneLine
 
 LOOKS = 5
-"""At the agents: memory that rises from each to the next is hardly noise."""
+"""Number of readings of the agents' metrics. Memory that grows from each reading to the next is hardly noise."""
 MOST_PODS = 16
-"""That are asked, the coordinator first: a problem of one of a thousand is named in the status."""
+"""Maximum number of pods whose metrics are read, the coordinator first.
+
+If one of a thousand replicas has a problem, the status names it.
+"""
 LATE_SECONDS = 60.0
-"""That the operator's next word is waited for: with a thousand jobs it comes every 50 s."""
+"""Maximum wait for the operator's next status update, in seconds. With a thousand jobs, one comes every 50 s."""
 LOG_LINES, LOG_BYTES = 2000, 8 << 20
 LARGEST_FILE = 16 << 20
 
-# In the container, which knows the port and the token; no network policy need let the caller in (decision "Agents are
-# asked from within").
+# Runs in the container, which knows the port and the token. No network policy has to admit the caller (decision "Agents
+# are asked from within").
 _ASK = """
 import json, os, urllib.request
-said = json.loads(os.environ.get("CONCERTINA_METRICS") or "{}")
+settings = json.loads(os.environ.get("CONCERTINA_METRICS") or "{}")
 host, token = os.environ["CONCERTINA_POD_IP"], os.environ.get("CONCERTINA_METRICS_TOKEN")
-if said.get("port"):
+if settings.get("port"):
     host = f"[{host}]" if ":" in host else host
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(f"http://{host}:{said['port']}/metrics", headers=headers)
+    request = urllib.request.Request(f"http://{host}:{settings['port']}/metrics", headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     print(opener.open(request, timeout=5).read(1 << 20).decode())
 """
 
 
 class EvidenceRecord(StatusModel):
-    """All that was seen of a job, as `concertina diagnose --json` writes it and reads it again."""
+    """Everything that was observed of a job, as `concertina diagnose --json` writes it and reads it again."""
 
     job: dict[str, Any]
-    """The object, with its status."""
+    """The TrainingJob with its status."""
     at: float
-    """Unix seconds: when it was read."""
+    """Unix time at which the job was read, in seconds."""
     live: bool = False
     earlier: dict[str, Any] | None = None
-    """The object some seconds before."""
+    """The TrainingJob some seconds earlier, or None if it was read once."""
     agents: tuple[AgentFigures, ...] = ()
     steps: tuple[StepLine, ...] = ()
     unseen: tuple[str, ...] = ()
-    """Sentences: what could not be asked, and why."""
+    """Sentences that say what could not be read, and why."""
 
     @property
     def name(self) -> str:
@@ -101,50 +104,67 @@ class EvidenceRecord(StatusModel):
 
 
 async def look(client: Client, namespace: str, name: str, seconds: float) -> EvidenceRecord:
-    """Two readings of the status, so many seconds apart by the operator's own clock, where the job is not over."""
+    """Read a job's status twice, with its agents' metrics between the readings.
+
+    The readings are `seconds` apart by the operator's own clock. A job that is over, is suspended or has no status is
+    read once.
+    """
     earlier = await client.get(TRAINING_JOBS, namespace, name)
-    if not earlier.get("status") or _over(earlier):
-        steps, why = await _steps(client, namespace, status_of(earlier))
-        return EvidenceRecord(job=earlier, at=time.time(), live=True, steps=steps, unseen=why)
-    asked, unseen = await _to_ask(client, namespace, name, status_of(earlier).world.coordinator)
+    if not earlier.get("status") or _is_over(earlier):
+        steps, unread = await _steps(client, namespace, status_of(earlier))
+        return EvidenceRecord(job=earlier, at=time.time(), live=True, steps=steps, unseen=unread)
+    pods, unseen = await _pods_to_read(client, namespace, name, status_of(earlier).world.coordinator)
     figures: list[AgentFigures] = []
     silent: dict[str, str] = {}
-    for number in range(LOOKS):
-        if number:
+    for reading in range(LOOKS):
+        if reading:
             await asyncio.sleep(seconds / (LOOKS - 1))
-        answers = await asyncio.gather(*(_ask(client, namespace, pod) for pod in asked))
+        answers = await asyncio.gather(*(_read_figures(client, namespace, pod) for pod in pods))
         figures += [answer for answer in answers if isinstance(answer, AgentFigures)]
         silent |= {
-            why: pod["metadata"]["name"] for pod, why in zip(asked, answers, strict=True) if isinstance(why, str)
+            answer: pod["metadata"]["name"]
+            for pod, answer in zip(pods, answers, strict=True)
+            if isinstance(answer, str)
         }
-    unseen += [f"{pod} (or more pods) told no metrics: {why}" for why, pod in silent.items()]
-    job = await _later(client, namespace, name, earlier, seconds)
-    steps, why = await _steps(client, namespace, status_of(job))
+    unseen += [f"{pod} (or more pods) told no metrics: {reason}" for reason, pod in silent.items()]
+    job = await _job_after(client, namespace, name, earlier, seconds)
+    steps, unread = await _steps(client, namespace, status_of(job))
     return EvidenceRecord(
-        job=job, at=time.time(), live=True, earlier=earlier, agents=tuple(figures), steps=steps, unseen=(*unseen, *why)
+        job=job,
+        at=time.time(),
+        live=True,
+        earlier=earlier,
+        agents=tuple(figures),
+        steps=steps,
+        unseen=(*unseen, *unread),
     )
 
 
-async def _later(client: Client, namespace: str, name: str, earlier: Raw, seconds: float) -> Raw:
-    """The job as soon as its time was counted so many seconds further, or as it is after LATE_SECONDS."""
-    give_up = time.monotonic() + LATE_SECONDS
+async def _job_after(client: Client, namespace: str, name: str, earlier: Raw, seconds: float) -> Raw:
+    """Return the job once the operator has counted `seconds` more of its time.
+
+    The job is returned as it is if it is over, or after LATE_SECONDS.
+    """
+    deadline = time.monotonic() + LATE_SECONDS
     while True:
         job = await client.get(TRAINING_JOBS, namespace, name)
         before, now = status_of(earlier).goodput.at, status_of(job).goodput.at
         counted = unix_seconds(now) - unix_seconds(before) if before and now else 0.0
-        if counted >= seconds or _over(job) or time.monotonic() > give_up:
+        if counted >= seconds or _is_over(job) or time.monotonic() > deadline:
             return job
         await asyncio.sleep(1.0)
 
 
-def _over(job: Raw) -> bool:
-    """Nothing more happens to it: one look is enough."""
+def _is_over(job: Raw) -> bool:
+    """Return whether the job has ended or is suspended, so that one reading is enough."""
     status = status_of(job)
     return ended(status) is not None or word(status) == "Suspended"
 
 
-async def _to_ask(client: Client, namespace: str, name: str, coordinator: str | None) -> tuple[list[Raw], list[str]]:
-    """Pods, and what stands in the way of asking more of them."""
+async def _pods_to_read(
+    client: Client, namespace: str, name: str, coordinator: str | None
+) -> tuple[list[Raw], list[str]]:
+    """Return the running pods whose metrics are read, and sentences that say why others are not."""
     try:
         pods, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
     except ApiError as error:
@@ -155,8 +175,8 @@ async def _to_ask(client: Client, namespace: str, name: str, coordinator: str | 
     return running[:MOST_PODS], [f"{left_out} more pods were not asked"] if left_out > 0 else []
 
 
-async def _ask(client: Client, namespace: str, pod: Raw) -> AgentFigures | str:
-    """What its agent's metrics say, or why that is not known."""
+async def _read_figures(client: Client, namespace: str, pod: Raw) -> AgentFigures | str:
+    """Return the figures in the metrics of the pod's agent, or a sentence that says why they are not known."""
     name = pod["metadata"]["name"]
     try:
         python, _ = agent_command(pod)
@@ -167,57 +187,70 @@ async def _ask(client: Client, namespace: str, pod: Raw) -> AgentFigures | str:
 
 
 Steps = tuple[tuple[StepLine, ...], tuple[str, ...]]
-"""Lines, and what could not be read."""
+"""Lines of steps, and sentences that say what could not be read."""
 
 
 async def _steps(client: Client, namespace: str, status: JobStatus) -> Steps:
-    """The last ones in the coordinator's log."""
-    pod, found = status.world.coordinator, []
+    """Return the last steps in the coordinator's log."""
+    pod, steps = status.world.coordinator, []
     if not pod:
         return (), ()
     try:
         async for text in client.logs(namespace, pod, TRAINER, tail=LOG_LINES, limit_bytes=LOG_BYTES):
             if isinstance(line := log_lines.parse(text), StepDoneLine):
                 loss = line.loss if math.isfinite(line.loss) else None
-                found.append(StepLine(step=line.step, loss=loss, seconds=line.seconds))
+                steps.append(StepLine(step=line.step, loss=loss, seconds=line.seconds))
     except ApiError as error:
         return (), (f"the log of {pod} could not be read: {error}",)
-    return tuple(found), ()
+    return tuple(steps), ()
 
 
 # --- from a file ------------------------------------------------------------------------------------------------------
 
 
 def read(file: Path) -> EvidenceRecord:
-    """A TrainingJob with its status, as `kubectl get tj NAME -o yaml` has it, or what `--json` wrote. Raises
-    UserError."""
+    """Read a job from a file.
+
+    The file is the output of `kubectl get tj NAME -o yaml` or of `concertina diagnose --json`.
+
+    Raises:
+        UserError: When the file can't be read or holds no TrainingJob.
+    """
     source = "standard input" if str(file) == "-" else str(file)
     try:
         text = (sys.stdin if str(file) == "-" else file.open()).read(LARGEST_FILE)
-        found: Any = yaml.safe_load(text) if not text.lstrip().startswith("{") else json.loads(text)
+        content: Any = yaml.safe_load(text) if not text.lstrip().startswith("{") else json.loads(text)
     except OSError as error:
         raise UserError(f"{source} can't be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{source} is neither YAML nor JSON: {error}") from error
     no_job = f"{source} holds no {KIND}: save one by `kubectl get tj NAME -o yaml`, or by `concertina diagnose --json`"
-    if isinstance(found, dict) and isinstance(found.get("record"), dict):
+    if isinstance(content, dict) and isinstance(content.get("record"), dict):
         try:
-            record = EvidenceRecord.model_validate(found["record"]).model_copy(update={"live": False})
+            record = EvidenceRecord.model_validate(content["record"]).model_copy(update={"live": False})
         except ValidationError as error:
             raise UserError(f"{source} is no output of `concertina diagnose --json`: {error}") from error
         if not _has_parts(record.job) or not _has_parts(record.earlier or {}):
             raise UserError(no_job)
         return record
-    if not isinstance(found, dict) or found.get("kind") != KIND or "metadata" not in found or not _has_parts(found):
+    if (
+        not isinstance(content, dict)
+        or content.get("kind") != KIND
+        or "metadata" not in content
+        or not _has_parts(content)
+    ):
         raise UserError(no_job)
-    status = status_of(found)
+    status = status_of(content)
     try:
-        marks = [unix_seconds(mark) for mark in (status.goodput.at, status.completion_time) if mark]
+        timestamps = [unix_seconds(timestamp) for timestamp in (status.goodput.at, status.completion_time) if timestamp]
     except ValueError as error:
         raise UserError(f"{source} has a time that can't be read: {error}") from error
-    return EvidenceRecord(job=found, at=max(marks, default=time.time()))
+    return EvidenceRecord(job=content, at=max(timestamps, default=time.time()))
 
 
 def _has_parts(job: Raw) -> bool:
-    """Those that are read without asking what they are: the API server lets nothing else be there."""
+    """Return whether metadata and status are objects if they are present.
+
+    The readers of a job rely on that, since the API server accepts nothing else.
+    """
     return all(isinstance(job.get(part) or {}, dict) for part in ("metadata", "status"))

@@ -1,5 +1,7 @@
-"""`concertina dashboard`: all jobs and each job as pages, served on this machine to its own browser, with the caller's
-permissions. It reads, and has nothing that writes."""
+"""`concertina dashboard`: pages of all jobs and of each job, served to the browser on this machine.
+
+The dashboard reads with the caller's permissions and writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,50 +30,75 @@ from concertina.terminal.job_table import JobRow, RowOrder, ordered, row
 
 ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")
-"""That a browser may have asked for: a page from elsewhere whose name was made to lead here has another one."""
+"""Names by which a browser may address the dashboard.
+
+A page of another site whose name was made to resolve to this address has another name.
+"""
 AT_ONCE = 4
-"""Jobs that are looked at."""
+"""Maximum number of jobs that are read at the same time."""
 MOST_KEY = 317
-"""Characters of a label's key."""
+"""Maximum length of a label's key, in characters."""
 WINDOW_SECONDS, MOST_SECONDS, MOST_READINGS = 30.0, 600.0, 64
 NOT_ASKED = "agents and logs are not asked every few seconds: `concertina diagnose` and `concertina report` ask them"
 _NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 Page = Callable[[str], str]
-"""By the nonce of its style and script."""
+"""Function that renders a page, given the nonce of its style and script."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Readings:
-    """Of each job that is looked at, one from some time before: a diagnosis goes by what has changed since."""
+    """Earlier readings of the jobs that are looked at, one for each job.
+
+    A diagnosis uses what has changed since the earlier reading.
+    """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[tuple[float, Raw], tuple[float, Raw]]] = OrderedDict()
+        self._pairs: OrderedDict[str, tuple[tuple[float, Raw], tuple[float, Raw]]] = OrderedDict()
 
     def earlier(self, job: Raw, now: float) -> Raw | None:
-        """What is to be compared with `job`; None at first, and after a long time. `now`: monotonic seconds."""
+        """Return the reading to compare with `job`, or None at first and after a long time.
+
+        Args:
+            job: Present reading.
+            now: Monotonic time in seconds.
+        """
         uid = job["metadata"]["uid"]
-        old, new = self._kept.pop(uid, ((now, job), (now, job)))
+        old, new = self._pairs.pop(uid, ((now, job), (now, job)))
         if now - new[0] > MOST_SECONDS:
             old = new = now, job
         elif now - new[0] >= WINDOW_SECONDS:
             old, new = new, (now, job)
-        self._kept[uid] = old, new
-        if len(self._kept) > MOST_READINGS:
-            self._kept.popitem(last=False)
+        self._pairs[uid] = old, new
+        if len(self._pairs) > MOST_READINGS:
+            self._pairs.popitem(last=False)
         return old[1] if old[1] is not job else None
 
 
 class Dashboard:
+    """Server of the pages, and the watch of the jobs that they show."""
+
     def __init__(self, client: Client, namespace: str | None, by: str) -> None:
-        """`namespace`: None for all."""
+        """Create a dashboard that is not served yet.
+
+        Args:
+            client: Client with the caller's permissions.
+            namespace: Namespace of the jobs, or None for all namespaces.
+            by: What the jobs are grouped by, as in `job_table.group`.
+        """
         self._client, self._namespace, self._by = client, namespace, by
         self.jobs: Reflector[JobRow] = Reflector(client, TRAINING_JOBS, row, lambda old, new: None, namespace)
         self._readings = Readings()
-        self._looks = asyncio.Semaphore(AT_ONCE)
+        self._read_slots = asyncio.Semaphore(AT_ONCE)
 
     @contextlib.asynccontextmanager
     async def served(self, port: int) -> AsyncIterator[str]:
-        """Its address. Raises UserError where the port can't be had."""
+        """Serve the pages for as long as the block runs.
+
+        Yields the address of the dashboard.
+
+        Raises:
+            UserError: When the port can't be used.
+        """
         app = web.Application(middlewares=[_as_page])
         job = f"/jobs/{{namespace:{_NAME}}}/{{name:{_NAME}}}"
         app.add_routes([web.get("/", self._list), web.get(job, self._job)])
@@ -90,16 +117,22 @@ class Dashboard:
             await runner.cleanup()
 
     async def reach(self) -> None:
-        """Raises ApiError where jobs can't be listed now. One object: the watch has the others."""
+        """Check that jobs can be listed now.
+
+        The request is for one object, since the watch has the others.
+
+        Raises:
+            ApiError: When jobs can't be listed.
+        """
         await anext(self._client.pages(TRAINING_JOBS, self._namespace, chunk=1))
 
     async def _list(self, request: web.Request) -> web.Response:
-        asked = request.query
+        query = request.query
         view = DashboardView(
             self._namespace is None,
-            asked.get("by", self._by)[:MOST_KEY],
-            RowOrder(sort) if (sort := asked.get("sort", "")) in list(RowOrder) else RowOrder.ATTENTION,
-            int(page) if re.fullmatch(r"[1-9]\d{0,5}", page := asked.get("page", "1")) else 1,
+            query.get("by", self._by)[:MOST_KEY],
+            RowOrder(sort) if (sort := query.get("sort", "")) in list(RowOrder) else RowOrder.ATTENTION,
+            int(page) if re.fullmatch(r"[1-9]\d{0,5}", page := query.get("page", "1")) else 1,
         )
         trouble = "" if self.jobs.synced.is_set() else "The jobs are still being listed."
         try:
@@ -115,22 +148,22 @@ class Dashboard:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         title = f"{namespace}/{name}"
         try:
-            async with self._looks:
+            async with self._read_slots:
                 job = await self._client.get(TRAINING_JOBS, namespace, name)
                 events = await events_of(self._client, job)
             earlier = self._readings.earlier(job, time.monotonic())
             record = EvidenceRecord(job=job, at=time.time(), live=True, earlier=earlier, unseen=(NOT_ASKED,))
-            seen, found = judge(record)
+            evidence, diagnosis = judge(record)
         except NotFound:
             return _page(lambda nonce: trouble_page(title, "There is no such job.", nonce), 404)
         except (ApiError, UserError) as error:
             sentence = f"{error}."
             return _page(lambda nonce: trouble_page(title, sentence, nonce), 502)
-        return _page(lambda nonce: job_page(title, seen, found, record.unseen, events, nonce))
+        return _page(lambda nonce: job_page(title, evidence, diagnosis, record.unseen, events, nonce))
 
 
 async def run(target: Target, all_namespaces: bool, by: str, port: int) -> None:
-    """Until Ctrl-C."""
+    """Serve the dashboard until Ctrl-C."""
     async with target.connect() as (client, namespace):
         dashboard = Dashboard(client, None if all_namespaces else namespace, by)
         await dashboard.reach()
@@ -140,7 +173,7 @@ async def run(target: Target, all_namespaces: bool, by: str, port: int) -> None:
             plain().print(f"{address} shows the jobs, to this machine alone, until Ctrl-C.")
 
 
-def _page(made: Page, status: int = 200) -> web.Response:
+def _page(render: Page, status: int = 200) -> web.Response:
     nonce = secrets.token_urlsafe(16)
     headers = {
         "Content-Security-Policy": policy(nonce),
@@ -150,12 +183,12 @@ def _page(made: Page, status: int = 200) -> web.Response:
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
     }
-    return web.Response(status=status, body=made(nonce).encode("utf-8", "replace"), headers=headers)
+    return web.Response(status=status, body=render(nonce).encode("utf-8", "replace"), headers=headers)
 
 
 @web.middleware
 async def _as_page(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Who asks under another name is refused, and what is not served is said in a page too."""
+    """Refuse requests for another host name, and answer HTTP errors with a page."""
     if request.host.rpartition(":")[0] not in HOSTS and request.host not in HOSTS:
         sentence = f"This is concertina dashboard, for http://{ADDRESS} alone."
         return _page(lambda nonce: trouble_page("Not here", sentence, nonce), 421)

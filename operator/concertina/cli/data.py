@@ -1,4 +1,7 @@
-"""`concertina data`: the trainer package's own command; with `--cluster`, its build as an Indexed Job."""
+"""`concertina data`: the command of the trainer package.
+
+With `--cluster`, its build runs as an Indexed Job.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,11 @@ from concertina.terminal.cluster_connection import Target, UserError
 
 
 async def data(arguments: Sequence[str]) -> int:
-    """Returns the exit status."""
+    """Run `concertina data` and return its exit status.
+
+    Raises:
+        UserError: When the trainer package is not installed.
+    """
     if list(arguments[:1]) == ["build"] and "--cluster" in arguments:
         return await _on_cluster(arguments[1:])
     try:
@@ -23,6 +30,11 @@ async def data(arguments: Sequence[str]) -> int:
 
 
 async def _on_cluster(arguments: Sequence[str]) -> int:
+    """Run `concertina data build --cluster` and return its exit status.
+
+    Raises:
+        UserError: When an option is not valid, or when the Job fails.
+    """
     from concertina.cli import data_job
 
     parser = argparse.ArgumentParser(
@@ -42,13 +54,19 @@ async def _on_cluster(arguments: Sequence[str]) -> int:
     add("--namespace", "-n", default=None)
     add("--kubeconfig", type=Path, default=None)
     add("--context", default=None)
-    options, rest = parser.parse_known_args(arguments)
+    options, build_arguments = parser.parse_known_args(arguments)
     if options.pods < 1:
         raise UserError("--pods must be 1 or more")
-    wanted = data_job.DataJobOptions(
-        tuple(rest), options.pods, options.image, options.secret, tuple(options.claim), options.cpus, options.memory
+    job_options = data_job.DataJobOptions(
+        tuple(build_arguments),
+        options.pods,
+        options.image,
+        options.secret,
+        tuple(options.claim),
+        options.cpus,
+        options.memory,
     )
     if options.dry_run:
-        print(data_job.text(wanted))
+        print(data_job.text(job_options))
         return 0
-    return await data_job.run(Target(options.kubeconfig, options.context, options.namespace), wanted)
+    return await data_job.run(Target(options.kubeconfig, options.context, options.namespace), job_options)

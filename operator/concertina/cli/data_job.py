@@ -1,4 +1,7 @@
-"""Building data in the pods of an Indexed Job: each builds its share, and whoever finishes last writes the manifest."""
+"""Builds of data in the pods of an Indexed Job.
+
+Each pod builds its share, and the pod that finishes last writes the manifest.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,18 @@ from concertina.terminal.characters import harmless
 from concertina.terminal.cluster_connection import Target, UserError
 
 HOPELESS_EXITS = (2, 78)
-"""What the build exits with where trying again can't help: options that can't be understood, and bad input."""
+"""Exit statuses of the build after which a retry can't help: options that can't be parsed, and invalid input."""
 _LOOK_SECONDS = 1.0
-_SAID_LINES = 40
-"""Last lines of a pod's log: what it took and left out, and how it ended."""
+_LAST_LINES = 40
+"""Number of last lines read from a pod's log: what the pod read and left out, and how it ended."""
 
 
 @dataclass(frozen=True)
 class DataJobOptions:
+    """Options of the Job."""
+
     arguments: tuple[str, ...]
-    """Of `concertina data build`."""
+    """Arguments of `concertina data build`."""
     pods: int
     image: str
     secret: str = ""
@@ -39,26 +44,29 @@ def default_image() -> str:
     return f"concertina/trainer:{version('concertina')}"
 
 
-def manifest(wanted: DataJobOptions) -> Raw:
-    """The Job. Its name is the same for the same work, so that asking again follows it."""
-    digest = hashlib.sha256(repr(wanted).encode()).hexdigest()[:10]
+def manifest(options: DataJobOptions) -> Raw:
+    """Return the manifest of the Job.
+
+    The same work has the same name, so that the same command follows a Job that is already running.
+    """
+    digest = hashlib.sha256(repr(options).encode()).hexdigest()[:10]
     labels = {"app.kubernetes.io/managed-by": "concertina", "app.kubernetes.io/component": "data-build"}
-    claims = [_claim(text, i) for i, text in enumerate(wanted.claims)]
-    given = [argument.replace("$(", "$$(") for argument in wanted.arguments]
-    share = f"$(JOB_COMPLETION_INDEX)/{wanted.pods}"
+    claims = [_claim(text, i) for i, text in enumerate(options.claims)]
+    arguments = [argument.replace("$(", "$$(") for argument in options.arguments]
+    share = f"$(JOB_COMPLETION_INDEX)/{options.pods}"
     container: Raw = {
         "name": "build",
-        "image": wanted.image,
+        "image": options.image,
         "command": ["python3", "-m", "concertina_trainer.cli", "data", "build"],
-        "args": ["--share", share, "--processes", str(wanted.cpus), *given],
+        "args": ["--share", share, "--processes", str(options.cpus), *arguments],
         "resources": {
-            "requests": {"cpu": str(wanted.cpus), "memory": wanted.memory},
-            "limits": {"memory": wanted.memory},
+            "requests": {"cpu": str(options.cpus), "memory": options.memory},
+            "limits": {"memory": options.memory},
         },
         "volumeMounts": [{"name": name, "mountPath": path} for name, _, path in claims],
     }
-    if wanted.secret:
-        container["envFrom"] = [{"secretRef": {"name": wanted.secret}}]
+    if options.secret:
+        container["envFrom"] = [{"secretRef": {"name": options.secret}}]
     volumes = [{"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim, _ in claims]
     pod = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
     return {
@@ -67,8 +75,8 @@ def manifest(wanted: DataJobOptions) -> Raw:
         "metadata": {"name": f"data-build-{digest}", "labels": labels},
         "spec": {
             "completionMode": "Indexed",
-            "completions": wanted.pods,
-            "parallelism": wanted.pods,
+            "completions": options.pods,
+            "parallelism": options.pods,
             "backoffLimitPerIndex": 5,
             "ttlSecondsAfterFinished": 86400,
             "podFailurePolicy": {
@@ -86,65 +94,76 @@ def manifest(wanted: DataJobOptions) -> Raw:
 
 
 def _claim(text: str, index: int) -> tuple[str, str, str]:
-    """Volume, claim and path of NAME=PATH."""
+    """Return the volume, the claim and the path of an option NAME=PATH.
+
+    Raises:
+        UserError: When the option is not of that form.
+    """
     name, separator, path = text.partition("=")
     if not (name and separator and path.startswith("/")):
         raise UserError(f"--claim {text}: give it as NAME=PATH, for example corpus=/data")
     return f"claim-{index}", name, path
 
 
-def text(wanted: DataJobOptions) -> str:
-    return yaml.safe_dump(manifest(wanted), sort_keys=False)
+def text(options: DataJobOptions) -> str:
+    return yaml.safe_dump(manifest(options), sort_keys=False)
 
 
-async def run(target: Target, wanted: DataJobOptions) -> int:
-    """Make the Job, or find the one at work, and follow it to its end."""
-    job = manifest(wanted)
+async def run(target: Target, options: DataJobOptions) -> int:
+    """Create the Job, or find the one that is running, and follow it until it ends."""
+    job = manifest(options)
     name = job["metadata"]["name"]
     async with target.connect() as (client, namespace):
-        await _clear(client, namespace, name)
+        await _delete_ended_job(client, namespace, name)
         await client.apply(JOBS, namespace, name, job)
-        print(f"Job {namespace}/{name}: {wanted.pods} pods; Ctrl-C stops following, not the job.", flush=True)
-        shown = -1
+        print(f"Job {namespace}/{name}: {options.pods} pods; Ctrl-C stops following, not the job.", flush=True)
+        printed_count = -1
         while True:
-            found = await client.get(JOBS, namespace, name)
-            done = int(found.get("status", {}).get("succeeded") or 0)
-            if done != shown:
-                print(f"{done} of {wanted.pods} shares done", flush=True)
-                shown = done
-            if ending := _ended(found):
-                return await _told(client, namespace, name, ending)
+            current_job = await client.get(JOBS, namespace, name)
+            done_count = int(current_job.get("status", {}).get("succeeded") or 0)
+            if done_count != printed_count:
+                print(f"{done_count} of {options.pods} shares done", flush=True)
+                printed_count = done_count
+            if ending := _ended(current_job):
+                return await _print_ending(client, namespace, name, ending)
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _clear(client: Client, namespace: str, name: str) -> None:
-    """A Job of this name that has ended makes room: its sources may have changed since."""
+async def _delete_ended_job(client: Client, namespace: str, name: str) -> None:
+    """Delete a Job of this name that has ended, since its sources may have changed."""
     while True:
         try:
-            found = await client.get(JOBS, namespace, name)
+            job = await client.get(JOBS, namespace, name)
         except NotFound:
             return
-        if not _ended(found):
+        if not _ended(job):
             return
-        await client.delete(JOBS, namespace, name, uid=found["metadata"]["uid"], propagation="Background")
+        await client.delete(JOBS, namespace, name, uid=job["metadata"]["uid"], propagation="Background")
         await asyncio.sleep(_LOOK_SECONDS / 5)
 
 
 def _ended(job: Raw) -> Raw | None:
-    """The condition that says how, once it has."""
+    """Return the condition that says how the Job ended, or None while it runs."""
     conditions = job.get("status", {}).get("conditions") or []
     return next((c for c in conditions if c["type"] in ("Complete", "Failed") and c["status"] == "True"), None)
 
 
-async def _told(client: Client, namespace: str, name: str, ending: Raw) -> int:
-    """What the pods said last: of success what was built, else what went wrong."""
+async def _print_ending(client: Client, namespace: str, name: str, ending: Raw) -> int:
+    """Print the last lines of the pods' logs, and return exit status 0 if the Job is complete.
+
+    After a success, the lines of the pods that succeeded say what was built. Otherwise, the lines of the other pods say
+    what went wrong.
+
+    Raises:
+        UserError: When the Job failed.
+    """
     complete = ending["type"] == "Complete"
     pods, _ = await client.list_all(PODS, namespace, labels=f"batch.kubernetes.io/job-name={name}")
-    said: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for pod in pods:
         if (pod["status"].get("phase") == "Succeeded") == complete:
-            said |= dict.fromkeys(await _last_lines(client, namespace, pod["metadata"]["name"]))
-    for line in said:
+            lines |= dict.fromkeys(await _last_lines(client, namespace, pod["metadata"]["name"]))
+    for line in lines:
         if not complete or "still at work" not in line:
             print(harmless(line))
     if not complete:
@@ -154,6 +173,6 @@ async def _told(client: Client, namespace: str, name: str, ending: Raw) -> int:
 
 async def _last_lines(client: Client, namespace: str, pod: str) -> list[str]:
     try:
-        return [line async for line in client.logs(namespace, pod, tail=_SAID_LINES)]
+        return [line async for line in client.logs(namespace, pod, tail=_LAST_LINES)]
     except ApiError:
-        return []  # a pod whose node is gone has no log any more
+        return []  # The log of a pod is gone with its node.

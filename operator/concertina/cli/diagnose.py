@@ -1,4 +1,4 @@
-"""`concertina diagnose`: what is wrong with a run, in words, and the next thing to try."""
+"""`concertina diagnose`: problems of a job, and the next thing to try."""
 
 from __future__ import annotations
 
@@ -18,61 +18,75 @@ from concertina.terminal.console import plain
 from concertina.terminal.show import said
 
 FOUND = 3
-"""Exit status: something is wrong. (1: it could not be looked at, 2: a command line that was not understood.)"""
+"""Exit status if something is wrong. 1: the job could not be read. 2: the command line was not understood."""
 
 
-async def run(target: Target, what: str, seconds: float, as_json: bool) -> int:
-    """`what`: a job's name, or a file: what has a slash or a file's ending, or is -."""
-    if _is_file(what):
-        record = read(Path(what))
+async def run(target: Target, source: str, seconds: float, as_json: bool) -> int:
+    """Print the diagnosis of a job, and return the exit status.
+
+    Args:
+        target: Cluster and namespace of the job.
+        source: Name of a job, or a file: a text with a slash or with the suffix of a YAML or JSON file, or `-`.
+        seconds: Time between the two readings of the job.
+        as_json: Whether to print JSON.
+    """
+    if _is_file(source):
+        record = read(Path(source))
     else:
         async with target.connect() as (client, namespace):
-            record = await look(client, namespace, what, seconds)
-    seen, found = judge(record)
+            record = await look(client, namespace, source, seconds)
+    evidence, diagnosis = judge(record)
     if as_json:
-        print(json.dumps(as_object(record, found), indent=1))
+        print(json.dumps(as_object(record, diagnosis), indent=1))
     else:
-        _print(plain(), record, seen, found)
-    return FOUND if found.findings else 0
+        _print(plain(), record, evidence, diagnosis)
+    return FOUND if diagnosis.findings else 0
 
 
 def judge(record: EvidenceRecord) -> tuple[JobEvidence, Diagnosis]:
-    """Raises UserError: whoever may write a status, or a file, may write anything for a time."""
+    """Return the evidence in a record, and its diagnosis.
+
+    Raises:
+        UserError: When a time can't be read. The writer of a status or of a file may put anything in its place.
+    """
     try:
         rfc3339(record.at)
-        seen = record.evidence()
-        return seen, diagnose(seen)
+        evidence = record.evidence()
+        return evidence, diagnose(evidence)
     except (ValueError, OverflowError) as error:
         raise UserError(f"{record.name} has a time that can't be read: {error}") from error
 
 
-def _is_file(what: str) -> bool:
-    return what == "-" or "/" in what or Path(what).suffix in (".yaml", ".yml", ".json")
+def _is_file(source: str) -> bool:
+    return source == "-" or "/" in source or Path(source).suffix in (".yaml", ".yml", ".json")
 
 
-def as_object(record: EvidenceRecord, found: Diagnosis) -> dict[str, Any]:
-    """With the record itself, so that it can be diagnosed again elsewhere."""
+def as_object(record: EvidenceRecord, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the diagnosis as a JSON object.
+
+    The object contains the record, so that the job can be diagnosed again elsewhere.
+    """
     return {
         "job": record.name,
         "at": rfc3339(record.at),
-        "healthy": not found.findings,
-        "findings": [{**dataclasses.asdict(one), "runbook": one.runbook} for one in found.findings],
-        "saw": [*found.saw, *record.unseen],
+        "healthy": not diagnosis.findings,
+        "findings": [{**dataclasses.asdict(finding), "runbook": finding.runbook} for finding in diagnosis.findings],
+        "saw": [*diagnosis.saw, *record.unseen],
         "record": record.manifest(),
     }
 
 
-def _print(console: Console, record: EvidenceRecord, seen: JobEvidence, found: Diagnosis) -> None:
-    console.print(f"{record.name}  {said(seen.status)}")
-    price = seen.spec.price if seen.spec else None
-    for number, finding in enumerate(found.findings, 1):
-        costs = cost(finding, seen.hourly, price.currency if price else "")
+def _print(console: Console, record: EvidenceRecord, evidence: JobEvidence, diagnosis: Diagnosis) -> None:
+    console.print(f"{record.name}  {said(evidence.status)}")
+    price = evidence.spec.price if evidence.spec else None
+    for number, finding in enumerate(diagnosis.findings, 1):
+        costs = cost(finding, evidence.hourly, price.currency if price else "")
         console.print(f"\n{number}. {finding.problem} ({finding.severity}): {finding.sentence}")
         console.print(f"   {costs[0].upper()}{costs[1:]}." if costs else "   It costs no time yet.")
         console.print(f"   Next: {finding.advice}")
         console.print(f"   More: {finding.runbook}")
-    if not found.findings:
+    if not diagnosis.findings:
         console.print("\nHealthy: nothing was found that is wrong.")
     console.print(f"\nSeen at {rfc3339(round(record.at))}:")
-    for sentence in (*found.saw, *record.unseen):
+    for sentence in (*diagnosis.saw, *record.unseen):
         console.print(f"  {sentence}")

@@ -1,4 +1,4 @@
-"""The pod that a job would become, tried before the job is applied: what is wrong with its template is told at once."""
+"""Dry run of a job's pod, which reports errors in the template before the job is applied."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from concertina.plan.state import snapshot_memory
 from concertina.terminal.cluster_connection import UserError
 
 ANY_AGENT = PodSettings("concertina/agent")
-"""Which one it will be the operator knows; the API server does not look."""
+"""Settings of the pod. Only the operator knows the agent's image, and the API server does not check it."""
 
 
 async def try_pod(client: Client, namespace: str, name: str, job: Raw) -> None:
-    """Raises UserError where no operator could make the pod, and what applying the job itself would."""
+    """Check that the API server would accept the job and one of its pods.
+
+    Raises:
+        UserError: When no operator could create the pod.
+        ApiError: When the API server would refuse the job.
+    """
     view = job_view(await client.apply(TRAINING_JOBS, namespace, name, job, dry_run=True))
     if view.spec is None:
-        return  # the operator will say how
+        return  # The operator reports what is invalid.
     torchrun = view.spec.launcher is Launcher.TORCHRUN
     create = CreatePod(
         0, 0,
@@ -30,11 +35,13 @@ async def try_pod(client: Client, namespace: str, name: str, job: Raw) -> None:
         rendezvous=Rendezvous("localhost:29400", 1, sizes.least(view.spec)) if torchrun else None,
     )  # fmt: skip
     pod = pod_manifest(view, view.spec, create, ANY_AGENT)
-    pod["metadata"]["generateName"] = pod["metadata"].pop("name") + "-"  # that of a job applied again is taken
+    pod["metadata"]["generateName"] = (
+        pod["metadata"].pop("name") + "-"
+    )  # If the job was applied before, the name is taken.
     try:
         await client.create(PODS, namespace, pod, strict=True, dry_run=True)
     except ApiError as error:
-        # Quotas, policies and permissions may treat the operator otherwise than whoever calls this (decision
-        # "concertina run tries a pod first").
+        # Quotas, policies and permissions of the operator may differ from those of the caller (decision "concertina run
+        # tries a pod first").
         if error.message.startswith("Pod "):
             raise UserError(f"the pods of this job would be refused. The API server says: {error.message}") from error

@@ -1,4 +1,4 @@
-"""The commands about jobs: each asks the API server once, or follows it."""
+"""Commands for jobs: each one sends a request to the API server, or follows a job."""
 
 from __future__ import annotations
 
@@ -28,19 +28,23 @@ console = plain()
 
 
 def read_manifest(file: Path) -> Raw:
-    """The one TrainingJob in a file; raises UserError."""
+    """Return the TrainingJob in a file.
+
+    Raises:
+        UserError: When the file can't be read, or does not hold exactly one TrainingJob with a name.
+    """
     source = "standard input" if str(file) == "-" else str(file)
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text()
         documents: list[Any] = [document for document in yaml.safe_load_all(text) if document]
     except OSError as error:
         raise UserError(f"{source} can't be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # of bytes, dates and depths that are none
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # Invalid bytes, dates and nesting depths.
         raise UserError(f"{source} is not YAML: {error}") from error
     kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
     if kinds != [KIND]:
-        found = ", ".join(str(kind) for kind in kinds)[:400] or "nothing"
-        raise UserError(f"{source} must hold one {KIND}, and holds {found}; apply other objects with kubectl")
+        kind_names = ", ".join(str(kind) for kind in kinds)[:400] or "nothing"
+        raise UserError(f"{source} must hold one {KIND}, and holds {kind_names}; apply other objects with kubectl")
     job: Raw = documents[0]
     if job.get("apiVersion") != API_VERSION:
         raise UserError(f"{source} has apiVersion {job.get('apiVersion')!s:.80}; this concertina knows {API_VERSION}")
@@ -55,8 +59,8 @@ async def run(target: Target, file: Path, detach: bool) -> int:
         namespace = target.namespace or job["metadata"].get("namespace") or namespace
         name = job["metadata"]["name"]
         await try_pod(client, namespace, name, job)
-        made = await client.apply(TRAINING_JOBS, namespace, name, job)
-        console.print(f"TrainingJob {namespace}/{name} is applied, generation {made['metadata']['generation']}.")
+        applied = await client.apply(TRAINING_JOBS, namespace, name, job)
+        console.print(f"TrainingJob {namespace}/{name} is applied, generation {applied['metadata']['generation']}.")
         if (version := await client.server_version()) > TEMPLATE_KUBERNETES:
             console.print(f"{template_outdated('.'.join(map(str, version)))}.")
         if detach:
@@ -87,8 +91,8 @@ async def detail(target: Target, name: str) -> None:
 async def members(target: Target, name: str) -> None:
     async with target.connect() as (client, namespace):
         world = status_of(await client.get(TRAINING_JOBS, namespace, name)).world
-        found, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
-        pods = {pod["metadata"]["name"]: pod for pod in found}
+        job_pods, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
+        pods = {pod["metadata"]["name"]: pod for pod in job_pods}
         report = None
         if world.coordinator in pods:
             try:
@@ -105,8 +109,8 @@ async def members(target: Target, name: str) -> None:
 
 async def set_suspend(target: Target, name: str, suspend: bool) -> None:
     async with target.connect() as (client, namespace):
-        before = await client.get(TRAINING_JOBS, namespace, name)
-        if bool(before["spec"].get("suspend")) == suspend:
+        current_job = await client.get(TRAINING_JOBS, namespace, name)
+        if bool(current_job["spec"].get("suspend")) == suspend:
             console.print(f"{name} is {'suspended already' if suspend else 'not suspended'}.")
             return
         await client.patch(TRAINING_JOBS, namespace, name, {"spec": {"suspend": suspend}})
@@ -118,6 +122,6 @@ async def set_suspend(target: Target, name: str, suspend: bool) -> None:
 
 async def scale(target: Target, name: str, replicas: int) -> None:
     async with target.connect() as (client, namespace):
-        before = await client.get(TRAINING_JOBS, namespace, name, subresource="scale")
+        current_scale = await client.get(TRAINING_JOBS, namespace, name, subresource="scale")
         await client.scale(TRAINING_JOBS, namespace, name, replicas)
-    console.print(f"{name} wants {amount(replicas, 'replica')} (before: {before['spec']['replicas']}).")
+    console.print(f"{name} wants {amount(replicas, 'replica')} (before: {current_scale['spec']['replicas']}).")

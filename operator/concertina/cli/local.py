@@ -1,4 +1,4 @@
-"""`concertina local`: a Kubernetes cluster on this machine, and its nodes, to use and to disturb."""
+"""`concertina local`: a Kubernetes cluster on this machine, with nodes that can be disturbed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ NodeName = Annotated[str, typer.Argument(help="Name of the node, as in `concerti
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """What went wrong is a sentence on stderr and exit status 1."""
+    """Print an error as a sentence on stderr, and exit with status 1.
+
+    Raises:
+        typer.Exit: When the block fails.
+    """
     from concertina.local.errors import LocalClusterError
 
     try:
@@ -94,15 +98,21 @@ def down(name: Name = "") -> None:
 
 @app.command()
 def status(name: Name = "") -> None:
-    """Show what runs and what does not; exit status 1 unless all does."""
+    """Show what runs and what does not; exit status 1 unless all does.
+
+    \f
+
+    Raises:
+        typer.Exit: When a part of the cluster is down.
+    """
     with _plain_errors():
         running = _attach(name)
-        found = running.running()
+        processes = running.running()
         table = _table("PART", "STATE", "PID")
-        for part, process in found.items():
+        for part, process in processes.items():
             table.add_row(part, "running" if process else "down", str(process.pid) if process else "")
         _print(table)
-        if not all(found.values()):
+        if not all(processes.values()):
             raise typer.Exit(1)
 
 
@@ -127,13 +137,13 @@ def list_nodes(name: Name = "") -> None:
     """Show the nodes: the process, and what the API server thinks of it."""
     with _plain_errors():
         running = _attach(name)
-        known = {item["metadata"]["name"]: item for item in running.api.call("GET", "/api/v1/nodes")["items"]}
+        nodes_by_name = {item["metadata"]["name"]: item for item in running.api.call("GET", "/api/v1/nodes")["items"]}
         processes = running.running()
         table = _table("NODE", "PROCESS", "PID", "STATUS", "ADDRESS")
-        for each in running.nodes():
-            process, item = processes[each], known.get(each, {})
+        for node_name in running.nodes():
+            process, item = processes[node_name], nodes_by_name.get(node_name, {})
             state = "running" if process else "down"
-            table.add_row(each, state, str(process.pid) if process else "", _ready(item), _address(item))
+            table.add_row(node_name, state, str(process.pid) if process else "", _ready(item), _address(item))
         _print(table)
 
 
@@ -193,16 +203,16 @@ def taint(
 
 
 def _ready(item: dict[str, Any]) -> str:
-    """As in the column STATUS of `kubectl get nodes`."""
+    """Return the status of a node as in the column STATUS of `kubectl get nodes`."""
     conditions = item.get("status", {}).get("conditions", [])
-    status = next((each["status"] for each in conditions if each["type"] == "Ready"), "Unknown")
+    status = next((condition["status"] for condition in conditions if condition["type"] == "Ready"), "Unknown")
     word = {"True": "Ready", "False": "NotReady"}.get(status, "NotReady (silent)")
     return word + (", cordoned" if item.get("spec", {}).get("unschedulable") else "")
 
 
 def _address(item: dict[str, Any]) -> str:
     addresses = item.get("status", {}).get("addresses", [])
-    return next((str(each["address"]) for each in addresses if each["type"] == "InternalIP"), "")
+    return next((str(address["address"]) for address in addresses if address["type"] == "InternalIP"), "")
 
 
 def _table(*columns: str) -> Table:

@@ -1,4 +1,7 @@
-"""`concertina logs`: the containers 'trainer' of a job's pods, merged by time, each line after its replica and rank."""
+"""`concertina logs`: the logs of a job's containers 'trainer', merged by time.
+
+Each line follows the name of its replica and its rank.
+"""
 
 from __future__ import annotations
 
@@ -22,118 +25,146 @@ from concertina.terminal.log_entries import LogEntry, LogFilter, LogReader, spli
 from concertina.terminal.show import ended
 
 MOST_STREAMS = 64
-"""Logs that are read at a time: a job may have a thousand replicas, and each is a connection through the API server."""
+"""Maximum number of logs that are read at the same time.
+
+A job may have a thousand replicas, and each log is a connection through the API server.
+"""
 WATCH_AGAIN_SECONDS = 1.0
-"""Until a watch that broke, or could not be had, is tried again."""
+"""Delay before a watch that failed is opened again, in seconds."""
 BEFORE_FAILURE = 10.0
-"""Seconds of the log that are shown from before a failure."""
+"""Seconds before a failure from which on the log is shown."""
 
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What to print."""
+    """Options of `concertina logs`."""
 
     replica: int | None
-    """Index; None: of all."""
+    """Index of the replica to print, or None for all replicas."""
     wanted: LogFilter
     tail: int | None
-    """Lines of each replica to begin with."""
+    """Number of lines of each replica to begin with, or None for all lines."""
     since_failure: bool
     as_json: bool
 
 
-async def print_logs(target: Target, job: str, asked: LogOptions, follow: bool) -> None:
+async def print_logs(target: Target, job: str, options: LogOptions, follow: bool) -> None:
     async with target.connect() as (client, namespace):
         status = status_of(await client.get(TRAINING_JOBS, namespace, job))
-        logs = Logs(client, namespace, job, asked, status)
+        logs = Logs(client, namespace, job, options, status)
         await (logs.follow() if follow else logs.print_all())
 
 
 class Logs:
-    def __init__(self, client: Client, namespace: str, job: str, asked: LogOptions, status: JobStatus) -> None:
-        """Raises UserError where what is asked for can't be."""
-        self._client, self._namespace, self._job, self._asked = client, namespace, job, asked
+    """Printer of a job's logs."""
+
+    def __init__(self, client: Client, namespace: str, job: str, options: LogOptions, status: JobStatus) -> None:
+        """Prepare to print the logs of a job.
+
+        Raises:
+            UserError: When `--since-failure` is given and the job has had no failure.
+        """
+        self._client, self._namespace, self._job, self._options = client, namespace, job, options
         self._world, self._failure = status.world, status.last_failure
-        if asked.since_failure and self._failure is None:
+        if options.since_failure and self._failure is None:
             raise UserError(f"{job} has had no failure; without --since-failure all is printed.")
         failed_at = unix_seconds(self._failure.at) if self._failure else 0.0
-        self._since = rfc3339(int(failed_at - BEFORE_FAILURE)) if asked.since_failure else ""
-        self._labels = f"{JOB}={job}" + (f",{INDEX}={asked.replica}" if asked.replica is not None else "")
+        self._since = rfc3339(int(failed_at - BEFORE_FAILURE)) if options.since_failure else ""
+        self._labels = f"{JOB}={job}" + (f",{INDEX}={options.replica}" if options.replica is not None else "")
 
     async def print_all(self) -> None:
-        found = (await self._client.list_all(PODS, self._namespace, self._labels))[0]
-        pods = self._most_telling([pod for pod in found if _has_log(pod)])
-        self._print_what_is_gone({pod["metadata"]["name"] for pod in pods})
+        """Print the logs as they are now.
+
+        Raises:
+            UserError: When no replica has a log yet.
+        """
+        job_pods = (await self._client.list_all(PODS, self._namespace, self._labels))[0]
+        pods = self._select([pod for pod in job_pods if _has_log(pod)])
+        self._print_lost_log({pod["metadata"]["name"] for pod in pods})
         if not pods:
-            which = f"replica {self._asked.replica}" if self._asked.replica is not None else "replicas"
+            which = f"replica {self._options.replica}" if self._options.replica is not None else "replicas"
             raise UserError(f"{self._job} has no {which} with a log yet; `concertina status {self._job}` says why.")
-        async for entry in merged([self._whole(pod) for pod in pods]):
+        async for entry in merged([self._pod_entries(pod) for pod in pods]):
             self._print(entry)
 
     async def follow(self) -> None:
-        """Until the job is over and all has been printed; a pod that comes later, and a container that is started
-        again, is printed from its start on."""
+        """Print the logs until the job is over and all lines are printed.
+
+        A pod that is created later, and a container that is started again, is printed from its start.
+        """
         streams: set[asyncio.Task[None]] = set()
 
-        async def print_one(pod: str, tail: int | None) -> None:
+        async def print_pod(pod: str, tail: int | None) -> None:
             async for entry in self._entries(pod, True, tail):
                 self._print(entry)
 
         async with asyncio.TaskGroup() as printing:
 
-            async def each_pod() -> None:
-                async for pod, tail in self._starting():
+            async def start_streams() -> None:
+                async for pod, tail in self._started_pods():
                     if len(streams) >= MOST_STREAMS:
                         say(f"{pod}: {MOST_STREAMS} logs are followed at a time; --replica names one")
                         continue
-                    task = printing.create_task(print_one(pod, tail))
+                    task = printing.create_task(print_pod(pod, tail))
                     streams.add(task)
                     task.add_done_callback(streams.discard)
 
-            pods = printing.create_task(each_pod())
+            pods = printing.create_task(start_streams())
             async for state in states(self._client, self._namespace, self._job):
                 self._world = status_of(state).world
                 if ended(status_of(state)):
                     break
             pods.cancel()
 
-    def _most_telling(self, pods: list[Raw]) -> list[Raw]:
-        """The one that has the wanted rank, the one that failed and the coordinator are among them."""
-        rank = self._asked.wanted.rank
-        asked = "" if rank is None else self._world.replica_of(rank)
-        first = (asked, self._failure.replica if self._failure else "", self._world.coordinator)
+    def _select(self, pods: list[Raw]) -> list[Raw]:
+        """Return the pods to read.
+
+        If there are too many, the pod with the requested rank, the pod that failed and the coordinator are among them.
+        """
+        rank = self._options.wanted.rank
+        rank_replica = "" if rank is None else self._world.replica_of(rank)
+        preferred = (rank_replica, self._failure.replica if self._failure else "", self._world.coordinator)
         if len(pods) > MOST_STREAMS:
             say(f"{len(pods)} replicas have logs; here are {MOST_STREAMS} of them, --replica names another")
-        return chosen(pods, first)
+        return chosen(pods, preferred)
 
-    def _print_what_is_gone(self, there: Iterable[str]) -> None:
-        """The pod that failed is often gone, and its log with it: its last words stand in the status."""
+    def _print_lost_log(self, present_pods: Iterable[str]) -> None:
+        """Print the last lines of the replica that failed if its pod is gone.
+
+        A pod that failed is often deleted, and its log with it. The status keeps the last lines.
+        """
         failure = self._failure
-        if not self._asked.since_failure or failure is None or not failure.replica or failure.replica in there:
+        if not self._options.since_failure or failure is None or not failure.replica or failure.replica in present_pods:
             return
-        words = "it printed last:" if failure.last_lines else "what it printed is not known."
-        say(f"{failure.replica}, which failed ({failure.message.rstrip('.')}), has no log any more; {words}")
+        introduction = "it printed last:" if failure.last_lines else "what it printed is not known."
+        say(f"{failure.replica}, which failed ({failure.message.rstrip('.')}), has no log any more; {introduction}")
         for line in failure.last_lines:
             self._print(LogEntry(failure.at, failure.replica, failure.round, None, None, line, None))
 
     def _print(self, entry: LogEntry) -> None:
-        if self._asked.wanted.has(entry):
-            sys.stdout.write((entry.json(self._job) if self._asked.as_json else entry.line()) + "\n")
+        if self._options.wanted.has(entry):
+            sys.stdout.write((entry.json(self._job) if self._options.as_json else entry.line()) + "\n")
             sys.stdout.flush()
 
-    async def _whole(self, pod: Raw) -> AsyncIterator[LogEntry]:
-        """After a failure that its container was started again for, what was printed before that, too."""
+    async def _pod_entries(self, pod: Raw) -> AsyncIterator[LogEntry]:
+        """Yield the log of a pod.
+
+        With `--since-failure`, the log of the container before its last restart comes first.
+        """
         name = pod["metadata"]["name"]
-        if self._asked.since_failure and _restarts(pod):
-            async for entry in self._entries(name, False, self._asked.tail, previous=True):
+        if self._options.since_failure and _restarts(pod):
+            async for entry in self._entries(name, False, self._options.tail, previous=True):
                 yield entry
-        async for entry in self._entries(name, False, self._asked.tail):
+        async for entry in self._entries(name, False, self._options.tail):
             yield entry
 
     async def _entries(
         self, pod: str, follow: bool, tail: int | None, previous: bool = False
     ) -> AsyncIterator[LogEntry]:
-        """A log that breaks off ends there, with a sentence."""
+        """Yield the entries in a container's log.
+
+        If the log breaks off, it ends there and a sentence on stderr says so.
+        """
         reader, since = LogReader(pod, self._world), self._since
         try:
             async for line in self._client.logs(
@@ -143,26 +174,28 @@ class Logs:
         except ApiError as error:
             say(f"{pod}: its log ends here: {error}")
 
-    async def _starting(self) -> AsyncIterator[tuple[str, int | None]]:
-        """Names of the pods whose container 'trainer' has started, once for each time that it has, and how many lines
-        to begin with: all of what has begun since."""
-        seen: dict[str, int] = {}  # how often it was started again, by uid
+    async def _started_pods(self) -> AsyncIterator[tuple[str, int | None]]:
+        """Yield each pod whose container 'trainer' has started, and the number of lines to begin with.
 
-        def begun(pod: Raw) -> bool:
-            return _has_log(pod) and seen.get(pod["metadata"]["uid"], -1) < _restarts(pod)
+        A pod is yielded once for each start of the container. The number is None for all lines since the start.
+        """
+        restarts_by_uid: dict[str, int] = {}  # Restarts of the container by the pod's uid.
+
+        def has_started(pod: Raw) -> bool:
+            return _has_log(pod) and restarts_by_uid.get(pod["metadata"]["uid"], -1) < _restarts(pod)
 
         while True:
             pods, version = await once_reachable(
                 "the replicas", lambda: self._client.list_all(PODS, self._namespace, self._labels)
             )
-            for pod in self._most_telling(list(filter(begun, pods))):
-                tail = None if pod["metadata"]["uid"] in seen else self._asked.tail
-                seen[pod["metadata"]["uid"]] = _restarts(pod)
+            for pod in self._select(list(filter(has_started, pods))):
+                tail = None if pod["metadata"]["uid"] in restarts_by_uid else self._options.tail
+                restarts_by_uid[pod["metadata"]["uid"]] = _restarts(pod)
                 yield pod["metadata"]["name"], tail
             try:
                 async for event, pod in self._client.watch(PODS, self._namespace, version, self._labels):
-                    if event in ("ADDED", "MODIFIED") and begun(pod):
-                        seen[pod["metadata"]["uid"]] = _restarts(pod)
+                    if event in ("ADDED", "MODIFIED") and has_started(pod):
+                        restarts_by_uid[pod["metadata"]["uid"]] = _restarts(pod)
                         yield pod["metadata"]["name"], None
             except Gone:
                 continue
@@ -171,13 +204,19 @@ class Logs:
 
 
 def chosen(pods: list[Raw], first: Container[str | None]) -> list[Raw]:
-    """As many as are read at a time, in order of index; those in `first`, and then those of the lowest indexes."""
-    found = sorted(pods, key=lambda pod: (pod["metadata"]["name"] not in first, _index(pod)))
-    return sorted(found[:MOST_STREAMS], key=_index)
+    """Return at most MOST_STREAMS pods in order of index.
+
+    Pods in `first` are chosen before others, and then pods with the lowest indexes.
+    """
+    ranked = sorted(pods, key=lambda pod: (pod["metadata"]["name"] not in first, _index(pod)))
+    return sorted(ranked[:MOST_STREAMS], key=_index)
 
 
 async def merged(logs: list[AsyncIterator[LogEntry]]) -> AsyncIterator[LogEntry]:
-    """In order of time, each log in its own order; of each one line is held."""
+    """Merge logs in order of time.
+
+    Each log stays in its own order, and one line of each log is held in memory.
+    """
     heads: list[tuple[float, int, LogEntry]] = []
 
     async def advance(number: int) -> None:
@@ -193,18 +232,18 @@ async def merged(logs: list[AsyncIterator[LogEntry]]) -> AsyncIterator[LogEntry]
 
 
 def say(sentence: str) -> None:
-    """Beside what is printed."""
+    """Write a sentence to stderr, beside what is printed to stdout."""
     sys.stderr.write(f"{harmless(sentence)}\n")
 
 
 def _has_log(pod: Raw) -> bool:
-    """Whether the container 'trainer' has started (the API server refuses to read a log before)."""
+    """Return whether the container 'trainer' has started. Before that, the API server refuses to read a log."""
     containers = pod.get("status", {}).get("containerStatuses") or []
     return any(c["name"] == TRAINER and "waiting" not in c["state"] for c in containers)
 
 
 def _restarts(pod: Raw) -> int:
-    """How often the container 'trainer' was started again in its pod."""
+    """Return how often the container 'trainer' was started again in its pod."""
     containers = pod.get("status", {}).get("containerStatuses") or []
     return next((int(c.get("restartCount") or 0) for c in containers if c["name"] == TRAINER), 0)
 

@@ -1,4 +1,7 @@
-"""The `concertina` command. Only typer is imported here: `--help` is quick, and each command imports what it needs."""
+"""The `concertina` command.
+
+Only typer is imported here, so that `--help` is quick. Each command imports what it needs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Of a command that hands its arguments on to an app that is imported only then."""
+"""Context settings of a command that passes its arguments to an app, which is imported only then."""
 JOBS, CLUSTER = "Jobs", "Clusters and the operator"
 
 Namespace = Annotated[
@@ -75,10 +78,10 @@ def plan(
 
     async def planned() -> None:
         hardware = asked_hardware(gpu, fabric)
-        asked = PlanOptions(
+        options = PlanOptions(
             replicas, *hardware, tokens, search, memory, vocab_size, width, python, picture, output == "json"
         )
-        run(file, asked)
+        run(file, options)
 
     call(planned())
 
@@ -161,8 +164,8 @@ def logs(
     from concertina.cli import logs
     from concertina.terminal.log_entries import LogFilter
 
-    asked = logs.LogOptions(replica, LogFilter(rank, round), tail, since_failure, output == "json")
-    call(logs.print_logs(Target(kubeconfig, context, namespace), job, asked, follow))
+    options = logs.LogOptions(replica, LogFilter(rank, round), tail, since_failure, output == "json")
+    call(logs.print_logs(Target(kubeconfig, context, namespace), job, options, follow))
 
 
 @app.command(rich_help_panel=JOBS)
@@ -295,13 +298,13 @@ def reproduce(
         from concertina.cli import reproduce as command
         from concertina.reproduction import ReproductionOptions
 
-        wanted = ReproductionOptions(name, checkpoint_uri, command.variables(env or ()))
-        found = command.reproduced(uri, step, wanted)
+        options = ReproductionOptions(name, checkpoint_uri, command.variables(env or ()))
+        reproduction = command.reproduced(uri, step, options)
     if output is None:
-        typer.echo(command.text(found), nl=False)
+        typer.echo(command.text(reproduction), nl=False)
         return
-    output.write_text(command.text(found))
-    for line in command.words(found):
+    output.write_text(command.text(reproduction))
+    for line in command.words(reproduction):
         typer.echo(line)
     typer.echo(f"{output} is the manifest: `concertina run {output}`")
 

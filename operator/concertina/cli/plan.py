@@ -1,4 +1,4 @@
-"""`concertina plan`: what a job will take and bring, before anything runs."""
+"""`concertina plan`: an estimate of a job's needs and speed before anything runs."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from concertina.terminal.cluster_connection import UserError
 from concertina.terminal.console import plain
 from concertina_trainer.layouts import problems
 
-MOST_SAID = 1000
-"""Letters of why nothing could be measured."""
+MOST_QUOTED = 1000
+"""Maximum length of a quoted error or answer, in characters."""
 MOST_MEASURED = 4
-"""Layouts that a search runs for each one that it shows."""
+"""Number of layouts that a search measures for each one that it shows."""
 WITHOUT_TORCH = (
     "Memory is not measured: that needs torch, which is not installed here. The trainer's image has it:\n"
     "  concertina plan {file} --python 'docker run --rm -i --entrypoint python3 {image}'\n"
@@ -45,65 +45,75 @@ WITHOUT_TORCH = (
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
+    """Options of `concertina plan`."""
+
     replicas: int | None
     gpu: GpuName
     fabric: FabricName
     tokens: float | None
     search: int
-    """How many layouts to show; 0: no search."""
+    """Number of layouts to show, or 0 for no search."""
     memory: bool
     vocab_size: int | None
-    """Of the data of a model of one's own, where its manifests can't be read."""
+    """Vocabulary size in the data of a custom model, if its manifests can't be read."""
     width: int | None
-    """Of its frames."""
+    """Width of the frames in the data of a custom model, if its manifests can't be read."""
     python: str
-    """Command of a Python that has torch; empty: this one."""
+    """Command of a Python that has torch. Empty for this Python."""
     picture: Path | None
     json: bool
 
 
 def asked_hardware(gpu: str, fabric: str) -> tuple[GpuName, FabricName]:
-    """Raises UserError."""
+    """Return the names of the GPU and of the fabric.
+
+    Raises:
+        UserError: When a name is not known.
+    """
     try:
         return GpuName(gpu), FabricName(fabric)
     except ValueError:
-        known = ", ".join([*GpuName, *FabricName])
-        raise UserError(f"{gpu} on {fabric} is not known; these are: {known}") from None
+        names = ", ".join([*GpuName, *FabricName])
+        raise UserError(f"{gpu} on {fabric} is not known; these are: {names}") from None
 
 
-def run(file: Path, asked: PlanOptions) -> None:
-    """Raises UserError."""
-    if asked.tokens is not None and not 0 < asked.tokens < math.inf:
-        raise UserError(f"--tokens is how many a run trains on, a number above 0, and not {asked.tokens:g}")
+def run(file: Path, options: PlanOptions) -> None:
+    """Print the estimate of the job in a file.
+
+    Raises:
+        UserError: When the job can't be planned or measured, or an option is not valid.
+    """
+    if options.tokens is not None and not 0 < options.tokens < math.inf:
+        raise UserError(f"--tokens is how many a run trains on, a number above 0, and not {options.tokens:g}")
     name, spec = _read(file)
-    gpu = GPUS[asked.gpu]
-    replicas = asked.replicas or sizes.most(spec)
-    able = bool(asked.python or _has_torch())
-    measure = asked.memory and able
-    _layout(spec, replicas)  # refuses before anything is run
-    own = _own_model(file, spec, asked, able)
+    gpu = GPUS[options.gpu]
+    replicas = options.replicas or sizes.most(spec)
+    has_torch = bool(options.python or _has_torch())
+    measure = options.memory and has_torch
+    _layout(spec, replicas)  # Refuses an invalid layout before anything runs.
+    own = _own_model(file, spec, options, has_torch)
     layout = _layout(spec, replicas, own)
-    if asked.search:
-        found = _searched(spec, layout, gpu, asked, measure)
+    if options.search:
+        estimates = _search_layouts(spec, layout, gpu, options, measure)
     else:
         least = sizes.least(spec)
-        wanted = [replicas] + [least] * (asked.replicas is None and 0 < least < replicas)
-        found = [_seen(spec, _layout(spec, size, own), gpu, asked, measure) for size in wanted]
-    if asked.picture:
-        _write(asked.picture, picture(name, found[0].layout if found else layout))
-    if asked.json:
-        key = "layouts" if asked.search else "sizes"
+        replica_counts = [replicas] + [least] * (options.replicas is None and 0 < least < replicas)
+        estimates = [_estimate(spec, _layout(spec, size, own), gpu, options, measure) for size in replica_counts]
+    if options.picture:
+        _write(options.picture, picture(name, estimates[0].layout if estimates else layout))
+    if options.json:
+        key = "layouts" if options.search else "sizes"
         valid = valid_sizes(spec, sizes.least(spec), sizes.most(spec))
-        print(json.dumps({"job": name, "validReplicas": valid, key: [as_object(one) for one in found]}, indent=1))
+        print(json.dumps({"job": name, "validReplicas": valid, key: list(map(as_object, estimates))}, indent=1))
         return
     console = plain()
-    if asked.search:
-        _print_search(console, name, layout, found)
+    if options.search:
+        _print_search(console, name, layout, estimates)
     else:
-        _print(console, name, spec, found[0])
-        for smaller in found[1:]:
+        _print(console, name, spec, estimates[0])
+        for smaller in estimates[1:]:
             _print_smaller(console, smaller)
-    if asked.memory and not measure:
+    if options.memory and not measure:
         console.print("\n" + WITHOUT_TORCH.format(image=spec.template.trainer.image or "concertina/trainer", file=file))
 
 
@@ -120,62 +130,80 @@ def _read(file: Path) -> tuple[str, JobSpec]:
     return str(manifest["metadata"]["name"]), spec
 
 
-def _own_model(file: Path, spec: JobSpec, asked: PlanOptions, able: bool) -> OwnDescription | None:
-    """`able`: there is torch. Raises UserError."""
+def _own_model(file: Path, spec: JobSpec, options: PlanOptions, has_torch: bool) -> OwnDescription | None:
+    """Return the description of a custom model, or None if the job trains the bundled decoder.
+
+    Args:
+        file: Manifest of the job.
+        spec: Spec of the job.
+        options: Options of the command.
+        has_torch: Whether a Python with torch can be used.
+
+    Raises:
+        UserError: When the model can't be described, or when options for its data are given without a custom model.
+    """
     trainer = spec.trainer
     if trainer is None or not trainer.model.entrypoint:
-        if _data(asked):
+        if _data(options):
             raise UserError("--vocab-size and --width are for a model of one's own: trainer.model says the decoder's.")
         return None
-    if not able:
+    if not has_torch:
         raise UserError(
             f"{file} trains {trainer.model.entrypoint}, whose code says how large it is. "
             + WITHOUT_TORCH.format(image=spec.template.trainer.image or "IMAGE", file=file)
         )
-    found = _told({"trainer": trainer.model_dump(mode="json", by_alias=True), "data": _data(asked)}, asked.python)
+    description = _run_planning(
+        {"trainer": trainer.model_dump(mode="json", by_alias=True), "data": _data(options)}, options.python
+    )
     try:
-        return OwnDescription(**found)
+        return OwnDescription(**description)
     except TypeError as error:
-        raise _no_answer(asked.python, str(error)) from error
+        raise UserError(_unexpected_answer(options.python, str(error))) from error
 
 
-def _data(asked: PlanOptions) -> Mapping[str, Any] | None:
-    """As the options tell them; None: their manifests do."""
-    if asked.vocab_size is None and asked.width is None:
+def _data(options: PlanOptions) -> Mapping[str, Any] | None:
+    """Return the data as the options describe them, or None if the manifests of the data describe them."""
+    if options.vocab_size is None and options.width is None:
         return None
-    below = asked.vocab_size or 0
-    frames = {"width": asked.width, "number_bytes": 2, "classes": below} if asked.width else None
-    return {"vocab_size": below, "frames": frames}
+    vocab_size = options.vocab_size or 0
+    frames = {"width": options.width, "number_bytes": 2, "classes": vocab_size} if options.width else None
+    return {"vocab_size": vocab_size, "frames": frames}
 
 
 def _layout(spec: JobSpec, replicas: int, own: OwnDescription | None = None) -> ParallelLayout:
     if not replicas:
         raise UserError(f"no size is valid: {sizes.rounding(spec)}.")
     layout = of(spec, replicas, own)
-    if wrong := problems(layout.trainer, layout.parallelism, layout.size):
-        raise UserError("; ".join(wrong))
+    if violations := problems(layout.trainer, layout.parallelism, layout.size):
+        raise UserError("; ".join(violations))
     return layout
 
 
-def _seen(spec: JobSpec, layout: ParallelLayout, gpu: Gpu, asked: PlanOptions, measure: bool) -> Estimate:
-    return outlook(spec, layout, gpu, asked.fabric, _measured(layout, asked.python) if measure else (), asked.tokens)
+def _estimate(spec: JobSpec, layout: ParallelLayout, gpu: Gpu, options: PlanOptions, measure: bool) -> Estimate:
+    return outlook(
+        spec, layout, gpu, options.fabric, _measured(layout, options.python) if measure else (), options.tokens
+    )
 
 
-def _searched(spec: JobSpec, layout: ParallelLayout, gpu: Gpu, asked: PlanOptions, measure: bool) -> list[Estimate]:
-    found: list[Estimate] = []
-    tried = search.candidates(layout.trainer, gpu, FABRICS[asked.fabric], layout.size, layout.per_node, layout.own)
-    for each in tried[: MOST_MEASURED * asked.search]:
-        if len(found) == asked.search:
+def _search_layouts(
+    spec: JobSpec, layout: ParallelLayout, gpu: Gpu, options: PlanOptions, measure: bool
+) -> list[Estimate]:
+    estimates: list[Estimate] = []
+    candidates = search.candidates(
+        layout.trainer, gpu, FABRICS[options.fabric], layout.size, layout.per_node, layout.own
+    )
+    for candidate in candidates[: MOST_MEASURED * options.search]:
+        if len(estimates) == options.search:
             break
-        seen = _seen(spec, each, gpu, asked, measure)
-        if seen.fits is not False:
-            found.append(seen)
-    if not found:
+        estimate = _estimate(spec, candidate, gpu, options, measure)
+        if estimate.fits is not False:
+            estimates.append(estimate)
+    if not estimates:
         raise UserError(
             f"no layout of {layout.size} ranks was found that fits into {gpu.name}: take more replicas, or a smaller "
             "microBatchSize."
         )
-    return found
+    return estimates
 
 
 def _has_torch() -> bool:
@@ -183,39 +211,52 @@ def _has_torch() -> bool:
 
 
 def _measured(layout: ParallelLayout, python: str) -> Sequence[RankMemoryEstimate]:
-    """Raises UserError."""
-    asked = {
+    """Measure the memory of the ranks of a layout.
+
+    Raises:
+        UserError: When the layout can't be measured.
+    """
+    request = {
         "trainer": layout.trainer.model_dump(mode="json", by_alias=True),
         "data": layout.own and layout.own.data,
         "parallelism": layout.parallelism.model_dump(mode="json", by_alias=True),
         "size": layout.size,
     }
     try:
-        return [rank_memory(each) for each in _told(asked, python)]
+        return [rank_memory(answer) for answer in _run_planning(request, python)]
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise _no_answer(python, f"{type(error).__name__}: {error}") from error
+        raise UserError(_unexpected_answer(python, f"{type(error).__name__}: {error}")) from error
 
 
-def _told(asked: Mapping[str, Any], python: str) -> Any:
-    """In a process of its own: torch is none of the operator's, nor is a model of one's own. Raises UserError."""
+def _run_planning(request: Mapping[str, Any], python: str) -> Any:
+    """Run `concertina_trainer.planning` with a request, and return its answer.
+
+    It runs in a process of its own, since the operator's package needs neither torch nor the code of a custom model.
+
+    Raises:
+        UserError: When the process fails, or its answer is not JSON.
+    """
     try:
         command = [*(shlex.split(python) or [sys.executable]), "-m", "concertina_trainer.planning"]
-        done = subprocess.run(command, input=json.dumps(asked) + "\n", capture_output=True, text=True, check=False)
+        process = subprocess.run(command, input=json.dumps(request) + "\n", capture_output=True, text=True, check=False)
     except (OSError, ValueError) as error:
         raise UserError(f"`{python or sys.executable}` can't be run: {error}") from error
-    if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise UserError(f"the layout could not be measured: {said[0][:MOST_SAID]}")
+    if process.returncode:
+        error_lines = process.stderr.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
+        raise UserError(f"the layout could not be measured: {error_lines[0][:MOST_QUOTED]}")
     try:
-        return json.loads(done.stdout)
+        return json.loads(process.stdout)
     except (ValueError, RecursionError) as error:
-        raise _no_answer(python, f"{done.stdout.strip()[:MOST_SAID]!r}") from error
+        raise UserError(_unexpected_answer(python, f"{process.stdout.strip()[:MOST_QUOTED]!r}")) from error
 
 
-def _no_answer(python: str, said: str) -> UserError:
-    """Of a command that runs something else beside the Python or instead of it, or another version's."""
-    return UserError(
-        f"`{python or sys.executable}` did not answer as concertina_trainer.planning of this version does: {said}. "
+def _unexpected_answer(python: str, answer: str) -> str:
+    """Return the error message about a command that does not answer as expected.
+
+    Such a command runs another program beside the Python or instead of it, or another version of concertina.
+    """
+    return (
+        f"`{python or sys.executable}` did not answer as concertina_trainer.planning of this version does: {answer}. "
         "--python must be a command that runs Python alone and prints nothing of its own to standard output."
     )
 
@@ -227,25 +268,26 @@ def _write(file: Path, text: str) -> None:
         raise UserError(f"{file} can't be written: {error.strerror}") from error
 
 
-def _print(console: Console, name: str, spec: JobSpec, seen: Estimate) -> None:
+def _print(console: Console, name: str, spec: JobSpec, estimate: Estimate) -> None:
     grid = Table.grid(padding=(0, 2))
-    for row in _facts(spec, seen):
+    for row in _facts(spec, estimate):
         grid.add_row(*row)
-    console.print(f"{name}: {seen.layout.size} ranks in {seen.replicas} replicas, {seen.gpu.name}, {seen.fabric}\n")
+    ranks, replicas = estimate.layout.size, estimate.replicas
+    console.print(f"{name}: {ranks} ranks in {replicas} replicas, {estimate.gpu.name}, {estimate.fabric}\n")
     console.print(grid)
-    if seen.memory:
-        console.print(_memory_table(seen))
-    if seen.traffic:
-        console.print(_traffic_table(seen))
-    console.print(f"\nFirst bottleneck: {bottleneck(seen)}")
+    if estimate.memory:
+        console.print(_memory_table(estimate))
+    if estimate.traffic:
+        console.print(_traffic_table(estimate))
+    console.print(f"\nFirst bottleneck: {bottleneck(estimate)}")
 
 
-def _facts(spec: JobSpec, seen: Estimate) -> Iterator[tuple[str, str]]:
-    layout, trainer, plan, time = seen.layout, seen.layout.trainer, batch(seen.layout), seen.time
+def _facts(spec: JobSpec, estimate: Estimate) -> Iterator[tuple[str, str]]:
+    layout, trainer, plan, time = estimate.layout, estimate.layout.trainer, batch(estimate.layout), estimate.time
     valid = valid_sizes(spec, sizes.least(spec), sizes.most(spec))
     yield "Sizes", f"{_numbers(valid)} replicas" + (f"; {sizes.rounding(spec)}" if sizes.rounding(spec) else "")
     yield "Layout", _degrees(layout)
-    crossing = [str(each) for each in layout.groups if layout.crosses(each)]
+    crossing = [str(dimension) for dimension in layout.groups if layout.crosses(dimension)]
     yield "On nodes", f"{layout.per_node} ranks each; between nodes: {', '.join(crossing) or 'nothing'}"
     trained = f", {layout.trained:,} of them trained" if layout.trained < layout.weights else ""
     counted = " (counted)" if layout.own and layout.own.counted else ""
@@ -269,25 +311,25 @@ def _facts(spec: JobSpec, seen: Estimate) -> Iterator[tuple[str, str]]:
     )
     yield (
         "Speed",
-        f"{seen.tokens_per_second:,.0f} {layout.elements}/s, MFU {seen.mfu:.1%} (estimated: docs/planning.md)",
+        f"{estimate.tokens_per_second:,.0f} {layout.elements}/s, MFU {estimate.mfu:.1%} (estimated: docs/planning.md)",
     )
     yield (
         "Node memory",
-        f"{_size(seen.snapshots)} of snapshots a replica"
-        + (f", {_size(seen.offloaded)} of offloaded state" if seen.offloaded else "")
-        + (f", of {_size(seen.room)}" if seen.room else ""),
+        f"{_size(estimate.snapshots)} of snapshots a replica"
+        + (f", {_size(estimate.offloaded)} of offloaded state" if estimate.offloaded else "")
+        + (f", of {_size(estimate.room)}" if estimate.room else ""),
     )
-    if budget := seen.budget:
+    if budget := estimate.budget:
         cost = "" if budget.cost is None else f", {budget.cost:,.0f} {budget.currency}"
         yield "Run", f"{budget.tokens:.3g} {layout.elements} in {duration(budget.seconds)}{cost}, if nothing fails"
 
 
 def _degrees(layout: ParallelLayout) -> str:
-    found = (
-        " x ".join(f"{each} {degree}" for each, degree in layout.degrees._asdict().items() if degree > 1) or "one rank"
+    text = (
+        " x ".join(f"{name} {degree}" for name, degree in layout.degrees._asdict().items() if degree > 1) or "one rank"
     )
-    found += f", experts over {layout.parallelism.expert}" if layout.parallelism.expert > 1 else ""
-    return found + (f", {layout.parallelism.schedule}" if layout.parallelism.pipeline > 1 else "")
+    text += f", experts over {layout.parallelism.expert}" if layout.parallelism.expert > 1 else ""
+    return text + (f", {layout.parallelism.schedule}" if layout.parallelism.pipeline > 1 else "")
 
 
 def _numbers(valid: Sequence[int]) -> str:
@@ -296,63 +338,63 @@ def _numbers(valid: Sequence[int]) -> str:
     return f"{valid[0]}, {valid[1]}, ... {valid[-1]}"
 
 
-def _memory_table(seen: Estimate) -> Table:
-    kinds = list(seen.memory[0].kinds)
-    unit, size = _unit(max(rank.total for rank in seen.memory))
-    offloaded = ["on the host"] if any(rank.host_total for rank in seen.memory) else []
+def _memory_table(estimate: Estimate) -> Table:
+    kinds = list(estimate.memory[0].kinds)
+    unit, size = _unit(max(rank.total for rank in estimate.memory))
+    offloaded = ["on the host"] if any(rank.host_total for rank in estimate.memory) else []
     table = Table(
         f"{unit} at the peak", "", *kinds, "all", *offloaded, box=None, header_style="bold", padding=(0, 2, 0, 0)
     )
-    for rank in seen.memory:
+    for rank in estimate.memory:
         figures = [f"{rank.kinds[kind] / size:.2f}" for kind in kinds]
         on_host = [f"{rank.host_total / size:.2f}" for _ in offloaded]
         table.add_row(f"rank {rank.rank}", rank.phase, *figures, f"{rank.total / size:.2f}", *on_host)
     return table
 
 
-def _traffic_table(seen: Estimate) -> Table:
-    unit, size = _unit(max(part.sent for part in seen.traffic))
+def _traffic_table(estimate: Estimate) -> Table:
+    unit, size = _unit(max(part.sent for part in estimate.traffic))
     table = Table(
         "A step of a rank", "", "times", f"{unit} sent", "GB/s", "", box=None, header_style="bold", padding=(0, 2, 0, 0)
     )
-    for part in seen.traffic:
-        link = f"{seen.fabric}" if seen.layout.crosses(part.dimension) else "NVLink"
-        hidden = "waited for" if part.exposed else "beside computation"
+    for part in estimate.traffic:
+        link = f"{estimate.fabric}" if estimate.layout.crosses(part.dimension) else "NVLink"
+        overlap = "waited for" if part.exposed else "beside computation"
         table.add_row(
             str(part.dimension), part.name, f"{part.times}", f"{part.sent / size:.2f}",
-            f"{seen.rate(part) / 1e9:.0f} {link}", hidden,
+            f"{estimate.rate(part) / 1e9:.0f} {link}", overlap,
         )  # fmt: skip
     return table
 
 
 def _unit(most: float) -> tuple[str, float]:
-    """Of sizes up to this one."""
+    """Return the unit for sizes up to `most` bytes, and its size in bytes."""
     return ("GiB", 2.0**30) if most >= 2**30 else ("MiB", 2.0**20)
 
 
 def _size(size: float) -> str:
-    unit, one = _unit(size)
-    return f"{size / one:,.1f} {unit}"
+    unit, unit_bytes = _unit(size)
+    return f"{size / unit_bytes:,.1f} {unit}"
 
 
-def _print_smaller(console: Console, seen: Estimate) -> None:
-    peak = "" if seen.peak is None else f", {_size(seen.peak.total)} at the peak of rank {seen.peak.rank}"
-    speed = f"{seen.time.total:.3g} s a step, {seen.tokens_per_second:,.0f} {seen.layout.elements}/s"
-    why = bottleneck(seen) if seen.fits is False else ""
-    said = f"Shrunk to {seen.replicas} replicas ({_degrees(seen.layout)}): {speed}{peak}. {why}"
-    console.print(said.rstrip())
+def _print_smaller(console: Console, estimate: Estimate) -> None:
+    peak = "" if estimate.peak is None else f", {_size(estimate.peak.total)} at the peak of rank {estimate.peak.rank}"
+    speed = f"{estimate.time.total:.3g} s a step, {estimate.tokens_per_second:,.0f} {estimate.layout.elements}/s"
+    reason = bottleneck(estimate) if estimate.fits is False else ""
+    line = f"Shrunk to {estimate.replicas} replicas ({_degrees(estimate.layout)}): {speed}{peak}. {reason}"
+    console.print(line.rstrip())
 
 
-def _print_search(console: Console, name: str, layout: ParallelLayout, found: Sequence[Estimate]) -> None:
-    console.print(f"The fastest layouts of {name} on {layout.size} {found[0].gpu.name}, {found[0].fabric}:\n")
+def _print_search(console: Console, name: str, layout: ParallelLayout, estimates: Sequence[Estimate]) -> None:
+    console.print(f"The fastest layouts of {name} on {layout.size} {estimates[0].gpu.name}, {estimates[0].fabric}:\n")
     table = Table(
         "Layout", "Activations", f"{layout.elements}/s", "MFU", "Memory", "First bottleneck", box=None,
         header_style="bold", padding=(0, 2, 0, 0),
     )  # fmt: skip
-    for seen in found:
-        peak = _size(seen.peak.total) if seen.peak else "not measured"
+    for estimate in estimates:
+        peak = _size(estimate.peak.total) if estimate.peak else "not measured"
         table.add_row(
-            _degrees(seen.layout), seen.layout.trainer.memory.activations, f"{seen.tokens_per_second:,.0f}",
-            f"{seen.mfu:.1%}", peak, bottleneck(seen).partition(":")[0],
+            _degrees(estimate.layout), estimate.layout.trainer.memory.activations, f"{estimate.tokens_per_second:,.0f}",
+            f"{estimate.mfu:.1%}", peak, bottleneck(estimate).partition(":")[0],
         )  # fmt: skip
     console.print(table)

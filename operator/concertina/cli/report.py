@@ -16,10 +16,10 @@ async def run(target: Target, name: str, out: Path | None, seconds: float) -> in
     async with target.connect() as (client, namespace):
         record = await look(client, namespace, name, seconds)
         events = await events_of(client, record.job)
-    seen, found = judge(record)
+    evidence, diagnosis = judge(record)
     file = out or Path(f"{name}.html")
     try:
-        file.write_text(page(record.name, seen, found, record.unseen, events), encoding="utf-8")
+        file.write_text(page(record.name, evidence, diagnosis, record.unseen, events), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{file} can't be written: {error.strerror}") from error
     plain().print(f"{file} tells of {record.name}, as it was at {record.status.goodput.at or 'its creation'}.")

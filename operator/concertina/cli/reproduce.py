@@ -1,4 +1,4 @@
-"""`concertina reproduce`: from a checkpoint in storage to the manifest that trains it again."""
+"""`concertina reproduce`: the manifest that trains a checkpoint in storage again."""
 
 from __future__ import annotations
 
@@ -29,21 +29,30 @@ from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.trainer import TrainerConfig
 
 
-def reproduced(uri: str, step: int, wanted: ReproductionOptions) -> Reproduction:
-    """Raises InvalidInput, StorageError or Irreproducible."""
+def reproduced(uri: str, step: int, options: ReproductionOptions) -> Reproduction:
+    """Return the manifest that trains the checkpoint of a step again.
+
+    Raises:
+        InvalidInput: When the checkpoint or its data can't be read.
+        StorageError: When the storage can't be reached.
+        Irreproducible: When the checkpoint can't be reproduced.
+    """
     checkpoint = catalogue.at_step(uri, step)
     lineage_of(checkpoint.manifest)
     _check_data(checkpoint.manifest)
-    return reproduction(checkpoint.manifest, checkpoint.uri, _beginning(checkpoint), wanted)
+    return reproduction(checkpoint.manifest, checkpoint.uri, _find_beginning(checkpoint), options)
 
 
-def _beginning(checkpoint: StoredCheckpoint) -> Beginning:
-    """The newest checkpoint before it that is left of those that it was trained from."""
+def _find_beginning(checkpoint: StoredCheckpoint) -> Beginning:
+    """Return the newest earlier checkpoint that is left of those that this checkpoint was trained from.
+
+    If there is none, training begins where the job began.
+    """
     manifest, folder = checkpoint.manifest, ObjectPrefix(catalogue.run_of(checkpoint.uri))
-    places = found(folder.entries(manifest.uid))[1]
-    for place in reversed(ancestors(places, manifest.uid, manifest.id, lineage_of(manifest))):
-        if text := folder.get(f"{place.folder}/{NAME}"):
-            return Beginning(place.step, f"{folder.uri}/{place.folder}", hashlib.sha256(text).hexdigest())
+    locations = found(folder.entries(manifest.uid))[1]
+    for location in reversed(ancestors(locations, manifest.uid, manifest.id, lineage_of(manifest))):
+        if text := folder.get(f"{location.folder}/{NAME}"):
+            return Beginning(location.step, f"{folder.uri}/{location.folder}", hashlib.sha256(text).hexdigest())
     beginning = without_checkpoint(manifest)
     if not beginning.uri:
         return beginning
@@ -52,7 +61,13 @@ def _beginning(checkpoint: StoredCheckpoint) -> Beginning:
 
 
 def _check_data(manifest: Manifest) -> None:
-    """That the bundled trainer's data are those of then. Raises Irreproducible, InvalidInput or StorageError."""
+    """Check that the data sets of the bundled trainer have the digests that the checkpoint records.
+
+    Raises:
+        Irreproducible: When the data have changed, or the trainer's configuration can't be read.
+        InvalidInput: When a data set can't be read.
+        StorageError: When the storage can't be reached.
+    """
     lineage = lineage_of(manifest)
     if not manifest.trainer:
         return
@@ -65,33 +80,37 @@ def _check_data(manifest: Manifest) -> None:
     if len(uris) != len(lineage.data_sets):
         raise Irreproducible(f"it names {len(uris)} data sets, and digests of {len(lineage.data_sets)}")
     cache = CacheSettings(data.cache_bytes)
-    now = [read_manifest(open_place(uri, cache)) for uri in uris]
+    data_manifests = [read_manifest(open_place(uri, cache)) for uri in uris]
     changed = [
-        f"{uri} has digest {found.digest} ({found.documents:,} documents, {found.tokens:,} tokens), and the checkpoint "
-        f"was trained on {before}"
-        for uri, before, found in zip(uris, lineage.data_sets, now, strict=True)
-        if found.digest != before
+        f"{uri} has digest {stored.digest} ({stored.documents:,} documents, {stored.tokens:,} tokens), and the "
+        f"checkpoint was trained on {digest}"
+        for uri, digest, stored in zip(uris, lineage.data_sets, data_manifests, strict=True)
+        if stored.digest != digest
     ]
     if changed:
         raise Irreproducible(f"{'; '.join(changed)}: put the same data there again, or it would be another training.")
 
 
 def words(reproduction: Reproduction) -> Sequence[str]:
-    """What a person has to know of it."""
+    """Return the sentences that tell a person how closely the result will match."""
     if reproduction.differences:
         first = "The same samples in the same order, and the same curve but for rounding; not to the bit:"
-        return [first, *(f"- {each}." for each in (*reproduction.differences, *reproduction.conditions))]
-    return ["To the bit, if nothing else differs:", *(f"- {each}." for each in reproduction.conditions)]
+        return [first, *(f"- {sentence}." for sentence in (*reproduction.differences, *reproduction.conditions))]
+    return ["To the bit, if nothing else differs:", *(f"- {sentence}." for sentence in reproduction.conditions)]
 
 
 def text(reproduction: Reproduction) -> str:
-    """The manifest, with what has to be known of it."""
+    """Return the manifest as YAML, after comments that say how closely the result will match."""
     comments = "".join(f"# {line}\n" for line in words(reproduction))
     return comments + yaml.safe_dump(json.loads(json.dumps(reproduction.manifest)), sort_keys=False)
 
 
 def variables(options: Sequence[str]) -> Mapping[str, str]:
-    """Of NAME=VALUE each. Raises InvalidInput."""
+    """Return the values of options of the form NAME=VALUE.
+
+    Raises:
+        InvalidInput: When an option has no name or no value.
+    """
     wrong = [option for option in options if not option.partition("=")[1] or not option.partition("=")[0]]
     if wrong:
         raise InvalidInput(f"--env {wrong[0]} says no value: write NAME=VALUE.")

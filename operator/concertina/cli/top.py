@@ -1,4 +1,7 @@
-"""`concertina top`: all jobs, listed once and watched from then on, so that a thousand cost the API server little."""
+"""`concertina top`: all jobs, listed once and watched from then on.
+
+A thousand jobs therefore cost the API server little.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ console = plain()
 
 @dataclass(frozen=True)
 class TopView:
-    """What is shown, and how."""
+    """Selection, groups and order of the jobs that are shown."""
 
     all_namespaces: bool
     by: str
@@ -37,21 +40,21 @@ async def top(target: Target, all_namespaces: bool, by: str, sort: str, once: bo
         raise UserError(f"-o takes json, and not {output!r:.80}")
     view = TopView(all_namespaces, by, RowOrder(sort))
     async with target.connect() as (client, namespace):
-        where = None if view.all_namespaces else namespace
+        selected_namespace = None if view.all_namespaces else namespace
         rows: list[JobRow] = []
-        async for page, _ in client.pages(TRAINING_JOBS, where):
+        async for page, _ in client.pages(TRAINING_JOBS, selected_namespace):
             rows += map(row, page)
         rows = ordered(rows, view.order, view.by)
         if output:
-            sys.stdout.write(json.dumps([as_json(each, view.by) for each in rows], indent=2) + "\n")
+            sys.stdout.write(json.dumps([as_json(job_row, view.by) for job_row in rows], indent=2) + "\n")
         elif once or not console.is_terminal:
             console.print(screen(rows, time.time(), view.all_namespaces, view.by))
         else:
-            await _follow(client, where, view)
+            await _follow(client, selected_namespace, view)
 
 
 async def _follow(client: Client, namespace: str | None, view: TopView) -> None:
-    """Until Ctrl-C."""
+    """Show the table until Ctrl-C."""
     jobs = Reflector(client, TRAINING_JOBS, row, lambda old, new: None, namespace)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(jobs.run())

@@ -1,5 +1,8 @@
-"""`concertina trace`: asked of the agents from within their pods, as `status --members` asks: the operator has no part
-in it (decision "A trace is fetched where it is made")."""
+"""`concertina trace`: traces of a few steps, requested from the agents from within their pods.
+
+`status --members` requests reports in the same way. The operator takes no part (decision "A trace is fetched where it
+is made").
+"""
 
 from __future__ import annotations
 
@@ -31,33 +34,41 @@ from concertina_protocol.step_traces import MOST_BYTES, MOST_STEPS
 
 MOST_RANKS = 16
 AHEAD_SECONDS = 3.0
-"""From the first wish to the last: all ranks trace the same steps, which must not have begun before."""
+"""Time between the first request and the first traced step, in seconds.
+
+All ranks trace the same steps, which must not have begun when the last rank is asked.
+"""
 LONGEST_SECONDS = 600.0
 _MOST_UNPACKED = 1 << 30
 
 
 async def trace(target: Target, job: str, steps: int, ranks: str, out: str) -> None:
-    wanted = _ranks(ranks)
+    rank_numbers = _ranks(ranks)
     if not 1 <= steps <= MOST_STEPS:
         raise UserError(f"--steps takes 1 to {MOST_STEPS}")
     async with target.connect() as (client, namespace):
         status = status_of(await client.get(TRAINING_JOBS, namespace, job))
-        pods = await _pods(client, namespace, job, status.world, wanted)
+        pods = await _pods(client, namespace, job, status.world, rank_numbers)
         first, step_seconds = await _first_step(client, namespace, status)
         limit = min(LONGEST_SECONDS, 45.0 + 3 * step_seconds * (steps + 1))
         typer.echo(
-            f"{steps} steps of rank {', '.join(map(str, wanted))} of {job}" + (f", from step {first}" if first else "")
+            f"{steps} steps of rank {', '.join(map(str, rank_numbers))} of {job}"
+            + (f", from step {first}" if first else "")
         )
-        found = await asyncio.gather(
-            *(_fetch(client, namespace, pods[rank], rank, first, steps, limit) for rank in wanted)
+        traces = await asyncio.gather(
+            *(_fetch(client, namespace, pods[rank], rank, first, steps, limit) for rank in rank_numbers)
         )
     path = Path(out or f"{job}-trace.json")
-    size = _write(path, merged(found))
+    size = _write(path, merged(traces))
     typer.echo(f"{path} is written ({size / 1e6:.1f} MB); open it at https://ui.perfetto.dev")
 
 
 def _ranks(text: str) -> list[int]:
-    """Raises UserError."""
+    """Return the ranks in a comma-separated list, sorted and without duplicates.
+
+    Raises:
+        UserError: When the list is not valid or too long.
+    """
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and len(word) < 8 for word in words) or len(words) > MOST_RANKS:
         raise UserError(f"--ranks takes up to {MOST_RANKS} numbers, as 0,3")
@@ -67,25 +78,28 @@ def _ranks(text: str) -> list[int]:
 async def _pods(client: Client, namespace: str, job: str, world: World, ranks: list[int]) -> dict[int, Raw]:
     if not world.members:
         raise UserError(f"{job} does not train now; `concertina status {job}` says why.")
-    found = {}
+    pods = {}
     for rank in ranks:
         if not (replica := world.replica_of(rank)):
             raise UserError(f"{job} has ranks 0 to {world.workers - 1} now, and no rank {rank}.")
-        found[rank] = await client.get(PODS, namespace, replica)
-    return found
+        pods[rank] = await client.get(PODS, namespace, replica)
+    return pods
 
 
 async def _first_step(client: Client, namespace: str, status: JobStatus) -> tuple[int, float]:
-    """The first step to trace, and seconds of a step, as the coordinator knows them; 0: from the next one on."""
+    """Return the first step to trace, and the duration of a step in seconds, as the coordinator reports them.
+
+    The step is 0 if the coordinator does not know the duration. The trace then begins with the next step.
+    """
     try:
         coordinator = await client.get(PODS, namespace, status.world.coordinator or "")
         report = await report_of(client, namespace, coordinator)
     except (ApiError, ProtocolError):
         report = None
-    told = report.progress if report else None
-    if told is None or not told.step_seconds or not math.isfinite(told.step_seconds):
+    progress = report.progress if report else None
+    if progress is None or not progress.step_seconds or not math.isfinite(progress.step_seconds):
         return 0, 0.0
-    return told.step + math.ceil(AHEAD_SECONDS / told.step_seconds) + 1, told.step_seconds
+    return progress.step + math.ceil(AHEAD_SECONDS / progress.step_seconds) + 1, progress.step_seconds
 
 
 async def _fetch(
@@ -98,22 +112,28 @@ async def _fetch(
     ]  # fmt: skip
     text = await execute(client, namespace, name, TRAINER, command, seconds + 30.0, 2 * MOST_BYTES)
     try:
-        found = json.loads(_unpacked(base64.b64decode(text)))
-        return RankTrace(rank, name, dict(found["trace"]), dict(found["flightRecorder"]))
+        content = json.loads(_unpacked(base64.b64decode(text)))
+        return RankTrace(rank, name, dict(content["trace"]), dict(content["flightRecorder"]))
     except (ValueError, KeyError, TypeError, binascii.Error, zlib.error) as error:
         raise UserError(f"the file that {name} has sent is no trace: {error}") from error
 
 
 def _unpacked(data: bytes) -> bytes:
-    unpacking = zlib.decompressobj(wbits=31)
-    found = unpacking.decompress(data, _MOST_UNPACKED)
-    if not unpacking.eof:
+    decompressor = zlib.decompressobj(wbits=31)
+    content = decompressor.decompress(data, _MOST_UNPACKED)
+    if not decompressor.eof:
         raise ValueError("it is cut off, or too long")
-    return found
+    return content
 
 
 def _write(path: Path, trace: dict[str, Any]) -> int:
-    """Its bytes. Raises UserError."""
+    """Write the trace as JSON, and return the size of the file in bytes.
+
+    A file with the suffix .gz is compressed.
+
+    Raises:
+        UserError: When the file can't be written.
+    """
     content = json.dumps(trace).encode()
     try:
         return path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)

@@ -1,1 +1,1 @@
-"""`concertina demo`: a whole story on the local cluster, told as it happens, and checked at the end."""
+"""`concertina demo`: a job on the local cluster that loses a node and recovers, checked at the end."""

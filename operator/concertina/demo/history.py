@@ -1,4 +1,4 @@
-"""What happened in a run, as seen from outside: samples of its status, and marks of what was done to it."""
+"""History of a run as it is seen from outside: samples of its status, and marks of what was done to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concertina_protocol.log_lines import StepDoneLine
 
 @dataclass(frozen=True)
 class StatusSample:
-    """One look at the job's status. Times are Unix seconds."""
+    """One reading of the job's status. Times are Unix seconds."""
 
     at: float
     step: int
@@ -22,7 +22,7 @@ class StatusSample:
 
 @dataclass(frozen=True)
 class LossPoint:
-    """One line of the trainer's log."""
+    """One step's line in the trainer's log."""
 
     at: float
     step: int
@@ -31,7 +31,7 @@ class LossPoint:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that was done or that happened, for the plot and the summary."""
+    """Action or event for the plot and the summary."""
 
     at: float
     what: str
@@ -40,36 +40,36 @@ class Mark:
 
 @dataclass
 class DemoHistory:
-    """Grows while the run is watched."""
+    """History that grows while the run is watched."""
 
     samples: list[StatusSample] = field(default_factory=list)
     losses: list[LossPoint] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     status: JobStatus = field(default_factory=JobStatus)
-    """The last status seen."""
+    """Status of the job as last read."""
 
     def looked(self, status: JobStatus) -> None:
-        """Keep what was seen just now."""
+        """Add a status that was just read."""
         self.status = status
         world, step = status.world, status.progress.step if status.progress else 0
         at_work = world.replicas if show.word(status) in ("Training", "Draining") else 0
         self.samples.append(StatusSample(time.time(), step, at_work, world.round))
 
     def stepped(self, step: StepDoneLine) -> None:
-        """Keep what was read just now."""
+        """Add a step that was just read."""
         self.losses.append(LossPoint(time.time(), step.step, step.loss))
 
     def mark(self, at: float, what: str, text: str) -> None:
-        """Remember something for the plot."""
+        """Add a mark."""
         self.marks.append(Mark(at, what, text))
 
     def marked(self, what: str) -> float | None:
-        """When `what` happened, None if it did not."""
+        """Return the time of the mark `what`, or None if there is none."""
         return next((mark.at for mark in self.marks if mark.what == what), None)
 
     @property
     def replicas(self) -> int:
-        """Replicas at work at the last look."""
+        """Number of replicas that trained at the last reading."""
         return self.samples[-1].world if self.samples else 0
 
     @property
@@ -79,11 +79,11 @@ class DemoHistory:
 
     @property
     def ended(self) -> bool:
-        """Whether the job is complete or failed."""
+        """Whether the job is complete or has failed."""
         return show.ended(self.status) is not None
 
     def first_step_after(self, at: float) -> LossPoint | None:
-        """The first finished step that was not yet known at that time."""
-        before = max((point.step for point in self.losses if point.at <= at), default=0)
-        later = [point for point in self.losses if point.at > at and point.step >= before]
+        """Return the first step that finished after a Unix time and was not known before, or None."""
+        known_step = max((point.step for point in self.losses if point.at <= at), default=0)
+        later = [point for point in self.losses if point.at > at and point.step >= known_step]
         return min(later, key=lambda point: point.at, default=None)

@@ -1,4 +1,4 @@
-"""`concertina demo`: the story, top to bottom."""
+"""`concertina demo`: the whole demo in order."""
 
 from __future__ import annotations
 
@@ -34,21 +34,27 @@ def demo(
     picture: Annotated[Path, typer.Option("--picture", help="Where the PNG goes.")] = Path("out/demo.png"),
     name: Annotated[str, typer.Option("--name", help="Name of the local cluster that the demo makes.")] = "",
 ) -> None:
-    """See a job lose a node, go on, grow back and finish, on a cluster of its own on this machine."""
+    """See a job lose a node, go on, grow back and finish, on a cluster of its own on this machine.
+
+    \f
+
+    Raises:
+        typer.Exit: Always, with status 1 if a promise was broken.
+    """
     console = Console()
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
         broken = tell(console, name or f"{paths.default_name()}-demo", picture)
     except (Late, LocalClusterError) as error:
         broken = [str(error)]
     for sentence in broken:
         console.print(f"Not as promised: {sentence}", style="red", markup=False)
-    console.print(f"{'The demo failed' if broken else 'All as promised'}, {time.monotonic() - begun:.0f} s in all.")
+    console.print(f"{'The demo failed' if broken else 'All as promised'}, {time.monotonic() - start:.0f} s in all.")
     raise typer.Exit(1 if broken else 0)
 
 
 def tell(console: Console, name: str, picture: Path) -> list[str]:
-    """The whole story; a sentence for each promise that was not kept."""
+    """Run the whole demo, and return a sentence for each promise that was not kept."""
     with stages.standing(name, 3, lambda text: timed(console, text)) as stage:
         console.print(f"Logs are in {stage.cluster.record.logs}; kubectl: KUBECONFIG={stage.cluster.kubeconfig}")
         with timed(console, "data: invented text, as tokens in the bucket") as say:
@@ -63,15 +69,18 @@ def tell(console: Console, name: str, picture: Path) -> list[str]:
 
 @contextmanager
 def timed(console: Console, text: str) -> Iterator[Callable[[str], None]]:
-    """Say what is being done, and how long it took."""
-    begun = time.monotonic()
+    """Print what is being done, and how long it took.
+
+    Yields a function that shows a detail.
+    """
+    start = time.monotonic()
     with console.status(text) as status:
         yield lambda detail: status.update(f"{text}: {detail}")
-    console.print(f"[green]✓[/] {text} [dim]{time.monotonic() - begun:.1f} s")
+    console.print(f"[green]✓[/] {text} [dim]{time.monotonic() - start:.1f} s")
 
 
 async def play(stage: Stage, console: Console) -> DemoHistory:
-    """Apply the job; kill a node at a third; boot it again at half; wait for the end."""
+    """Apply the job, kill a node after a third, boot it again after a half, and wait for the end."""
     cluster, history = stage.cluster, DemoHistory()
     cluster.kubectl("apply", "-f", str(stages.CHECKOUT / "examples" / "demo.yaml"))
     async with (
@@ -96,6 +105,6 @@ async def play(stage: Stage, console: Console) -> DemoHistory:
 
 
 def victim(stage: Stage, history: DemoHistory) -> str:
-    """A node that has a member of the world, not the operator (that would be another drill)."""
+    """Return a node of a member on which the operator does not run. The loss of both would be another drill."""
     spared = stage.operator_node()
     return next(member.node for member in history.status.world.members if member.node != spared)

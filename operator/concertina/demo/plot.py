@@ -1,4 +1,4 @@
-"""The picture of a run: loss over time above, replicas at work below, with what happened marked on both."""
+"""Picture of a run: loss over time above, replicas below, and marks on both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ COLOURS = {"kill": "#c0392b", "shrunk": "#e67e22", "grown": "#27ae60"}
 
 
 def draw(history: DemoHistory, path: Path) -> None:
-    """Write a PNG. matplotlib comes with the `demo` extra."""
+    """Write the picture as PNG. matplotlib comes with the `demo` extra."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -28,9 +28,9 @@ def draw(history: DemoHistory, path: Path) -> None:
         [s.at - start for s in history.samples], [s.world for s in history.samples], where="post", color="#2c3e50"
     )
     world.set_ylabel("replicas\nat work")
-    most = max(s.world for s in history.samples)
-    world.set_ylim(0, most + 0.5)
-    world.set_yticks(range(most + 1))
+    max_replicas = max(s.world for s in history.samples)
+    world.set_ylim(0, max_replicas + 0.5)
+    world.set_yticks(range(max_replicas + 1))
     world.set_xlabel("seconds since the first step")
     world.set_xlim(left=0)
     for mark in history.marks:

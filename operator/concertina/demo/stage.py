@@ -1,6 +1,6 @@
-"""The stage of the demo and of the benchmarks: a local cluster, an S3 server, the operator from its chart, and data.
+"""Stage of the demo and of the benchmarks: a local cluster, an S3 server, the operator from its chart, and data.
 
-Everything belongs to the process that set it up and goes away with it.
+Everything belongs to the process that set it up, and ends with it.
 """
 
 from __future__ import annotations
@@ -28,33 +28,37 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """What stands: `cluster` with the operator in it, `storage` with BUCKET in it."""
+    """Running stage: `cluster` with the operator in it, and `storage` with BUCKET in it."""
 
     cluster: LocalCluster
     storage: s3.Server
 
     def job(self, name: str, namespace: str = "default") -> dict[str, Any]:
-        """The TrainingJob as it is now."""
+        """Return a TrainingJob as it is now."""
         path = f"/apis/concertina.dev/v1beta1/namespaces/{namespace}/trainingjobs/{name}"
         job: dict[str, Any] = self.cluster.api.call("GET", path)
         return job
 
     def pods(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
-        """The pods of a TrainingJob."""
+        """Return the pods of a TrainingJob."""
         path = f"/api/v1/namespaces/{namespace}/pods?labelSelector=concertina.dev%2Fjob%3D{name}"
         return list(self.cluster.api.call("GET", path)["items"])
 
     def operator_node(self) -> str:
-        """Where the operator runs: the node that a drill of a job leaves alone."""
+        """Return the node on which the operator runs. A drill of a job leaves it alone."""
         pods = self.cluster.api.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
         return str(next(pod["spec"]["nodeName"] for pod in pods if pod["status"]["phase"] == "Running"))
 
 
 @contextmanager
 def standing(name: str, nodes: int, step: Callable[[str], Any]) -> Iterator[Stage]:
-    """Set everything up, each node with one simulated GPU: a replica a node, as in life.
+    """Set up the stage. Each node has one simulated GPU, so that each replica has a node of its own as in production.
 
-    `step(text)` is a context manager round each part: the caller shows it and times it."""
+    Args:
+        name: Name of the local cluster.
+        nodes: Number of nodes.
+        step: Context manager around each part of the work. The caller shows the text and measures the time.
+    """
     with ExitStack() as stack:
         with step("control plane and nodes") as say:
             up = stack.enter_context(cluster.owned(name, Options(nodes=nodes, gpus=1), say))
@@ -67,7 +71,7 @@ def standing(name: str, nodes: int, step: Callable[[str], Any]) -> Iterator[Stag
 
 
 def install_operator(up: LocalCluster, *settings: str) -> None:
-    """Install charts/concertina and wait until its Deployment is available."""
+    """Install charts/concertina, and wait until its Deployment is available."""
     programs.run_helm(
         up.kubeconfig, "install", "concertina", str(CHECKOUT / "charts" / "concertina"),
         "--namespace", SYSTEM, "--create-namespace", *(f"--set={setting}" for setting in settings),
@@ -76,13 +80,16 @@ def install_operator(up: LocalCluster, *settings: str) -> None:
 
 
 def put_secret(up: LocalCluster, storage: s3.Server, namespace: str = "default") -> None:
-    """The Secret `s3` that the examples name in checkpoint.secretName."""
+    """Create the Secret `s3`, which the examples name in checkpoint.secretName."""
     literals = [f"--from-literal={key}={value}" for key, value in storage.environment().items()]
     up.kubectl("-n", namespace, "create", "secret", "generic", "s3", *literals)
 
 
 def build_data(storage: s3.Server) -> Iterator[tuple[int, int]]:
-    """Byte-level token shards of `text`, in the bucket's folder `data`. Yields bytes done and bytes in all."""
+    """Build token shards of the bytes of `text`, in the folder `data` of the bucket.
+
+    Yields the number of bytes done and the number of all bytes.
+    """
     from concertina_trainer.data.build.build import build
 
     os.environ.update(storage.environment())

@@ -1,4 +1,4 @@
-"""The end of the demo: a table of what happened, and what of it is not as promised."""
+"""Summary of the demo: a table of what happened, and the promises that were broken."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from concertina.demo.stage import BUCKET, Stage
 from concertina.terminal import show
 
 RECOVERY_PROMISE = 30.0
-"""Seconds from the kill to the next step that the demo calls broken; the benchmark has the real figures."""
+"""Maximum time from the kill to the next step in seconds. The benchmark has the real figures."""
 
 
 def manifests(stage: Stage) -> list[str]:
-    """Keys of all checkpoints in the bucket."""
+    """Return the keys of the manifests of all checkpoints in the bucket."""
     from concertina_state.objects.prefix import ObjectPrefix
 
     os.environ.update(stage.storage.environment())
@@ -25,16 +25,16 @@ def manifests(stage: Stage) -> list[str]:
 
 
 def seconds_to_next_step(history: DemoHistory) -> float | None:
-    """From the kill to the end of the first step after it."""
+    """Return the seconds from the kill to the end of the first step after it, or None without such a step."""
     killed = history.marked("kill")
     point = history.first_step_after(killed) if killed else None
     return point.at - killed if point and killed else None
 
 
 def summarise(history: DemoHistory, stage: Stage) -> Table:
-    """What a person wants to know at the end."""
+    """Return a table of what happened in the demo."""
     status, goodput = history.status, history.status.goodput
-    kept = manifests(stage)
+    manifest_keys = manifests(stage)
     recovery = seconds_to_next_step(history)
     progress, last = status.progress, status.last_checkpoint
     losses = sorted(history.losses, key=lambda point: point.step)
@@ -45,8 +45,10 @@ def summarise(history: DemoHistory, stage: Stage) -> Table:
     table.add_row("steps replayed", str(status.steps_replayed))
     table.add_row("rounds", str(status.rounds))
     named = last.step if last else None
-    table.add_row("checkpoints in the bucket", f"{len(kept)}, listed from the bucket; the status names step {named}")
-    for key in kept:
+    table.add_row(
+        "checkpoints in the bucket", f"{len(manifest_keys)}, listed from the bucket; the status names step {named}"
+    )
+    for key in manifest_keys:
         table.add_row("", key.split("/", 2)[2].removesuffix("/manifest.json"))
     for name, seconds in goodput.by_class.items():
         if seconds:
@@ -56,11 +58,11 @@ def summarise(history: DemoHistory, stage: Stage) -> Table:
 
 
 def broken_promises(history: DemoHistory, stage: Stage) -> list[str]:
-    """A sentence for each promise of the demo that was not kept."""
-    return list(_broken(history, stage))
+    """Return a sentence for each promise of the demo that was broken."""
+    return list(_find_broken_promises(history, stage))
 
 
-def _broken(history: DemoHistory, stage: Stage) -> Iterator[str]:
+def _find_broken_promises(history: DemoHistory, stage: Stage) -> Iterator[str]:
     status = history.status
     end, progress = show.ended(status), status.progress
     if end is None or end.type != "Complete":

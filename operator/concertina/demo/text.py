@@ -1,5 +1,8 @@
-"""Text to train on that is the same bytes on every machine, whatever its Python: words of an invented language, as
-frequent as Zipf's law has it, each followed half of the time by one of a few that it likes."""
+"""Text to train on, which has the same bytes on every machine and with every Python.
+
+It consists of words of an invented language. Their frequencies follow Zipf's law, and each word is followed half of
+the time by one of a few preferred words.
+"""
 
 from bisect import bisect
 from itertools import accumulate
@@ -11,10 +14,10 @@ CONSONANTS, VOWELS = "bcdfghklmnprstvwz", "aeiou"
 
 
 def write(folder: Path, files: int, size: int) -> list[Path]:
-    """So many files of `size` bytes in `folder`, which must be there."""
-    # Of Random only random() is promised to stay as it is, and of floats only + - * / are the same everywhere.
+    """Write the given number of files of `size` bytes each into `folder`, which must exist."""
+    # Only random() of Random is guaranteed not to change, and only + - * / of floats are the same everywhere.
     draw = Random(0).random
-    words = [_word(number) for number in range(WORDS)]
+    words = [_word(file_number) for file_number in range(WORDS)]
     frequencies = list(accumulate(1 / rank for rank in range(1, WORDS + 1)))
 
     def any_word() -> int:
@@ -23,24 +26,27 @@ def write(folder: Path, files: int, size: int) -> list[Path]:
     followers = [[any_word() for _ in range(FOLLOWERS)] for _ in words]
 
     def sentence() -> str:
-        said = [any_word()]
+        numbers = [any_word()]
         for _ in range(3 + int(draw() * 12)):
-            liked = followers[said[-1]][int(draw() * FOLLOWERS)]
-            said.append(liked if draw() < 0.5 else any_word())
-        return " ".join(words[each] for each in said).capitalize() + (".\n" if draw() < 0.2 else ". ")
+            preferred = followers[numbers[-1]][int(draw() * FOLLOWERS)]
+            numbers.append(preferred if draw() < 0.5 else any_word())
+        return " ".join(words[number] for number in numbers).capitalize() + (".\n" if draw() < 0.2 else ". ")
 
     written = []
-    for number in range(files):
+    for file_number in range(files):
         text = ""
         while len(text) < size:
             text += sentence()
-        written.append(folder / f"{number:04}.txt")
+        written.append(folder / f"{file_number:04}.txt")
         written[-1].write_text(text[: size - 1] + "\n")
     return written
 
 
 def _word(number: int) -> str:
-    """Frequent words are short: as many syllables as the number has digits to the base of all syllables."""
+    """Return the word of a rank.
+
+    Frequent words are short. A word has as many syllables as its number has digits in the base of all syllables.
+    """
     word = ""
     while number or not word:
         number, syllable = divmod(number, len(CONSONANTS) * len(VOWELS))

@@ -1,4 +1,4 @@
-"""The live view of the demo: what `concertina status -f` shows, over what has happened so far."""
+"""Live view of the demo: what `concertina status -f` shows, below what has happened so far."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from concertina.terminal.watch import LOOK_EVERY, JobWatch
 
 @asynccontextmanager
 async def shown(watch: JobWatch, console: Console) -> AsyncIterator[None]:
-    """The job, until the block ends; a line every few seconds where the output is no terminal."""
+    """Show the job until the block ends. If the output is not a terminal, print a line every few seconds."""
     showing = asyncio.create_task((_terminal if console.is_terminal else _lines)(watch, console))
     try:
         yield

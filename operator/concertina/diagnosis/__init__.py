@@ -1,1 +1,1 @@
-"""What is wrong with a run, named from what its status, metrics and logs say. Pure: it asks nobody."""
+"""Diagnosis of a run from its status, metrics and logs. Pure: it reads nothing itself."""

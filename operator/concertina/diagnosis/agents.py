@@ -1,4 +1,4 @@
-"""What an agent's metrics say that a status does not."""
+"""Figures in an agent's metrics that a status does not have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ FAILURES = "concertina_checkpoint_storage_failures_total"
 
 
 def figures(replica: str, at: float, text: str) -> AgentFigures:
-    """`text`: as GET /metrics has it; `at`: Unix seconds. Raises ValueError where it is no such text."""
+    """Return the figures in an agent's metrics.
+
+    Args:
+        replica: Name of the replica.
+        at: Unix time of the reading in seconds.
+        text: Metrics as GET /metrics returns them.
+
+    Raises:
+        ValueError: When the text can't be parsed.
+    """
     sums: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

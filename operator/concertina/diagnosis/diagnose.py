@@ -1,4 +1,4 @@
-"""From evidence to findings: a table of checks, each of which has something to say or not."""
+"""Findings from evidence, by a table of checks. Each check returns a finding or None."""
 
 from __future__ import annotations
 
@@ -33,39 +33,41 @@ CHECKS: tuple[Check, ...] = (
     pace_checks.low_mfu,
     memory_checks.memory_grows,
 )
-"""Of two that find the same problem the first is heard."""
+"""Checks in their order. If two find the same problem, the finding of the first counts."""
 
 LEAST_SHARE = 0.005
-"""Of the time, that is worth a word."""
+"""Smallest share of the time that is mentioned."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
+    """Findings about a job, and the observations that they follow from."""
+
     findings: tuple[Finding, ...]
-    """The most costly first, those that are critical before all others."""
+    """Findings: critical ones first, and then by their cost."""
     saw: tuple[str, ...]
-    """What was looked at, in sentences: the grounds for finding nothing else."""
+    """Observations in sentences, which are the grounds for finding nothing else."""
 
 
-def diagnose(seen: JobEvidence) -> Diagnosis:
-    found: dict[Problem, Finding] = {}
+def diagnose(evidence: JobEvidence) -> Diagnosis:
+    findings: dict[Problem, Finding] = {}
     for check in CHECKS:
-        if (finding := check(seen)) is not None:
-            found.setdefault(finding.problem, finding)
-    order = sorted(found.values(), key=lambda one: (one.severity is not Severity.CRITICAL, -one.lost))
-    return Diagnosis(tuple(order), tuple(_saw(seen)))
+        if (finding := check(evidence)) is not None:
+            findings.setdefault(finding.problem, finding)
+    order = sorted(findings.values(), key=lambda entry: (entry.severity is not Severity.CRITICAL, -entry.lost))
+    return Diagnosis(tuple(order), tuple(_observations(evidence)))
 
 
 def cost(finding: Finding, hourly: float | None, currency: str) -> str:
-    """Of a finding that costs time, in words; empty for others."""
+    """Return the cost of a finding in words, or an empty string if it costs no time."""
     if finding.lost < LEAST_SHARE:
         return ""
     money = f", {finding.lost * hourly:.2f} {currency} an hour" if hourly else ""
     return f"it costs {60 * finding.lost:.0f} s of each minute{money}"
 
 
-def _saw(seen: JobEvidence) -> Iterator[str]:
-    window, status = seen.window, seen.status
+def _observations(evidence: JobEvidence) -> Iterator[str]:
+    window, status = evidence.window, evidence.status
     if window.total:
         yield f"time of {window.of}: {shares(window)}"
     if status.goodput.at and status.goodput.percent is None:
@@ -74,20 +76,20 @@ def _saw(seen: JobEvidence) -> Iterator[str]:
         progress = status.progress
         of = f" of {progress.steps}" if progress.steps else ""
         loss = f", loss {progress.loss:.4g}" if progress.loss is not None and progress.step else ""
-        yield f"step {progress.step}{of}{loss}, told of {duration(seen.age(progress.at))} ago"
+        yield f"step {progress.step}{of}{loss}, told of {duration(evidence.age(progress.at))} ago"
     restarts, incidents = status.restarts, len(status.incidents)
     yield f"failures: {restarts.total}, {restarts.in_window} of them in the window; incidents: {incidents}"
     if newest := status.last_checkpoint:
-        yield f"newest checkpoint: step {newest.step}, {duration(seen.age(newest.at))} old"
-    if seen.agents:
-        yield f"agents asked: {len({agent.replica for agent in seen.agents})}"
-    if seen.steps:
-        yield f"lines of steps read: {len(seen.steps)}"
-    if seen.live and seen.recent is None and not seen.ended:
+        yield f"newest checkpoint: step {newest.step}, {duration(evidence.age(newest.at))} old"
+    if evidence.agents:
+        yield f"agents asked: {len({agent.replica for agent in evidence.agents})}"
+    if evidence.steps:
+        yield f"lines of steps read: {len(evidence.steps)}"
+    if evidence.live and evidence.recent is None and not evidence.ended:
         yield "the status did not change while it was looked at: figures are of the whole run"
 
 
 def shares(window: Window) -> str:
-    """Of all its time, the most first, as `productive 93%, input 5%`."""
+    """Return the shares of a window's time, the largest first, such as `productive 93%, input 5%`."""
     parts = sorted(window.seconds.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {part / window.total:.0%}" for name, part in parts if part >= LEAST_SHARE * window.total)

@@ -1,4 +1,4 @@
-"""What a diagnosis goes by: the status now and some seconds ago, what agents and rank 0's log said meanwhile."""
+"""Evidence for a diagnosis: the status now and some seconds ago, agents' metrics, and rank 0's log."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from concertina.diagnosis.problems import TRAINING
 from concertina.durations import duration
 
 LEAST_SECONDS = 5.0
-"""Of training, below which shares say nothing."""
+"""Shortest training time in seconds for which shares are meaningful."""
 RECENT_SECONDS = 3600.0
-"""For so long a failure is news."""
+"""Age in seconds up to which a failure counts as recent."""
 
 
 class AgentFigures(StatusModel):
-    """What one agent's metrics said."""
+    """Figures from one agent's metrics."""
 
     replica: str
     at: float
-    """Unix seconds."""
+    """Unix time of the reading in seconds."""
     worker_bytes: float | None = None
-    """Resident memory of its workers."""
+    """Resident memory of the agent's workers in bytes."""
     finite_loss: bool | None = None
-    """None: it coordinates no round, or no loss was ever told."""
+    """Whether the last loss is finite. None if the agent coordinates no round, or no loss was reported."""
     storage_failures: float | None = None
-    """None: it ships nothing."""
+    """Number of failed storage operations. None if the agent uploads nothing."""
 
 
 class StepLine(StatusModel):
-    """A line of rank 0's log."""
+    """Line of rank 0's log about a step."""
 
     step: int
     seconds: float
     loss: float | None = None
-    """None where it is not finite."""
+    """Loss of the step, or None if it is not finite."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Where the time of a while went."""
+    """Use of the time in a period."""
 
     seconds: Mapping[str, float]
-    """By class of the goodput, as `Goodput.by_class`."""
+    """Seconds by class of the goodput, as in `Goodput.by_class`."""
     of: str
-    """Which while, in words."""
+    """The period in words."""
 
     @property
     def total(self) -> float:
@@ -59,28 +59,28 @@ class Window:
         return sum(self.seconds.get(name, 0.0) for name in TRAINING)
 
     def share(self, name: str) -> float:
-        """Of the time of training, 0 to 1."""
+        """Return the share of a class in the training time, from 0 to 1."""
         return self.seconds.get(name, 0.0) / self.training if self.training >= LEAST_SECONDS else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class JobEvidence:
-    """Of one job."""
+    """Evidence about one job."""
 
     spec: JobSpec | None
-    """None where this version can't read it."""
+    """Spec of the job, or None if this version can't read it."""
     status: JobStatus
     at: float
-    """Unix seconds: when the status was read."""
+    """Unix time at which the status was read, in seconds."""
     created: float
-    """Unix seconds."""
+    """Unix time of the job's creation in seconds."""
     live: bool = False
-    """Whether it was read from a cluster; of a file nobody knows how old it is."""
+    """Whether the job was read from a cluster. The age of a file is not known."""
     earlier: JobStatus | None = None
     agents: tuple[AgentFigures, ...] = ()
-    """In order of time."""
+    """Figures from the agents' metrics, in order of time."""
     steps: tuple[StepLine, ...] = ()
-    """The newest last."""
+    """Lines of steps, the newest last."""
 
     @property
     def ended(self) -> bool:
@@ -91,17 +91,17 @@ class JobEvidence:
         return self.status.phase == "Training"
 
     def age(self, timestamp: str) -> float:
-        """Seconds."""
+        """Return the age of a timestamp in seconds."""
         return max(0.0, self.at - unix_seconds(timestamp))
 
     @functools.cached_property
     def recent(self) -> Window | None:
-        """Between the two readings; None where there are not two."""
-        now, before = self.status.goodput, self.earlier.goodput if self.earlier else None
-        if before is None or now.at is None or before.at is None or now.at == before.at:
+        """Time between the two readings, or None if there are not two."""
+        latest, previous = self.status.goodput, self.earlier.goodput if self.earlier else None
+        if previous is None or latest.at is None or previous.at is None or latest.at == previous.at:
             return None
-        seconds = {name: max(0.0, spent - before.by_class[name]) for name, spent in now.by_class.items()}
-        return Window(seconds, f"the last {duration(unix_seconds(now.at) - unix_seconds(before.at))}")
+        seconds = {name: max(0.0, spent - previous.by_class[name]) for name, spent in latest.by_class.items()}
+        return Window(seconds, f"the last {duration(unix_seconds(latest.at) - unix_seconds(previous.at))}")
 
     @functools.cached_property
     def lifetime(self) -> Window:
@@ -110,12 +110,15 @@ class JobEvidence:
 
     @functools.cached_property
     def window(self) -> Window:
-        """The recent one where the job has trained in it: a problem that began late is seen there alone."""
+        """Recent window if the job has trained in it, else the lifetime.
+
+        A problem that began late is visible only in the recent window.
+        """
         recent = self.recent
         return recent if recent is not None and recent.training >= LEAST_SECONDS else self.lifetime
 
     @property
     def hourly(self) -> float | None:
-        """What the replicas that are there cost in an hour, at the price on demand."""
+        """Cost of the present replicas for an hour at the on-demand price, or None without a price."""
         price = self.spec.price if self.spec else None
         return None if price is None else price.replica_hour * self.status.replicas

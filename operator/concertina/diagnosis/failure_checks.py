@@ -1,4 +1,4 @@
-"""Checks of what ended, stands, or fails too often."""
+"""Checks for jobs that have failed, are stalled or fail too often."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STALLS = {
     "DataUnavailable": Problem.INPUT_BOTTLENECK,
     "AgentsUnreachable": Problem.OPERATOR_ISOLATED,
 }
-"""By the reason of the condition Stalled or Degraded."""
+"""Problems by the reason of the condition Stalled or Degraded."""
 ADVICE = {
     Problem.STORAGE_REFUSES: "make room, or correct the URI, the credentials or the permissions, as the sentence says; "
     "it goes on by itself",
@@ -37,98 +37,108 @@ ADVICE = {
     Problem.LOSS_SPIKE: "look at the samples of that step; trainer.anomalies.spike: Skip or RollBack leaves them out, "
     "a lower rate or maxGradNorm keeps the next one small",
 }
-"""Where it is the same, however the problem was found."""
+"""Advice for problems whose advice does not depend on the check that found them."""
 FEWEST_INCIDENTS = 2
-"""One is no habit."""
+"""Minimum number of incidents for a finding. A single incident is no pattern."""
 
 
-def failed(seen: JobEvidence) -> Finding | None:
-    """The job is over, and not complete: for what its last words say, where they are known."""
-    condition = seen.status.true_condition(ConditionType.FAILED)
+def failed(evidence: JobEvidence) -> Finding | None:
+    """Check whether the job has failed.
+
+    The problem follows from the last messages of the job if they are known.
+    """
+    condition = evidence.status.true_condition(ConditionType.FAILED)
     if condition is None:
         return None
-    problem = words.problem_at_end(seen) or Problem.JOB_FAILED
+    problem = words.problem_at_end(evidence) or Problem.JOB_FAILED
     sentence = f"the job has failed ({condition.reason}): {_message(condition)}"
     return critical(problem, sentence, ADVICE.get(problem, ADVICE[Problem.JOB_FAILED]))
 
 
-def stalled(seen: JobEvidence) -> Finding | None:
-    """A person has to act. A job that trains on meanwhile loses no time by it."""
-    condition = seen.status.trouble
-    if condition is None or seen.ended:
+def stalled(evidence: JobEvidence) -> Finding | None:
+    """Check whether the job waits for a person to act.
+
+    A job that trains meanwhile loses no time by it.
+    """
+    condition = evidence.status.trouble
+    if condition is None or evidence.ended:
         return None
     problem = STALLS.get(condition.reason) or words.REASONS.get(condition.reason, Problem.JOB_STALLED)
-    lost = 0.0 if seen.trains and problem is not Problem.INPUT_BOTTLENECK else 1.0
+    lost = 0.0 if evidence.trains and problem is not Problem.INPUT_BOTTLENECK else 1.0
     sentence = f"the job is {condition.type.lower()} ({condition.reason}): {_message(condition)}"
     return critical(problem, sentence, ADVICE[problem], lost)
 
 
-def frequent(seen: JobEvidence) -> Finding | None:
-    """Of the last hour, or since the oldest incident that the status has."""
-    if seen.ended:
+def frequent(evidence: JobEvidence) -> Finding | None:
+    """Check the interruptions within the last hour, or since the oldest incident in the status."""
+    if evidence.ended:
         return None
-    incidents = (*seen.status.incidents, *filter(None, (seen.status.internal.incident,)))
-    since = min(RECENT_SECONDS, seen.at - seen.created)
+    incidents = (*evidence.status.incidents, *filter(None, (evidence.status.internal.incident,)))
+    since = min(RECENT_SECONDS, evidence.at - evidence.created)
     if len(incidents) >= MOST_INCIDENTS:
-        since = min(since, seen.age(incidents[0].at))
-    news = [one for one in incidents if seen.age(one.at) <= since]
-    lost = sum(map(_seconds, news)) / max(1.0, since)
-    if len(news) < FEWEST_INCIDENTS or lost < problems.FREQUENT_FAILURES:
+        since = min(since, evidence.age(incidents[0].at))
+    recent_incidents = [incident for incident in incidents if evidence.age(incident.at) <= since]
+    lost = sum(map(_seconds, recent_incidents)) / max(1.0, since)
+    if len(recent_incidents) < FEWEST_INCIDENTS or lost < problems.FREQUENT_FAILURES:
         return None
-    worst = max(news, key=_seconds)
-    replicas = {one.replica for one in news if one.replica}
-    nodes = sorted({one.node for one in news if one.node})
-    where = f", all of them on node {nodes[0]}" if len(nodes) == 1 and len(replicas) > 1 else ""
-    at_least = "at least " if any(one.at_least for one in news) else ""
+    worst = max(recent_incidents, key=_seconds)
+    replicas = {incident.replica for incident in recent_incidents if incident.replica}
+    nodes = sorted({incident.node for incident in recent_incidents if incident.node})
+    location = f", all of them on node {nodes[0]}" if len(nodes) == 1 and len(replicas) > 1 else ""
+    at_least = "at least " if any(incident.at_least for incident in recent_incidents) else ""
     return warning(
         Problem.FREQUENT_FAILURES,
-        f"{len(news)} interruptions took {at_least}{lost:.0%} of the last {duration(since)}{where}; the longest, "
-        f"{worst.cause}{_who(worst)}, took {at_least}{_seconds(worst):.1f} s",
+        f"{len(recent_incidents)} interruptions took {at_least}{lost:.0%} of the last {duration(since)}{location}; the "
+        f"longest, {worst.cause}{_origin(worst)}, took {at_least}{_seconds(worst):.1f} s",
         "`concertina status JOB` has the causes by their cost, status.restarts.recent each failure with its node; "
         "standby replicas (elastic.standbyReplicas) and snapshots at each step make each one cheaper",
         lost,
     )
 
 
-def restarts_nearly_used(seen: JobEvidence) -> Finding | None:
-    restarts = seen.status.restarts
-    most = seen.spec.failure_policy.max_restarts if seen.spec else None
-    if seen.ended or most is None or most <= problems.RESTARTS_REMAINING or not restarts.in_window:
+def restarts_nearly_used(evidence: JobEvidence) -> Finding | None:
+    restarts = evidence.status.restarts
+    max_restarts = evidence.spec.failure_policy.max_restarts if evidence.spec else None
+    if evidence.ended or max_restarts is None or max_restarts <= problems.RESTARTS_REMAINING or not restarts.in_window:
         return None
     if restarts.budget > problems.RESTARTS_REMAINING:
         return None
     return critical(
         Problem.RESTARTS_NEARLY_USED,
-        f"{restarts.in_window} failures within the last {duration(_window(seen))} count, and the job ends after "
+        f"{restarts.in_window} failures within the last {duration(_window(evidence))} count, and the job ends after "
         f"{restarts.budget} more",
         "mend what status.restarts.recent names, or raise failurePolicy.maxRestarts if so many are normal for you",
         lost=0.0,
     )
 
 
-def world_below_minimum(seen: JobEvidence) -> Finding | None:
-    """It has pods to wait for, and has waited for most of the time that was looked at."""
-    window = seen.recent or seen.lifetime
+def world_below_minimum(evidence: JobEvidence) -> Finding | None:
+    """Check whether the job has waited for pods for most of the observed time."""
+    window = evidence.recent or evidence.lifetime
     waiting = window.seconds.get("waiting", 0.0)
-    if seen.status.phase != "Waiting" or waiting < window.total / 2 or seen.status.is_true(ConditionType.STALLED):
+    if (
+        evidence.status.phase != "Waiting"
+        or waiting < window.total / 2
+        or evidence.status.is_true(ConditionType.STALLED)
+    ):
         return None
-    least = seen.spec.min_replicas if seen.spec else 1
-    ready = seen.status.condition(ConditionType.READY)
+    min_replicas = evidence.spec.min_replicas if evidence.spec else 1
+    ready = evidence.status.condition(ConditionType.READY)
     return critical(
         Problem.WORLD_BELOW_MINIMUM,
-        f"the job needs {least} replicas and waits for them ({waiting:.0f} s of {window.of}): "
+        f"the job needs {min_replicas} replicas and waits for them ({waiting:.0f} s of {window.of}): "
         f"{ready.message if ready else ''}",
         "see `kubectl describe pod` of those that are Pending: nodes, quota and taints; a smaller "
         "elastic.minReplicas lets it go on with fewer",
     )
 
 
-def operator_down(seen: JobEvidence) -> Finding | None:
-    counted = seen.status.goodput.at
-    if not seen.live or seen.ended:
+def operator_down(evidence: JobEvidence) -> Finding | None:
+    counted = evidence.status.goodput.at
+    if not evidence.live or evidence.ended:
         return None
-    silent = seen.age(counted) if counted else seen.at - seen.created
-    if silent < problems.OPERATOR_SILENT_SECONDS or not (seen.trains or counted is None):
+    silent = evidence.age(counted) if counted else evidence.at - evidence.created
+    if silent < problems.OPERATOR_SILENT_SECONDS or not (evidence.trains or counted is None):
         return None
     return critical(
         Problem.OPERATOR_DOWN,
@@ -143,14 +153,14 @@ def _seconds(incident: Incident) -> float:
     return incident.seconds + incident.replayed_seconds
 
 
-def _who(incident: Incident) -> str:
+def _origin(incident: Incident) -> str:
     if not incident.replica:
         return ""
     return f" of {incident.replica}" + (f" on {incident.node}" if incident.node else "")
 
 
-def _window(seen: JobEvidence) -> float:
-    return seen.spec.failure_policy.window_seconds if seen.spec else 0.0
+def _window(evidence: JobEvidence) -> float:
+    return evidence.spec.failure_policy.window_seconds if evidence.spec else 0.0
 
 
 def _message(condition: Condition) -> str:

@@ -1,4 +1,4 @@
-"""What a check found."""
+"""Finding of a check."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from concertina.diagnosis.problems import Problem
 
 class Severity(enum.StrEnum):
     CRITICAL = "critical"
-    """Training stands, comes to nothing, or would lose much."""
+    """Training does not run, produces nothing useful, or may lose much."""
     WARNING = "warning"
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
+    """Problem of a job, with its cost and advice."""
+
     problem: Problem
     severity: Severity
     sentence: str
-    """What is wrong, with figures, and of which time they are."""
+    """What is wrong, with figures and the time that they refer to."""
     advice: str
-    """The next thing to try."""
+    """Next thing to try."""
     lost: float = 0.0
-    """Part of the job's time that it costs, 0 to 1."""
+    """Share of the job's time that the problem costs, from 0 to 1."""
 
     @property
     def runbook(self) -> str:

@@ -1,4 +1,4 @@
-"""Whether the workers' memory grows, by three looks or more at the agents' metrics."""
+"""Check whether the workers' memory grows, by at least three readings of the agents' metrics."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ FEWEST_LOOKS = 3
 MIB = 1 << 20
 
 
-def memory_grows(seen: JobEvidence) -> Finding | None:
-    """The replica whose memory will be used up first."""
+def memory_grows(evidence: JobEvidence) -> Finding | None:
+    """Check for the replica whose memory will be used up first."""
     growing = []
-    for replica, figures in itertools.groupby(sorted(seen.agents, key=_order), key=lambda one: one.replica):
-        looks = [one for one in figures if one.worker_bytes]
-        if (hours := _hours_left(looks, _limit(seen))) is not None and hours <= MEMORY_HOURS:
-            growing.append((hours, replica, looks))
+    for replica, figures in itertools.groupby(sorted(evidence.agents, key=_order), key=lambda reading: reading.replica):
+        readings = [reading for reading in figures if reading.worker_bytes]
+        if (hours := _hours_left(readings, _limit(evidence))) is not None and hours <= MEMORY_HOURS:
+            growing.append((hours, replica, readings))
     if not growing:
-        return _out_of_memory(seen)
-    hours, replica, looks = min(growing)
-    first, last = looks[0].worker_bytes or 0.0, looks[-1].worker_bytes or 0.0
-    limit = _limit(seen)
+        return _out_of_memory(evidence)
+    hours, replica, readings = min(growing)
+    first, last = readings[0].worker_bytes or 0.0, readings[-1].worker_bytes or 0.0
+    limit = _limit(evidence)
     end = f"the limit of {limit / MIB:.0f} MiB is reached" if limit else "it is twice that"
     return warning(
         Problem.MEMORY_GROWS,
         f"the workers' memory in {replica} grew from {first / MIB:.0f} to {last / MIB:.0f} MiB in "
-        f"{looks[-1].at - looks[0].at:.0f} s, and in each look between; at this rate {end} in {hours * 60:.0f} min"
-        + (f" ({len(growing)} replicas grow)" if len(growing) > 1 else ""),
+        f"{readings[-1].at - readings[0].at:.0f} s, and in each look between; at this rate {end} in "
+        f"{hours * 60:.0f} min" + (f" ({len(growing)} replicas grow)" if len(growing) > 1 else ""),
         ADVICE[Problem.MEMORY_GROWS],
     )
 
@@ -41,35 +41,38 @@ def _order(figures: AgentFigures) -> tuple[str, float]:
     return figures.replica, figures.at
 
 
-def _hours_left(looks: Sequence[AgentFigures], limit: int) -> float | None:
-    """Until all is used; None where it does not grow from each look to the next."""
-    sizes = [one.worker_bytes or 0.0 for one in looks]
+def _hours_left(readings: Sequence[AgentFigures], limit: int) -> float | None:
+    """Return the hours until the memory is used up, or None if it does not grow from each reading to the next."""
+    sizes = [reading.worker_bytes or 0.0 for reading in readings]
     if len(sizes) < FEWEST_LOOKS or any(after <= before for before, after in itertools.pairwise(sizes)):
         return None
     grown = sizes[-1] - sizes[0]
     if grown < MEMORY_GREW * sizes[0]:
         return None
-    left = (limit or 2 * sizes[-1]) - sizes[-1]
-    return max(0.0, left) / grown * (looks[-1].at - looks[0].at) / 3600
+    remaining_bytes = (limit or 2 * sizes[-1]) - sizes[-1]
+    return max(0.0, remaining_bytes) / grown * (readings[-1].at - readings[0].at) / 3600
 
 
-def _limit(seen: JobEvidence) -> int:
-    """Of the container's memory, in bytes; 0 without one."""
-    container = seen.spec.template.trainer if seen.spec else None
+def _limit(evidence: JobEvidence) -> int:
+    """Return the memory limit of the container in bytes, or 0 without a limit."""
+    container = evidence.spec.template.trainer if evidence.spec else None
     limits = amounts_of(container.model_extra or {}, "limits") if container else {}
     return bytes_of(limits.get("memory"))
 
 
-def _out_of_memory(seen: JobEvidence) -> Finding | None:
-    news = [
-        one for one in seen.status.restarts.recent if one.reason == "OutOfMemory" and seen.age(one.at) <= RECENT_SECONDS
+def _out_of_memory(evidence: JobEvidence) -> Finding | None:
+    recent_restarts = [
+        restart
+        for restart in evidence.status.restarts.recent
+        if restart.reason == "OutOfMemory" and evidence.age(restart.at) <= RECENT_SECONDS
     ]
-    if not news:
+    if not recent_restarts:
         return None
-    where = f"{news[-1].replica} on {news[-1].node}" if news[-1].node else news[-1].replica
+    last = recent_restarts[-1]
+    origin = f"{last.replica} on {last.node}" if last.node else last.replica
     return critical(
         Problem.MEMORY_GROWS,
-        f"{len(news)} times in the last hour a replica ran out of memory, last {where} at step {news[-1].step}",
+        f"{len(recent_restarts)} times in the last hour a replica ran out of memory, last {origin} at step {last.step}",
         ADVICE[Problem.MEMORY_GROWS],
         lost=0.0,
     )

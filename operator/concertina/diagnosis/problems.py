@@ -1,5 +1,7 @@
-"""Problems of runs, by names that `concertina diagnose`, alerts and runbooks share, and from where on a figure is one:
-a threshold stands here and nowhere else."""
+"""Problems of runs, and the thresholds at which a figure becomes a problem.
+
+`concertina diagnose`, alerts and runbooks share these names. Every threshold is defined here and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ RUNBOOKS = "docs/runbooks"
 
 
 class Problem(enum.StrEnum):
-    """Each has an alert `ConcertinaNAME` and a page `docs/runbooks/NAME.md`."""
+    """Problem of a run. Each has an alert `ConcertinaNAME` and a page `docs/runbooks/NAME.md`."""
 
     LOW_MFU = "LowMfu"
     EXPOSED_COMMUNICATION = "ExposedCommunication"
@@ -19,53 +21,53 @@ class Problem(enum.StrEnum):
     """Training waits for snapshots or checkpoints."""
     CHECKPOINT_OLD = "CheckpointOld"
     STORAGE_REFUSES = "StorageRefuses"
-    """A disk or a bucket takes no checkpoint: full, forbidden, gone."""
+    """Durable storage accepts no checkpoint: it is full, forbidden or gone."""
     FREQUENT_FAILURES = "FrequentFailures"
-    """Recovery and replayed steps take a noticeable part of the time."""
+    """Recovery and replayed steps take a noticeable share of the time."""
     RESTARTS_NEARLY_USED = "RestartsNearlyUsed"
     WORLD_BELOW_MINIMUM = "WorldBelowMinimum"
     LOSS_NAN = "LossNan"
     LOSS_SPIKE = "LossSpike"
     DATA_DIGEST_MISMATCH = "DataDigestMismatch"
     CORRUPT_STATE = "CorruptState"
-    """Stored bytes are not those that were written."""
+    """Stored bytes differ from the bytes that were written."""
     MEMORY_GROWS = "MemoryGrows"
     TRACKER_UNREACHABLE = "TrackerUnreachable"
     OPERATOR_ISOLATED = "OperatorIsolated"
-    """The operator takes the silence of many agents for its own fault."""
+    """The operator takes the silence of many agents for a fault of its own."""
     OPERATOR_DOWN = "OperatorDown"
     JOB_FAILED = "JobFailed"
-    """For a reason that none of the others says."""
+    """The job has failed for a reason that no other problem covers."""
     JOB_STALLED = "JobStalled"
-    """It waits for a person, for a reason that none of the others says."""
+    """The job waits for a person, for a reason that no other problem covers."""
 
     @property
     def runbook(self) -> str:
-        """In the project."""
+        """Path of the runbook in the project."""
         return f"{RUNBOOKS}/{self}.md"
 
 
 TRAINING = ("productive", "communication", "straggler", "input", "checkpoint", "evaluation", "compile")
-"""Classes of the goodput that are parts of the time of training."""
+"""Classes of the goodput that belong to the training time."""
 LEAST_TRAINING = 0.5
-"""Part of the time within which training must have been, for alerts of its parts; what kept it from that has others."""
+"""Share of the time that must be training for alerts about its parts. Other alerts cover what prevents training."""
 LOW_MFU = 0.2
-"""Of the devices' peak arithmetic; dense transformers on recent GPUs reach 0.35 to 0.5."""
+"""Share of the devices' peak arithmetic. Dense transformers on recent GPUs reach 0.35 to 0.5."""
 EXPOSED_COMMUNICATION = 0.25
-"""Part of the time of training, as those below."""
+"""Share of the training time, as are the thresholds below."""
 INPUT_BOTTLENECK = 0.1
 STRAGGLER = 0.1
 SLOW_CHECKPOINT = 0.05
 FREQUENT_FAILURES = 0.1
 CHECKPOINT_INTERVALS = 3
-"""Of `checkpoint.everySeconds` or what the interval came to, since the newest checkpoint."""
+"""Age of the newest checkpoint, in intervals (`checkpoint.everySeconds` or the interval that was computed)."""
 RESTARTS_REMAINING = 1
-"""Or fewer."""
+"""Number of remaining restarts, or fewer."""
 LOSS_SPIKE = 2.0
-"""Times the loss's usual value."""
+"""Multiple of the usual loss."""
 MEMORY_HOURS = 6.0
-"""Or fewer until the workers' memory reaches the container's limit, or is twice what it is where there is none."""
+"""Hours, or fewer, until the workers' memory reaches the container's limit, or has doubled if there is no limit."""
 MEMORY_GREW = 0.02
-"""Part of it by which it must have grown while it was looked at: less is noise."""
+"""Share by which the memory must have grown between the first reading and the last. Less is noise."""
 OPERATOR_SILENT_SECONDS = 300.0
-"""Since the operator last counted the time of a job that trains: with a thousand jobs it does so every 50 s."""
+"""Seconds since the operator last counted the time of a training job. With a thousand jobs, it does so every 50 s."""

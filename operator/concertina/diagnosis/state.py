@@ -1,4 +1,4 @@
-"""Checks of what is saved, and of what training has come to."""
+"""Checks of the stored state, and of the result of training."""
 
 from __future__ import annotations
 
@@ -14,28 +14,32 @@ from concertina.diagnosis.problems import Problem
 from concertina.durations import duration
 
 FEWEST_STEPS = 32
-"""Lines of steps before the last one, to know what its loss usually is."""
+"""Minimum number of steps before the last one from which the usual loss is known."""
 
 
-def checkpoint_old(seen: JobEvidence) -> Finding | None:
-    """Of a job that trains: since its newest checkpoint, without a suspension after that where steps say when the next
-    is due; or without one since it trains. Where the store refuses, that is said instead."""
-    interval, trouble = checkpoint_interval(seen.spec, seen.status), seen.status.trouble
+def checkpoint_old(evidence: JobEvidence) -> Finding | None:
+    """Check the age of the newest checkpoint of a job that trains.
+
+    The age counts from the newest checkpoint, without a suspension after it if steps tell when the next checkpoint is
+    due. Without a checkpoint, it counts from the start of training. If the storage refuses checkpoints, another check
+    reports that instead.
+    """
+    interval, trouble = checkpoint_interval(evidence.spec, evidence.status), evidence.status.trouble
     refused = trouble is not None and trouble.reason == "StorageUnavailable"
-    if interval is None or not seen.trains or refused:
+    if interval is None or not evidence.trains or refused:
         return None
-    newest, since = seen.status.last_checkpoint, seen.status.world.since
-    waited = unsaved_seconds(seen.spec, seen.status, seen.at)
+    newest, since = evidence.status.last_checkpoint, evidence.status.world.since
+    waited = unsaved_seconds(evidence.spec, evidence.status, evidence.at)
     if waited is None:
-        waited = seen.age(since) if since else 0.0
+        waited = evidence.age(since) if since else 0.0
     if waited < problems.CHECKPOINT_INTERVALS * interval:
         return None
-    progress = seen.status.progress
-    behind = f", {amount(progress.step - newest.step, 'step')} behind" if progress and newest else ""
-    old = f"the newest checkpoint is {duration(seen.age(newest.at))} old{behind}" if newest else ""
+    progress = evidence.status.progress
+    distance = f", {amount(progress.step - newest.step, 'step')} behind" if progress and newest else ""
+    statement = f"the newest checkpoint is {duration(evidence.age(newest.at))} old{distance}" if newest else ""
     return critical(
         Problem.CHECKPOINT_OLD,
-        f"{old or 'there is no checkpoint yet'}; one is due every {interval:.3g} s, and training has gone on for "
+        f"{statement or 'there is no checkpoint yet'}; one is due every {interval:.3g} s, and training has gone on for "
         f"{waited / interval:.0f} times that",
         "see the condition Degraded and concertina_checkpoint_storage_failures_total; without failures the store is "
         "slow: concertina_checkpoint_ship_seconds_total over _shards_shipped_total says how long a shard takes",
@@ -43,79 +47,92 @@ def checkpoint_old(seen: JobEvidence) -> Finding | None:
     )
 
 
-def tracker_unreachable(seen: JobEvidence) -> Finding | None:
-    if not seen.status.tracking or seen.ended:
+def tracker_unreachable(evidence: JobEvidence) -> Finding | None:
+    if not evidence.status.tracking or evidence.ended:
         return None
     return warning(
         Problem.TRACKER_UNREACHABLE,
-        f"the tracker takes nothing, and what it is to be told waits on the node: {seen.status.tracking}",
+        f"the tracker takes nothing, and what it is to be told waits on the node: {evidence.status.tracking}",
         "training does not notice; bring the tracker back, or correct spec.tracking while the job is suspended",
     )
 
 
-def storage_refuses(seen: JobEvidence) -> Finding | None:
-    """Asked now it fails, though no condition says so yet; or the last failure was for want of room."""
+def storage_refuses(evidence: JobEvidence) -> Finding | None:
+    """Check whether storage operations fail.
+
+    A finding follows from failures during the observation, although no condition reports them yet. It also follows if
+    the last failure was due to storage that is full or can't be reached.
+    """
     first: dict[str, float] = {}
     last: dict[str, float] = {}
-    for agent in seen.agents:
+    for agent in evidence.agents:
         if agent.storage_failures is not None:
             first.setdefault(agent.replica, agent.storage_failures)
             last[agent.replica] = agent.storage_failures
     failures = sum(last.values()) - sum(first.values())
     if failures > 0:
-        sentence = f"durable storage did not do what it was asked {failures:.0f} times in {seen.window.of}"
+        sentence = f"durable storage did not do what it was asked {failures:.0f} times in {evidence.window.of}"
         return critical(Problem.STORAGE_REFUSES, sentence, ADVICE[Problem.STORAGE_REFUSES], lost=0.0)
-    return _by_last_failure(seen, Problem.STORAGE_REFUSES)
+    return _by_last_failure(evidence, Problem.STORAGE_REFUSES)
 
 
-def corrupt(seen: JobEvidence) -> Finding | None:
-    return _by_last_failure(seen, Problem.CORRUPT_STATE)
+def corrupt(evidence: JobEvidence) -> Finding | None:
+    return _by_last_failure(evidence, Problem.CORRUPT_STATE)
 
 
-def data_mismatch(seen: JobEvidence) -> Finding | None:
-    return _by_last_failure(seen, Problem.DATA_DIGEST_MISMATCH)
+def data_mismatch(evidence: JobEvidence) -> Finding | None:
+    return _by_last_failure(evidence, Problem.DATA_DIGEST_MISMATCH)
 
 
-def loss_nan(seen: JobEvidence) -> Finding | None:
-    """Now, by rank 0's own word; or that was what the last failure or rollback was for."""
-    told = [agent.finite_loss for agent in seen.agents if agent.finite_loss is not None]
-    now = (told and not told[-1]) or (seen.steps and seen.steps[-1].loss is None)
-    if now and not seen.ended:
-        step = seen.status.progress.step if seen.status.progress else 0
+def loss_nan(evidence: JobEvidence) -> Finding | None:
+    """Check whether the loss is not finite now, or whether the last failure or rollback was due to such a loss.
+
+    Rank 0 reports the loss.
+    """
+    finite_flags = [agent.finite_loss for agent in evidence.agents if agent.finite_loss is not None]
+    is_nonfinite = (finite_flags and not finite_flags[-1]) or (evidence.steps and evidence.steps[-1].loss is None)
+    if is_nonfinite and not evidence.ended:
+        step = evidence.status.progress.step if evidence.status.progress else 0
         sentence = f"the loss is not finite at step {step}: what is trained from there on is worth nothing"
         return critical(Problem.LOSS_NAN, sentence, ADVICE[Problem.LOSS_NAN])
-    return _by_rollback(seen, "LossNotFinite", Problem.LOSS_NAN) or _by_last_failure(seen, Problem.LOSS_NAN)
+    return _by_rollback(evidence, "LossNotFinite", Problem.LOSS_NAN) or _by_last_failure(evidence, Problem.LOSS_NAN)
 
 
-def loss_spike(seen: JobEvidence) -> Finding | None:
-    before = [line.loss for line in seen.steps[:-1] if line.loss is not None]
-    if len(before) >= FEWEST_STEPS and (loss := seen.steps[-1].loss) is not None:
-        usual = statistics.median(before)
-        if loss > problems.LOSS_SPIKE * usual > 0:
-            sentence = f"the loss is {loss:.4g} at step {seen.steps[-1].step}, {loss / usual:.1f} times what it was in "
+def loss_spike(evidence: JobEvidence) -> Finding | None:
+    earlier_losses = [line.loss for line in evidence.steps[:-1] if line.loss is not None]
+    if len(earlier_losses) >= FEWEST_STEPS and (loss := evidence.steps[-1].loss) is not None:
+        usual_loss = statistics.median(earlier_losses)
+        if loss > problems.LOSS_SPIKE * usual_loss > 0:
+            step, ratio = evidence.steps[-1].step, loss / usual_loss
+            sentence = f"the loss is {loss:.4g} at step {step}, {ratio:.1f} times what it was in "
             return warning(
                 Problem.LOSS_SPIKE,
-                f"{sentence}the {len(before)} steps before ({usual:.4g})",
+                f"{sentence}the {len(earlier_losses)} steps before ({usual_loss:.4g})",
                 ADVICE[Problem.LOSS_SPIKE],
             )
-    return _by_rollback(seen, "LossSpike", Problem.LOSS_SPIKE)
+    return _by_rollback(evidence, "LossSpike", Problem.LOSS_SPIKE)
 
 
-def _by_rollback(seen: JobEvidence, reason: str, problem: Problem) -> Finding | None:
-    back = seen.status.rollback
-    if back is None or back.reason != reason or seen.age(back.at) > RECENT_SECONDS:
+def _by_rollback(evidence: JobEvidence, reason: str, problem: Problem) -> Finding | None:
+    rollback = evidence.status.rollback
+    if rollback is None or rollback.reason != reason or evidence.age(rollback.at) > RECENT_SECONDS:
         return None
-    sentence = f"{duration(seen.age(back.at))} ago training went back to step {back.step}: {back.message}"
+    sentence = (
+        f"{duration(evidence.age(rollback.at))} ago training went back to step {rollback.step}: {rollback.message}"
+    )
     return warning(problem, sentence, ADVICE[problem])
 
 
-def _by_last_failure(seen: JobEvidence, problem: Problem) -> Finding | None:
-    """Of the last hour. The end of the job is another check's."""
-    failure = seen.status.last_failure
-    if failure is None or seen.ended or seen.age(failure.at) > RECENT_SECONDS:
+def _by_last_failure(evidence: JobEvidence, problem: Problem) -> Finding | None:
+    """Return a finding if the last failure was due to the problem and is at most an hour old.
+
+    Another check covers the end of the job.
+    """
+    failure = evidence.status.last_failure
+    if failure is None or evidence.ended or evidence.age(failure.at) > RECENT_SECONDS:
         return None
     if words.problem_of(failure.reason, failure.message, *failure.last_lines) is not problem:
         return None
-    who = f"replica {failure.replica} failed" if failure.replica else "the round failed"
-    sentence = f"{duration(seen.age(failure.at))} ago {who} for it ({failure.reason}): {failure.message}"
+    subject = f"replica {failure.replica} failed" if failure.replica else "the round failed"
+    sentence = f"{duration(evidence.age(failure.at))} ago {subject} for it ({failure.reason}): {failure.message}"
     return critical(problem, sentence, ADVICE[problem], lost=0.0)

@@ -1,5 +1,8 @@
-"""The problem behind a failure: by its reason, where that says it. Else by its last words, which are sentences of a
-script, its libraries or the trainer: the first that fits counts."""
+"""Problems behind failures, by the reason of a failure or by its last lines.
+
+The reason counts if it tells the problem. Otherwise, the first pattern that matches the last lines counts. These lines
+are sentences of a script, its libraries or the trainer.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ REASONS: dict[str, Problem] = {
     FailureReason.SILENT_CORRUPTION: Problem.CORRUPT_STATE,
     FailureReason.OUT_OF_MEMORY: Problem.MEMORY_GROWS,
 }
-"""Alerts go by the same."""
+"""Problems by the reason of a failure. Alerts use the same reasons."""
 _SIGNS = (
     (Problem.LOSS_NAN, re.compile(r"the loss is (nan|-?inf)|gradient's norm (nan|-?inf)")),
     (Problem.LOSS_SPIKE, re.compile(r"the loss is [\d.]+, and was [\d.]+ before")),
@@ -26,20 +29,27 @@ _SIGNS = (
     (Problem.STORAGE_REFUSES, re.compile(r"[Nn]o space left|There is no room left|Disk quota exceeded|StorageError")),
     (Problem.MEMORY_GROWS, re.compile(r"CUDA out of memory")),
 )
-"""What has no reason of its own: a trainer that stops at a bad loss, a snapshot that can't be restored, and what any
-script may say."""
+"""Patterns for failures whose reason tells no problem.
+
+Examples are a trainer that stops at a bad loss, a snapshot that can't be restored, and messages of any script.
+"""
 
 
-def problem_of(reason: str, *said: str) -> Problem | None:
-    """`said`: lines."""
-    text = "\n".join(said)
+def problem_of(reason: str, *lines: str) -> Problem | None:
+    """Return the problem behind a failure, or None if it is not known.
+
+    Args:
+        reason: Reason of the failure.
+        *lines: Message and last lines of the failure.
+    """
+    text = "\n".join(lines)
     return REASONS.get(reason) or next((problem for problem, sign in _SIGNS if sign.search(text)), None)
 
 
-def problem_at_end(seen: JobEvidence) -> Problem | None:
-    """Of a job that has failed: by what it failed for, else by its last failure."""
-    ended, failure = seen.status.true_condition(ConditionType.FAILED), seen.status.last_failure
-    found = problem_of(ended.reason, ended.message) if ended else None
-    if found is None and failure is not None:
-        found = problem_of(failure.reason, failure.message, *failure.last_lines)
-    return found
+def problem_at_end(evidence: JobEvidence) -> Problem | None:
+    """Return the problem of a job that has failed, by its condition Failed or else by its last failure."""
+    condition, failure = evidence.status.true_condition(ConditionType.FAILED), evidence.status.last_failure
+    problem = problem_of(condition.reason, condition.message) if condition else None
+    if problem is None and failure is not None:
+        problem = problem_of(failure.reason, failure.message, *failure.last_lines)
+    return problem

@@ -1,4 +1,4 @@
-"""`concertina drill JOB --scenario NAME`."""
+"""`concertina drill JOB --scenario NAME`: the command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from concertina.terminal.watch import Late
 
 
 async def drill(target: Target, job: str, name: str, yes: bool, as_json: bool) -> int:
-    """The exit status: 0 for PASS, 1 for FAIL."""
+    """Run a drill, print its verdict, and return the exit status: 0 for PASS, 1 for FAIL.
+
+    Raises:
+        UserError: When there is no such scenario, the cluster is not a local one and `yes` is false, or the drill can't
+            be run.
+    """
     scenario = SCENARIOS.get(name)
     if scenario is None:
         raise UserError(f"There is no scenario {name!r}; there are: {', '.join(SCENARIOS)}.")

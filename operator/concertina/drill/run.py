@@ -1,4 +1,4 @@
-"""One drill from top to bottom."""
+"""Run of one drill from start to end."""
 
 from __future__ import annotations
 
@@ -14,68 +14,78 @@ from concertina.terminal.cluster_connection import UserError
 from concertina.terminal.watch import JobWatch, Late
 from concertina_protocol.log_lines import RoundStarted
 
-STEADY, WHOLE, FRESH, TOLD, CHECKPOINT = 240.0, 240.0, 90.0, 90.0, 240.0  # seconds, to give up
+STEADY, WHOLE, FRESH, TOLD, CHECKPOINT = 240.0, 240.0, 90.0, 90.0, 240.0  # Time limits in seconds.
 Say = Callable[[str], None]
 
 
 async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, say: Say) -> DrillVerdict:
-    """Wait until the job is whole, inject the fault, watch, revert it, watch until it is whole again, and evaluate.
+    """Run a drill: wait until all replicas train, inject the fault, watch, revert it, watch again, and evaluate.
 
-    Raises Late where the job is not whole at first, and what the fault raises where it can't be done."""
+    The fault raises an error of its own if it can't be injected.
+
+    Raises:
+        UserError: When the scenario needs storage and the job has no spec.checkpoint.
+        Late: When not all replicas train at first.
+    """
     if scenario.expect.checkpoint and not (await target.job())["spec"].get("checkpoint"):
         raise UserError(f"{target.name} has no spec.checkpoint: no storage of it can be away.")
     async with JobWatch(target.client, target.namespace, target.name) as watch:
         say("waiting until all replicas are at work")
         before = await _steady(watch)
         pods = dict(watch.pods)
-        seen = Recording(watch, before)
+        recording = Recording(watch, before)
         async with fault(target) as injection:
             say(injection.text)
-            await seen.after(injection, scenario.expect)
+            await recording.after(injection, scenario.expect)
         say("reverted; waiting until all replicas are at work again")
         if scenario.expect.checkpoint:
-            # By itself the next one may be ten minutes away.
+            # Without a request, the next checkpoint may be ten minutes away.
             await ask_for_checkpoint(target.client, target.namespace, target.name)
-        await seen.to_the_end(scenario.expect)
-        same = watch.pods == pods
-    return evaluate(name, f"{target.namespace}/{target.name}", injection.text, scenario.expect, seen.seen(same))
+        await recording.to_the_end(scenario.expect)
+        same_pods = watch.pods == pods
+    return evaluate(
+        name, f"{target.namespace}/{target.name}", injection.text, scenario.expect, recording.seen(same_pods)
+    )
 
 
 async def _steady(watch: JobWatch) -> JobStatus:
-    """The status once all replicas train, and a step of this round is known."""
+    """Wait until all replicas train and a step of this round is known, and return the status."""
 
     def steady() -> JobStatus | None:
         status = watch.status
-        made = status.progress is not None and status.world.since is not None
-        whole = watch.training() and status.world.replicas == len(watch.pods) > 0 and _wanted(status)
-        return status if made and whole else None
+        has_step = status.progress is not None and status.world.since is not None
+        is_whole = watch.training() and status.world.replicas == len(watch.pods) > 0 and _has_wanted_size(status)
+        return status if has_step and is_whole else None
 
     return await watch.until("a job with all its replicas at work", STEADY, steady)
 
 
-def _wanted(status: JobStatus) -> bool:
-    """Whether as many are at work as the spec wants: size is written as 6/8."""
+def _has_wanted_size(status: JobStatus) -> bool:
+    """Return whether as many replicas train as the spec wants. The size is written as 6/8."""
     have, _, want = status.world.size.partition("/")
     return have == want
 
 
 class Recording:
-    """What was seen since the injection."""
+    """Observations since the injection."""
 
     def __init__(self, watch: JobWatch, before: JobStatus) -> None:
         self._watch, self._before = watch, before
         self._injection = Injection(0.0, "")
         self._start: RoundStarted | None = None
-        self._first: float | None = None
+        self._first_after: float | None = None
         self._first_status = before
-        self._named: float | None = None
-        self._told: float | None = None
-        self._whole: float | None = None
-        self._checkpoint: float | None = None
-        self._missing = ""
+        self._named_after: float | None = None
+        self._reported_after: float | None = None
+        self._whole_after: float | None = None
+        self._checkpoint_after: float | None = None
+        self._missing_event = ""
 
     async def after(self, injection: Injection, expect: Expect) -> None:
-        """Until the first step after the injection, and word of it where that is promised; or until it is overdue."""
+        """Wait for the first step after the injection, and for the promised message about the fault.
+
+        The wait ends when one of them is overdue.
+        """
         self._injection = injection
         try:
             if expect.named:
@@ -88,42 +98,47 @@ class Recording:
                 await self._same_round(expect.seconds)
             if expect.told:
                 words = ", ".join(expect.told)
-                await self._watch.until(f"a condition with the words {words}", TOLD, lambda: self._tells(expect))
-                self._told = self._watch.seen_at - injection.at
+                await self._watch.until(
+                    f"a condition with the words {words}", TOLD, lambda: self._reports_trouble(expect)
+                )
+                self._reported_after = self._watch.seen_at - injection.at
         except Late as error:
-            self._missing = str(error)
+            self._missing_event = str(error)
 
     async def to_the_end(self, expect: Expect) -> None:
-        """The fault is reverted: until the job is as it was."""
+        """Wait after the revert until the job is as it was before."""
         reverted = time.time()
         watch, rounds = self._watch, self._before.world.round
         try:
-            if expect.new_round is False and self._first is None and not self._missing:
+            if expect.new_round is False and self._first_after is None and not self._missing_event:
                 at = await watch.until("news of the job", FRESH, lambda: self._progress_since(reverted))
-                self._first = at - reverted
-            wanted = self._before.world.replicas
+                self._first_after = at - reverted
+            replicas = self._before.world.replicas
             await watch.until(
-                f"a world of {wanted} replicas again",
+                f"a world of {replicas} replicas again",
                 WHOLE,
                 lambda: (
                     watch.training()
-                    and watch.status.world.replicas == wanted
+                    and watch.status.world.replicas == replicas
                     and (not expect.new_round or watch.status.world.round > rounds)
                     and self._progress_since(reverted)
-                    and not self._tells(expect)
+                    and not self._reports_trouble(expect)
                 ),
             )
-            self._whole = time.time() - self._injection.at
+            self._whole_after = time.time() - self._injection.at
             if expect.checkpoint:
-                self._checkpoint = await watch.until(
+                self._checkpoint_after = await watch.until(
                     "a new checkpoint", CHECKPOINT, lambda: self._saved_since(reverted)
                 )
-                self._checkpoint -= self._injection.at
+                self._checkpoint_after -= self._injection.at
         except Late as error:
-            self._missing = self._missing or str(error)
+            self._missing_event = self._missing_event or str(error)
 
     async def _new_round(self, seconds: float) -> None:
-        """Its first step from the trainer's log; where there is none (a command of one's own), from the status."""
+        """Wait for the first step of a new round.
+
+        The trainer's log tells its time. For a job with a command of its own, the status does.
+        """
         watch, rounds = self._watch, self._before.world.round
 
         def start() -> RoundStarted | None:
@@ -134,27 +149,27 @@ class Recording:
 
         await watch.until("the first step of a new round", seconds, start if watch.bundled else at_work)
         self._start = start()
-        self._first = (self._start.at if self._start else watch.seen_at) - self._injection.at
+        self._first_after = (self._start.at if self._start else watch.seen_at) - self._injection.at
         await watch.until("the status of the new round", FRESH, lambda: self._claimed_after() and at_work())
         self._first_status = watch.status
 
     async def _same_round(self, seconds: float) -> None:
-        """Steps go on: a log line that is newer than the injection, or the status's word."""
+        """Wait until steps go on, by a log line that is newer than the injection or by the status."""
         watch, step = self._watch, self._watch.step
         news = f"a step within {seconds:g} s"
         await watch.until(news, seconds, lambda: watch.step > step + 1 or self._progress_since(self._injection.at + 1))
-        self._first = time.time() - self._injection.at
+        self._first_after = time.time() - self._injection.at
 
     async def _straggler(self, seconds: float) -> None:
-        """Until the victim stands in status.stragglers."""
+        """Wait until the victim is in status.stragglers."""
 
         def named() -> bool:
             return any(mark.replica == self._injection.replica for mark in self._watch.status.stragglers)
 
         await self._watch.until(f"{self._injection.replica} in status.stragglers", seconds, named)
-        self._named = self._watch.seen_at - self._injection.at
+        self._named_after = self._watch.seen_at - self._injection.at
 
-    def _tells(self, expect: Expect) -> bool:
+    def _reports_trouble(self, expect: Expect) -> bool:
         trouble = self._watch.status.trouble
         if not expect.told or trouble is None:
             return False
@@ -169,46 +184,51 @@ class Recording:
         return when if when > at else None
 
     def _saved_since(self, at: float) -> float | None:
-        saved, known = self._watch.status.last_checkpoint, self._before.last_checkpoint
-        new = saved is not None and (known is None or saved.step > known.step)
+        saved, previous = self._watch.status.last_checkpoint, self._before.last_checkpoint
+        new = saved is not None and (previous is None or saved.step > previous.step)
         return unix_seconds(saved.at) if saved and new and unix_seconds(saved.at) > at else None
 
     def seen(self, same_pods: bool) -> DrillObservation:
-        before, first, end = self._before, self._first_status, self._watch.status
-        claim = first.world.claim
-        # The end may come after failurePolicy.windowSeconds, when the status no longer lists the failure.
-        listed = {(entry.at, entry.replica): entry for status in (first, end) for entry in status.restarts.recent}
+        """Return the observations."""
+        initial_status, first_status, final_status = self._before, self._first_status, self._watch.status
+        claim = first_status.world.claim
+        # The drill may end after failurePolicy.windowSeconds, when the status no longer lists the failure.
+        listed = {
+            (entry.at, entry.replica): entry
+            for status in (first_status, final_status)
+            for entry in status.restarts.recent
+        }
         new = [entry for entry in listed.values() if unix_seconds(entry.at) >= self._injection.at]
         words = [f"{entry.reason} of {entry.replica}" for entry in new[:1]]
-        if claim and first.world.round > before.world.round:
+        if claim and first_status.world.round > initial_status.world.round:
             words.append(f"{claim.reason}: {claim.message}")
-        elif end.world.claim and end.world.round > before.world.round:
-            words.append(f"{end.world.claim.reason}: {end.world.claim.message}")
+        elif final_status.world.claim and final_status.world.round > initial_status.world.round:
+            words.append(f"{final_status.world.claim.reason}: {final_status.world.claim.message}")
         return DrillObservation(
             seconds=Seconds(
                 claimed=self._since(claim.at if claim else None),
-                committed=self._since(first.world.since),
-                first_step=self._first,
-                named=self._named,
-                told=self._told,
-                whole=self._whole,
-                checkpoint=self._checkpoint,
+                committed=self._since(first_status.world.since),
+                first_step=self._first_after,
+                named=self._named_after,
+                told=self._reported_after,
+                whole=self._whole_after,
+                checkpoint=self._checkpoint_after,
             ),
-            before=before.world.replicas,
-            after=first.world.replicas,
-            end=end.world.replicas,
-            rounds=first.world.round - before.world.round,
-            rounds_in_all=end.world.round - before.world.round,
-            replayed=end.steps_replayed - before.steps_replayed,
+            before=initial_status.world.replicas,
+            after=first_status.world.replicas,
+            end=final_status.world.replicas,
+            rounds=first_status.world.round - initial_status.world.round,
+            rounds_in_all=final_status.world.round - initial_status.world.round,
+            replayed=final_status.steps_replayed - initial_status.steps_replayed,
             counted=sum(entry.counted for entry in new),
             cause="; ".join(words),
             start=self._start,
             same_pods=same_pods,
-            steps_meanwhile=max(0, self._watch.step - (before.progress.step if before.progress else 0)),
-            missing=self._missing,
+            steps_meanwhile=max(0, self._watch.step - (initial_status.progress.step if initial_status.progress else 0)),
+            missing=self._missing_event,
         )
 
     def _since(self, timestamp: str | None) -> float | None:
-        """Seconds from the injection to that time; None where it lies before."""
+        """Return the seconds from the injection to a timestamp, or None if it is earlier."""
         seconds = unix_seconds(timestamp) - self._injection.at if timestamp else None
         return round(seconds, 4) if seconds is not None and seconds >= 0 else None

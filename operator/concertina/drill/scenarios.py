@@ -1,4 +1,4 @@
-"""The table of drills: how each is played on the local cluster and elsewhere, and what it promises."""
+"""Table of the drills: the fault on the local cluster and elsewhere, and what the drill promises."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from concertina.terminal.cluster_connection import UserError
 
 @dataclass(frozen=True)
 class Scenario:
-    """`local` and `elsewhere`: the fault, or in a sentence why it can't be made there."""
+    """Fault of a drill, and what the drill promises.
+
+    `local` and `elsewhere` are the fault there, or a sentence that says why it can't be injected there.
+    """
 
     about: str
     local: Fault | str
@@ -21,13 +24,17 @@ class Scenario:
     expect: Expect
 
     def fault(self, target: DrillTarget) -> Fault:
-        """Raises UserError where it can't be played."""
-        found = self.local if target.local else self.elsewhere
-        if isinstance(found, str):
-            raise UserError(found)
-        if isinstance(found, ByCommand):
-            found.commands()
-        return found
+        """Return the fault for the cluster of the target.
+
+        Raises:
+            UserError: When the fault can't be injected on this cluster.
+        """
+        fault = self.local if target.local else self.elsewhere
+        if isinstance(fault, str):
+            raise UserError(fault)
+        if isinstance(fault, ByCommand):
+            fault.commands()
+        return fault
 
 
 CRASH = Expect(seconds=30.0, counted=True)

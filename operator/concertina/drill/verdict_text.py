@@ -1,4 +1,4 @@
-"""A verdict for a person's eyes."""
+"""Verdict as a table for a person."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concertina.drill.verdict import DrillVerdict
 
 
 def table(verdict: DrillVerdict) -> Table:
-    """A line for each figure."""
+    """Return a table with a line for each figure."""
     colour = "green" if verdict.passed else "red"
     result = Table("", "", title=f"Drill {verdict.scenario} of {verdict.job}", show_header=False)
     for name, value in _rows(verdict):
@@ -22,23 +22,24 @@ def table(verdict: DrillVerdict) -> Table:
 
 
 def _rows(verdict: DrillVerdict) -> Iterator[tuple[str, str]]:
-    seen = verdict.seen
+    observation = verdict.seen
     yield "done", verdict.done
-    if seen.cause:
-        yield "the operator says", seen.cause
+    if observation.cause:
+        yield "the operator says", observation.cause
     times = {
-        "operator claimed a round": seen.seconds.claimed if seen.rounds else None,
-        "members committed": seen.seconds.committed if seen.rounds else None,
-        "first step" if seen.rounds else "next step or word of it": seen.seconds.first_step,
-        "straggler named": seen.seconds.named,
-        "the job told of it": seen.seconds.told,
-        "all replicas at work": seen.seconds.whole,
-        "checkpoint": seen.seconds.checkpoint,
+        "operator claimed a round": observation.seconds.claimed if observation.rounds else None,
+        "members committed": observation.seconds.committed if observation.rounds else None,
+        "first step" if observation.rounds else "next step or word of it": observation.seconds.first_step,
+        "straggler named": observation.seconds.named,
+        "the job told of it": observation.seconds.told,
+        "all replicas at work": observation.seconds.whole,
+        "checkpoint": observation.seconds.checkpoint,
     }
     for name, seconds in times.items():
         if seconds is not None:
             yield name, f"after {seconds:.2f} s"
-    yield "world", f"{seen.before} → {seen.after} → {seen.end} replicas, {seen.rounds_in_all} new rounds"
-    yield "steps", f"{seen.steps_meanwhile} made meanwhile, {seen.replayed} trained again"
-    yield "restarts", f"{seen.counted} counted"
+    world = f"{observation.before} → {observation.after} → {observation.end} replicas"
+    yield "world", f"{world}, {observation.rounds_in_all} new rounds"
+    yield "steps", f"{observation.steps_meanwhile} made meanwhile, {observation.replayed} trained again"
+    yield "restarts", f"{observation.counted} counted"
     yield "positions", verdict.positions

@@ -1,1 +1,1 @@
-"""One page of HTML about a run. Pure: evidence in, text out."""
+"""Page of HTML about a run. Pure: evidence in, text out."""

@@ -1,4 +1,4 @@
-"""The pages of `concertina dashboard`: all jobs, a job, and what went wrong instead. They ask for themselves again."""
+"""Pages of `concertina dashboard`: all jobs, one job, and errors. A page refreshes itself."""
 
 from __future__ import annotations
 
@@ -34,14 +34,18 @@ const again = async () => {
 };
 setTimeout(again, 5000);
 """
-"""Not while the page is out of sight, or a text is being selected. What was there stays when nobody answers."""
+"""Script that refreshes the page.
+
+It does nothing while the page is out of sight or a text is being selected. If the server does not answer, the old
+content stays.
+"""
 SILENT = "concertina dashboard does not answer any more: this is what it said last."
 WIDE = "body { max-width: none; margin: 1.5em } form { display: inline }"
 
 
 @dataclasses.dataclass(frozen=True)
 class DashboardView:
-    """Which jobs are shown, and how."""
+    """Selection, groups, order and page of the jobs that are shown."""
 
     all_namespaces: bool
     by: str = ""
@@ -54,7 +58,10 @@ class DashboardView:
 
 
 def policy(nonce: str) -> str:
-    """For the header: one style and one script, which may ask this server, are all that comes alive."""
+    """Return the value of the Content-Security-Policy header.
+
+    Only the style and the script with this nonce take effect, and the script may send requests to this server only.
+    """
     return (
         f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -62,9 +69,17 @@ def policy(nonce: str) -> str:
 
 
 def jobs_page(rows: Sequence[JobRow], view: DashboardView, now: float, nonce: str, trouble: str = "") -> str:
-    """`rows` in their order; `now`: Unix seconds; `trouble`: why they may be out of date, in a sentence."""
-    root, body, main = _living("TrainingJobs", nonce, WIDE)
-    body.insert(0, _ways(view))
+    """Return the page of all jobs.
+
+    Args:
+        rows: Rows in their order.
+        view: Selection of the rows.
+        now: Unix time in seconds.
+        nonce: Nonce of the style and of the script.
+        trouble: Sentence that says why the rows may be out of date. Empty if they are not.
+    """
+    root, body, main = _refreshing_document("TrainingJobs", nonce, WIDE)
+    body.insert(0, _navigation(view))
     body.insert(0, element("h1", "TrainingJobs"))
     if trouble:
         paragraph(main, f"{trouble} Below is what was known before; it is asked again every few seconds.", "warning")
@@ -76,41 +91,50 @@ def jobs_page(rows: Sequence[JobRow], view: DashboardView, now: float, nonce: st
         names = (*first, *(["Namespace"] if view.all_namespaces else []), *COLUMNS)
         table(main, names, _rows(rows[(shown - 1) * PAGE_ROWS : shown * PAGE_ROWS], view, now))
     if pages > 1:
-        ways = paragraph(main, "")
+        page_links = paragraph(main, "")
         for number in range(1, pages + 1):
-            _way(ways, f"{number}", dataclasses.replace(view, page=number), number == shown)
+            _add_link(page_links, f"{number}", dataclasses.replace(view, page=number), number == shown)
     return written(root)
 
 
 def job_page(
     name: str,
-    seen: JobEvidence,
-    found: Diagnosis,
+    evidence: JobEvidence,
+    diagnosis: Diagnosis,
     unseen: Sequence[str],
     events: Sequence[Raw],
     nonce: str,
 ) -> str:
-    """`name`: NAMESPACE/NAME; the others as for `page.page`."""
-    root, body, main = _living(name, nonce)
+    """Return the page of one job.
+
+    Args:
+        name: NAMESPACE/NAME of the job.
+        evidence: Evidence about the job.
+        diagnosis: Diagnosis from the evidence.
+        unseen: Sentences about what could not be read.
+        events: Events about the job, in any order.
+        nonce: Nonce of the style and of the script.
+    """
+    root, body, main = _refreshing_document(name, nonce)
     body.insert(0, element("a", "All jobs", href="/"))
-    headline(main, name, seen.status)
-    if not found.findings:  # each says what comes next
-        paragraph(main, f"Next: {advice.next_step(name.partition('/')[2], seen.status)}")
-    chapters(main, seen, found, unseen, events)
+    headline(main, name, evidence.status)
+    if not diagnosis.findings:  # Each finding has a next step of its own.
+        paragraph(main, f"Next: {advice.next_step(name.partition('/')[2], evidence.status)}")
+    chapters(main, evidence, diagnosis, unseen, events)
     return written(root)
 
 
 def trouble_page(title: str, sentence: str, nonce: str) -> str:
-    """Instead of another page."""
-    root, body, main = _living(title, nonce)
+    """Return the page that is shown instead of another page after an error."""
+    root, body, main = _refreshing_document(title, nonce)
     body.insert(0, element("a", "All jobs", href="/"))
     xml.SubElement(main, "h1").text = title
     paragraph(main, f"{sentence} It is asked again every few seconds.", "warning")
     return written(root)
 
 
-def _living(title: str, nonce: str, style: str = "") -> tuple[xml.Element, xml.Element, xml.Element]:
-    """A document, its body, and of that what is put anew again and again."""
+def _refreshing_document(title: str, nonce: str, style: str = "") -> tuple[xml.Element, xml.Element, xml.Element]:
+    """Return a document, its body, and the part of the body that is refreshed."""
     root, head, body = document(title)
     head.append(element("style", STYLE + style, nonce=nonce))
     body.append(element("p", SILENT, class_="warning", id="silent", hidden="hidden"))
@@ -119,35 +143,35 @@ def _living(title: str, nonce: str, style: str = "") -> tuple[xml.Element, xml.E
     return root, body, main
 
 
-def _ways(view: DashboardView) -> xml.Element:
-    """To the same list in another order or other groups."""
-    found, first = xml.Element("nav"), dataclasses.replace(view, page=1)
+def _navigation(view: DashboardView) -> xml.Element:
+    """Return links to the same list in another order or with other groups."""
+    navigation, first = xml.Element("nav"), dataclasses.replace(view, page=1)
     line = element("div", "Groups: ")
-    found.append(line)
+    navigation.append(line)
     for by in dict.fromkeys(("", "namespace", "queue", view.by)):
-        _way(line, by or "none", dataclasses.replace(first, by=by), by == view.by)
+        _add_link(line, by or "none", dataclasses.replace(first, by=by), by == view.by)
     form = xml.SubElement(line, "form", action="/")
     xml.SubElement(form, "input", name="sort", value=view.order.value, type="hidden")
     xml.SubElement(form, "input", name="by", placeholder="or a label's key", size="16")
     line = element("div", "Order by: ")
-    found.append(line)
+    navigation.append(line)
     for order in RowOrder:
-        _way(line, order.value, dataclasses.replace(first, order=order), order is view.order)
-    return found
+        _add_link(line, order.value, dataclasses.replace(first, order=order), order is view.order)
+    return navigation
 
 
-def _way(parent: xml.Element, text: str, view: DashboardView, here: bool) -> None:
-    way = element("strong", text) if here else element("a", text, href=view.address)
-    way.tail = "  "
-    parent.append(way)
+def _add_link(parent: xml.Element, text: str, view: DashboardView, is_current: bool) -> None:
+    link = element("strong", text) if is_current else element("a", text, href=view.address)
+    link.tail = "  "
+    parent.append(link)
 
 
 def _rows(rows: Sequence[JobRow], view: DashboardView, now: float) -> Iterator[Sequence[Cell]]:
-    before: str | None = None
+    previous_group: str | None = None
     for row in rows:
-        here = group(row, view.by)
-        first = [here or NO_GROUP if here != before else ""] if view.by else []
-        before = here
+        row_group = group(row, view.by)
+        first = [row_group or NO_GROUP if row_group != previous_group else ""] if view.by else []
+        previous_group = row_group
         _, *others = map(_cell, cells(row, now))
         name = element("a", row.name, href=f"/jobs/{row.namespace}/{row.name}")
         yield (*first, *([row.namespace] if view.all_namespaces else []), name, *others)

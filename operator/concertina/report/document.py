@@ -1,4 +1,4 @@
-"""Pages as elements: every text goes through ElementTree, which escapes it, whoever wrote it."""
+"""HTML pages as elements. Every text goes through ElementTree, which escapes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLOURS = {
     "startup": "#90a4ae",
     "recovery": "#c62828", "replayed": "#e57373", "waiting": "#b0bec5", "stalled": "#5d4037", "suspended": "#eceff1",
 }  # fmt: skip
-"""Of the classes of time."""
+"""Colours of the classes of time."""
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #222; --soft: #666; --line: #ddd; --curve: #1565c0;
   --green: #2e7d32; --yellow: #9a6700; --red: #c62828 }
@@ -37,7 +37,7 @@ Cell = str | xml.Element
 
 
 def document(title: str) -> tuple[xml.Element, xml.Element, xml.Element]:
-    """The whole of it, its head and its body."""
+    """Return a new document, its head and its body."""
     root = xml.Element("html", lang="en")
     head = xml.SubElement(root, "head")
     xml.SubElement(head, "meta", charset="utf-8")
@@ -51,47 +51,53 @@ def written(root: xml.Element) -> str:
 
 
 def section(parent: xml.Element, title: str) -> xml.Element:
-    found = xml.SubElement(parent, "section")
-    xml.SubElement(found, "h2").text = title
-    return found
+    node = xml.SubElement(parent, "section")
+    xml.SubElement(node, "h2").text = title
+    return node
 
 
 def paragraph(parent: xml.Element, text: str, kind: str = "") -> xml.Element:
-    found = xml.SubElement(parent, "p", {"class": kind} if kind else {})
-    _write(found, text)
-    return found
+    node = xml.SubElement(parent, "p", {"class": kind} if kind else {})
+    _write(node, text)
+    return node
 
 
 def table(parent: xml.Element, head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """One that is wider than the window is moved beside it, and the page is not."""
-    found = xml.SubElement(xml.SubElement(parent, "div", {"class": "scroll"}), "table")
+    """Add a table. A table that is wider than the window scrolls by itself, without the page."""
+    node = xml.SubElement(xml.SubElement(parent, "div", {"class": "scroll"}), "table")
     for kind, cells in (("th", head), *(("td", row) for row in rows)):
         if cells:
-            row = xml.SubElement(found, "tr")
+            row = xml.SubElement(node, "tr")
             for cell in cells:
-                place = xml.SubElement(row, kind)
+                cell_node = xml.SubElement(row, kind)
                 if isinstance(cell, str):
-                    place.text = cell
+                    cell_node.text = cell
                 else:
-                    place.append(cell)
+                    cell_node.append(cell)
 
 
 def bullets(parent: xml.Element, sentences: Iterable[str]) -> None:
-    found = xml.SubElement(parent, "ul")
+    node = xml.SubElement(parent, "ul")
     for sentence in sentences:
-        _write(xml.SubElement(found, "li"), sentence)
+        _write(xml.SubElement(node, "li"), sentence)
 
 
-def _write(place: xml.Element, text: str) -> None:
-    """What stands between backticks is code."""
-    place.text, *others = text.split("`")
+def _write(node: xml.Element, text: str) -> None:
+    """Write text into an element. Text between backticks becomes code."""
+    node.text, *others = text.split("`")
     for code, after in zip(others[::2], [*others[1::2], ""], strict=False):
-        xml.SubElement(place, "code").text = code
-        place[-1].tail = after
+        xml.SubElement(node, "code").text = code
+        node[-1].tail = after
 
 
 def element(kind: str, text: str, **attributes: str) -> xml.Element:
-    """One that belongs to none yet. A `class_` is a class."""
-    found = xml.Element(kind, {name.rstrip("_"): value for name, value in attributes.items()})
-    found.text = text
-    return found
+    """Return an element that has no parent yet.
+
+    Args:
+        kind: Tag of the element.
+        text: Text of the element.
+        **attributes: Attributes of the element. `class_` is written as `class`.
+    """
+    node = xml.Element(kind, {name.rstrip("_"): value for name, value in attributes.items()})
+    node.text = text
+    return node

@@ -1,4 +1,4 @@
-"""The page of `concertina report`. Its policy lets a browser load nothing."""
+"""Page of `concertina report`. Its policy forbids the browser to load anything."""
 
 from __future__ import annotations
 
@@ -25,23 +25,30 @@ S = TypeVar("S", Point, StepLine)
 
 def page(
     name: str,
-    seen: JobEvidence,
-    found: Diagnosis,
+    evidence: JobEvidence,
+    diagnosis: Diagnosis,
     unseen: Sequence[str],
     events: Sequence[Raw] = (),
 ) -> str:
-    """HTML of one file. `name`: NAMESPACE/NAME; `unseen`: sentences about what could not be read; `events`: those about
-    the job, in any order."""
+    """Return the page as HTML in one file.
+
+    Args:
+        name: NAMESPACE/NAME of the job.
+        evidence: Evidence about the job.
+        diagnosis: Diagnosis from the evidence.
+        unseen: Sentences about what could not be read.
+        events: Events about the job, in any order.
+    """
     root, head, body = document(f"Run {name}")
     xml.SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": POLICY})
     xml.SubElement(head, "style").text = STYLE
-    headline(body, f"Run {name}", seen.status)
-    chapters(body, seen, found, unseen, events)
+    headline(body, f"Run {name}", evidence.status)
+    chapters(body, evidence, diagnosis, unseen, events)
     return written(root)
 
 
 def headline(body: xml.Element, title: str, status: JobStatus) -> None:
-    """What it does now, and how far it is."""
+    """Add the title, the present state of the job and its progress."""
     xml.SubElement(body, "h1").text = title
     ready = status.condition(ConditionType.READY)
     state = paragraph(body, "")
@@ -54,29 +61,29 @@ def headline(body: xml.Element, title: str, status: JobStatus) -> None:
 
 def chapters(
     body: xml.Element,
-    seen: JobEvidence,
-    found: Diagnosis,
+    evidence: JobEvidence,
+    diagnosis: Diagnosis,
     unseen: Sequence[str],
     events: Sequence[Raw],
 ) -> None:
-    """All that is known of a run, the most pressing first."""
-    table(body, (), _summary(seen))
-    _findings(section(body, "What is wrong"), seen, found)
-    _time(section(body, "Where the time went"), seen.status.goodput)
-    _course(body, seen)
-    _incidents(section(body, "Incidents"), seen.status)
+    """Add everything that is known of a run, the most urgent first."""
+    table(body, (), _summary(evidence))
+    _findings(section(body, "What is wrong"), evidence, diagnosis)
+    _time(section(body, "Where the time went"), evidence.status.goodput)
+    _curves(body, evidence)
+    _incidents(section(body, "Incidents"), evidence.status)
     if events:
         table(section(body, "Last events"), show.EVENT_COLUMNS, show.last_events(events))
-    table(section(body, "Checkpoints"), (), _checkpoints(seen.status))
-    bullets(section(body, "What this page goes by"), (*found.saw, *unseen))
+    table(section(body, "Checkpoints"), (), _checkpoints(evidence.status))
+    bullets(section(body, "What this page goes by"), (*diagnosis.saw, *unseen))
 
 
-def _summary(seen: JobEvidence) -> Iterator[tuple[str, str]]:
-    status, world = seen.status, seen.status.world
-    runs = status.is_true(ConditionType.RUNNING)  # else it has no pace
-    yield "Seen at", rfc3339(round(seen.at))
-    end = f" to {_second(status.completion_time)}" if status.completion_time else ""
-    yield "Time", f"from {rfc3339(round(seen.created))}{end}"
+def _summary(evidence: JobEvidence) -> Iterator[tuple[str, str]]:
+    status, world = evidence.status, evidence.status.world
+    runs = status.is_true(ConditionType.RUNNING)  # Otherwise, the job has no pace.
+    yield "Seen at", rfc3339(round(evidence.at))
+    end = f" to {_without_fraction(status.completion_time)}" if status.completion_time else ""
+    yield "Time", f"from {rfc3339(round(evidence.created))}{end}"
     if world.round:
         yield "World", f"{world.size} replicas, {amount(world.workers, 'worker')}, round {world.round}"
     if progress := status.progress:
@@ -97,26 +104,26 @@ def _summary(seen: JobEvidence) -> Iterator[tuple[str, str]]:
     yield "Rounds", str(status.rounds)
     yield "Failures", str(status.restarts.total)
     if spent := status.cost:
-        each = spent.per_million_tokens
-        tokens = f", {each:.4g} per million tokens" if each is not None else ""
+        token_cost = spent.per_million_tokens
+        tokens = f", {token_cost:.4g} per million tokens" if token_cost is not None else ""
         yield "Cost", f"{spent.total:.2f} {spent.currency} for {spent.replica_hours:.1f} replica-hours{tokens}"
 
 
-def _second(timestamp: str) -> str:
-    """A time without its fraction, which nobody reads."""
+def _without_fraction(timestamp: str) -> str:
+    """Return a timestamp without its fraction of a second."""
     return rfc3339(round(unix_seconds(timestamp)))
 
 
-def _findings(parent: xml.Element, seen: JobEvidence, found: Diagnosis) -> None:
-    if not found.findings:
+def _findings(parent: xml.Element, evidence: JobEvidence, diagnosis: Diagnosis) -> None:
+    if not diagnosis.findings:
         paragraph(parent, "Nothing was found that is wrong.")
-    price = seen.spec.price if seen.spec else None
-    for one in found.findings:
-        box = xml.SubElement(parent, "div", {"class": one.severity.value})
-        xml.SubElement(box, "strong").text = f"{one.problem}: "
-        costs = cost(one, seen.hourly, price.currency if price else "")
-        paragraph(box, one.sentence + (f"; {costs}" if costs else ""))
-        paragraph(box, f"Next: {one.advice} ({one.runbook})")
+    price = evidence.spec.price if evidence.spec else None
+    for finding in diagnosis.findings:
+        box = xml.SubElement(parent, "div", {"class": finding.severity.value})
+        xml.SubElement(box, "strong").text = f"{finding.problem}: "
+        costs = cost(finding, evidence.hourly, price.currency if price else "")
+        paragraph(box, finding.sentence + (f"; {costs}" if costs else ""))
+        paragraph(box, f"Next: {finding.advice} ({finding.runbook})")
 
 
 def _time(parent: xml.Element, goodput: Goodput) -> None:
@@ -126,26 +133,26 @@ def _time(parent: xml.Element, goodput: Goodput) -> None:
         paragraph(parent, "No time was counted yet.")
         return
     parent.append(plots.bar(parts))
-    table(parent, (), ((_class(name), duration(part), f"{part / total:.1%}") for name, part in parts if part))
+    table(parent, (), ((_class_name(name), duration(part), f"{part / total:.1%}") for name, part in parts if part))
     if goodput.recovery:
         paragraph(parent, "Recovery by cause:" if goodput.percent is not None else "Recovery by cause, at least:")
         causes = sorted(goodput.recovery, key=lambda cause: -cause.seconds)
         table(parent, (), ((cause.cause, f"{cause.times} x", f"{cause.seconds:.1f} s") for cause in causes))
 
 
-def _class(name: str) -> xml.Element:
-    """Of time, with the colour that it has in the bar."""
+def _class_name(name: str) -> xml.Element:
+    """Return the name of a class of time, with its colour in the bar."""
     cell = xml.Element("span")
     xml.SubElement(cell, "span", {"class": f"swatch {name}"}).tail = name
     return cell
 
 
-def _course(body: xml.Element, seen: JobEvidence) -> None:
-    """As the status keeps it, of the whole run; and the last steps, as the log tells them."""
-    points = unpacked(seen.status.history or "").points
-    world = [((point.at - seen.created) / 60, float(point.replicas)) for point in points]
+def _curves(body: xml.Element, evidence: JobEvidence) -> None:
+    """Add the curves of the whole run from its status, and of the last steps from the log."""
+    points = unpacked(evidence.status.history or "").points
+    world = [((point.at - evidence.created) / 60, float(point.replicas)) for point in points]
     losses = [(float(point.step), point.loss) for point in _not_undone(points) if point.loss is not None]
-    paces = [(float(line.step), line.seconds) for line in _not_undone(seen.steps)]
+    paces = [(float(line.step), line.seconds) for line in _not_undone(evidence.steps)]
     _line(body, "World over time", world, "minutes since the job was created", "replicas", steps=True)
     _line(body, "Loss", losses, "step", "loss")
     if paces:
@@ -153,21 +160,21 @@ def _course(body: xml.Element, seen: JobEvidence) -> None:
 
 
 def _not_undone(points: Iterable[S]) -> Sequence[S]:
-    """Of steps that were trained again the later ones."""
-    kept: list[S] = []
+    """Return the points without steps that were trained again later."""
+    valid_points: list[S] = []
     for point in points:
-        while kept and kept[-1].step >= point.step:
-            kept.pop()
-        kept.append(point)
-    return kept
+        while valid_points and valid_points[-1].step >= point.step:
+            valid_points.pop()
+        valid_points.append(point)
+    return valid_points
 
 
 def _line(body: xml.Element, title: str, points: Sequence[plots.Point], x: str, y: str, steps: bool = False) -> None:
-    place = section(body, title)
+    chapter = section(body, title)
     if len(points) >= FEWEST_POINTS:
-        xml.SubElement(place, "div", {"class": "scroll"}).append(plots.line(points, x, y, steps))
+        xml.SubElement(chapter, "div", {"class": "scroll"}).append(plots.line(points, x, y, steps))
     else:
-        paragraph(place, "Too little was told of it to be drawn.")
+        paragraph(chapter, "Too little was told of it to be drawn.")
 
 
 def _incidents(parent: xml.Element, status: JobStatus) -> None:
@@ -175,28 +182,41 @@ def _incidents(parent: xml.Element, status: JobStatus) -> None:
         paragraph(parent, "Training was never interrupted.")
         return
     head = ("At", "Round", "Cause", "Replica", "Node", "Without training", "Trained again", "Cost")
-    table(parent, head, (_incident(one, status) for one in reversed(status.incidents)))
+    table(parent, head, (_incident(incident, status) for incident in reversed(status.incidents)))
 
 
-def _incident(one: Incident, status: JobStatus) -> tuple[str, ...]:
-    again = f"{amount(one.steps_replayed, 'step')}, {one.replayed_seconds:.1f} s" if one.steps_replayed else ""
-    at_least = "at least " if one.at_least else ""
-    money = f"{at_least}{one.cost:.2f} {status.cost.currency}" if one.cost is not None and status.cost else ""
-    took = f"{at_least}{one.seconds:.1f} s"
-    return (_second(one.at), str(one.round), one.cause, one.replica, one.node, took, again, money)
+def _incident(incident: Incident, status: JobStatus) -> tuple[str, ...]:
+    replayed = (
+        f"{amount(incident.steps_replayed, 'step')}, {incident.replayed_seconds:.1f} s"
+        if incident.steps_replayed
+        else ""
+    )
+    at_least = "at least " if incident.at_least else ""
+    money = f"{at_least}{incident.cost:.2f} {status.cost.currency}" if incident.cost is not None and status.cost else ""
+    lost_time = f"{at_least}{incident.seconds:.1f} s"
+    return (
+        _without_fraction(incident.at),
+        str(incident.round),
+        incident.cause,
+        incident.replica,
+        incident.node,
+        lost_time,
+        replayed,
+        money,
+    )
 
 
 def _checkpoints(status: JobStatus) -> Iterator[tuple[str, str]]:
     if newest := status.last_checkpoint:
-        yield "Newest", f"step {newest.step} at {_second(newest.at)}"
+        yield "Newest", f"step {newest.step} at {_without_fraction(newest.at)}"
         yield "Folder", newest.uri
     else:
         yield "Newest", "there is none"
     if snapshot := status.last_snapshot:
-        yield "In node memory", f"step {snapshot.step} at {_second(snapshot.at)}"
-    if every := status.checkpoint_interval:
-        yield "Interval", show.checkpoints_every(every, status.restarts.total)
-    if back := status.rollback:
-        yield "Rolled back", f"at {_second(back.at)} to step {back.step}: {back.message}"
-    for some in status.skipped:
-        yield "Left out", f"samples {some.begin} to {some.end - 1}"
+        yield "In node memory", f"step {snapshot.step} at {_without_fraction(snapshot.at)}"
+    if interval := status.checkpoint_interval:
+        yield "Interval", show.checkpoints_every(interval, status.restarts.total)
+    if rollback := status.rollback:
+        yield "Rolled back", f"at {_without_fraction(rollback.at)} to step {rollback.step}: {rollback.message}"
+    for stretch in status.skipped:
+        yield "Left out", f"samples {stretch.begin} to {stretch.end - 1}"

@@ -1,4 +1,4 @@
-"""Plots as SVG elements, for a page that loads nothing."""
+"""Plots as SVG elements for a page that loads nothing."""
 
 from __future__ import annotations
 
@@ -9,63 +9,73 @@ from xml.etree import ElementTree as xml
 WIDTH, HEIGHT = 720, 200
 LEFT, RIGHT, TOP, BOTTOM = 70, 12, 10, 34
 MOST_POINTS = 1000
-"""Of a line: more than there are pixels."""
+"""Maximum number of points in a line, which is more than it has pixels."""
 Point = tuple[float, float]
 
 
 def line(points: Sequence[Point], x_name: str, y_name: str, steps: bool = False) -> xml.Element:
-    """`points` in order of x, finite. `steps`: a value holds until the next one."""
+    """Return a line plot.
+
+    Args:
+        points: Finite points in order of x.
+        x_name: Name of the x axis.
+        y_name: Name of the y axis.
+        steps: Whether a value holds until the next point.
+    """
     points = _fewer(points)
     left, right = points[0][0], max(points[-1][0], points[0][0] + 1e-9)
     values = [y for _, y in points]
     low, high = (0.0 if steps else min(values)), max(values)
     high = high if high > low else low + 1.0
 
-    def place(x: float, y: float) -> str:
+    def position(x: float, y: float) -> str:
         across = LEFT + (x - left) / (right - left) * (WIDTH - LEFT - RIGHT)
         return f"{across:.1f},{HEIGHT - BOTTOM - (y - low) / (high - low) * (HEIGHT - TOP - BOTTOM):.1f}"
 
-    found = xml.Element("svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
-    xml.SubElement(found, "title").text = f"{y_name} by {x_name}"
+    svg = xml.Element("svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
+    xml.SubElement(svg, "title").text = f"{y_name} by {x_name}"
     middle = (low + high) / 2
     for value in (low, middle, high) if not steps or middle.is_integer() else (low, high):
-        across, down = place(left, value).split(",")
-        xml.SubElement(found, "line", {"class": "grid", "x1": across, "x2": f"{WIDTH - RIGHT}", "y1": down, "y2": down})
-        _text(found, f"{LEFT - 6}", f"{float(down) + 4:.1f}", "end", f"{value:.4g}")
-    for at, anchor in ((left, "start"), (right, "end")):
+        across, down = position(left, value).split(",")
+        xml.SubElement(svg, "line", {"class": "grid", "x1": across, "x2": f"{WIDTH - RIGHT}", "y1": down, "y2": down})
+        _text(svg, f"{LEFT - 6}", f"{float(down) + 4:.1f}", "end", f"{value:.4g}")
+    for x_value, anchor in ((left, "start"), (right, "end")):
         _text(
-            found,
-            place(at, low).split(",")[0],
+            svg,
+            position(x_value, low).split(",")[0],
             f"{HEIGHT - BOTTOM + 16}",
             anchor,
-            f"{at:,.0f}" if at >= 100 else f"{at:.3g}",
+            f"{x_value:,.0f}" if x_value >= 100 else f"{x_value:.3g}",
         )
-    _text(found, f"{(LEFT + WIDTH) / 2}", f"{HEIGHT - 4}", "middle", x_name)
-    places = []
+    _text(svg, f"{(LEFT + WIDTH) / 2}", f"{HEIGHT - 4}", "middle", x_name)
+    positions = []
     for number, (x, y) in enumerate(points):
         if steps and number:
-            places.append(place(x, points[number - 1][1]))
-        places.append(place(x, y))
-    xml.SubElement(found, "polyline", {"class": "line", "points": " ".join(places)})
-    return found
+            positions.append(position(x, points[number - 1][1]))
+        positions.append(position(x, y))
+    xml.SubElement(svg, "polyline", {"class": "line", "points": " ".join(positions)})
+    return svg
 
 
 def bar(parts: Sequence[tuple[str, float]]) -> xml.Element:
-    """One bar of all parts, in their order; each part's class is its name, its title says how much it is."""
+    """Return one bar of all parts in their order.
+
+    The class of each part is its name, and its title is its share.
+    """
     total = sum(part for _, part in parts) or 1.0
-    found, begin = xml.Element("svg", viewBox=f"0 0 {WIDTH} 28", role="img"), 0.0
+    svg, begin = xml.Element("svg", viewBox=f"0 0 {WIDTH} 28", role="img"), 0.0
     for name, part in parts:
         width = part / total * WIDTH
         shown = {"class": f"part {name}", "x": f"{begin:.2f}", "width": f"{width:.2f}", "height": "28"}
-        xml.SubElement(xml.SubElement(found, "rect", shown), "title").text = f"{name} {part / total:.1%}"
+        xml.SubElement(xml.SubElement(svg, "rect", shown), "title").text = f"{name} {part / total:.1%}"
         begin += width
-    return found
+    return svg
 
 
 def _fewer(points: Sequence[Point]) -> Sequence[Point]:
-    """Every n-th and the last, where there are too many."""
-    every = math.ceil(len(points) / MOST_POINTS)
-    return points if every <= 1 else [*points[:-1:every], points[-1]]
+    """Return every n-th point and the last one if there are too many."""
+    stride = math.ceil(len(points) / MOST_POINTS)
+    return points if stride <= 1 else [*points[:-1:stride], points[-1]]
 
 
 def _text(parent: xml.Element, x: str, y: str, anchor: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A picture of ranks on nodes: a file of its own, which loads nothing."""
+"""Picture of ranks on nodes, in a file of its own that loads nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concertina_trainer.degrees import Dimension
 
 CELL, GAP, TOP, MOST_NODES, MOST_PER_NODE, NODES_IN_ROW = 24, 10, 58, 64, 16, 8
 SHARES = ("#1565c0", "#2e7d32", "#ef6c00", "#6a1b9a", "#0277bd", "#c62828", "#5d4037", "#00838f")
-"""Colours of groups that compute different sequences, repeated."""
+"""Colours of groups that compute different sequences. They repeat."""
 STYLE = """
 text { font: 11px system-ui, sans-serif; fill: #222 }
 .small { font-size: 9px; fill: #fff } .head { font-size: 14px }
@@ -17,8 +17,11 @@ text { font: 11px system-ui, sans-serif; fill: #222 }
 
 
 def picture(name: str, layout: ParallelLayout) -> str:
-    """SVG. A square is a rank, a frame a replica on its node; ranks of one colour compute the same sequences. Of many
-    nodes the first are drawn."""
+    """Return the picture as SVG.
+
+    A square is a rank, and a frame is a replica on its node. Ranks of one colour compute the same sequences. If there
+    are many nodes, the first ones are drawn.
+    """
     nodes = layout.size // layout.per_node
     shown, across = min(nodes, MOST_NODES), min(nodes, NODES_IN_ROW)
     cells = min(layout.per_node, MOST_PER_NODE)
@@ -41,26 +44,28 @@ def picture(name: str, layout: ParallelLayout) -> str:
         _text(root, x + 5, y + 12, f"node {node}")
         for i in range(cells):
             _rank(root, x + 5 + i % columns * CELL, y + 16 + i // columns * CELL, node * layout.per_node + i, layout)
-    left = [f"{nodes - shown} more nodes"] if nodes > shown else []
-    left += [f"{layout.per_node - cells} more ranks on each"] if layout.per_node > cells else []
-    _text(root, GAP, height - 8, "; ".join([*left, "a colour: ranks that compute the same sequences"]))
+    omitted = [f"{nodes - shown} more nodes"] if nodes > shown else []
+    omitted += [f"{layout.per_node - cells} more ranks on each"] if layout.per_node > cells else []
+    _text(root, GAP, height - 8, "; ".join([*omitted, "a colour: ranks that compute the same sequences"]))
     return xml.tostring(root, encoding="unicode") + "\n"
 
 
 def _rank(root: xml.Element, x: int, y: int, rank: int, layout: ParallelLayout) -> None:
-    place = layout.degrees.place(rank)
+    coordinates = layout.degrees.place(rank)
     group = rank // layout.parallelism.group
     square = {
         "x": f"{x}", "y": f"{y}", "width": f"{CELL - 2}", "height": f"{CELL - 2}", "fill": SHARES[group % len(SHARES)],
-        "fill-opacity": f"{1 - 0.5 * place.pipeline / max(1, layout.parallelism.pipeline):.2f}",
+        "fill-opacity": f"{1 - 0.5 * coordinates.pipeline / max(1, layout.parallelism.pipeline):.2f}",
     }  # fmt: skip
-    where = ", ".join(f"{each} {place.degree(each)}" for each in Dimension if layout.degree(each) > 1)
+    position = ", ".join(
+        f"{dimension} {coordinates.degree(dimension)}" for dimension in Dimension if layout.degree(dimension) > 1
+    )
     if layout.parallelism.expert > 1:
-        where += f", expert {layout.expert_place(rank)}"
-    xml.SubElement(xml.SubElement(root, "rect", square), "title").text = f"rank {rank}: {where}"
+        position += f", expert {layout.expert_place(rank)}"
+    xml.SubElement(xml.SubElement(root, "rect", square), "title").text = f"rank {rank}: {position}"
     _text(root, x + (CELL - 2) // 2, y + 14, f"{rank}", "small", middle=True)
 
 
 def _text(parent: xml.Element, x: int, y: int, text: str, style: str = "", middle: bool = False) -> None:
-    given = {"x": f"{x}", "y": f"{y}"} | ({"class": style} if style else {})
-    xml.SubElement(parent, "text", given | ({"text-anchor": "middle"} if middle else {})).text = text
+    attributes = {"x": f"{x}", "y": f"{y}"} | ({"class": style} if style else {})
+    xml.SubElement(parent, "text", attributes | ({"text-anchor": "middle"} if middle else {})).text = text

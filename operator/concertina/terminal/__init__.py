@@ -1,1 +1,1 @@
-"""What the commands have in common: a connection, and how a job is shown, followed and watched."""
+"""Connection to a cluster, and views of jobs, that the commands share."""

@@ -1,4 +1,4 @@
-"""What somebody who looks at a job can do next, in one sentence. Pure."""
+"""Advice about the next step for a person who looks at a job. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from concertina.api.status import ConditionType, JobStatus
 from concertina.diagnosis import problems
 
 SLOW_PERCENT = 100 * (1 - problems.FREQUENT_FAILURES)
-"""Of goodput. Below it somebody should look where the time goes."""
+"""Goodput in percent below which a person should check where the time goes."""
 SOON = 600
-"""Seconds of a job's life in which starting takes its due share."""
+"""Counted time of a job in seconds before which it is not called slow, since its start weighs too much."""
 
 
 def next_step(name: str, status: JobStatus) -> str:
-    """Nothing where there is nothing to do."""
+    """Return the next step for a person who looks at the job, in one sentence."""
     if status.is_true(ConditionType.FAILED):
         return f"`concertina logs {name} --since-failure` has what was printed around the failure"
     if status.is_true(ConditionType.COMPLETE):
@@ -39,6 +39,6 @@ def _after_the_end(name: str, status: JobStatus) -> str:
 
 
 def is_slow(status: JobStatus) -> bool:
-    """Whether too little of the job's time goes into new steps. False while its goodput is unknown."""
+    """Return whether too little of the job's time goes into new steps. False while its goodput is unknown."""
     percent = status.goodput.percent
     return percent is not None and percent < SLOW_PERCENT and sum(status.goodput.by_class.values()) > SOON

@@ -1,12 +1,14 @@
-"""Characters that must not reach a terminal: tenants wrote much of what commands show."""
+"""Control characters that must not reach a terminal. Tenants wrote much of what commands show."""
 
 from __future__ import annotations
 
 import re
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Characters that a terminal obeys instead of showing them, apart from tabs and line breaks; also those that turn the
-direction of a text around."""
+"""Characters that a terminal interprets instead of showing them, apart from tabs and line breaks.
+
+Characters that change the direction of text are among them.
+"""
 INSTEAD = "\ufffd"
 
 

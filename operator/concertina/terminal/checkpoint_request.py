@@ -1,4 +1,4 @@
-"""Asking a job for a checkpoint: the annotation whose new value the operator takes for a request."""
+"""Request for a checkpoint: an annotation of the job, of which the operator takes each new value for a request."""
 
 import secrets
 
@@ -8,7 +8,11 @@ from concertina.kube.resources import TRAINING_JOBS
 
 
 async def ask_for_checkpoint(client: Client, namespace: str, job: str) -> str:
-    """Of its next step; the request, as the status will name it."""
+    """Ask a job for a checkpoint of its next step.
+
+    Returns:
+        The request, as the job's status will name it.
+    """
     request = secrets.token_hex(8)
     annotation = {"metadata": {"annotations": {CHECKPOINT_NOW: request}}}
     await client.patch(TRAINING_JOBS, namespace, job, annotation)

@@ -1,4 +1,4 @@
-"""From a command's options to a client, and from what goes wrong to one sentence and an exit status."""
+"""Connection of a command to its cluster, and the exit status and message for its errors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 class UserError(Exception):
-    """Something that the caller can mend; the sentence says how."""
+    """Error that the caller can correct. The message says how."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Which cluster and namespace a command is about."""
+    """Cluster and namespace of a command."""
 
     kubeconfig: Path | None
     context: str | None
@@ -32,7 +32,10 @@ class Target:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[tuple[Client, str]]:
-        """A client, and the namespace to use."""
+        """Connect to the cluster.
+
+        Yields a client and the namespace to use.
+        """
         from concertina.kube.access import load
         from concertina.kube.client import Client
 
@@ -42,7 +45,13 @@ class Target:
 
 
 def call(command: Coroutine[Any, Any, int | None]) -> None:
-    """Runs a command to its end: its exit status, or 1 and a sentence."""
+    """Run a command to its end, and exit with its status.
+
+    An expected error is printed as a sentence, and the exit status is 1.
+
+    Raises:
+        typer.Exit: Always, with the exit status.
+    """
     import asyncio
 
     from concertina.kube.access import NoAccess
@@ -58,15 +67,22 @@ def call(command: Coroutine[Any, Any, int | None]) -> None:
     raise typer.Exit(code or 0)
 
 
-async def _ungrouped(command: Coroutine[Any, Any, T], known: tuple[type[Exception], ...]) -> T:
-    """Of what tasks of a group failed by, the first error alone, where all of it is known; a BrokenPipeError is typer's
-    to end by."""
+async def _ungrouped(command: Coroutine[Any, Any, T], expected_types: tuple[type[Exception], ...]) -> T:
+    """Run a command, and raise the first error of a group alone if all errors in the group are expected.
+
+    Tasks of a group raise such a group. A BrokenPipeError belongs to the expected errors, since typer ends the process
+    by it.
+
+    Raises:
+        ExceptionGroup: When an error in the group is not expected.
+    """
     try:
         return await command
     except ExceptionGroup as group:
-        if group.split(known)[1] is not None:
+        if group.split(expected_types)[1] is not None:
             raise
-        raise _first(group) from None
+        error = _first(group)
+        raise error from None
 
 
 def _first(error: Exception) -> Exception:

@@ -1,4 +1,4 @@
-"""Where commands print."""
+"""Consoles that commands print to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from concertina.terminal.characters import CONTROL, harmless
 
 
 class HarmlessConsole(Console):
-    """Prints no control characters of texts. Colours and cursor movements are rich's own, and stay."""
+    """Console that replaces control characters in texts.
+
+    The colours and cursor movements of rich itself are printed.
+    """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -21,10 +24,15 @@ class HarmlessConsole(Console):
 
 
 def plain(width: int = 200, stderr: bool = False) -> Console:
-    """Show texts as they are. Tenants wrote many of them, such as a script's last words or a label: rich's markup in
-    them would raise or hide something, and escape sequences would reach the reader's terminal.
+    """Return a console that shows texts as they are.
 
-    `width`: characters where it is no terminal."""
+    Tenants wrote many of the texts, such as the last lines of a script or a label. Markup of rich in them would raise
+    an error or hide something, and escape sequences would reach the reader's terminal.
+
+    Args:
+        width: Width in characters if the output is not a terminal.
+        stderr: Whether to print to stderr.
+    """
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return HarmlessConsole(
         stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=True, width=None if terminal else width

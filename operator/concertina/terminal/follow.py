@@ -1,4 +1,4 @@
-"""One job from now to its end: a live view on a terminal, a line for each news elsewhere."""
+"""One job from now to its end: a live view on a terminal, and a line for each change elsewhere."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from concertina.kube.resources import EVENTS, TRAINING_JOBS, Raw
 from concertina.terminal import show
 
 EVENTS_EVERY = 5.0
-"""Seconds: a job that trains changes more often."""
+"""Minimum time between two readings of the events, in seconds. A job that trains changes more often."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 3.0
-"""Until a watch that broke, or could not be had, is tried again."""
+"""First and longest delay before a watch that failed is opened again, in seconds."""
 
 
 async def states(client: Client, namespace: str, name: str) -> AsyncIterator[Raw]:
-    """The job as it is now, and again whenever it changes, until it is deleted; outages are waited out."""
+    """Yield the job as it is now and whenever it changes, until it is deleted.
+
+    Outages of the API server are waited out.
+    """
     failures = 0
     while True:
         try:
@@ -48,7 +51,7 @@ async def states(client: Client, namespace: str, name: str) -> AsyncIterator[Raw
 
 
 async def events_of(client: Client, job: Raw) -> list[Raw]:
-    """Those about the job; none where they may not be read."""
+    """Return the events about the job, or none if they can't be read."""
     namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
     try:
         return (await client.list_all(EVENTS, namespace, fields=f"involvedObject.uid={uid}"))[0]
@@ -57,8 +60,13 @@ async def events_of(client: Client, job: Raw) -> list[Raw]:
 
 
 async def follow_job(client: Client, namespace: str, name: str, console: Console) -> int:
-    """0 when the job completes, 1 when it fails or is deleted."""
-    await client.get(TRAINING_JOBS, namespace, name)  # one that never was is an error, not an end
+    """Follow a job to its end, and return the exit status: 0 if it completes, 1 if it fails or is deleted.
+
+    Raises:
+        NotFound: When there is no such job at first.
+        asyncio.CancelledError: When the user stops following by Ctrl-C.
+    """
+    await client.get(TRAINING_JOBS, namespace, name)  # A job that never existed is an error, not an end.
     try:
         jobs = states(client, namespace, name)
         code = await (_live(jobs, console, client) if console.is_terminal else _lines(jobs, console))
@@ -78,12 +86,12 @@ def _exit_code(job: Raw) -> int | None:
 
 
 async def _live(jobs: AsyncIterator[Raw], console: Console, client: Client) -> int | None:
-    events, asked = list[Raw](), -EVENTS_EVERY
-    console.soft_wrap = False  # Live crops what goes beyond the window, and a sentence says at its end what to do
+    events, read_at = list[Raw](), -EVENTS_EVERY
+    console.soft_wrap = False  # Live crops what exceeds the window. The last sentence says what to do.
     with Live(console=console, auto_refresh=False) as live:
         async for job in jobs:
-            if time.monotonic() - asked >= EVENTS_EVERY:
-                events, asked = await events_of(client, job), time.monotonic()
+            if time.monotonic() - read_at >= EVENTS_EVERY:
+                events, read_at = await events_of(client, job), time.monotonic()
             live.update(show.detail(job, events), refresh=True)
             if (code := _exit_code(job)) is not None:
                 return code
@@ -91,19 +99,19 @@ async def _live(jobs: AsyncIterator[Raw], console: Console, client: Client) -> i
 
 
 async def _lines(jobs: AsyncIterator[Raw], console: Console) -> int | None:
-    said = ""
+    printed_key = ""
     async for job in jobs:
         status = status_of(job)
         ready, progress = status.condition(ConditionType.READY), status.progress
         line = f"{show.word(status)} {status.world.size} {ready.message if ready else ''}".strip()
-        # Of a run that goes well, every percent is news enough.
+        # While a run goes well, a line for each percent is enough.
         percent = f" ({int(progress.percent)}%)" if progress and progress.percent is not None else ""
         key = f"{line}{percent}"
-        if key != said:
+        if key != printed_key:
             loss = f" loss {progress.loss:.4g}" if progress and progress.loss is not None else ""
             step = f" step {progress.step}{percent}" if progress else ""
             console.print(f"{line}{step}{loss}", soft_wrap=True)
-            said = key
+            printed_key = key
         if (code := _exit_code(job)) is not None:
             return code
     return None

@@ -1,4 +1,4 @@
-"""All jobs in one table: those first that somebody should look at. Pure."""
+"""Table of all jobs, those first that need attention. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from concertina.terminal import advice
 from concertina.terminal.show import COLOURS, word
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""By which Kueue knows the queue of any object."""
+"""Label in which Kueue keeps the queue of any object."""
 
 
 NO_GROUP = "(none)"
@@ -31,20 +31,20 @@ COLUMNS = (
 
 
 class AttentionLevel(enum.IntEnum):
-    """What a job needs, the most first."""
+    """Attention that a job needs, the most urgent level first."""
 
     STALLED = 0
-    """A person has to act."""
+    """The job waits for a person to act."""
     WAITING = 1
     SLOW = 2
-    """It trains, and too little of its time goes into new steps."""
+    """The job trains, but too little of its time goes into new steps."""
     TRAINING = 3
     SUSPENDED = 4
     ENDED = 5
 
 
 class RowOrder(enum.StrEnum):
-    """Of the rows."""
+    """Order of the rows."""
 
     ATTENTION = "attention"
     GOODPUT = "goodput"
@@ -54,7 +54,7 @@ class RowOrder(enum.StrEnum):
 
 @dataclass(frozen=True)
 class JobRow:
-    """What is shown of one job."""
+    """Facts about one job that the table shows."""
 
     namespace: str
     name: str
@@ -69,7 +69,7 @@ class JobRow:
     loss: float | None
     tokens_per_second: float | None
     goodput: float | None
-    """Percent, or None while it is unknown."""
+    """Goodput in percent, or None while it is unknown."""
     counted: bool
     """Whether the operator has counted the job's time."""
     waiting_seconds: float
@@ -77,15 +77,14 @@ class JobRow:
     currency: str
     failures: int
     created: float
-    """Unix seconds."""
+    """Unix time of the job's creation in seconds."""
 
 
 def row(job: Raw) -> JobRow:
     status, meta = status_of(job), job["metadata"]
     progress, cost, attention = status.progress, status.cost, _attention(status)
-    pace = (
-        progress if attention in (AttentionLevel.SLOW, AttentionLevel.TRAINING) else None
-    )  # who does not train has none
+    # A job that does not train has no pace.
+    pace = progress if attention in (AttentionLevel.SLOW, AttentionLevel.TRAINING) else None
     return JobRow(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -110,7 +109,12 @@ def row(job: Raw) -> JobRow:
 
 
 def group(row: JobRow, by: str) -> str:
-    """What its group is called. `by`: namespace, queue, or a label's key; empty: there are no groups."""
+    """Return the name of the job's group, or an empty string if it has none.
+
+    Args:
+        row: Row of the job.
+        by: `namespace`, `queue`, or the key of a label. Empty for no groups.
+    """
     return row.namespace if by == "namespace" else row.labels.get(QUEUE_LABEL if by == "queue" else by, "")
 
 
@@ -139,7 +143,7 @@ def _least(goodput: float | None) -> float:
 
 
 def ordered(rows: Iterable[JobRow], order: RowOrder, by: str = "") -> list[JobRow]:
-    """Within their groups, by name."""
+    """Return the rows by group, in the given order within each group, and then by name."""
     return sorted(rows, key=lambda row: (group(row, by), *_KEYS[order](row), row.namespace, row.name))
 
 
@@ -157,26 +161,44 @@ def as_json(row: JobRow, by: str = "") -> dict[str, JsonValue]:
 def screen(
     rows: Sequence[JobRow], now: float, with_namespace: bool, by: str, height: int | None = None, trouble: str = ""
 ) -> RenderableType:
-    """`rows` in their order. `now`: Unix seconds. `height`: lines that there are; what does not fit is counted.
-    `trouble`: why they may be out of date."""
+    """Return the table with a summary above it.
+
+    Args:
+        rows: Rows in their order.
+        now: Unix time in seconds.
+        with_namespace: Whether to show the namespaces.
+        by: What the rows are grouped by, as in `group`.
+        height: Number of lines on the screen. Rows that do not fit are counted.
+        trouble: Reason why the rows may be out of date.
+    """
     table = Table(
         *([by.capitalize()] if by else []), *(["Namespace"] if with_namespace else []), *COLUMNS,
         box=None, header_style="bold", padding=(0, 2, 0, 0),
     )  # fmt: skip
     warning = [Text(f"Out of date, perhaps: {' '.join(trouble.split())}", style="red")] if trouble else []
     shown = rows if height is None else rows[: max(1, height - 3 - len(warning))]
-    before: str | None = None
+    previous_group: str | None = None
     for row in shown:
-        here = group(row, by)
-        first = [here or NO_GROUP if here != before else ""] if by else []
+        row_group = group(row, by)
+        first = [row_group or NO_GROUP if row_group != previous_group else ""] if by else []
         table.add_row(*first, *([row.namespace] if with_namespace else []), *cells(row, now))
-        before = here
-    more = len(rows) - len(shown)
-    return Group(Text(summary(rows), style="bold"), *warning, table, *([Text(f"and {more} more")] if more else []))
+        previous_group = row_group
+    hidden_count = len(rows) - len(shown)
+    return Group(
+        Text(summary(rows), style="bold"),
+        *warning,
+        table,
+        *([Text(f"and {hidden_count} more")] if hidden_count else []),
+    )
 
 
 def cells(row: JobRow, now: float) -> list[str | Text]:
-    """As COLUMNS names them. `now`: Unix seconds."""
+    """Return the cells of a row, in the order of COLUMNS.
+
+    Args:
+        row: Row of the job.
+        now: Unix time in seconds.
+    """
     return [
         row.name,
         Text(row.word, style=COLOURS.get(row.word, "yellow")),
@@ -201,10 +223,10 @@ def _goodput(row: JobRow) -> str | Text:
 
 def summary(rows: Sequence[JobRow]) -> str:
     counts = {kind: sum(row.attention is kind for row in rows) for kind in AttentionLevel}
-    told = ", ".join(f"{count} {kind.name.lower()}" for kind, count in counts.items() if count)
+    levels = ", ".join(f"{count} {kind.name.lower()}" for kind, count in counts.items() if count)
     costs: dict[str, float] = {}
     for row in rows:
         if row.cost is not None:
             costs[row.currency] = costs.get(row.currency, 0.0) + row.cost
     money = "".join(f", {total:,.2f} {currency}".rstrip() for currency, total in sorted(costs.items()))
-    return f"{amount(len(rows), 'job')}: {told}; {amount(sum(row.replicas for row in rows), 'replica')}{money}"
+    return f"{amount(len(rows), 'job')}: {levels}; {amount(sum(row.replicas for row in rows), 'replica')}{money}"

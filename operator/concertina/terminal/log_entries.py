@@ -1,5 +1,7 @@
-"""Lines of replicas' logs, and which round and rank each belongs to: the agent says in its own lines when it starts a
-worker. Pure."""
+"""Lines of replicas' logs, with the round and the rank that each belongs to. Pure.
+
+The agent writes a line of its own when it starts a worker, which tells the round and the rank.
+"""
 
 from __future__ import annotations
 
@@ -15,49 +17,51 @@ from concertina_protocol import log_lines
 from concertina_protocol.log_lines import StepDoneLine
 
 _RANK = re.compile(r"\[rank (\d{1,7})\] ")
-"""Which the agent puts before a line where a replica has several workers."""
-_MOST = 16_384
-"""Characters of a line of the agent's: a longer one is somebody else's."""
+"""Prefix that the agent puts before a line if a replica has several workers."""
+_LONGEST_LINE = 16_384
+"""Maximum length of a line of the agent in characters. A longer line is not the agent's."""
 
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One line."""
+    """One line of a log."""
 
     at: str
-    """When it was printed, RFC 3339; empty where that is not known."""
+    """Time at which the line was printed, in RFC 3339. Empty if it is not known."""
     replica: str
     round: int | None
     rank: int | None
     step: int | None
-    """The last one that this log had told of before."""
+    """Last step that this log reported before the line."""
     text: str
     fact: dict[str, JsonValue] | None
-    """What the agent says, where it is a line of the agent's."""
+    """Fields of the line if the agent wrote it."""
 
     @property
     def seconds(self) -> float:
-        """Unix time; 0 where that is not known."""
+        """Unix time of the line in seconds, or 0 if it is not known."""
         return unix_seconds(self.at) if self.at else 0.0
 
     def line(self) -> str:
-        """For a person."""
-        who = self.replica if self.rank is None else f"{self.replica} rank {self.rank}"
-        return f"{who} | {self.text}"
+        """Return the line as text for a person."""
+        source = self.replica if self.rank is None else f"{self.replica} rank {self.rank}"
+        return f"{source} | {self.text}"
 
     def json(self, job: str) -> str:
-        """One object, with what is known of where it comes from."""
+        """Return the line as one JSON object, with what is known of its origin."""
         where: dict[str, JsonValue] = {
             "at": self.at, "job": job, "replica": self.replica, "round": self.round, "rank": self.rank,
             "step": self.step,
         }  # fmt: skip
-        known = {name: value for name, value in where.items() if value is not None}
-        return json.dumps({**known, **({"agent": self.fact} if self.fact else {"text": self.text})}, ensure_ascii=False)
+        present = {name: value for name, value in where.items() if value is not None}
+        return json.dumps(
+            {**present, **({"agent": self.fact} if self.fact else {"text": self.text})}, ensure_ascii=False
+        )
 
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Which lines are asked for; None: whichever."""
+    """Filter of log lines. None accepts every value."""
 
     rank: int | None = None
     round: int | None = None
@@ -67,30 +71,40 @@ class LogFilter:
 
 
 class LogReader:
-    """Of one replica's log, line by line from wherever it is begun."""
+    """Reader of one replica's log, line by line from any point on."""
 
     def __init__(self, replica: str, world: World) -> None:
-        """`world`: the job's present one; by it is known whose the lines are that come before the agent has said so."""
+        """Begin to read a log.
+
+        Args:
+            replica: Name of the replica.
+            world: Present world of the job. It tells the rank of lines that come before the agent's first own line.
+        """
         self._replica = replica
         self._round: int | None = None
         self._ranks: set[int] = set()
         self._step: int | None = None
         self._since = unix_seconds(world.since) if world.since else 0.0
-        self._known = (world.round, world.ranks_of(replica))
+        self._present_world = (world.round, world.ranks_of(replica))
 
     def read(self, at: str, text: str) -> LogEntry:
-        """`at`: as in Entry."""
-        if self._round is None and self._known[1] and at and unix_seconds(at) >= self._since:
-            self._round, self._ranks = self._known[0], set(self._known[1])
-        fact = _fact(text)
+        """Return the entry for a line.
+
+        Args:
+            at: Time of the line, as in LogEntry.
+            text: Text of the line.
+        """
+        if self._round is None and self._present_world[1] and at and unix_seconds(at) >= self._since:
+            self._round, self._ranks = self._present_world[0], set(self._present_world[1])
+        fact = _agent_fields(text)
         if fact is not None:
             return self._of_agent(at, text, fact)
-        found = _RANK.match(text)
-        rank = int(found[1]) if found else self._only_rank()
-        said = log_lines.parse(text)
-        if isinstance(said, StepDoneLine):
-            self._step = said.step
-        return LogEntry(at, self._replica, self._round, rank, self._step, text[found.end() :] if found else text, None)
+        match = _RANK.match(text)
+        rank = int(match[1]) if match else self._only_rank()
+        message = log_lines.parse(text)
+        if isinstance(message, StepDoneLine):
+            self._step = message.step
+        return LogEntry(at, self._replica, self._round, rank, self._step, text[match.end() :] if match else text, None)
 
     def _of_agent(self, at: str, text: str, fact: dict[str, JsonValue]) -> LogEntry:
         round, rank = _count(fact.get("round")), _count(fact.get("rank"))
@@ -105,14 +119,14 @@ class LogReader:
         return next(iter(self._ranks)) if len(self._ranks) == 1 else None
 
 
-def _fact(text: str) -> dict[str, JsonValue] | None:
-    if not text.startswith('{"t":') or len(text) > _MOST:
+def _agent_fields(text: str) -> dict[str, JsonValue] | None:
+    if not text.startswith('{"t":') or len(text) > _LONGEST_LINE:
         return None
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
+    return fields if isinstance(fields, dict) and isinstance(fields.get("event"), str) else None
 
 
 def _count(value: JsonValue) -> int | None:
@@ -120,7 +134,7 @@ def _count(value: JsonValue) -> int | None:
 
 
 def split(line: str) -> tuple[str, str]:
-    """The time that a kubelet has put before a line, and the line; an empty time where there is none."""
+    """Return the time that the kubelet has put before a line, and the line. The time is empty if there is none."""
     at, _, text = line.partition(" ")
     try:
         unix_seconds(at)

@@ -1,4 +1,4 @@
-"""Traces of several ranks as one file that https://ui.perfetto.dev and chrome://tracing read. Pure."""
+"""Traces of several ranks as one file for https://ui.perfetto.dev and chrome://tracing. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 TraceEvent = dict[str, Any]
 _COLLECTIVES = 1 << 30
-"""A thread id that no thread has: the row of the flight recorder."""
+"""Thread id that no thread has. It is the row of the flight recorder."""
 
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank has written, as torch's profiler and flight recorder have it."""
+    """Trace of one rank, as torch's profiler and flight recorder write it."""
 
     rank: int
     replica: str
@@ -22,46 +22,48 @@ class RankTrace:
 
     @property
     def base(self) -> int:
-        """Unix nanoseconds of the trace's time 0; its events are in microseconds after that."""
+        """Unix time of the trace's time 0 in nanoseconds. Events are in microseconds after it."""
         return int(self.trace.get("baseTimeNanoseconds") or 0)
 
     @property
     def events(self) -> Iterable[TraceEvent]:
-        """Those of processes and devices; the profiler's own marks have words as pid."""
+        """Events of processes and devices. The profiler's own marks have words as pid."""
         return (event for event in self.trace.get("traceEvents", ()) if isinstance(event.get("pid"), int))
 
     @property
     def begin(self) -> int:
-        """Unix nanoseconds of the first event."""
+        """Unix time of the first event in nanoseconds."""
         return self.base + int(1000 * min((event["ts"] for event in self.events if event.get("ph") == "X"), default=0))
 
 
 def merged(traces: Sequence[RankTrace]) -> dict[str, Any]:
-    """On one clock (as far as the nodes' clocks agree), a process for each rank and each of its devices. The flight
-    records are in it whole, too."""
-    origin = min((each.begin for each in traces), default=0)
+    """Merge traces onto one clock, as far as the nodes' clocks agree.
+
+    Each rank and each of its devices is a process. The flight records are included whole, too.
+    """
+    origin = min((rank_trace.begin for rank_trace in traces), default=0)
     events: list[TraceEvent] = []
-    for each in traces:
-        events += _events(each, origin)
-        events += _collectives(each, origin)
-    records = {str(each.rank): each.flight_record for each in traces if each.flight_record}
+    for rank_trace in traces:
+        events += _events(rank_trace, origin)
+        events += _collectives(rank_trace, origin)
+    records = {str(rank_trace.rank): rank_trace.flight_record for rank_trace in traces if rank_trace.flight_record}
     return {"traceEvents": events, "displayTimeUnit": "ms", "flightRecorder": records}
 
 
-def _events(of: RankTrace, origin: int) -> Iterable[TraceEvent]:
+def _events(rank_trace: RankTrace, origin: int) -> Iterable[TraceEvent]:
     pids: dict[int, int] = {}
-    for event in of.events:
-        known = event["pid"] in pids
-        pid = pids.setdefault(event["pid"], _pid(of.rank, len(pids)))
-        if not known:
-            yield from _named(of, pid, len(pids) - 1)
+    for event in rank_trace.events:
+        has_pid = event["pid"] in pids
+        pid = pids.setdefault(event["pid"], _pid(rank_trace.rank, len(pids)))
+        if not has_pid:
+            yield from _process_names(rank_trace, pid, len(pids) - 1)
         moved = {**event, "pid": pid}
         if event.get("ph") == "M" and event.get("name") in ("process_name", "process_sort_index"):
             continue
         if "ts" in event:
-            moved["ts"] = event["ts"] - (origin - of.base) / 1000
-        if isinstance(event.get("id"), int):  # arrows join what has the same one
-            moved["id"] = f"{of.rank}-{event['id']}"
+            moved["ts"] = event["ts"] - (origin - rank_trace.base) / 1000
+        if isinstance(event.get("id"), int):  # Arrows join events with the same id.
+            moved["id"] = f"{rank_trace.rank}-{event['id']}"
         yield moved
 
 
@@ -69,28 +71,30 @@ def _pid(rank: int, number: int) -> int:
     return rank * 100 + number + 1
 
 
-def _named(of: RankTrace, pid: int, number: int) -> Iterable[TraceEvent]:
-    """The first process is the worker itself, the others are its devices."""
-    name = f"rank {of.rank} ({of.replica})" + (f" device {number - 1}" if number else "")
+def _process_names(rank_trace: RankTrace, pid: int, number: int) -> Iterable[TraceEvent]:
+    """Yield the names of a process. The first process is the worker itself, and the others are its devices."""
+    name = f"rank {rank_trace.rank} ({rank_trace.replica})" + (f" device {number - 1}" if number else "")
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
 
 
-def _collectives(of: RankTrace, origin: int) -> Iterable[TraceEvent]:
-    """From the flight recorder, as a row of the rank's own: those of the time of the trace."""
-    pid = _pid(of.rank, 0)
+def _collectives(rank_trace: RankTrace, origin: int) -> Iterable[TraceEvent]:
+    """Yield the collectives in the flight record as a row of the rank, from the beginning of the trace on."""
+    pid = _pid(rank_trace.rank, 0)
     rows = [
-        entry for entry in of.flight_record.get("entries", ()) if int(entry.get("time_created_ns") or 0) >= of.begin
+        entry
+        for entry in rank_trace.flight_record.get("entries", ())
+        if int(entry.get("time_created_ns") or 0) >= rank_trace.begin
     ]
     if rows:
         args = {"name": "collectives (flight recorder)"}
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": _COLLECTIVES, "args": args}
     for entry in rows:
-        begun = int(entry.get("time_discovered_started_ns") or entry["time_created_ns"])
-        ended = int(entry.get("time_discovered_completed_ns") or begun)
-        told = ("state", "process_group", "collective_seq_id", "input_sizes", "output_sizes", "input_dtypes")
+        start_ns = int(entry.get("time_discovered_started_ns") or entry["time_created_ns"])
+        end_ns = int(entry.get("time_discovered_completed_ns") or start_ns)
+        fields = ("state", "process_group", "collective_seq_id", "input_sizes", "output_sizes", "input_dtypes")
         yield {
             "ph": "X", "cat": "collective", "name": str(entry.get("profiling_name") or "collective"), "pid": pid,
-            "tid": _COLLECTIVES, "ts": (begun - origin) / 1000, "dur": max(0, ended - begun) / 1000,
-            "args": {name: entry[name] for name in told if name in entry},
+            "tid": _COLLECTIVES, "ts": (start_ns - origin) / 1000, "dur": max(0, end_ns - start_ns) / 1000,
+            "args": {name: entry[name] for name in fields if name in entry},
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""TrainingJobs for a person's eyes. Pure: raw objects in, rich renderables out."""
+"""Views of TrainingJobs for a person: raw objects in, rich renderables out. Pure."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ ENDED = ("Complete", "Failed")
 EVENT_COLUMNS = ("Event", "", "Reason", "Ago", "Message")
 _SHARES, _CAUSES, _EVENTS = 4, 5, 8
 _BAR = 30
-"""Characters of the longest bar."""
+"""Length of the longest bar in characters."""
 
 
 def word(status: JobStatus) -> str:
-    """What the job is doing, in one word, as in the column Status of `kubectl get`."""
+    """Return what the job does in one word, as in the column Status of `kubectl get`."""
     return status.phase or "Unseen"
 
 
 def said(status: JobStatus) -> str:
-    """What the operator says of the job."""
+    """Return what the operator says about the job."""
     ready = status.condition("Ready")
     return f"{ready.reason}: {ready.message}" if ready else "nothing yet"
 
 
 def ended(status: JobStatus) -> Condition | None:
-    """The condition that says that the job is over."""
+    """Return the condition that says that the job is over, or None while it is not."""
     return next((c for c in status.conditions if c.type in ENDED and c.status == "True"), None)
 
 
@@ -60,7 +60,7 @@ def age(timestamp: str | None) -> str:
 
 
 def table(jobs: Iterable[Raw], with_namespace: bool) -> Table:
-    """One line a job."""
+    """Return a table with one line for each job."""
     names = ["Name", "Status", "World", "Step", "Progress", "ETA", "Loss", "Checkpoint", "Failures", "Age"]
     result = Table(
         *(["Namespace"] if with_namespace else []), *names, box=None, header_style="bold", padding=(0, 2, 0, 0)
@@ -86,7 +86,12 @@ def table(jobs: Iterable[Raw], with_namespace: bool) -> Table:
 
 
 def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
-    """All there is to know of one job. `events`: those about it, in any order."""
+    """Return everything that is known of one job.
+
+    Args:
+        job: The job.
+        events: Events about the job, in any order.
+    """
     status, meta = status_of(job), job["metadata"]
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="bold")
@@ -101,45 +106,53 @@ def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
         parts.append(_events_table(events))
     failure, running = status.last_failure, status.condition(ConditionType.RUNNING)
     if failure and failure.last_lines and not (running and running.status == "True"):
-        who = f"{failure.replica}; kubectl logs {failure.replica} has more" if failure.replica else "the worker"
-        parts.append(Text(f"The last lines of {who}:"))
+        source = f"{failure.replica}; kubectl logs {failure.replica} has more" if failure.replica else "the worker"
+        parts.append(Text(f"The last lines of {source}:"))
         parts += [Text(f"  {line}") for line in failure.last_lines]
-    if not no_operator:  # what an operator could still do is no advice there
+    if not no_operator:  # Advice assumes that an operator serves the job.
         parts.append(Text.assemble(("Next  ", "bold"), advice.next_step(meta["name"], status)))
     return Group(*parts)
 
 
 def members(world: World, pods: Mapping[str, Raw], report: Report | None) -> Table:
-    """One line each, in order of rank. `report`: the coordinator's, where it could be asked; of another round it says
-    nothing here."""
+    """Return a table with one line for each member, in order of rank.
+
+    Args:
+        world: Present world of the job.
+        pods: Pods of the job by name.
+        report: Report of the coordinator, or None if it could not be asked. A report of another round is ignored.
+    """
     names = ["Ranks", "Replica", "Node", "Pod", "State", "Step"]
     result = Table(*names, box=None, header_style="bold", padding=(0, 2, 0, 0))
-    told = report.members if report and report.round == world.round else {}
+    reported = report.members if report and report.round == world.round else {}
     first = 0
     for member in world.members:
-        pod, known = pods.get(member.replica, {}), told.get(member.replica)
-        here = bool(pod) and member.is_pod(pod["metadata"]["uid"])
+        pod, state = pods.get(member.replica, {}), reported.get(member.replica)
+        is_current = bool(pod) and member.is_pod(pod["metadata"]["uid"])
         last = first + max(0, member.workers - 1)
         result.add_row(
             f"{first}" if first == last else f"{first}-{last}",
             member.replica,
-            pod["spec"].get("nodeName") or "" if here else member.node,
-            pod.get("status", {}).get("phase", "") if here else Text("Gone", style="red"),
-            _doing(known) if known else "",
-            _step(known, report) if known and report else "",
+            pod["spec"].get("nodeName") or "" if is_current else member.node,
+            pod.get("status", {}).get("phase", "") if is_current else Text("Gone", style="red"),
+            _activity(state) if state else "",
+            _step(state, report) if state and report else "",
         )
         first += member.workers
     return result
 
 
 def _step(member: MemberState, coordinator: Report) -> str:
-    """Its own where it has said one, at the end of a round; while all run they are at that of rank 0."""
+    """Return the step that the member has reported at the end of a round.
+
+    While all members run, they are at the step of rank 0, which the coordinator reports.
+    """
     if member.step is not None:
         return f"{member.step}"
     return f"{coordinator.progress.step}" if coordinator.progress and member.state == State.RUNNING else ""
 
 
-def _doing(member: MemberState) -> str:
+def _activity(member: MemberState) -> str:
     if member.failure:
         return f"{member.state}: {member.failure.message}"
     return f"{member.state}, has {member.notice:g} s left" if member.notice is not None else f"{member.state}"
@@ -185,12 +198,12 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             "MFU": mfu(progress),
         }
         yield "", "  ".join(f"{name} {value}" for name, value in numbers.items() if value)
-    yield from _course(status)
+    yield from _curves(status)
     if snapshot := status.last_snapshot:
         yield "Snapshot", f"step {snapshot.step}, {age(snapshot.at)} ago{snapshots_every(status)}"
     if checkpoint := status.last_checkpoint:
         yield "Checkpoint", f"step {checkpoint.step}, {age(checkpoint.at)} ago, {checkpoint.uri}"
-    yield from _saved(status)
+    yield from _checkpoint_rows(status)
     for mark in status.stragglers:
         yield (
             "Straggler",
@@ -198,12 +211,12 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             f"{mark.others_seconds:.2g} s" + _since(mark.since),
         )
     if status.batch_assignment:
-        told = (
+        shares = (
             f"{mark.replica} {mark.sequences} ({mark.factor:.2f} of an even share)"
             for mark in status.batch_assignment[:_SHARES]
         )
         more = ", ..." if len(status.batch_assignment) > _SHARES else ""
-        yield "Shares", f"sequences a step, the least first: {', '.join(told)}{more}"
+        yield "Shares", f"sequences a step, the least first: {', '.join(shares)}{more}"
     restarts = status.restarts
     yield (
         "Failures",
@@ -218,8 +231,8 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         where = f"{failure.replica} on {failure.node}, " if failure.replica else ""
         yield "Last failure", f"{where}round {failure.round}, {age(failure.at)} ago: {failure.reason}"
     for node in () if ended(status) else status.avoided_nodes:
-        if (left := unix_seconds(node.until) - time.time()) > 0:
-            yield "Avoids", f"node {node.node} for {duration(left)} more: {node.reason}"
+        if (remaining_seconds := unix_seconds(node.until) - time.time()) > 0:
+            yield "Avoids", f"node {node.node} for {duration(remaining_seconds)} more: {node.reason}"
     if status.goodput.at:
         useful = status.goodput.tokens_per_second
         speed = f", {useful:,.0f} useful tokens/s" if useful else ""
@@ -233,31 +246,31 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         yield "Cost", _cost(cost)
 
 
-def _saved(status: JobStatus) -> Iterable[tuple[str, str]]:
-    """How often, and what was undone or left out."""
-    if every := status.checkpoint_interval:
-        yield "", checkpoints_every(every, status.restarts.total)
-    for bad in (status.damaged_checkpoints or ())[-1:]:
-        on = f"training went on from step {bad.previous_step} or before"
-        yield "Damaged", f"{age(bad.at)} ago, {bad.uri} (step {bad.step}): {on}"
-    if (back := status.rollback) and back.reason != FailureReason.DAMAGED:
-        where = f"from round {back.round} to step {back.step} or before"
-        yield "Rolled back", f"{age(back.at)} ago, {where}: {back.message}"
+def _checkpoint_rows(status: JobStatus) -> Iterable[tuple[str, str]]:
+    """Yield how often checkpoints are made, and what was damaged, rolled back or left out."""
+    if interval := status.checkpoint_interval:
+        yield "", checkpoints_every(interval, status.restarts.total)
+    for damaged in (status.damaged_checkpoints or ())[-1:]:
+        consequence = f"training went on from step {damaged.previous_step} or before"
+        yield "Damaged", f"{age(damaged.at)} ago, {damaged.uri} (step {damaged.step}): {consequence}"
+    if (rollback := status.rollback) and rollback.reason != FailureReason.DAMAGED:
+        where = f"from round {rollback.round} to step {rollback.step} or before"
+        yield "Rolled back", f"{age(rollback.at)} ago, {where}: {rollback.message}"
     if status.skipped:
-        yield "Left out", words(tuple((some.begin, some.end) for some in status.skipped))
+        yield "Left out", words(tuple((stretch.begin, stretch.end) for stretch in status.skipped))
 
 
 def snapshots_every(status: JobStatus) -> str:
     """Return how often snapshots are taken and what they cost, to follow the newest one; empty if unknown."""
-    every = status.snapshot_interval
-    if every is None:
+    interval = status.snapshot_interval
+    if interval is None:
         return ""
-    steps = "every step" if every.steps <= 1 else f"every {every.steps} steps"
-    return f"; {steps}, {every.overhead:.1%} of the training time"
+    steps = "every step" if interval.steps <= 1 else f"every {interval.steps} steps"
+    return f"; {steps}, {interval.overhead:.1%} of the training time"
 
 
 def checkpoints_every(every: CheckpointEvery, failures: int) -> str:
-    """By the clock, and what would be best by the failures that there were."""
+    """Return the interval between checkpoints, and the best interval for the number of failures so far."""
     clock = f"every {duration(every.seconds)} by the clock" if every.seconds else "by steps alone"
     if not failures:
         return clock
@@ -293,27 +306,27 @@ def _evaluation(progress: JobProgress) -> str:
     return f"{mark.loss:.4g} at step {mark.step}" if mark is not None and mark.loss is not None else ""
 
 
-def _course(status: JobStatus) -> Iterable[tuple[str, str]]:
-    """Loss and world over time."""
-    known = loss_history.unpacked(status.history) if status.history else loss_history.LossHistory()
-    if len(known.points) < 2:
+def _curves(status: JobStatus) -> Iterable[tuple[str, str]]:
+    """Yield the loss and the number of replicas over time."""
+    history = loss_history.unpacked(status.history) if status.history else loss_history.LossHistory()
+    if len(history.points) < 2:
         return
-    took = duration(known.points[-1].at - known.points[0].at)
-    losses = [point.loss for point in known.points if point.loss is not None]
+    elapsed = duration(history.points[-1].at - history.points[0].at)
+    losses = [point.loss for point in history.points if point.loss is not None]
     if losses:
-        yield "Loss", f"{curves.loss(known)}  {losses[0]:.4g} to {losses[-1]:.4g} in {took}"
-    sizes = [point.replicas for point in known.points]
-    yield "Replicas", f"{curves.world(known)}  {min(sizes)} to {max(sizes)} in {took}"
+        yield "Loss", f"{curves.loss(history)}  {losses[0]:.4g} to {losses[-1]:.4g} in {elapsed}"
+    sizes = [point.replicas for point in history.points]
+    yield "Replicas", f"{curves.world(history)}  {min(sizes)} to {max(sizes)} in {elapsed}"
 
 
 def _time_bars(goodput: Goodput) -> Table:
-    """By class, the most first."""
+    """Return a bar for each class of time, the longest first."""
     parts = sorted(goodput.by_class.items(), key=lambda part: -part[1])
-    total, most = sum(goodput.by_class.values()) or 1.0, parts[0][1] or 1.0
+    total, longest = sum(goodput.by_class.values()) or 1.0, parts[0][1] or 1.0
     result = Table.grid(padding=(0, 1))
     for name, seconds in parts:
         if seconds >= 0.5:
-            bar = "█" * max(1, round(seconds / most * _BAR))
+            bar = "█" * max(1, round(seconds / longest * _BAR))
             result.add_row(
                 name, duration(seconds), f"{seconds / total:.1%}", Text(bar, style=_TIME_COLOURS.get(name, "yellow"))
             )
@@ -321,7 +334,7 @@ def _time_bars(goodput: Goodput) -> Table:
 
 
 def _events_table(events: Sequence[Raw]) -> Table:
-    """What others wrote, too, is shown as it is."""
+    """Return a table of the last events. Messages are shown as they are, since anyone may have written them."""
     result = Table(*EVENT_COLUMNS, box=None, header_style="bold", pad_edge=False)
     for row in last_events(events):
         result.add_row(*map(Text, row))
@@ -329,7 +342,7 @@ def _events_table(events: Sequence[Raw]) -> Table:
 
 
 def last_events(events: Sequence[Raw]) -> Iterable[tuple[str, ...]]:
-    """As EVENT_COLUMNS names them; the newest last, as a log has them."""
+    """Yield the last events in the order of EVENT_COLUMNS, the newest last as in a log."""
     for event in sorted(events, key=lambda event: str(event.get("lastTimestamp") or ""))[-_EVENTS:]:
         times = event.get("count") or 1
         yield (
@@ -342,7 +355,7 @@ def last_events(events: Sequence[Raw]) -> Iterable[tuple[str, ...]]:
 
 
 def goodput(spent: Goodput) -> str:
-    """The goodput in a sentence."""
+    """Return the goodput in a sentence."""
     if spent.at is None:
         return "not counted yet"
     if spent.percent is None:
@@ -352,31 +365,34 @@ def goodput(spent: Goodput) -> str:
 
 
 def recovery_spent(goodput: Goodput) -> str:
-    """Recovery by cause, the longest first."""
+    """Return the recovery time by cause, the longest first."""
     causes = sorted(goodput.recovery, key=lambda entry: -entry.seconds)[:_CAUSES]
     at_least = "at least " if goodput.percent is None else ""
     return ", ".join(f"{entry.cause} {entry.times} x, {at_least}{entry.seconds:.1f}s" for entry in causes)
 
 
-def incident(what: Incident, cost: Cost | None) -> str:
+def incident(entry: Incident, cost: Cost | None) -> str:
     """Describe an incident in a sentence: when, why, and what it cost."""
-    at_least = "at least " if what.at_least else ""
-    who = f" ({what.replica}" + (f" on {what.node})" if what.node else ")") if what.replica else ""
-    steps = f", {amount(what.steps_replayed, 'step')} trained again ({what.replayed_seconds:.1f}s)"
-    again = steps if what.steps_replayed else ""
-    money = f", {at_least}{what.cost:.2f} {cost.currency}" if what.cost is not None and cost else ""
-    return f"{age(what.at)} ago, {what.cause}{who}: {at_least}{what.seconds:.1f}s without training{again}{money}"
+    at_least = "at least " if entry.at_least else ""
+    source = f" ({entry.replica}" + (f" on {entry.node})" if entry.node else ")") if entry.replica else ""
+    steps = f", {amount(entry.steps_replayed, 'step')} trained again ({entry.replayed_seconds:.1f}s)"
+    again = steps if entry.steps_replayed else ""
+    money = f", {at_least}{entry.cost:.2f} {cost.currency}" if entry.cost is not None and cost else ""
+    return f"{age(entry.at)} ago, {entry.cause}{source}: {at_least}{entry.seconds:.1f}s without training{again}{money}"
 
 
 def _cost(cost: Cost) -> str:
     tokens = cost.per_million_tokens
-    each = f", {tokens:.4g} {cost.currency} per million tokens" if tokens is not None else ""
+    token_cost = f", {tokens:.4g} {cost.currency} per million tokens" if tokens is not None else ""
     spot = f", {cost.spot_replica_hours:.1f} of them spot" if cost.spot_replica_hours else ""
-    return f"{cost.total:.2f} {cost.currency} for {cost.replica_hours:.1f} replica-hours{spot}{each}"
+    return f"{cost.total:.2f} {cost.currency} for {cost.replica_hours:.1f} replica-hours{spot}{token_cost}"
 
 
 def _conditions(status: JobStatus) -> Table:
-    """Those that hold, or say something. A message that stands at the top already isn't said again."""
+    """Return a table of the conditions that hold or have a message.
+
+    A message that already stands at the top is not repeated.
+    """
     result = Table("Condition", "", "Reason", "For", "Message", box=None, header_style="bold", pad_edge=False)
     ready = status.condition(ConditionType.READY)
     for condition in status.conditions:

@@ -13,9 +13,15 @@ from concertina.kube.parse.views import other_manager
 from concertina.kube.resources import Raw
 
 SEEN_SECONDS = 15.0
-"""An operator answers a new job, and a change of one, within a second or two; a successor takes over within 10."""
+"""Seconds after which a job or a change that no operator has handled counts as evidence.
+
+An operator answers within a second or two, and a successor takes over within 10 s.
+"""
 COUNTED_SECONDS = 300.0
-"""The status of a job that trains is written once a minute at least, a thousand jobs beside it or not."""
+"""Seconds after which a status that was not written counts as evidence.
+
+The status of a job that trains is written at least once a minute, even beside a thousand other jobs.
+"""
 
 
 def sentence(job: Raw, status: JobStatus, now: float) -> str:
@@ -32,7 +38,7 @@ def sentence(job: Raw, status: JobStatus, now: float) -> str:
 def _evidence(job: Raw, status: JobStatus, now: float) -> str:
     meta = job["metadata"]
     if meta.get("deletionTimestamp") or status.is_true(ConditionType.COMPLETE) or status.is_true(ConditionType.FAILED):
-        return ""  # an operator has nothing to write there
+        return ""  # An operator has nothing to write for such a job.
     if other_manager(job):
         return ""
     if not status.conditions:

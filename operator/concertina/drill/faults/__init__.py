@@ -1,1 +1,1 @@
-"""What is done to a job: each fault is a context manager that injects, yields an Injection, and reverts."""
+"""Faults of drills: each is a context manager that injects a fault, yields an Injection, and reverts the fault."""

@@ -1,4 +1,7 @@
-"""Faults by commands of whoever runs the cluster: no API kills a node. Each pair is given in environment variables."""
+"""Faults by commands of the person who runs the cluster, since no API kills a node.
+
+Environment variables name the two commands of each fault.
+"""
 
 from __future__ import annotations
 
@@ -19,28 +22,33 @@ COMMAND_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class ByCommand:
-    """A fault whose two commands, to inject and to revert, stand in variables of these names (after PREFIX).
+    """Fault by two commands, which stand in the environment variables `inject` and `revert` (after PREFIX).
 
-    `{node}` in them is replaced by the name of a node that is the job's and not the operator's, `{operator}` by the
-    name of the acting operator's pod and `{operator_node}` by its node's; `what` says in words what was done."""
+    `{node}` in them is replaced by a node of the job on which the operator does not run, `{operator}` by the name of
+    the acting operator's pod, and `{operator_node}` by its node. `what` describes in words what was done.
+    """
 
     inject: str
     revert: str
     what: str
     sight: ProgressSource = ProgressSource.ALL
     seconds: float = 0.0
-    """How long it lasts at least."""
+    """Minimum duration of the fault in seconds."""
 
     def __call__(self, target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
         return self._play(target)
 
     @property
     def given(self) -> bool:
-        """Whether a command is."""
+        """Whether at least one of the commands is set."""
         return any(os.environ.get(PREFIX + name) for name in (self.inject, self.revert))
 
     def commands(self) -> tuple[str, str]:
-        """Return the commands that inject and revert. Raises UserError where one is not given."""
+        """Return the commands that inject and revert the fault.
+
+        Raises:
+            UserError: When a command is not set.
+        """
         return _command(self.inject), _command(self.revert)
 
     @asynccontextmanager
@@ -70,7 +78,11 @@ def _command(name: str) -> str:
 
 
 async def _run(command: str, names: Mapping[str, str]) -> None:
-    """Raises UserError with its output where it fails."""
+    """Run a command, with names replaced in its words.
+
+    Raises:
+        UserError: When the command fails or takes too long. The message contains its output.
+    """
     words = shlex.split(command)
     for name, value in names.items():
         words = [word.replace(f"{{{name}}}", value) for word in words]

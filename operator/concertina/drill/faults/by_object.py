@@ -1,4 +1,4 @@
-"""Faults by an object that the drill makes and takes away again, and that says who may reach pods, or make them."""
+"""Faults by an object that the drill creates and deletes, and that controls who may reach pods or create them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from concertina.terminal.cluster_connection import UserError
 
 HOOK = "drill.concertina.dev"
 IN_FORCE = 30.0
-"""Seconds, at most, for an API server to know of a webhook."""
+"""Maximum time until an API server applies a webhook, in seconds."""
 SETTLING, LOOK = 10.0, 10.0
-"""Seconds: for nodes to be told of a policy, and then for news of the job that only a heard agent can have told."""
+"""Seconds until nodes apply a policy, and then until the job has news that only a reachable agent can have sent."""
 
 BY_COMMAND = ByCommand(
     "OPERATOR_CUT", "OPERATOR_REJOIN", "cut the operator {operator} off from all agents", sight=ProgressSource.LOGS
@@ -29,17 +29,21 @@ BY_COMMAND = ByCommand(
 
 @asynccontextmanager
 async def refuse_pods(target: DrillTarget) -> AsyncIterator[Injection]:
-    """No pod of the job can be made, since a webhook fails; and a pod of it is deleted without grace."""
+    """Prevent new pods of the job by a webhook that fails, and delete one of its pods without a grace period.
+
+    Raises:
+        UserError: When the job could not continue without the pod.
+    """
     job = await target.job()
-    least, now = parse_stored(job)[0].min_replicas, len((await target.status()).world.members)
-    if now <= least:
+    min_replicas, member_count = parse_stored(job)[0].min_replicas, len((await target.status()).world.members)
+    if member_count <= min_replicas:
         raise UserError(
-            f"{target.name} goes on with {least} replicas or more, and has {now}: it would wait for the pod that can't "
-            "be made. Set spec.elastic.minReplicas to less to play this."
+            f"{target.name} goes on with {min_replicas} replicas or more, and has {member_count}: it would wait for "
+            "the pod that can't be made. Set spec.elastic.minReplicas to less to play this."
         )
-    async with _standing(target, WEBHOOKS, _webhook(target, job)):
+    async with _temporary_object(target, WEBHOOKS, _webhook(target, job)):
         member = await target.victim()
-        await _in_force(target, member.replica)
+        await _wait_until_applied(target, member.replica)
         at = time.time()
         await target.client.delete(PODS, target.namespace, member.replica, uid=member.uid, grace=0)
         yield Injection(
@@ -48,20 +52,24 @@ async def refuse_pods(target: DrillTarget) -> AsyncIterator[Injection]:
 
 
 def part_operator(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
-    """By commands where they are given, else by a NetworkPolicy."""
+    """Cut the operator off from all agents, by commands if they are set, and by a NetworkPolicy otherwise."""
     return (BY_COMMAND if BY_COMMAND.given else _part_by_policy)(target)
 
 
 @asynccontextmanager
 async def _part_by_policy(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Nobody but the job's own pods may call the job's pods: its agents don't hear the operator, nor it them."""
+    """Cut the operator off from all agents by a policy that admits only the job's own pods.
+
+    Raises:
+        UserError: When the cluster does not enforce the policy.
+    """
     at = time.time()
-    async with _standing(target, NETWORK_POLICIES, _policy(target, await target.job())):
+    async with _temporary_object(target, NETWORK_POLICIES, _policy(target, await target.job())):
         await asyncio.sleep(SETTLING)
-        before = (await target.status()).progress
+        earlier_progress = (await target.status()).progress
         await asyncio.sleep(LOOK)
-        now = (await target.status()).progress
-        if before and now and now.at != before.at:
+        later_progress = (await target.status()).progress
+        if earlier_progress and later_progress and later_progress.at != earlier_progress.at:
             raise UserError(
                 "The operator hears the job's agents in spite of a NetworkPolicy: this cluster does not enforce them, "
                 "or not on connections that are open, or another policy lets it through. "
@@ -71,12 +79,18 @@ async def _part_by_policy(target: DrillTarget) -> AsyncIterator[Injection]:
 
 
 @asynccontextmanager
-async def _standing(target: DrillTarget, resource: Resource, body: Raw) -> AsyncIterator[None]:
-    """Takes over what a drill that was killed has left."""
+async def _temporary_object(target: DrillTarget, resource: Resource, body: Raw) -> AsyncIterator[None]:
+    """Keep an object for as long as the block runs.
+
+    An object that a killed drill has left is taken over.
+
+    Raises:
+        asyncio.CancelledError: When the drill is cancelled while the object is being created.
+    """
     name = body["metadata"]["name"]
     try:
         await target.client.apply(resource, target.namespace, name, body)
-    except asyncio.CancelledError:  # it may be made all the same
+    except asyncio.CancelledError:  # The object may have been created all the same.
         await _remove(target, resource, name)
         raise
     try:
@@ -86,6 +100,11 @@ async def _standing(target: DrillTarget, resource: Resource, body: Raw) -> Async
 
 
 async def _remove(target: DrillTarget, resource: Resource, name: str) -> None:
+    """Delete the object of a drill.
+
+    Raises:
+        UserError: When the object can't be deleted.
+    """
     try:
         await target.client.delete(resource, target.namespace, name)
     except ApiError as error:
@@ -93,7 +112,7 @@ async def _remove(target: DrillTarget, resource: Resource, name: str) -> None:
 
 
 def _webhook(target: DrillTarget, job: Raw) -> Raw:
-    """It is asked of new pods of this job alone, and its service does not exist."""
+    """Return a webhook that is called for new pods of this job only, and whose service does not exist."""
     uid = job["metadata"]["uid"]
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}
     hook = {
@@ -126,16 +145,21 @@ def _policy(target: DrillTarget, job: Raw) -> Raw:
     }
 
 
-async def _in_force(target: DrillTarget, replica: str) -> None:
-    """Until a pod like that one would be refused."""
+async def _wait_until_applied(target: DrillTarget, replica: str) -> None:
+    """Wait until a pod like the given replica would be refused.
+
+    Raises:
+        UserError: When the API server does not call the webhook in time.
+        WebhookFailed: When another webhook fails.
+    """
     pod = await target.client.get(PODS, target.namespace, replica)
-    kept = {key: pod["metadata"][key] for key in ("labels", "annotations") if key in pod["metadata"]}
-    like_it = {**pod, "metadata": {"generateName": f"{target.name}-", **kept}}
+    metadata = {key: pod["metadata"][key] for key in ("labels", "annotations") if key in pod["metadata"]}
+    copy = {**pod, "metadata": {"generateName": f"{target.name}-", **metadata}}
     deadline = time.monotonic() + IN_FORCE
-    async with Client(target.client.access, give_up_after=0.0) as once:
+    async with Client(target.client.access, give_up_after=0.0) as client:
         while time.monotonic() < deadline:
             try:
-                await once.create(PODS, target.namespace, like_it, dry_run=True)
+                await client.create(PODS, target.namespace, copy, dry_run=True)
             except WebhookFailed as error:
                 if HOOK in error.message:
                     return

@@ -1,4 +1,4 @@
-"""Faults by a program that runs beside the worker, in its own container: what a process may do to another there."""
+"""Faults by a program that runs beside the worker in its container, as any process there may."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from concertina.kube.errors import ApiError
 from concertina.terminal.cluster_connection import UserError
 
 STRAGGLE_SECONDS = 120.0
-"""After so long a slowed worker is let go, whatever becomes of the drill."""
+"""Maximum time for which a worker is slowed, in seconds, whatever becomes of the drill."""
 
-# The worker's time of birth (a restarted container has the same pids), and that it is to go first; and the container's
-# limit. Nothing where there is none.
+# Prints the memory limit of the container and the start time of the worker (a restarted container has the same pids),
+# and makes the worker the first victim of the kernel. Without a limit, it prints nothing.
 _LIMIT = """
 import os, sys
 limits = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -27,19 +27,19 @@ if limit <= 1 << 40:
     print(limit, open(f"/proc/{sys.argv[1]}/stat").read().rpartition(")")[2].split()[19])
 """
 
-# Prints something if it is that worker, and lives.
+# Prints `alive` if the process is that worker and lives.
 _LIVES = """
 import sys
 try:
-    found = open(f"/proc/{sys.argv[1]}/stat").read().rpartition(")")[2].split()
-    print("alive" if found[0] not in "ZX" and found[19] == sys.argv[2] else "")
+    fields = open(f"/proc/{sys.argv[1]}/stat").read().rpartition(")")[2].split()
+    print("alive" if fields[0] not in "ZX" and fields[19] == sys.argv[2] else "")
 except OSError:
     pass
 """
 
-# Fills a file in memory until the kernel has killed the worker; never more than the limit. What is in a file counts
-# for the container and for no process, and the worker is the first to go: so the kernel chooses it. A file of no
-# mount: /dev/shm and other tmpfs have less room than the container.
+# Fills a file in memory until the kernel has killed the worker, but never beyond the limit. A file's memory belongs to
+# the container and to no process, and the worker is the first victim, so the kernel chooses the worker. The file is
+# on no mount, since /dev/shm and other tmpfs have less room than the container.
 _EAT = """
 import os, sys
 worker, limit = sys.argv[1], int(sys.argv[2])
@@ -54,8 +54,8 @@ while alive() and eaten < limit:
     eaten += os.write(file, bytes(1 << 20))
 """
 
-# Stops the worker for moments, whenever it is found at work: so it computes at a third of its speed. Not while it waits
-# for others: a stop that falls into a collective looks to it, and to all, like a slow network.
+# Stops the worker for moments whenever it computes, so that it computes at a third of its speed. It is not stopped
+# while it waits for others: during a collective, a stop looks like a slow network to all workers.
 _MARK = "concertina-drill-straggle"
 _SLOW = """
 import os, signal, sys, time
@@ -75,7 +75,7 @@ except (ProcessLookupError, FileNotFoundError):
     pass
 """
 
-# The end of _SLOW's process; the worker goes on.
+# Ends the process of _SLOW, and lets the worker continue.
 _RELEASE = """
 import os, signal, sys
 worker, mark = int(sys.argv[1]), sys.argv[2].encode()
@@ -91,24 +91,28 @@ os.kill(worker, signal.SIGCONT)
 
 @asynccontextmanager
 async def out_of_memory(target: DrillTarget) -> AsyncIterator[Injection]:
-    """A worker's container runs out of memory: the kernel kills the worker."""
+    """Fill the memory of a worker's container until the kernel kills the worker.
+
+    Raises:
+        UserError: When the container has no memory limit, or the worker survives.
+    """
     member = await target.victim()
     pid = await target.worker(member)
     limit, _, born = (await target.run_python(member.replica, _LIMIT, pid)).partition(" ")
     if not limit:
         raise UserError("The container trainer has no memory limit: set resources.limits.memory to play this.")
-    at, why = time.time(), ""
+    at, detail = time.time(), ""
     try:
         await target.run_python(member.replica, _EAT, pid, limit, seconds=60.0)
-    except ApiError as error:  # perhaps what ate was killed with the worker, or all of the container
-        why = f": {error}"
-    if await _lives(target, member.replica, pid, born):
-        raise UserError(f"The worker of {member.replica} outlived its container's memory limit{why}.")
+    except ApiError as error:  # The program may have been killed with the worker, or with the container.
+        detail = f": {error}"
+    if await _is_alive(target, member.replica, pid, born):
+        raise UserError(f"The worker of {member.replica} outlived its container's memory limit{detail}.")
     yield Injection(at, f"ate the memory of {member.replica} on {member.node} until the kernel killed its worker")
 
 
-async def _lives(target: DrillTarget, replica: str, pid: str, born: str) -> bool:
-    """A container in which no program can be run any more is gone."""
+async def _is_alive(target: DrillTarget, replica: str, pid: str, born: str) -> bool:
+    """Return whether the worker lives. A container in which no program can run any more is gone."""
     try:
         return bool(await target.run_python(replica, _LIVES, pid, born))
     except ApiError:
@@ -117,7 +121,11 @@ async def _lives(target: DrillTarget, replica: str, pid: str, born: str) -> bool
 
 @asynccontextmanager
 async def straggle(target: DrillTarget) -> AsyncIterator[Injection]:
-    """A worker is stopped for moments whenever it computes: all wait for it in every step."""
+    """Stop a worker for moments whenever it computes, so that all workers wait for it in every step.
+
+    Raises:
+        UserError: When the worker can't be slowed.
+    """
     member = await target.victim()
     pid = await target.worker(member)
     at = time.time()
@@ -125,13 +133,13 @@ async def straggle(target: DrillTarget) -> AsyncIterator[Injection]:
     slowing = asyncio.create_task(target.run_python(member.replica, _SLOW, *arguments, seconds=STRAGGLE_SECONDS + 30))
     await asyncio.wait({slowing}, timeout=2.0)
     if slowing.done():
-        why = slowing.exception() or slowing.result() or "it ended just now; play the drill again"
-        raise UserError(f"The worker of {member.replica} can't be slowed: {why}")
+        reason = slowing.exception() or slowing.result() or "it ended just now; play the drill again"
+        raise UserError(f"The worker of {member.replica} can't be slowed: {reason}")
     try:
-        done = f"slowed the worker of {member.replica} on {member.node}: it computes at a third of its speed"
-        yield Injection(at, done, replica=member.replica)
+        description = f"slowed the worker of {member.replica} on {member.node}: it computes at a third of its speed"
+        yield Injection(at, description, replica=member.replica)
     finally:
-        with suppress(ApiError):  # its worker, or its pod, is gone
+        with suppress(ApiError):  # The worker or its pod is gone.
             await target.run_python(member.replica, _RELEASE, pid, _MARK)
         slowing.cancel()
         with suppress(asyncio.CancelledError, ApiError):

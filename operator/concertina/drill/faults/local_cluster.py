@@ -1,4 +1,4 @@
-"""Faults that need the local cluster: its nodes, its control plane and its S3 server are processes of this machine."""
+"""Faults that need the local cluster, whose nodes, control plane and S3 server are processes of this machine."""
 
 from __future__ import annotations
 
@@ -15,28 +15,32 @@ from concertina.local.host.processes import ProcessIdentity
 from concertina.terminal.cluster_connection import UserError
 
 API_SERVER = "kube-apiserver"
-# Of a container, wherever its variables come from.
+# Prints the storage endpoint of a container, whatever its variables come from.
 _ENDPOINT = "import os; print(os.environ.get('AWS_ENDPOINT_URL', ''))"
 
 
-def _container(environment: dict[str, str], what: str) -> ProcessIdentity:
-    """Process 1 of it."""
-    found = processes.container(environment)
-    if found is None:
-        raise UserError(f"The process of {what} was not found on this machine.")
-    return found
+def _container(environment: dict[str, str], name: str) -> ProcessIdentity:
+    """Return process 1 of the container with this environment.
+
+    Raises:
+        UserError: When there is no such process on this machine.
+    """
+    process = processes.container(environment)
+    if process is None:
+        raise UserError(f"The process of {name} was not found on this machine.")
+    return process
 
 
-def _kill(environment: dict[str, str], what: str) -> float:
-    """SIGKILL to process 1 of a container; when, in Unix seconds."""
-    found, at = _container(environment, what), time.time()
-    found.signal(signal.SIGKILL)
+def _kill(environment: dict[str, str], name: str) -> float:
+    """Send SIGKILL to process 1 of a container, and return the Unix time in seconds."""
+    process, at = _container(environment, name), time.time()
+    process.signal(signal.SIGKILL)
     return at
 
 
 @asynccontextmanager
 async def kill_coordinator(target: DrillTarget) -> AsyncIterator[Injection]:
-    """SIGKILL to the coordinator's agent, with which its container ends."""
+    """Send SIGKILL to the coordinator's agent, with which its container ends."""
     coordinator, uid = await target.coordinator(), (await target.job())["metadata"]["uid"]
     at = await asyncio.to_thread(_kill, environment_of(uid, coordinator.replica), coordinator.replica)
     yield Injection(at, f"SIGKILL to the agent of the coordinator, {coordinator.replica} on {coordinator.node}")
@@ -44,7 +48,7 @@ async def kill_coordinator(target: DrillTarget) -> AsyncIterator[Injection]:
 
 @asynccontextmanager
 async def kill_operator(target: DrillTarget) -> AsyncIterator[Injection]:
-    """SIGKILL to the acting operator; its container is started again."""
+    """Send SIGKILL to the acting operator. Its container is started again."""
     name = (await target.operator())["metadata"]["name"]
     at = await asyncio.to_thread(_kill, {"POD_NAME": name}, name)
     yield Injection(at, f"SIGKILL to the operator {name}")
@@ -52,7 +56,7 @@ async def kill_operator(target: DrillTarget) -> AsyncIterator[Injection]:
 
 @asynccontextmanager
 async def stop_operator(target: DrillTarget) -> AsyncIterator[Injection]:
-    """SIGSTOP to the acting operator: its connections stay open; then it goes on where it was."""
+    """Send SIGSTOP to the acting operator, and let it continue later. Its connections stay open."""
     name = (await target.operator())["metadata"]["name"]
     operator = await asyncio.to_thread(_container, {"POD_NAME": name}, name)
     at = time.time()
@@ -65,7 +69,7 @@ async def stop_operator(target: DrillTarget) -> AsyncIterator[Injection]:
 
 
 def _on_a_node(
-    inject: Callable[[LocalCluster, str], object], revert: Callable[[LocalCluster, str], object], what: str
+    inject: Callable[[LocalCluster, str], object], revert: Callable[[LocalCluster, str], object], description: str
 ) -> Fault:
     @asynccontextmanager
     async def fault(target: DrillTarget) -> AsyncIterator[Injection]:
@@ -73,7 +77,7 @@ def _on_a_node(
         at = time.time()
         try:
             await asyncio.to_thread(inject, target.cluster, node)
-            yield Injection(at, what.format(node=node))
+            yield Injection(at, description.format(node=node))
         finally:
             await asyncio.to_thread(revert, target.cluster, node)
             await asyncio.to_thread(target.cluster.wait_nodes, [node])
@@ -84,15 +88,15 @@ def _on_a_node(
 kill_node = _on_a_node(
     LocalCluster.kill_node, LocalCluster.start_node, "killed node {node} with every process on it"
 )  # fmt: skip
-"""SIGKILL to every process of a node; it is booted again."""
+"""Fault that kills every process of a node by SIGKILL. The node is booted again on exit."""
 stop_node = _on_a_node(
     LocalCluster.stop_node, LocalCluster.cont_node, "stopped node {node} with every process on it"
 )  # fmt: skip
-"""SIGSTOP to every process of a node: it falls silent, connections stay open; then it goes on where it was."""
+"""Fault that stops every process of a node by SIGSTOP. Connections stay open. The processes continue on exit."""
 
 
 def kill_apiserver(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
-    """SIGKILL to the API server; it is started again, with its address and data."""
+    """Send SIGKILL to the API server. It is started again with its address and data."""
 
     def start() -> None:
         target.cluster.start_component(API_SERVER)
@@ -104,16 +108,20 @@ def kill_apiserver(target: DrillTarget) -> AbstractAsyncContextManager[Injection
 
 @asynccontextmanager
 async def kill_storage(target: DrillTarget) -> AsyncIterator[Injection]:
-    """SIGKILL to the cluster's S3 server; it is started again, with its address and data."""
+    """Send SIGKILL to the cluster's S3 server. It is started again with its address and data.
+
+    Raises:
+        UserError: When the cluster has no S3 server, or the job does not use it.
+    """
     server = target.cluster.s3
     if server is None:
         raise UserError("This local cluster has no S3 server of its own: start one with `concertina local up --s3`.")
     uri = str((await target.job())["spec"]["checkpoint"]["uri"])
-    used = await target.run_python((await target.coordinator()).replica, _ENDPOINT)
-    if not uri.startswith("s3://") or used != server.endpoint:
+    endpoint = await target.run_python((await target.coordinator()).replica, _ENDPOINT)
+    if not uri.startswith("s3://") or endpoint != server.endpoint:
         raise UserError(
-            f"{target.name} saves to {uri}{f' at {used}' if used else ''}, which is not on this cluster's S3 server "
-            f"({server.endpoint}): it would not notice."
+            f"{target.name} saves to {uri}{f' at {endpoint}' if endpoint else ''}, which is not on this cluster's S3 "
+            f"server ({server.endpoint}): it would not notice."
         )
     async with _outage(server.kill, server.start, Injection(time.time(), "SIGKILL to the S3 server")) as injection:
         yield injection
@@ -123,7 +131,7 @@ async def kill_storage(target: DrillTarget) -> AsyncIterator[Injection]:
 async def _outage(
     stop: Callable[[], object], start: Callable[[], object], injection: Injection
 ) -> AsyncIterator[Injection]:
-    """At least OUTAGE seconds long."""
+    """Stop a component for at least OUTAGE seconds, and start it again on exit."""
     try:
         await asyncio.to_thread(stop)
         yield injection

@@ -1,4 +1,4 @@
-"""Faults by other tenants: jobs in namespaces that the drill makes and takes away again, while a worker is killed."""
+"""Faults by other tenants: jobs in namespaces that the drill creates and deletes, while a worker is killed."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from concertina.kube.resources import NAMESPACES, TRAINING_JOBS, Raw
 from concertina.terminal.cluster_connection import UserError
 
 DRILL_OF = "concertina.dev/drill-of"
-"""Label of the namespaces that a drill makes: the uid of the job that is drilled."""
+"""Label of the namespaces that a drill creates. Its value is the uid of the drilled job."""
 OWN_NAME = "kubernetes.io/metadata.name"
 """Label that the API server puts on each namespace."""
 QUEUE_JOBS = PREFIX + "QUEUE_JOBS"
-"""Variable with the number of jobs in a long queue."""
+"""Environment variable with the number of jobs in a long queue."""
 DEFAULT_QUEUE_JOBS, MOST_QUEUE_JOBS = 200, 1000
 QUEUE_NAMESPACES = 4
 NO_NODE_HAS = {"cpu": "1M"}
 """Resources of a pod for which no node has room."""
 HELD_BACK = "agents_held_back"
-"""Event in the operator's log, beside the namespace."""
+"""Event that the operator logs, with the namespace, when it has held back an agent."""
 AT_ONCE = 8
-"""Requests to the API server."""
+"""Maximum number of simultaneous requests to the API server."""
 WAITING_SECONDS, HELD_BACK_SECONDS, GONE_SECONDS = 180.0, 120.0, 180.0
-"""To give up."""
+"""Time limits in seconds."""
 LOOK_SECONDS = 2.0
 OF_POD = ("securityContext", "nodeSelector", "tolerations", "runtimeClassName")
 OF_CONTAINER = ("image", "imagePullPolicy", "securityContext")
-"""Fields of the drilled job that the jobs of other tenants have too: what may run in its cluster may run as they do."""
+"""Fields that the jobs of other tenants copy from the drilled job, since its cluster admits them."""
 
-# Takes the agent's place in the volume that the agent is run from.
+# Replaces the agent in the volume from which it is run.
 _REPLACE_AGENT = """
 import os, sys
 path = sys.argv[1] + "/agent.pyz"
@@ -49,8 +49,9 @@ with open(path + ".new", "w") as file:
 os.replace(path + ".new", path)
 """
 
-# An agent of its own job, by its key: an honest report, then the most expensive lines that an operator takes, as fast
-# as it takes them: as many values as a line may have, and text. No line is like the one before, and each is news.
+# An agent of its own job with a valid key. It sends an honest report, and then the most expensive lines that an
+# operator accepts, as fast as it reads them: the maximum number of values in a line, and text. Each line differs from
+# the one before, so that each is news.
 _FLOOD = r"""
 import asyncio, json, os, signal, ssl, sys
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -92,9 +93,10 @@ asyncio.run(serve())
 
 @asynccontextmanager
 async def hostile_agent(target: DrillTarget) -> AsyncIterator[Injection]:
-    """A worker is killed while an agent in another namespace says as much as it can.
+    """Kill a worker while an agent in another namespace floods the operator with messages.
 
-    The kill comes once the operator has held that agent back, by its own log."""
+    The worker is killed once the operator's log says that it has held that agent back.
+    """
     job = await target.job()
     (namespace,) = names = _namespaces(job, 1)
     async with _tenants(target, job, names):
@@ -108,7 +110,7 @@ async def hostile_agent(target: DrillTarget) -> AsyncIterator[Injection]:
 
 @asynccontextmanager
 async def long_queue(target: DrillTarget) -> AsyncIterator[Injection]:
-    """A worker is killed while many jobs of other namespaces wait for room."""
+    """Kill a worker while many jobs in other namespaces wait for room."""
     job, count = await target.job(), _queue_jobs(os.environ)
     names = _namespaces(job, QUEUE_NAMESPACES)
     async with _tenants(target, job, names):
@@ -128,11 +130,17 @@ async def long_queue(target: DrillTarget) -> AsyncIterator[Injection]:
 
 
 def hostile_job(like: Raw, namespace: str, agents: int = 1) -> Raw:
-    """A job whose agents flood the operator. `like`: a job whose image, Python and permissions it has."""
+    """Return a job whose agents flood the operator.
+
+    Args:
+        like: Job whose image, Python and permissions the new job has.
+        namespace: Namespace of the new job.
+        agents: Number of replicas.
+    """
     trainer = trainer_of(like["spec"]["template"])
     flood = {
         "name": "flood",
-        **_some(trainer, OF_CONTAINER),
+        **_present_fields(trainer, OF_CONTAINER),
         "command": [python(trainer), "-c", _REPLACE_AGENT, VOLUME_PATH, _FLOOD],
         "volumeMounts": [{"name": VOLUME, "mountPath": VOLUME_PATH}],
     }
@@ -140,7 +148,7 @@ def hostile_job(like: Raw, namespace: str, agents: int = 1) -> Raw:
 
 
 def waiting_job(like: Raw, namespace: str, name: str) -> Raw:
-    """A job of one replica for which no node has room."""
+    """Return a job of one replica for which no node has room."""
     return _job(like, namespace, name, {"requests": NO_NODE_HAS})
 
 
@@ -149,12 +157,17 @@ def _job(like: Raw, namespace: str, name: str, resources: Raw, replicas: int = 1
     trainer = trainer_of(template)
     container = {
         "name": TRAINER,
-        **_some(trainer, OF_CONTAINER),
-        "env": [each for each in trainer.get("env") or () if each["name"] == PYTHON],
+        **_present_fields(trainer, OF_CONTAINER),
+        "env": [variable for variable in trainer.get("env") or () if variable["name"] == PYTHON],
         "command": ["not-run"],
         "resources": resources,
     }
-    spec = {**_some(template["spec"], OF_POD), "terminationGracePeriodSeconds": 1, "containers": [container], **pod}
+    spec = {
+        **_present_fields(template["spec"], OF_POD),
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+        **pod,
+    }
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -163,7 +176,7 @@ def _job(like: Raw, namespace: str, name: str, resources: Raw, replicas: int = 1
     }
 
 
-def _some(fields: Raw, names: tuple[str, ...]) -> Raw:
+def _present_fields(fields: Raw, names: tuple[str, ...]) -> Raw:
     return {name: fields[name] for name in names if name in fields}
 
 
@@ -172,7 +185,11 @@ def _namespaces(job: Raw, count: int) -> list[str]:
 
 
 def _queue_jobs(environment: Mapping[str, str]) -> int:
-    """Raises UserError."""
+    """Return the number of jobs in a long queue.
+
+    Raises:
+        UserError: When the variable is not a number in the valid range.
+    """
     text = environment.get(QUEUE_JOBS) or str(DEFAULT_QUEUE_JOBS)
     if not text.isdecimal() or not 1 <= int(text) <= MOST_QUEUE_JOBS:
         raise UserError(f"{QUEUE_JOBS} is {text!r}: it must be a number from 1 to {MOST_QUEUE_JOBS}.")
@@ -181,7 +198,13 @@ def _queue_jobs(environment: Mapping[str, str]) -> int:
 
 @asynccontextmanager
 async def _tenants(target: DrillTarget, job: Raw, names: list[str]) -> AsyncIterator[None]:
-    """Namespaces like the job's own. Those that an earlier drill of the job has left go first."""
+    """Create namespaces with the labels of the job's own namespace, and delete them on exit.
+
+    Namespaces that an earlier drill of the job has left are deleted first.
+
+    Raises:
+        UserError: When the operator does not serve new namespaces.
+    """
     if watched := watched_namespaces(await target.operator()):
         raise UserError(
             f"The operator serves {', '.join(watched)} alone: it would not see the jobs of a namespace that is made "
@@ -202,7 +225,11 @@ async def _tenants(target: DrillTarget, job: Raw, names: list[str]) -> AsyncIter
 
 
 async def _remove_tenants(target: DrillTarget, uid: str) -> None:
-    """Delete the namespaces of all drills of that job, and wait until they are gone. Raises UserError."""
+    """Delete the namespaces of all drills of the job, and wait until they are gone.
+
+    Raises:
+        UserError: When they are not gone in time.
+    """
     selector, deadline = f"{DRILL_OF}={uid}", time.monotonic() + GONE_SECONDS
     while remaining := (await target.client.list_all(NAMESPACES, None, selector))[0]:
         if time.monotonic() > deadline:
@@ -214,7 +241,11 @@ async def _remove_tenants(target: DrillTarget, uid: str) -> None:
 
 
 async def _until_held_back(target: DrillTarget, namespace: str, begun_at: float) -> None:
-    """Until the operator's log says so. Raises UserError."""
+    """Wait until the operator's log says that it has held the agent back.
+
+    Raises:
+        UserError: When the operator does not say so in time.
+    """
     since, deadline = rfc3339(int(begun_at) - SKEW), time.monotonic() + HELD_BACK_SECONDS
     while time.monotonic() < deadline:
         pod = (await target.operator())["metadata"]
@@ -229,13 +260,17 @@ async def _until_held_back(target: DrillTarget, namespace: str, begun_at: float)
 
 
 async def _until_waiting(target: DrillTarget, names: list[str], count: int) -> None:
-    """Until the operator has told of each of the jobs. Raises UserError."""
+    """Wait until the operator has reported a condition of each job.
+
+    Raises:
+        UserError: When it has not done so in time.
+    """
     deadline = time.monotonic() + WAITING_SECONDS
     while True:
         jobs = [job for name in names for job in (await target.client.list_all(TRAINING_JOBS, name))[0]]
-        told = sum(bool(job.get("status", {}).get("conditions")) for job in jobs)
-        if told >= count:
+        reported_count = sum(bool(job.get("status", {}).get("conditions")) for job in jobs)
+        if reported_count >= count:
             return
         if time.monotonic() > deadline:
-            raise UserError(f"The operator has told of {told} of {count} jobs within {WAITING_SECONDS:g} s.")
+            raise UserError(f"The operator has told of {reported_count} of {count} jobs within {WAITING_SECONDS:g} s.")
         await asyncio.sleep(LOOK_SECONDS)
