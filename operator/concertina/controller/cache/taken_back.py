@@ -56,7 +56,10 @@ class TakenBack:
             self._restore_from = now + backoff.seconds(self._restored - 1, FIRST_SECONDS, LONGEST_SECONDS)
 
     def restores(self, before: Raw, wanted: Raw) -> bool:
-        """Return whether that write only repeats what this operator said last, and another client has changed since."""
+        """Return whether the write only repeats this operator's last conditions.
+
+        That is the case when another client has changed them since.
+        """
         last = self._written_conditions
         return last is not None and _conditions(before) != last == _conditions(wanted)
 
