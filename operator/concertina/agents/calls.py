@@ -264,19 +264,19 @@ async def _socket(host: str) -> socket.socket:
             await asyncio.sleep(NO_DESCRIPTOR_SECONDS)
 
 
-async def dial(made: socket.socket, host: str, port: int) -> socket.socket:
+async def dial(unconnected: socket.socket, host: str, port: int) -> socket.socket:
     """Connect the socket and return it. When that fails, close it.
 
     Raises:
         OSError: When the agent cannot be reached.
     """
-    made.setblocking(False)
+    unconnected.setblocking(False)
     try:
-        await asyncio.get_running_loop().sock_connect(made, (host, port))
+        await asyncio.get_running_loop().sock_connect(unconnected, (host, port))
     except BaseException:
-        made.close()
+        unconnected.close()
         raise
-    return made
+    return unconnected
 
 
 async def _secured(dialled: socket.socket, identity: ConnectionIdentity) -> Connection:

@@ -114,9 +114,13 @@ class AgentConnection:
         The result is the same object as last time when nothing has changed: of a thousand agents, few change between
         two passes.
         """
-        if self._told is None or self._told[0] is not self.view or abs(self._told[1] - offset) > OFFSET_SECONDS:
-            self._told = (self.view, offset, later(self.view, offset))
-        return self._told[2]
+        if (
+            self._last_told is None
+            or self._last_told[0] is not self.view
+            or abs(self._last_told[1] - offset) > OFFSET_SECONDS
+        ):
+            self._last_told = (self.view, offset, later(self.view, offset))
+        return self._last_told[2]
 
 
 @dataclass
@@ -533,8 +537,8 @@ def _assigned(view: AgentView, report: protocol.Report) -> Call | None:
 
 
 def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentView:
-    same = view.report is not None and view.report.instance == report.instance
-    ready_at = view.ready_at if same else None
+    is_same_instance = view.report is not None and view.report.instance == report.instance
+    ready_at = view.ready_at if is_same_instance else None
     if ready_at is None and report.ready:
         ready_at = now
     return dataclasses.replace(

@@ -118,7 +118,7 @@ def _kopf_ended(stop: asyncio.Event, ended: asyncio.Task[None]) -> None:
 Part = Callable[[], Coroutine[Any, Any, None]]
 
 
-async def _run_forever(name: str, part: Part) -> None:
+async def _kept_running(name: str, part: Part) -> None:
     """Run a part forever. When it ends or fails with an unexpected error, restart it with increasing delays.
 
     Raises:
@@ -210,7 +210,7 @@ class Operator:
 
     async def run(self, stop: asyncio.Event, jobs: TrainingJobs) -> int:
         """Run until `stop` is set or a part ends, and return the exit code: 0 after `stop`."""
-        parts = [asyncio.create_task(_run_forever(name, part), name=name) for name, part in self._parts().items()]
+        parts = [asyncio.create_task(_kept_running(name, part), name=name) for name, part in self._parts().items()]
         try:
             if not await _unless(stop, self._sync()):
                 return 0
@@ -302,7 +302,7 @@ class Operator:
         metrics.set_all(metrics.JOBS, {phase.value: phases[phase.value] for phase in Phase})
         return JobCollector(jobs)
 
-    # --- what the parts tell --------------------------------------------------------------------------------------
+    # --- callbacks of the parts -----------------------------------------------------------------------------------
 
     def _lane(self, uid: str) -> Hashable:
         """Return the lane in which a job waits for its pass."""

@@ -60,7 +60,7 @@ async def endpoints(
 
 
 class _Guard:
-    """Check that a request may read metrics."""
+    """Access check for requests to read metrics."""
 
     def __init__(self, access: MetricsAccess, token: str, reviews: TokenReviews | None) -> None:
         self._access = access

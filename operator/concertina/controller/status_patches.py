@@ -53,11 +53,11 @@ class StatusChange:
         view, status = job.view, plan.status
         if status is view.status and job.status:
             return None
-        wanted, before = status.manifest(), view.status.manifest()
-        if wanted == before and job.status:
+        new_status, before = status.manifest(), view.status.manifest()
+        if new_status == before and job.status:
             return None
-        restores = plan.only_conditions and job.taken_back.restores(job.status, wanted)
-        return cls(view, claim_tests(job.status), before, wanted, plan.only_numbers, restores)
+        restores = plan.only_conditions and job.taken_back.restores(job.status, new_status)
+        return cls(view, claim_tests(job.status), before, new_status, plan.only_numbers, restores)
 
 
 class StatusWriter:
@@ -81,11 +81,11 @@ class StatusWriter:
         Raises:
             PreconditionFailed: When the claim is not the observed one. Then nothing is written.
         """
-        view, before, wanted = change.view, change.before, change.wanted
+        view, before, new_status = change.view, change.before, change.wanted
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": view.uid},
             *change.tests,
-            {"op": "add", "path": "/status", "value": wanted},
+            {"op": "add", "path": "/status", "value": new_status},
         ]
         try:
             stored = await self._client.patch(TRAINING_JOBS, view.namespace, view.name, patch, subresource="status")
@@ -93,15 +93,15 @@ class StatusWriter:
             self._cache.on_job(await self._client.get(TRAINING_JOBS, view.namespace, view.name))
             raise PreconditionFailed("the claim is not the one that was observed") from error
         self._cache.on_job(stored, only_numbers=change.only_numbers)
-        job.taken_back.written(wanted, stored.get("status") or {}, change.restores, time.monotonic())
-        _log_changes(job, before, wanted)
-        self._warn_of_dropped(view, dropped(wanted, stored.get("status") or {}))
+        job.taken_back.written(new_status, stored.get("status") or {}, change.restores, time.monotonic())
+        _log_changes(job, before, new_status)
+        self._warn_of_dropped(view, dropped(new_status, stored.get("status") or {}))
 
     async def write_failure(self, job: CachedJob, error: Exception) -> None:
         """Report a pass that failed in a condition, an event and a log line.
 
-        The conditions of the next pass that succeeds replace that condition. An error of the API server is only logged,
-        because the cause of the failure may affect this write too.
+        The conditions of the next pass that succeeds replace that condition. The report is best effort: it is tried
+        regardless of what made the pass fail, and an error of the API server is only logged.
         """
         view = job.view
         message = f"{type(error).__name__}: {str(error)[:600] or 'no words'}"
@@ -170,12 +170,12 @@ def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[lis
     return list(before.values()), news
 
 
-def dropped(wanted: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
+def dropped(written: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
     """Return the paths of fields that were written but are not stored. Only the first entry of a list is compared."""
-    if wanted == stored:
+    if written == stored:
         return ()
     missing_paths: list[str] = []
-    for name, value in wanted.items():
+    for name, value in written.items():
         field_path = f"{path}.{name}"
         if name not in stored:
             missing_paths.append(field_path)

@@ -86,9 +86,11 @@ class ClusterCache:
         self._capacity = CapacityQueue(self._jobs, self._nodes if nodes_watched else None, changed, later)
 
     def job(self, uid: str) -> CachedJob | None:
+        """Return the job with this uid, or None."""
         return self._jobs.get(uid)
 
     def jobs(self) -> Iterator[CachedJob]:
+        """Iterate over all jobs."""
         return iter(self._jobs.values())
 
     def gap(self, uid: str) -> float:
@@ -105,7 +107,7 @@ class ClusterCache:
         """Interval in seconds between two passes for mere progress of a job. It grows with the number of jobs."""
         return max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND)
 
-    # --- what the API server says ----------------------------------------------------------------------------------
+    # --- events of the API server ----------------------------------------------------------------------------------
 
     def on_job(self, obj: Raw, only_numbers: bool = False) -> None:
         """Take a TrainingJob as the API server sent it, in an event or as the answer to a write.
@@ -223,7 +225,7 @@ class ClusterCache:
         if _room(old) != _room(new):
             self._capacity.room_changed()
 
-    # --- what came of writes ---------------------------------------------------------------------------------------
+    # --- results of passes and writes ------------------------------------------------------------------------------
 
     def planned(self, uid: str, observed: JobObservation) -> None:
         """Record that everything that follows from this observation is done."""
@@ -259,7 +261,7 @@ class ClusterCache:
         self._capacity.job_changed(uid)
         self._changed(uid)
 
-    # --- one look --------------------------------------------------------------------------------------------------
+    # --- observation -----------------------------------------------------------------------------------------------
 
     def observe(self, uid: str) -> JobObservation | None:
         """Return the observation of a job, or None when the job is not known."""

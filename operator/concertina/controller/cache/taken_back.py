@@ -40,28 +40,28 @@ class TakenBack:
     _reverted_count: int = 0
     """Number of this operator's writes that another client's write followed."""
 
-    def written(self, wanted: Raw, stored: Raw, restores: bool, now: float) -> None:
+    def written(self, new_status: Raw, stored: Raw, restores: bool, now: float) -> None:
         """Record a write of this operator.
 
         Args:
-            wanted: Status that this operator sent.
+            new_status: Status that this operator sent.
             stored: Status that the API server returned.
             restores: Whether the write only repeated the last conditions.
             now: Time on the monotonic clock.
         """
-        self._written_conditions, self._last_status, self._wrote_last = _conditions(wanted), stored, True
+        self._written_conditions, self._last_status, self._wrote_last = _conditions(new_status), stored, True
         if restores:
             self._restored = 1 if now > self._restored_at + 2 * LONGEST_SECONDS else self._restored + 1
             self._restored_at = now
             self._restore_from = now + backoff.seconds(self._restored - 1, FIRST_SECONDS, LONGEST_SECONDS)
 
-    def restores(self, before: Raw, wanted: Raw) -> bool:
+    def restores(self, before: Raw, new_status: Raw) -> bool:
         """Return whether the write only repeats this operator's last conditions.
 
         That is the case when another client has changed them since.
         """
         last = self._written_conditions
-        return last is not None and _conditions(before) != last == _conditions(wanted)
+        return last is not None and _conditions(before) != last == _conditions(new_status)
 
     def restore_seconds_left(self, now: float) -> float:
         """Return the number of seconds until a write that restores the last one is allowed.

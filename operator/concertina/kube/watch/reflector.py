@@ -108,7 +108,7 @@ class Reflector(Generic[T]):
             except ApiError as error:
                 end = WatchEnd.BROKEN
                 log.log(logging.INFO if failures else logging.DEBUG, "watch of %s: %s", self._resource.plural, error)
-                if failures:  # most broken watches succeed at the first try
+                if failures:  # most broken watches can be reopened at the first try
                     self.trouble = str(error)
                 if isinstance(error, Forbidden):
                     self.answered.set()

@@ -120,9 +120,9 @@ def _checksum(text: str, name: str) -> str:
         Unavailable: When the text has no checksum for the file.
     """
     lines = [line.split() for line in text.splitlines() if line.strip()]
-    for words in lines:
-        if len(words) == 1 or words[-1].lstrip("*") == name:
-            return words[0]
+    for fields in lines:
+        if len(fields) == 1 or fields[-1].lstrip("*") == name:
+            return fields[0]
     raise Unavailable(f"its publisher gives no checksum for {name}")
 
 

@@ -73,8 +73,8 @@ def marked(directory: Path) -> list[ProcessIdentity]:
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:  # gone, or of another user
             continue
-        ours = any(entry == needle or entry.startswith(below) for entry in environment)
-        if ours and (identity := ProcessIdentity.of(pid)):
+        is_marked = any(entry == needle or entry.startswith(below) for entry in environment)
+        if is_marked and (identity := ProcessIdentity.of(pid)):
             identities.append(identity)
     return identities
 

@@ -48,7 +48,7 @@ class Addresses:
     """Pod addresses of a node, assigned in turn so that an address is not soon reused."""
 
     prefix: str  # 127.x.n
-    _taken: set[int] = field(default_factory=set)
+    _used: set[int] = field(default_factory=set)
     _last: int = 1
 
     def take(self) -> str:
@@ -59,13 +59,13 @@ class Addresses:
         """
         for _ in range(253):
             self._last = 2 + (self._last - 1) % 253
-            if self._last not in self._taken:
-                self._taken.add(self._last)
+            if self._last not in self._used:
+                self._used.add(self._last)
                 return f"{self.prefix}.{self._last}"
         raise RuntimeError(f"all 253 addresses of {self.prefix} are taken")
 
     def release(self, address: str) -> None:
-        self._taken.discard(int(address.rpartition(".")[2]))
+        self._used.discard(int(address.rpartition(".")[2]))
 
 
 @dataclass

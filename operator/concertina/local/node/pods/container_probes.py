@@ -66,6 +66,9 @@ async def _settle(
     """Probe until the result was `wanted` often enough in a row, and return True.
 
     Return False when a startup probe fails too often.
+
+    Args:
+        wanted: Result to wait for: whether the probe succeeds.
     """
     needed = probe.get("successThreshold", 1) if wanted else probe.get("failureThreshold", 3)
     allowed = probe.get("failureThreshold", 3)

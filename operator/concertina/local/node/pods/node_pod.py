@@ -52,7 +52,7 @@ class Pod:
         self._work = asyncio.create_task(self._finish_restored() if restored.over else self._run())
         self.update(pod)
 
-    # What the API server says
+    # Changes at the API server
 
     def update(self, pod: Object) -> None:
         """Take a change of the object. A deletion time means that the pod must stop."""
@@ -316,7 +316,7 @@ class Pod:
         for container in self.inits + self.mains:
             container.kill()
 
-    # Small things
+    # Helpers
 
     def _container(self, spec: Object, state: ContainerState) -> RunningContainer:
         return RunningContainer(spec, self.folder / "containers" / spec["name"], self.node.runtime, state)
