@@ -156,9 +156,8 @@ class _Metrics:
                 await asyncio.sleep(max(0.0, self._rests_until - time.monotonic()))
                 began = time.monotonic()
                 more = [collector for look in self._looks if (collector := look()) is not None]
-                collected = _CollectedMetrics(
-                    list(REGISTRY.collect()), more
-                )  # in the event loop, where nothing changes meanwhile
+                # The families are collected in the event loop, where nothing changes meanwhile.
+                collected = _CollectedMetrics(list(REGISTRY.collect()), more)
                 body = await asyncio.to_thread(encode, collected)
                 self._last = _Exposition(content_type, began, body)
                 self._rests_until = time.monotonic() + REST * (time.monotonic() - began)

@@ -76,7 +76,7 @@ class ClusterCache:
         self._orphans: dict[tuple[str, str], dict[str, PodView]] = {}
         """Pods by uid, of jobs that are not known yet or no longer, by the job's uid and namespace."""
         self._pod_names: dict[tuple[str, str], dict[str, str]] = {}
-        """Uid of the job by the pod's name, by namespace and the name of the job that the pod's name contains."""
+        """Uid of the job by the pod's name, by namespace and the job's name that the pod's name contains."""
         self._pods_since: dict[str, float] = {}
         """Time at which each pod was first seen, by uid, on the monotonic clock."""
         self._started_again: dict[str, float] = {}

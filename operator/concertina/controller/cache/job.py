@@ -36,7 +36,7 @@ class CachedJob:
     refused: CreateRefusal | None = None
     """Reason why the last pod was not created."""
     taken: set[str] = field(default_factory=set)
-    """Names that belong to pods of others."""
+    """Names that were found to belong to pods of others."""
     preconditions_failed: int = 0
     """Number of consecutive passes that failed a precondition."""
     decided_in: float = 0.0

@@ -15,7 +15,7 @@ from concertina.kube.resources import Raw
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 60.0
 """First and longest delay in seconds from a write that restored the last one to the next such write."""
 FIRST_YIELD_SECONDS, LONGEST_YIELD_SECONDS = 300.0, 3600.0
-"""First and longest time in seconds from another operator's last write until a job is free to take.
+"""First and longest time in seconds from another operator's last write until a job counts as unserved.
 
 It applies to a job whose key this operator lacks. An operator that serves a running job writes the job's time once a
 minute.
@@ -58,7 +58,7 @@ class TakenBack:
     def restores(self, before: Raw, new_status: Raw) -> bool:
         """Return whether the write only repeats this operator's last conditions.
 
-        That is the case when another client has changed them since.
+        It does when another client has changed these conditions since.
         """
         last = self._written_conditions
         return last is not None and _conditions(before) != last == _conditions(new_status)
