@@ -1,1 +1,1 @@
-"""The only package that talks to agents."""
+"""The only package that communicates with agents."""

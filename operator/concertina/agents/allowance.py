@@ -1,5 +1,7 @@
-"""A share of the event loop for the lines of one namespace's agents (decision "A namespace's lines have a share of the
-event loop")."""
+"""Limit of the event loop's time for the lines of one namespace's agents.
+
+See the decision "A namespace's lines have a share of the event loop".
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,30 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concertina_protocol.log import log_event
 
 SHARE = 0.1
-"""Of the event loop, for the agents of one namespace: 0.1 s of processor time in each second. A thousand jobs that
-train need half of it."""
+"""Share of the event loop for the agents of one namespace: 0.1 s of processor time in each second.
+
+A thousand jobs that train need half of it.
+"""
 SAVED_SECONDS = 10.0
-"""Unused time counts for so long: the agents of many jobs that start together speak all at once."""
+"""Number of seconds for which unused time is credited.
+
+The agents of many jobs that start together all report at once.
+"""
 LINE_SECONDS = 0.00003
-"""Charged for each line beside what is measured: for receiving it."""
+"""Time charged for receiving each line, in seconds, in addition to the measured time."""
 HOLD_SECONDS = 0.002
-"""Processor time after which a namespace's lines give way to everything else that is ready."""
+"""Processor time in seconds after which a namespace's lines yield to everything else that is ready."""
 
 LOG_SECONDS, LOGGED_SECONDS = 60.0, 5.0
-"""A namespace is named in the log once in such a time, where its lines wait for so long in it."""
+"""Period in seconds, and total wait in such a period after which the namespace is logged, once a period."""
 
 
 class Allowance:
-    """Charges each line what it cost, and lets the next one wait until that is paid for. Lines take turns in the order
-    in which they arrived: the agents of a namespace wait behind each other, and nobody else waits behind them."""
+    """Charges each line its cost, and delays the next line until that cost is paid for.
+
+    Lines take turns in the order in which they arrived. Agents of a namespace wait for each other, and agents of other
+    namespaces do not wait for them.
+    """
 
     def __init__(
         self,
@@ -41,21 +51,23 @@ class Allowance:
         self._processor_seconds = processor_seconds
         self._order = asyncio.Lock()
         self._paid_at = self._clock() - SAVED_SECONDS
-        """When all that was spent so far is paid for."""
+        """Time at which everything spent so far is paid for."""
         self._held_seconds = 0.0
-        """Spent since these lines last gave way."""
+        """Processor time spent since these lines last yielded."""
         self._waits_since = self._clock()
         self._waited_seconds = 0.0
 
     @property
     def untouched(self) -> bool:
-        """Return whether the allowance is the same as a new one."""
+        """Whether the allowance is the same as a new one."""
         return self._paid_at <= self._clock() - SAVED_SECONDS
 
     @contextlib.asynccontextmanager
     async def line(self) -> AsyncIterator[None]:
-        """Wait for the turn of one line, and charge what it takes. The body reads the line and acts on it, and waits
-        for nothing."""
+        """Wait for the turn of one line, and charge its cost.
+
+        The body reads and handles the line, and must not wait for anything.
+        """
         async with self._order:
             while (early_seconds := self._paid_at - self._clock()) > 0:
                 self._held_seconds = 0.0
@@ -73,7 +85,7 @@ class Allowance:
             self._paid_at = max(self._paid_at, self._clock() - SAVED_SECONDS) + spent_seconds / SHARE
 
     def _log_wait(self, seconds: float) -> None:
-        """Name the namespace in the log: no metric does."""
+        """Log the namespace when its lines have waited for long, because no metric names it."""
         if self._clock() - self._waits_since >= LOG_SECONDS:
             self._waits_since, self._waited_seconds = self._clock(), 0.0
         before = self._waited_seconds

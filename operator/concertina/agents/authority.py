@@ -1,8 +1,9 @@
-"""The job's own certificate authority, derived from the operator's master key: nothing of it is stored or read back.
+"""Certificate authority of one job, derived from the operator's master key.
 
-HKDF (RFC 5869) gives each key of a job from the master key, the job's uid and the key's purpose, so any operator with
-the same master key speaks to the agents of all its jobs. The agents' certificate names `<uid>.agent`, the operator's
-`<uid>.operator`; only the former leaves the operator, in the job's Secret.
+No part of the authority is stored or read back. HKDF (RFC 5869) derives each key of a job from the master key, the
+job's uid and the purpose of the key, so any operator with the same master key can connect to the agents of all its
+jobs. The agents' certificate names `<uid>.agent`, the operator's certificate `<uid>.operator`. Only the agents'
+certificate leaves the operator, in the job's Secret.
 """
 
 from __future__ import annotations
@@ -21,23 +22,31 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 VALID_BEFORE = datetime.timedelta(days=1)
-"""For clocks that are behind."""
+"""Margin for clocks that are behind."""
 VALID_AFTER = datetime.timedelta(days=3650)
 MASTER_KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Issued:
+    """Certificate and its private key, both PEM."""
+
     certificate: bytes
     key: bytes
-    """Both PEM."""
 
 
 class Authority:
     """The CA of one job."""
 
     def __init__(self, master_key: bytes, uid: str, created: float) -> None:
-        """`created`: Unix seconds from which the validity of all certificates is counted."""
+        """Derive the CA's key and sign its certificate.
+
+        Args:
+            created: Unix time in seconds at which the validity of all certificates starts.
+
+        Raises:
+            ValueError: When the master key is shorter than MASTER_KEY_BYTES.
+        """
         if len(master_key) < MASTER_KEY_BYTES:
             raise ValueError(
                 f"the master key must have at least {MASTER_KEY_BYTES} bytes, this one has {len(master_key)}"
@@ -51,17 +60,20 @@ class Authority:
 
     @property
     def ca(self) -> bytes:
-        """The CA's certificate, PEM."""
+        """Certificate of the CA, PEM."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def secret_data(self) -> dict[str, str]:
-        """`data` of the job's Secret."""
+        """Return the `data` of the job's Secret."""
         agent = self._issue("agent", (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH))
         files = {"ca.crt": self.ca, "tls.crt": agent.certificate, "tls.key": agent.key}
         return {name: base64.b64encode(content).decode() for name, content in files.items()}
 
     def client_context(self) -> ssl.SSLContext:
-        """For the operator's connections to this job's agents; use server_hostname=`<uid>.agent`."""
+        """Return the TLS context for the operator's connections to this job's agents.
+
+        Connections must use `<uid>.agent` as server_hostname.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_verify_locations(cadata=self.ca.decode())

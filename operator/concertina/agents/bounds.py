@@ -1,8 +1,9 @@
-"""What an agent may say: numbers and texts of any size, as plan() and the API server can take them.
+"""Bounds of what an agent may send, so that plan() and the API server can handle numbers and texts of any size.
 
-Numbers come from people's scripts and texts from their ends, and an agent runs in a tenant's own pod. What is out of
-bounds is moved to the nearest bound instead of refused: one odd number must not make a healthy world look silent
-(decision "What agents say is bounded, not refused")."""
+Numbers come from users' scripts and texts from their output, and an agent runs in a tenant's own pod. A value out of
+bounds is clamped to the nearest bound instead of refused: one odd number must not make a healthy job look silent
+(decision "What agents say is bounded, not refused").
+"""
 
 from __future__ import annotations
 
@@ -17,27 +18,42 @@ from concertina_protocol import MAX_LINE, ProtocolError
 
 M = TypeVar("M")
 LARGEST = 2**53
-"""What JSON's readers keep exactly."""
+"""Largest integer that JSON parsers preserve exactly."""
 LATEST = 253_402_300_799.0
-"""The end of year 9999, the last that RFC 3339 can write; no other number of seconds or tokens comes near."""
+"""End of the year 9999, the last time that RFC 3339 can express.
+
+All other numbers of seconds or tokens are far smaller.
+"""
 MOST = 16_384
-"""Entries: ranks of the largest world, twice."""
+"""Largest number of entries: twice the ranks of the largest job."""
 MOST_MEMBERS = 2048
-"""Twice the replicas of the largest job, with its standby replicas."""
+"""Largest number of members: twice the replicas of the largest job, including its standby replicas."""
 MOST_SEPARATORS = 1 << 18
-"""Commas and brackets in a line: twice what the coordinator of the largest world says when all its ranks fail with
-ranges to leave out. They are counted before the line is decoded, where those in texts cannot be told from others."""
+"""Largest number of commas and brackets in a line.
+
+It is twice the number that the coordinator of the largest job sends when all its ranks fail with ranges to leave out.
+They are counted before the line is decoded, when separators within texts cannot be told from others.
+"""
 PIECE_BYTES = 64 << 10
-"""Of a line, that a connection to an agent buffers by itself, twice at most. Nearly all lines are shorter."""
+"""Bytes of a line that a connection to an agent buffers by itself, at most twice. Nearly all lines are shorter."""
 LINE_BYTES, MEMBER_BYTES = 512 << 10, 8 << 10
-"""Of the longest line of an agent: whatever the size of its world (output of two failures, where a rank hangs, why the
-store fails), and for each member (its failure, said twice), whatever these are written in."""
+"""Limits of the bytes of an agent's longest line: a constant part, and a part for each member.
+
+The constant part covers the output of two failures, where a rank hangs, and why the store fails. The part for a member
+covers its failure, which occurs twice, in any encoding of the text.
+"""
 LINE_VALUES, MEMBER_VALUES = 10 << 10, 256
-"""JSON values of a line of an agent: whatever the size of its world (shards of four snapshots in its memory), and for
-each member (its failure with ranges to leave out, said twice). Their number makes a line expensive; text is cheap."""
+"""Limits of the JSON values of an agent's line: a constant part, and a part for each member.
+
+The constant part covers the shards of four snapshots in the agent's memory. The part for a member covers its failure
+with ranges to leave out, which occurs twice. The number of values makes a line expensive; text is cheap.
+"""
 LINE_CONTAINERS, MEMBER_CONTAINERS = 128, 64
-"""JSON objects and arrays among them, each of which costs as much as ten other values: whatever the size of the world,
-and for each member (its state, its failure said twice, 32 ranges to leave out)."""
+"""Limits of the JSON objects and arrays among these values: a constant part, and a part for each member.
+
+Each of them costs as much as ten other values. The part for a member covers its state, its failure, which occurs twice,
+and 32 ranges to leave out.
+"""
 LINES = 64
 TEXT = 1024
 NAME, WORD = 253, 63
@@ -45,13 +61,13 @@ LENGTHS = {
     **dict.fromkeys(("replica", "instance", "claim", "node", "layout"), NAME),
     **dict.fromkeys(("reason", "phase", "others", "state"), WORD),
     "uri": 2048,
-    "line": MAX_LINE,  # of another message, which is bounded itself
+    "line": MAX_LINE,  # an encoded message, which is bounded itself
 }
-"""Characters of other texts, by field."""
+"""Largest number of characters of texts other than TEXT, by field."""
 NESTED = ("report", "progress")
-"""Fields that are messages with long lists of their own."""
+"""Fields that are messages with long lists themselves."""
 SIGNED = ("exit_code", "loss")
-"""Fields whose numbers may be below zero."""
+"""Fields whose numbers may be negative."""
 COUNTS = {
     "last_lines": LINES,
     "stack": LINES,
@@ -60,17 +76,20 @@ COUNTS = {
     "members": MOST_MEMBERS,
     "stragglers": MOST_MEMBERS,
 }
-"""Entries of other lists, by field."""
+"""Largest number of entries of lists other than MOST, by field."""
 
 
 def separators(line: bytes) -> int:
-    """Return how many commas and opening brackets the line has: it has at most one value more."""
+    """Return the number of commas and opening brackets in the line.
+
+    The line has at most one value more than that.
+    """
     return line.count(b",") + line.count(b"[") + line.count(b"{")
 
 
 @dataclasses.dataclass(frozen=True)
 class LineLimits:
-    """The largest line that an agent may send."""
+    """Limits of the largest line that an agent may send."""
 
     most_bytes: int
     most_values: int
@@ -78,7 +97,7 @@ class LineLimits:
 
 
 def line_limits(members: int) -> LineLimits:
-    """Return the limits for an agent whose world has had so many members."""
+    """Return the limits for an agent whose job has had that many members."""
     return LineLimits(
         most_bytes=min(MAX_LINE, LINE_BYTES + members * MEMBER_BYTES),
         most_values=LINE_VALUES + members * MEMBER_VALUES,
@@ -90,8 +109,13 @@ LARGEST_LINE = line_limits(MOST_MEMBERS // 2)
 
 
 def cut(body: Any, limits: LineLimits) -> Any:
-    """Return a message's fields as JSON, with no more entries than `bounded` leaves of them: the others are not
-    converted. Raises ProtocolError if the fields are beyond the limits."""
+    """Return a message's fields as JSON, with no more entries than `bounded` keeps.
+
+    The other entries are dropped before they are converted.
+
+    Raises:
+        ProtocolError: When the fields exceed the limits.
+    """
     if not isinstance(body, dict):
         return body
     _check_values(body, limits)
@@ -105,6 +129,11 @@ def _cut(body: Any) -> Any:
 
 
 def _check_values(body: Any, limits: LineLimits) -> None:
+    """Check the number of JSON values and containers.
+
+    Raises:
+        ProtocolError: When there are more of them than the limits allow.
+    """
     values, containers, unread = 0, 0, [body]
     while unread:
         container = unread.pop()
@@ -129,17 +158,20 @@ def _most(name: str) -> int:
 
 
 Bound = Callable[[Any], Any]
-"""What a value becomes within bounds: the same object where it is."""
+"""Function that returns a value within bounds: the same object when it already is."""
 
 
 def bounded(message: M) -> M:
-    """The same message within bounds."""
+    """Return the same message within bounds."""
     within: M = _fields(type(message))(message)
     return within
 
 
 def _fields(kind: type[Any]) -> Bound:
-    """Of a dataclass. Made once a type: thousands of reports a second come in."""
+    """Return the bound of a dataclass.
+
+    It is built once per type, because thousands of reports a second come in.
+    """
     if kind not in _BY_TYPE:
         hints = typing.get_type_hints(kind, include_extras=True)
         bounds = [(field.name, _bound(hints[field.name], field.name)) for field in dataclasses.fields(kind)]
@@ -164,17 +196,21 @@ def _all_of(bounds: list[tuple[str, Bound]]) -> Bound:
 
 
 def _bound(hint: Any, field: str, least: int = 0) -> Bound | None:
-    """Of a field's type; None where there is nothing to bound. `least`: of whole numbers."""
+    """Return the bound of a field of that type, or None when there is nothing to bound.
+
+    Args:
+        least: Lower bound of integers.
+    """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         absent = args[1].number
         bound = _bound(args[0], field, min(0, int(absent)))
         return bound and _unless(bound, absent)
     if origin is typing.Union:
-        bound = _bound(next(each for each in args if each is not type(None)), field, least)
+        bound = _bound(next(arg for arg in args if arg is not type(None)), field, least)
         return bound and _or_none(bound)
     if origin is tuple:
-        return _entries([_bound(each, field) for each in args if each is not Ellipsis], _most(field))
+        return _entries([_bound(arg, field) for arg in args if arg is not Ellipsis], _most(field))
     if origin is not None:
         return _by_name(_bound(args[1], field), _most(field))
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -187,11 +223,11 @@ def _bound(hint: Any, field: str, least: int = 0) -> Bound | None:
 
 
 def _unless(bound: Bound, absent: float) -> Bound:
-    """`absent`: the number that stands for None, which a bound may be."""
+    """Return a bound that maps `absent`, the number that stands for None, to None. A bound may have that value."""
 
     def within(value: Any) -> Any:
-        found = bound(value)
-        return None if found == absent else found
+        within_bounds = bound(value)
+        return None if within_bounds == absent else within_bounds
 
     return within
 
@@ -201,16 +237,18 @@ def _or_none(bound: Bound) -> Bound:
 
 
 def _entries(bounds: list[Bound | None], most: int) -> Bound:
-    """Of a tuple: all of one type, or of one each."""
+    """Return the bound of a tuple, whose entries all have one type, or one type each."""
 
     def within(value: Any) -> Any:
-        kept = value[:most]
+        entries = value[:most]
         if len(bounds) == 1:
             (bound,) = bounds
-            kept = tuple(map(bound, kept)) if bound else kept
+            entries = tuple(map(bound, entries)) if bound else entries
         else:
-            kept = tuple(each if bound is None else bound(each) for bound, each in zip(bounds, kept, strict=False))
-        return value if _same(value, kept) else kept
+            entries = tuple(
+                entry if bound is None else bound(entry) for bound, entry in zip(bounds, entries, strict=False)
+            )
+        return value if _same(value, entries) else entries
 
     return within
 
@@ -229,7 +267,7 @@ def _text_of(kind: type[str], most: int) -> Bound:
 
     def within(value: str) -> Any:
         text = _text(value, most)
-        return value if text is value else kind(text)  # an enum's word stays one
+        return value if text is value else kind(text)  # an enum's value stays an enum
 
     return within
 
@@ -237,7 +275,7 @@ def _text_of(kind: type[str], most: int) -> Bound:
 def _text(value: str, most: int) -> str:
     if value.isascii() and len(value) <= most:
         return value
-    return value[:most].encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+    return value[:most].encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be encoded
 
 
 def _count_from(least: int) -> Bound:
@@ -249,7 +287,8 @@ def _number(value: float) -> float:
 
 
 def _signed(value: float) -> float:
-    return value if not math.isfinite(value) else min(max(value, -LATEST), LATEST)  # plan() knows odd losses
+    # plan() handles losses that are not finite.
+    return value if not math.isfinite(value) else min(max(value, -LATEST), LATEST)
 
 
 def _same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:

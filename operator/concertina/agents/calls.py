@@ -24,31 +24,45 @@ from concertina_protocol.connection import Connection, small_tls_buffers
 
 log = logging.getLogger(__name__)
 CALL_SECONDS = 5.0
-"""An agent that has not answered by then counts as not having got the request."""
+"""Time in seconds for an answer. After that, the agent counts as not having received the request."""
 RELAY_SECONDS = 2.0
-"""Between two answers by way of one agent. The same said twice does no harm, and a round waits for those it names."""
+"""Longest time in seconds between two answers that come through one agent.
+
+A repeated request does no harm, and a round waits for the agents that it names.
+"""
 DIAL_SECONDS = protocol.SILENCE_SECONDS
-"""For a connection to be made, and for its handshake, each."""
+"""Time in seconds for a connection to be made, and again for its handshake."""
 KEPT_SECONDS = 10.0
-"""After an answer. An Assign follows its Prepare within moments, and a handshake costs either end a millisecond."""
+"""Number of seconds for which a connection stays open after an answer.
+
+An Assign follows its Prepare within moments, and a handshake costs either end a millisecond.
+"""
 NO_DESCRIPTOR_SECONDS = 0.2
-"""Until the next try where this process has no file descriptor left."""
+"""Delay in seconds before the next try when this process has no file descriptor left."""
 HANDSHAKES = 64
-"""Under way at once, of all jobs. A handshake costs a millisecond or two: a new operator that began thousands of them
-together would finish none of them in time."""
+"""Largest number of handshakes under way at once, over all jobs.
+
+A handshake costs a millisecond or two. A new operator that started thousands of them together would finish none of them
+in time.
+"""
 SLOT_SECONDS = 0.25
-"""For which a handshake counts among them. One that takes longer waits for the other end, which costs nothing, and goes
-on without a slot until DIAL_SECONDS."""
+"""Time in seconds for which a handshake counts towards HANDSHAKES.
+
+A handshake that takes longer waits for the other end, which costs nothing. It continues without a slot until
+DIAL_SECONDS.
+"""
 
 Waits = Callable[[bool], None]
-"""Called with True when a dialled connection waits for its turn to shake hands, and with False once it has it: no time
-between speaks against the agent."""
+"""Callback, called with True when a dialled connection waits for its turn to shake hands, and with False at its turn.
+
+The time between does not count against the agent.
+"""
 Request = protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save
 Answer = protocol.Prepared | protocol.Accepted | protocol.Refused
 
 
 class CallError(Exception):
-    """No usable answer; a sentence."""
+    """No usable answer came. The message is a sentence."""
 
 
 class ClosedError(CallError):
@@ -56,20 +70,24 @@ class ClosedError(CallError):
 
 
 class IdleConnections:
-    """On which a call was answered, for the next one: by address, one each, for KEPT_SECONDS."""
+    """Open connections on which a call was answered, for the next call.
+
+    There is at most one per address, for KEPT_SECONDS.
+    """
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[Connection, asyncio.TimerHandle]] = {}
 
     def take(self, address: str) -> Connection | None:
+        """Remove and return the open connection to that address, or None when there is none."""
         if address not in self._open:
             return None
-        kept, timer = self._open.pop(address)
+        idle, timer = self._open.pop(address)
         timer.cancel()
-        if kept.over:
-            kept.close()
+        if idle.over:
+            idle.close()
             return None
-        return kept
+        return idle
 
     def put(self, address: str, connection: Connection) -> None:
         self.drop(address)
@@ -77,8 +95,8 @@ class IdleConnections:
         self._open[address] = connection, timer
 
     def drop(self, address: str) -> None:
-        if kept := self.take(address):
-            kept.close()
+        if idle := self.take(address):
+            idle.close()
 
     def close(self) -> None:
         for address in list(self._open):
@@ -86,23 +104,26 @@ class IdleConnections:
 
 
 class StreamCalls:
-    """Calls on the connection of a stream that is open: answered in their order, between its lines."""
+    """Calls on the connection of an open stream, answered in their order between the lines of the stream."""
 
     def __init__(self, opened: Connection) -> None:
         self._connection = opened
-        self._asked: deque[asyncio.Future[protocol.Message | None]] = deque()
-        """The oldest first, those for which nobody waits any more included: their answers still come."""
+        self._pending_answers: deque[asyncio.Future[protocol.Message | None]] = deque()
+        """Futures of the answers to come, the oldest first.
+
+        Abandoned calls are included, because their answers still come.
+        """
 
     @property
     def wait(self) -> bool:
         """Whether an answer is to come."""
-        return bool(self._asked)
+        return bool(self._pending_answers)
 
     async def ask(self, request: Request) -> protocol.Message | None:
-        """The answer; None where the stream has ended before it came."""
+        """Send the request and return its answer, or None when the stream ends before the answer."""
         line = protocol.encode(request)
         future: asyncio.Future[protocol.Message | None] = asyncio.get_running_loop().create_future()
-        self._asked.append(future)
+        self._pending_answers.append(future)
         try:
             await self._connection.send_line(line)
         except ConnectionError:
@@ -110,43 +131,46 @@ class StreamCalls:
         return await future
 
     def answered(self, message: protocol.Message) -> bool:
-        """Whether it is an answer: all but reports, where one is to come."""
-        if not self._asked or isinstance(message, protocol.Report | protocol.ReportChange):
+        """Take the message as the answer to the oldest call, and return whether it is one.
+
+        Every message except a report is an answer when one is to come.
+        """
+        if not self._pending_answers or isinstance(message, protocol.Report | protocol.ReportChange):
             return False
         self._answer(message)
         return True
 
     def end(self) -> None:
-        """No more answers come."""
-        while self._asked:
+        """Resolve all pending calls with None, because no more answers come."""
+        while self._pending_answers:
             self._answer(None)
 
     def _answer(self, message: protocol.Message | None) -> None:
-        future = self._asked.popleft()
+        future = self._pending_answers.popleft()
         if not future.done():
             future.set_result(message)
 
 
 @dataclass(frozen=True)
 class ConnectionIdentity:
-    """What makes a connection one between this operator and this job's agents."""
+    """Parameters that the operator's connections to one job's agents share."""
 
     uid: str
     context: ssl.SSLContext
     namespace: str = ""
     handshakes: FairLimiter = field(default_factory=lambda: FairLimiter(HANDSHAKES))
-    """Of all jobs together; turns of its own where nobody shares them."""
+    """Limiter that all jobs share. By default, the identity has its own."""
     allowance: Allowance = field(default_factory=Allowance)
-    """For the lines of all jobs of the namespace together."""
+    """Allowance for the lines of all jobs of the namespace."""
     held_lines: HeldLines = field(default_factory=HeldLines)
-    """By all jobs of the namespace together."""
+    """Memory for the long lines of all jobs of the namespace."""
     line_limits: Callable[[], LineLimits] = lambda: LARGEST_LINE
-    """Higher once the job is larger."""
+    """Current limits of a line. They are higher once the job is larger."""
     may_act: Callable[[], bool] = lambda: True
-    """False while another operator may be the one that acts."""
+    """Whether this operator may act: False while another operator may be the leader."""
     kept: IdleConnections = field(default_factory=IdleConnections)
     streams: dict[str, StreamCalls] = field(default_factory=dict)
-    """Those that are open and carry calls, by address."""
+    """Open streams that carry calls, by address."""
 
     @property
     def agent_name(self) -> str:
@@ -157,7 +181,13 @@ class ConnectionIdentity:
 async def connection(
     identity: ConnectionIdentity, address: str, message: protocol.Watch | protocol.Relay, waits: Waits = lambda _: None
 ) -> AsyncIterator[Connection]:
-    """Connect and send `message`. Raises OSError, TimeoutError, and CallError where a Relay may not be sent."""
+    """Connect, send `message`, and yield the connection.
+
+    Raises:
+        OSError: When the agent cannot be reached.
+        TimeoutError: When the connection or its handshake takes longer than DIAL_SECONDS.
+        CallError: When a Relay may not be sent.
+    """
     opened = await _opened(identity, address, waits)
     try:
         if isinstance(message, protocol.Relay):
@@ -170,7 +200,10 @@ async def connection(
 
 @contextlib.asynccontextmanager
 async def calls_on(opened: Connection, identity: ConnectionIdentity, address: str) -> AsyncIterator[StreamCalls]:
-    """Of a stream: they are made on it once it stands in `identity.streams`, until it ends."""
+    """Yield the calls of a stream.
+
+    Calls use the stream from the time at which this object is entered into `identity.streams` until the stream ends.
+    """
     calls = StreamCalls(opened)
     try:
         yield calls
@@ -181,11 +214,16 @@ async def calls_on(opened: Connection, identity: ConnectionIdentity, address: st
 
 
 async def _opened(identity: ConnectionIdentity, address: str, waits: Waits) -> Connection:
-    """Raises OSError, TimeoutError."""
+    """Connect to an agent, and return the connection after its handshake.
+
+    Raises:
+        OSError: When the agent cannot be reached.
+        TimeoutError: When the connection or its handshake takes longer than DIAL_SECONDS.
+    """
     host, port = split(address)
-    made = await _socket(host)
+    unconnected = await _socket(host)
     async with asyncio.timeout(DIAL_SECONDS):  # wait_for loses a cancellation that meets an error, before Python 3.12
-        dialled = await dial(made, host, port)
+        dialled = await dial(unconnected, host, port)
     loop, securing = asyncio.get_running_loop(), None
     try:
         waits(True)
@@ -211,7 +249,11 @@ def _close_unwanted(securing: asyncio.Task[Connection]) -> None:
 
 
 async def _socket(host: str) -> socket.socket:
-    """Waits where this process has no file descriptor left, which speaks against no agent. Raises OSError."""
+    """Create a socket, and wait while this process has no file descriptor left, which does not count against the agent.
+
+    Raises:
+        OSError: When the socket cannot be created for another reason.
+    """
     while True:
         try:
             return socket.socket(family(host), socket.SOCK_STREAM)
@@ -222,19 +264,23 @@ async def _socket(host: str) -> socket.socket:
             await asyncio.sleep(NO_DESCRIPTOR_SECONDS)
 
 
-async def dial(made: socket.socket, host: str, port: int) -> socket.socket:
-    """The socket, connected. Raises OSError, and closes it then."""
-    made.setblocking(False)
+async def dial(unconnected: socket.socket, host: str, port: int) -> socket.socket:
+    """Connect the socket and return it. When that fails, close it.
+
+    Raises:
+        OSError: When the agent cannot be reached.
+    """
+    unconnected.setblocking(False)
     try:
-        await asyncio.get_running_loop().sock_connect(made, (host, port))
+        await asyncio.get_running_loop().sock_connect(unconnected, (host, port))
     except BaseException:
-        made.close()
+        unconnected.close()
         raise
-    return made
+    return unconnected
 
 
 async def _secured(dialled: socket.socket, identity: ConnectionIdentity) -> Connection:
-    """Closes the socket where the handshake fails."""
+    """Perform the handshake, and close the socket when it fails."""
     with small_tls_buffers():
         streams = await asyncio.open_connection(
             sock=dialled, ssl=identity.context, server_hostname=identity.agent_name, limit=PIECE_BYTES
@@ -243,14 +289,24 @@ async def _secured(dialled: socket.socket, identity: ConnectionIdentity) -> Conn
 
 
 async def receive(connection: Connection, identity: ConnectionIdentity, address: str) -> protocol.Message:
-    """The next message; raises ClosedError where the stream ends, CallError where it is none of this protocol."""
+    """Return the next message.
+
+    Raises:
+        ClosedError: When the stream ends.
+        CallError: When the message is not one of this protocol.
+    """
     line = await receive_line(connection, address)
     async with identity.allowance.line():
         return parsed(line, address, identity.line_limits())
 
 
 async def receive_line(connection: Connection, address: str) -> bytes:
-    """The same, not yet read."""
+    """Return the next line, before it is parsed.
+
+    Raises:
+        ClosedError: When the stream ends.
+        CallError: When the line is longer than allowed.
+    """
     try:
         line = await connection.receive_line()
     except ProtocolError as error:
@@ -261,7 +317,11 @@ async def receive_line(connection: Connection, address: str) -> bytes:
 
 
 def parsed(line: bytes, address: str, limits: LineLimits = LARGEST_LINE) -> protocol.Message:
-    """Within bounds. Raises CallError."""
+    """Parse the line and return its message within bounds.
+
+    Raises:
+        CallError: When the line is not a message of this protocol, or has too many values.
+    """
     if separators(line) > MOST_SEPARATORS:
         raise CallError(f"{address} sent a line of more than {MOST_SEPARATORS} values")
     try:
@@ -271,15 +331,20 @@ def parsed(line: bytes, address: str, limits: LineLimits = LARGEST_LINE) -> prot
 
 
 async def call(identity: ConnectionIdentity, address: str, request: Request, waits: Waits = lambda _: None) -> Answer:
-    """The agent's answer; raises CallError where it does not come within CALL_SECONDS of the request."""
+    """Send the request to the agent and return its answer.
+
+    Raises:
+        CallError: When no usable answer comes within CALL_SECONDS of the request.
+        ClosedError: When the agent closes the connection before it answers.
+    """
     try:
         answer: protocol.Message | None = None
         if stream := identity.streams.get(address):
             _check_may_act(identity)
             async with asyncio.timeout(CALL_SECONDS):
                 answer = await stream.ask(request)
-        elif kept := identity.kept.take(address):
-            answer = await _asked(identity, address, kept, request)
+        elif idle := identity.kept.take(address):
+            answer = await _asked(identity, address, idle, request)
         if answer is None:
             answer = await _asked(identity, address, await _opened(identity, address, waits), request)
             if answer is None:
@@ -291,13 +356,17 @@ async def call(identity: ConnectionIdentity, address: str, request: Request, wai
     except CallError:
         raise
     except Exception as error:
-        # A call that ended unseen would be under way for ever, and is sent once.
+        # A call that ended without a result would count as under way forever, and a call is sent only once.
         raise CallError(f"the call of {address} failed: {type(error).__name__}: {error}") from error
     return _answer(answer, type(request).__name__, address)
 
 
 def _check_may_act(identity: ConnectionIdentity) -> None:
-    """Raises CallError. Asked last, as the call may have waited for its turn."""
+    """Check that this operator may act. This is the last check before a call, which may have waited for its turn.
+
+    Raises:
+        CallError: When another operator may be the leader.
+    """
     if not identity.may_act():
         raise CallError("by now another operator may be the one that acts")
 
@@ -305,7 +374,10 @@ def _check_may_act(identity: ConnectionIdentity) -> None:
 async def _asked(
     identity: ConnectionIdentity, address: str, opened: Connection, request: Request
 ) -> protocol.Message | None:
-    """The answer on that connection, which is kept; None where it broke: a kept one may be older than the agent."""
+    """Return the answer on that connection, and keep the connection for the next call.
+
+    Return None when the connection broke: a kept connection may be older than the agent.
+    """
     try:
         _check_may_act(identity)
         async with asyncio.timeout(CALL_SECONDS):
@@ -329,29 +401,35 @@ async def relay(
     silence: float = RELAY_SECONDS,
     waits: Waits = lambda _: None,
 ) -> AsyncIterator[tuple[str, Answer]]:
-    """What those of `to` (replica to address) answer, as it comes, when the agent at `address` passes on `line`, which
-    is a Prepare or an Assign. Ends where no answer comes for `silence` seconds, and raises nothing: who has not
-    answered by then must be asked in another way."""
-    candidates = tuple(protocol.Candidate(replica, each) for replica, each in to.items())
+    """Ask the agent at `address` to pass on `line`, and yield each replica with its answer as it comes.
+
+    The iterator ends when no answer comes for `silence` seconds, and raises nothing. The caller must ask the replicas
+    without an answer in another way.
+
+    Args:
+        line: Encoded Prepare or Assign.
+        to: Address of each replica to which the agent passes on the line.
+    """
+    candidates = tuple(protocol.Candidate(*entry) for entry in to.items())
     passed_on, waiting = protocol.Relay(identity.uid, line, candidates), dict(to)
     try:
         async with connection(identity, address, passed_on, waits) as opened, asyncio.timeout(silence) as quiet:
             while waiting:
-                told = await receive(opened, identity, address)
-                if not isinstance(told, protocol.Relayed):
-                    raise CallError(f"{address} answered a Relay with a {type(told).__name__}")
-                if told.replica not in waiting or told.error:
+                relayed = await receive(opened, identity, address)
+                if not isinstance(relayed, protocol.Relayed):
+                    raise CallError(f"{address} answered a Relay with a {type(relayed).__name__}")
+                if relayed.replica not in waiting or relayed.error:
                     continue
                 async with identity.allowance.line():
-                    answer = parsed(told.line.encode(), address, identity.line_limits())
-                yield told.replica, _answer(answer, "Relay", waiting.pop(told.replica))
+                    answer = parsed(relayed.line.encode(), address, identity.line_limits())
+                yield relayed.replica, _answer(answer, "Relay", waiting.pop(relayed.replica))
                 quiet.reschedule(asyncio.get_running_loop().time() + silence)
-    except Exception as error:  # whatever it is, the others must be asked: a call that ended unseen is sent once
+    except Exception as error:  # after any error, the remaining replicas must be called: a call is sent only once
         why = str(error) or type(error).__name__
         log.info("%d of %d that %s was to ask have not answered: %s", len(waiting), len(to), address, why)
 
 
-def _answer(message: protocol.Message, what: str, address: str) -> Answer:
+def _answer(message: protocol.Message, request_kind: str, address: str) -> Answer:
     if not isinstance(message, protocol.Prepared | protocol.Accepted | protocol.Refused):
-        raise CallError(f"{address} answered a {what} with a {type(message).__name__}")
+        raise CallError(f"{address} answered a {request_kind} with a {type(message).__name__}")
     return message

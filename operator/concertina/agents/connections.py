@@ -1,4 +1,4 @@
-"""All that this operator says to agents and hears from them, by job and replica."""
+"""Calls and watch streams of this operator to agents, by job and replica."""
 
 from __future__ import annotations
 
@@ -42,81 +42,118 @@ CALLS = {
     protocol.Drain: "drain",
     protocol.Save: "save",
 }
-"""Where in AgentView the call of a message stands."""
+"""Field of AgentView that holds the call of each kind of message."""
 RELAYED_ABOVE = 32
-"""Agents to whom the same is said: then some of them pass it on (decision "Agents pass on what the operator says")."""
+"""Largest number of agents that the operator calls itself with the same message.
+
+Above it, some of the agents pass the message on (decision "Agents pass on what the operator says").
+"""
 OFFSET_SECONDS = 0.001
-"""Between two clocks read one after the other, at most, while nobody has set one."""
+"""Largest difference in seconds between two clocks that are read one after the other, while neither of them is set."""
 EACH_SECONDS = 0.005
-"""More patience with a relay for each that is asked: there are as many parts as each has entries."""
+"""Additional seconds of patience with a relay for each replica that it calls.
+
+There are as many parts as each part has entries.
+"""
 NUMBERS_A_SECOND, FASTEST_SECONDS, SLOWEST_SECONDS = 100.0, 0.25, 10.0
-"""Reports of mere numbers of progress, from all jobs together; and between two of one job, at least and at most: of a
-coordinator that dies, its steps since then are not known (decision "Numbers at a pace")."""
+"""Pace of reports that only change numbers of progress.
+
+The first is their number per second over all jobs, the others are the shortest and longest interval in seconds between
+two reports of one job. The steps that a coordinator makes after its last report are unknown if it fails (decision
+"Numbers at a pace").
+"""
 RETRY_SECONDS = 0.5
-"""A call that failed is not sent again earlier."""
+"""Shortest delay in seconds before a failed call is sent again."""
 TOGETHER_SECONDS = 0.02
-"""While agents are called, what comes in is told together, and at once with the last answer (decision "Calls go over
-the stream that is open")."""
+"""Time in seconds for which changes are collected while agents are called.
+
+With the last answer, they are announced immediately (decision "Calls go over the stream that is open").
+"""
 
 
 class CallResult(enum.StrEnum):
+    """Result of a call, as a label of the metric."""
+
     ANSWERED = "answered"
     REFUSED = "refused"
     FAILED = "failed"
 
 
 class StreamState(enum.StrEnum):
+    """State of a stream, as a label of the metric."""
+
     OPENING = "opening"
     OPEN = "open"
     LOST = "lost"
-    """It was open, and is being opened again."""
+    """The stream was open, and is being reopened."""
 
 
 metrics.begin_at_zero(metrics.AGENT_CALLS, CALLS.values(), CallResult)
 Changed = Callable[[str, bool], None]
-"""Called with the job's uid, and whether it matters at once (False: only progress)."""
+"""Callback with the job's uid, and whether the change is urgent (False: only progress)."""
 
 
 @dataclass
 class AgentConnection:
+    """View, stream and address of one agent."""
+
     view: AgentView = field(default_factory=AgentView)
     address: str = ""
-    """Of the open stream; empty without one."""
+    """Address of the open stream, or empty without one."""
     waits: bool = False
-    """Whether its job had no round yet when the stream was opened."""
+    """Whether the job had no round yet when the stream was opened."""
     knows_coordinator: bool = False
-    """Whether the agent was told of one when the stream was opened."""
+    """Whether the agent was given a coordinator's address when the stream was opened."""
     stream: asyncio.Task[None] | None = None
-    _told: tuple[AgentView, float, AgentView] | None = None
+    _last_told: tuple[AgentView, float, AgentView] | None = None
+    """Last view, offset and result of `told`."""
 
     def told(self, offset: float) -> AgentView:
-        """The view with its times so much later: the very same one as last time where nothing has changed, for of a
-        thousand agents few have between two passes."""
-        if self._told is None or self._told[0] is not self.view or abs(self._told[1] - offset) > OFFSET_SECONDS:
-            self._told = (self.view, offset, later(self.view, offset))
-        return self._told[2]
+        """Return the view with its times moved later by `offset` seconds.
+
+        The result is the same object as last time when nothing has changed: of a thousand agents, few change between
+        two passes.
+        """
+        if (
+            self._last_told is None
+            or self._last_told[0] is not self.view
+            or abs(self._last_told[1] - offset) > OFFSET_SECONDS
+        ):
+            self._last_told = (self.view, offset, later(self.view, offset))
+        return self._last_told[2]
 
 
 @dataclass
 class _JobConnections:
+    """Connections and calls of one job."""
+
     identity: ConnectionIdentity
     connections: dict[str, AgentConnection] = field(default_factory=dict)
     calls: set[asyncio.Task[None]] = field(default_factory=set)
     unanswered: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Calls under way, by kind and claim."""
+    """Number of calls under way, by kind and claim."""
     tell_timer: asyncio.TimerHandle | None = None
-    """When what has come in is told, where more is to come."""
+    """Timer after which collected changes are announced, while more are to come."""
     members: int = 0
-    """That its world has had at most."""
+    """Largest number of members that the job has had."""
 
     @property
     def coordinator(self) -> str:
-        """The address of the agent that coordinates a round, as far as it is heard; empty where there is none."""
+        """Address of the agent that coordinates a round according to its report, or empty when there is none."""
         connections = self.connections.values()
-        return next((each.address for each in connections if each.view.report and each.view.report.coordinator), "")
+        return next(
+            (
+                connection.address
+                for connection in connections
+                if connection.view.report and connection.view.report.coordinator
+            ),
+            "",
+        )
 
 
 class AgentConnections:
+    """Connections of this operator to the agents of all jobs."""
+
     def __init__(
         self,
         changed: Changed,
@@ -124,8 +161,12 @@ class AgentConnections:
         wall: Callable[[], float] = time.time,
         may_act: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`clock`: for how long an agent was silent must not depend on who sets the time of day. `may_act`: False while
-        another operator may be the one that acts; then no agent is called."""
+        """Start without jobs.
+
+        Args:
+            clock: Monotonic clock: the measured silence of an agent must not depend on changes of the time of day.
+            may_act: False while another operator may be the leader. Then no agent is called.
+        """
         self._changed = changed
         self._clock = clock
         self._wall = wall
@@ -134,32 +175,37 @@ class AgentConnections:
         self.hearing = AgentConnectivityMonitor()
         self._handshakes = FairLimiter(HANDSHAKES)
         self._allowances: dict[str, Allowance] = {}
-        """By namespace."""
+        """Allowance of each namespace."""
         self._held_lines: WeakValueDictionary[str, HeldLines] = WeakValueDictionary()
-        """By namespace, while it has a job."""
-        self._deriving = ThreadPoolExecutor(1, "keys")  # more of them would take the interpreter from the event loop
+        """Memory of each namespace, while it has a job."""
+        self._deriving = ThreadPoolExecutor(1, "keys")  # more threads would take the interpreter from the event loop
         self._stalls = StallDetector(clock())
 
     def set_gauges(self) -> None:
-        """The metrics of the streams that there are now."""
+        """Set the metrics of the streams that exist now."""
         connections = (connection for job in self._jobs.values() for connection in job.connections.values())
-        states = Counter(_state(each.view) for each in connections if each.stream is not None)
+        states = Counter(_state(connection.view) for connection in connections if connection.stream is not None)
         metrics.set_all(metrics.AGENT_STREAMS, {state: states[state] for state in StreamState})
         metrics.OPERATOR_ISOLATED.set(self.hearing.operator_isolated)
 
     def views(self, uid: str) -> Mapping[str, AgentView]:
-        """With times in Unix seconds."""
+        """Return the view of each agent of the job, with times in Unix seconds."""
         self._take_out_stall()
         job = self._jobs.get(uid)
-        unix = self._wall() - self._clock()
-        return {name: connection.told(unix) for name, connection in job.connections.items()} if job else {}
+        unix_offset = self._wall() - self._clock()
+        return {name: connection.told(unix_offset) for name, connection in job.connections.items()} if job else {}
 
     async def open(self, uid: str, created: float, master_key: bytes, namespace: str = "", members: int = 1) -> None:
-        """Make the job known; its keys are derived once, beside the event loop: a thousand jobs take seconds.
-        `members`: that its world may have now."""
+        """Register the job. Its keys are derived once, outside the event loop: a thousand jobs take seconds.
+
+        Args:
+            members: Number of members that the job may have now.
+        """
         if uid not in self._jobs:
-            made = asyncio.get_running_loop().run_in_executor(self._deriving, _client_context, master_key, uid, created)
-            context = await made
+            derivation = asyncio.get_running_loop().run_in_executor(
+                self._deriving, _client_context, master_key, uid, created
+            )
+            context = await derivation
             allowance = self._allowance(namespace)
             held_lines = self._held_lines.setdefault(namespace, HeldLines())
             self._jobs[uid] = _JobConnections(
@@ -182,7 +228,10 @@ class AgentConnections:
         return line_limits(job.members if job else 0)
 
     def _allowance(self, namespace: str) -> Allowance:
-        """One for all jobs of the namespace, and the same for a job that is made again: what is owed stays owed."""
+        """Return the allowance that all jobs of the namespace share.
+
+        A job that is created again gets the same one, so a debt is not cancelled.
+        """
         if namespace not in self._allowances:
             used = {job.identity.namespace for job in self._jobs.values()}
             for name, allowance in list(self._allowances.items()):
@@ -191,11 +240,16 @@ class AgentConnections:
             self._allowances[namespace] = Allowance(namespace=namespace)
         return self._allowances[namespace]
 
-    def watch(self, uid: str, wanted: Mapping[str, str], waits: bool = False) -> None:
-        """Open the streams of `wanted` (replica to address) and close all others of the job, those that carry a call
-        once that has ended. Nothing where the job was forgotten while its pass was under way. `waits`: it has no round
-        yet (decision "Who waits speaks rarely"). Idle agents are asked anew once it has one, and once its coordinator
-        is known (decision "New pods ask the coordinator what to import")."""
+    def watch(self, uid: str, addresses: Mapping[str, str], waits: bool = False) -> None:
+        """Open a stream to each of `addresses` (replica to address), and close all other streams of the job.
+
+        A stream that carries a call is closed after the call has ended. Nothing happens when the job was forgotten
+        while its pass was under way. Streams of idle agents are reopened once the job has a round, and once its
+        coordinator is known (decision "New pods ask the coordinator what to import").
+
+        Args:
+            waits: Whether the job has no round yet (decision "Who waits speaks rarely").
+        """
         job = self._jobs.get(uid)
         if job is None:
             return
@@ -204,24 +258,27 @@ class AgentConnections:
                 continue
             news = not waits and (connection.waits or (not connection.knows_coordinator and bool(job.coordinator)))
             outdated = news and is_idle(connection.view.report)
-            unwanted = wanted.get(replica) != connection.address
+            unwanted = addresses.get(replica) != connection.address
             if outdated or (unwanted and not _is_called(connection.view)):
                 self._close(uid, replica, connection)
-        for replica, address in wanted.items():
+        for replica, address in addresses.items():
             connection = job.connections.setdefault(replica, AgentConnection())
             if connection.stream is None:
                 connection.waits = waits
                 self._open(job, replica, connection, address)
 
     def send(self, uid: str, sends: Iterable[Send]) -> list[Send]:
-        """Send in the background; those that were sent: all but where the same call is under way, answered, or has
-        failed just now, and where the job was forgotten while its pass was under way."""
+        """Start the calls in the background, and return those that were started.
+
+        A call is not started when the same call is under way, has been answered or has just failed, or when the job was
+        forgotten while its pass was under way.
+        """
         job = self._jobs.get(uid)
         if job is None:
             return []
         due = [(send, call) for send in sends if (call := self._begin(job, send)) is not None]
-        for _, same in itertools.groupby(due, key=lambda each: id(each[0].message)):
-            batch = list(same)
+        for _, entries in itertools.groupby(due, key=lambda sent: id(sent[0].message)):
+            batch = list(entries)
             if len(batch) <= RELAYED_ABOVE:
                 for send, call in batch:
                     self._start(job, self._call(job, send, call))
@@ -237,7 +294,7 @@ class AgentConnections:
         task.add_done_callback(job.calls.discard)
 
     def _begin(self, job: _JobConnections, send: Send) -> Call | None:
-        """The call, which stands in the view from now on; None where it is not to be made now."""
+        """Enter the call into the view and return it, or None when it must not be made now."""
         uid, message = job.identity.uid, send.message
         connection = job.connections.setdefault(send.replica, AgentConnection())
         kind = CALLS[type(message)]
@@ -255,7 +312,7 @@ class AgentConnections:
         return under_way
 
     def keep(self, uid: str, replicas: set[str]) -> None:
-        """Forget what is known of all other replicas: their pods are gone."""
+        """Forget all other replicas of the job, because their pods are gone."""
         job = self._jobs.get(uid)
         for replica in list(job.connections) if job else ():
             assert job is not None
@@ -263,6 +320,7 @@ class AgentConnections:
                 self._close(uid, replica, job.connections.pop(replica))
 
     def forget(self, uid: str) -> None:
+        """Close all connections of the job, cancel its calls and remove it."""
         job = self._jobs.pop(uid, None)
         if job is None:
             return
@@ -280,7 +338,7 @@ class AgentConnections:
         self._deriving.shutdown(wait=False, cancel_futures=True)
 
     async def notice_stalls(self) -> None:
-        """Of this operator, without end."""
+        """Check for stalls of this operator until this coroutine is cancelled."""
         self._stalls = StallDetector(self._clock())
         while True:
             await asyncio.sleep(TICK_SECONDS)
@@ -294,7 +352,7 @@ class AgentConnections:
         metrics.STALL_SECONDS.inc(seconds)
         for job in self._jobs.values():
             for connection in job.connections.values():
-                # As if the time of the stall had not passed.
+                # The view looks as if the time of the stall had not passed.
                 connection.view = later(connection.view, seconds)
 
     async def _call(self, job: _JobConnections, send: Send, under_way: Call) -> None:
@@ -305,17 +363,17 @@ class AgentConnections:
             self._end(job, send, under_way, error=str(error))
 
     async def _relay(self, job: _JobConnections, line: str, part: list[tuple[Send, Call]]) -> None:
-        """The first of them is to pass it on to the others; whoever could not be asked so is called from here."""
+        """Ask the first replica of the part to pass the line on, and call the replicas that did not answer directly."""
         waiting = {send.replica: (send, under_way) for send, under_way in part}
         addresses = {send.replica: send.address for send, _ in part}
         silence = RELAY_SECONDS + len(part) ** 2 * EACH_SECONDS
         waits = functools.partial(self._on_waits, job, part)
         async for replica, reply in relay(job.identity, part[0][0].address, line, addresses, silence, waits):
             self._end(job, *waiting.pop(replica), reply=reply)
-        await asyncio.gather(*(self._call(job, *each) for each in waiting.values()))
+        await asyncio.gather(*(self._call(job, *entry) for entry in waiting.values()))
 
     def _on_waits(self, job: _JobConnections, part: list[tuple[Send, Call]], turn: bool) -> None:
-        """Of the calls of one connection."""
+        """Record for the calls of one connection whether it waits for its turn."""
         for send, under_way in part:
             self._change(job, send, under_way, sent_at=None if turn else self._clock())
 
@@ -330,7 +388,7 @@ class AgentConnections:
             self._tell(job, at_once=is_last)
 
     def _tell(self, job: _JobConnections, at_once: bool) -> None:
-        """That something has changed which matters."""
+        """Announce an urgent change, immediately or together with others."""
         if job.tell_timer is not None:
             if not at_once:
                 return
@@ -343,14 +401,16 @@ class AgentConnections:
             job.tell_timer = loop.call_later(TOGETHER_SECONDS, self._tell, job, True)
 
     def _change(self, job: _JobConnections, send: Send, under_way: Call, **changes: Any) -> bool:
-        """Of the call as the replica's view has it; whether it is still there: its pod may be gone, or a later call of
-        its kind was made."""
+        """Change the call in the replica's view, and return whether it is still there.
+
+        It is not when its pod is gone, or when a later call of its kind was made.
+        """
         kind = CALLS[type(send.message)]
         connection = job.connections.get(send.replica)
-        known: Call | None = getattr(connection.view, kind) if connection else None
-        if connection is None or known is None or not is_same_call(known, under_way):
+        viewed: Call | None = getattr(connection.view, kind) if connection else None
+        if connection is None or viewed is None or not is_same_call(viewed, under_way):
             return False
-        connection.view = _with_call(connection.view, kind, dataclasses.replace(known, **changes))
+        connection.view = _with_call(connection.view, kind, dataclasses.replace(viewed, **changes))
         return True
 
     def _open(self, job: _JobConnections, replica: str, connection: AgentConnection, address: str) -> None:
@@ -414,15 +474,18 @@ class AgentConnections:
 
 
 def _parts(batch: list[tuple[Send, Call]], job: _JobConnections) -> list[list[tuple[Send, Call]]]:
-    """As many as each has entries, always with the same replicas: connections among them are kept. The first of each is
-    one that is heard, where there is one."""
+    """Split the batch into about as many parts as each part has entries.
+
+    A part always has the same replicas, because connections among them are kept. The first entry of each part is an
+    agent that is heard, when there is one.
+    """
     count = math.isqrt(len(batch) - 1) + 1
     parts: list[list[tuple[Send, Call]]] = [[] for _ in range(count)]
-    for position, each in enumerate(batch):
-        name = parse(each[0].replica)
-        parts[(position if name is None or name.index is None else name.index) % count].append(each)
+    for position, entry in enumerate(batch):
+        name = parse(entry[0].replica)
+        parts[(position if name is None or name.index is None else name.index) % count].append(entry)
     for part in parts:
-        part.sort(key=lambda each: not job.connections[each[0].replica].view.connected)
+        part.sort(key=lambda called: not job.connections[called[0].replica].view.connected)
     return [part for part in parts if part]
 
 
@@ -441,7 +504,13 @@ def _is_called(view: AgentView) -> bool:
 
 
 def asked(waits: bool, uid: str = "", jobs: int = 1, coordinator: str = "") -> protocol.Watch:
-    """Of an agent whose job has no round yet, or has one; `jobs`: that there are; `coordinator`: its address."""
+    """Return the Watch for an agent.
+
+    Args:
+        waits: Whether the job has no round yet.
+        jobs: Number of jobs of this operator.
+        coordinator: Address of the job's coordinator, or empty.
+    """
     pace = max(FASTEST_SECONDS, min(SLOWEST_SECONDS, jobs / NUMBERS_A_SECOND))
     idle_beat = constants.WAITING_BEAT if waits else protocol.REPORT_SECONDS
     return protocol.Watch(uid, changes=True, pace=pace, idle_beat=idle_beat, coordinator=coordinator)
@@ -460,16 +529,16 @@ def _result(reply: object) -> CallResult:
 
 
 def _assigned(view: AgentView, report: protocol.Report) -> Call | None:
-    """The Assign of the round that this report tells the first progress of, where this operator made it."""
-    known, assign = view.report, view.assign
+    """Return this operator's Assign of the round when the report has the first progress of that round, or None."""
+    last_report, assign = view.report, view.assign
     if report.progress is None or assign is None or (assign.round, assign.claim) != (report.round, report.claim):
         return None
-    return None if known and known.progress and known.round == report.round else assign
+    return None if last_report and last_report.progress and last_report.round == report.round else assign
 
 
 def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentView:
-    same = view.report is not None and view.report.instance == report.instance
-    ready_at = view.ready_at if same else None
+    is_same_instance = view.report is not None and view.report.instance == report.instance
+    ready_at = view.ready_at if is_same_instance else None
     if ready_at is None and report.ready:
         ready_at = now
     return dataclasses.replace(
@@ -478,7 +547,7 @@ def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentV
 
 
 def _matters(before: AgentView, after: AgentView) -> bool:
-    """Whether more than numbers of progress have changed."""
+    """Return whether more than numbers of progress have changed."""
     if before.report is None or after.report is None:
         return True
     return not (

@@ -1,5 +1,7 @@
-"""Detect full disruption: over all jobs, this operator seems not to hear agents (decision "Silence alone is no
-death")."""
+"""Detection of full disruption: over all jobs, this operator seems to have lost its connection to the agents.
+
+See the decision "Silence alone is no death".
+"""
 
 from __future__ import annotations
 
@@ -10,40 +12,48 @@ from concertina.plan.observed import AgentView
 from concertina_protocol.log import log_event
 
 FEWEST_JOBS = 3
-"""That fell silent: with fewer, a node that dies with two coordinators on it would look like the operator's fault."""
+"""Smallest number of silent jobs from which the operator suspects itself.
+
+With fewer jobs, a node that fails with two coordinators on it would look like a fault of the operator.
+"""
 
 
 @dataclass
 class _HeardJob:
+    """State of one job's agents, and its vote."""
+
     namespace: str = ""
-    """Empty until the job has trained: then it has a vote."""
+    """Namespace of the job, or empty until the job has trained. A job has a vote once this is set."""
     heard: set[str] = field(default_factory=set)
-    """Of the agents that are to be watched; of all others nothing is expected."""
+    """Replicas whose agents are watched and heard. Agents that are not watched do not count."""
     lost: set[str] = field(default_factory=set)
-    """They were heard, and are not any more."""
+    """Replicas whose agents were heard earlier and no longer are."""
 
     @property
     def votes_silent(self) -> bool | None:
-        """Return whether the job counts as silent; None where it has no vote."""
+        """Whether the job counts as silent, or None when it has no vote."""
         if not self.namespace or not (self.heard or self.lost):
             return None
         return not self.heard
 
 
 class AgentConnectivityMonitor:
-    """The jobs that have trained and were heard, and those of them that have fallen silent. A namespace counts as
-    silent where at least half of its jobs are, so that the jobs of one tenant say nothing about those of all others."""
+    """Jobs that have trained and were heard, and those of them that have become silent.
+
+    A namespace counts as silent when at least half of its jobs are, so the jobs of one tenant do not decide for all
+    others.
+    """
 
     def __init__(self) -> None:
         self._jobs: dict[str, _HeardJob] = {}
-        """By uid."""
+        """State of each job, by uid."""
         self._votes: Counter[tuple[str, bool]] = Counter()
-        """Jobs by namespace and whether they are silent."""
+        """Number of jobs, by namespace and by whether they are silent."""
         self.operator_isolated = False
-        """At least half of the jobs are silent, and most namespaces."""
+        """Whether at least half of the jobs are silent, and most namespaces."""
 
     def update(self, uid: str, replica: str, view: AgentView) -> None:
-        """What is known of that agent now; one that is not watched counts as neither."""
+        """Record the current view of an agent. An agent that is not watched counts neither as heard nor as lost."""
         job = self._jobs.setdefault(uid, _HeardJob())
         before, watched = job.votes_silent, view.wanted_at is not None
         lost = watched and not view.alive and view.lost_at is not None
@@ -54,12 +64,14 @@ class AgentConnectivityMonitor:
             del self._jobs[uid]
 
     def has_trained(self, uid: str, namespace: str) -> None:
+        """Give the job a vote, because it has trained."""
         job = self._jobs.setdefault(uid, _HeardJob())
         if not job.namespace:
             job.namespace = namespace
             self._count(job, None)
 
     def forget(self, uid: str) -> None:
+        """Remove the job and its vote."""
         if job := self._jobs.pop(uid, None):
             before = job.votes_silent
             job.heard, job.lost = set(), set()

@@ -1,5 +1,8 @@
-"""Time in which this operator itself stood still (stopped, starved, its machine asleep) is not time in which an agent
-could not be reached, nor is time in its own queue (decision "Who stood still accuses nobody")."""
+"""Detection of stalls of this operator.
+
+Time in which this operator itself stood still (stopped, starved, its machine suspended) does not count as time in which
+an agent was unreachable, and neither does time in the operator's own queue (decision "Who stood still accuses nobody").
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,24 @@ import dataclasses
 from concertina.plan.observed import AgentView, Call
 
 TICK_SECONDS = 0.5
-"""How often `seconds` is asked at least."""
+"""Longest interval in seconds between two calls of `StallDetector.seconds`."""
 NOTICEABLE_SECONDS = 2.0
 
 
 class StallDetector:
+    """Detects that this operator stood still between two calls."""
+
     def __init__(self, now: float) -> None:
-        self._seen = now
+        self._last_call = now
 
     def seconds(self, now: float) -> float:
-        """For how long this operator stood still; 0 after a usual time."""
-        passed, self._seen = now - self._seen, now
+        """Return for how many seconds this operator stood still, or 0 after a usual interval."""
+        passed, self._last_call = now - self._last_call, now
         return passed if passed >= NOTICEABLE_SECONDS else 0.0
 
 
 def later(view: AgentView, seconds: float) -> AgentView:
-    """What is known of an agent, with all its times later."""
+    """Return the view of an agent with all its times moved later by `seconds`."""
     return dataclasses.replace(
         view,
         wanted_at=_later(view.wanted_at, seconds),
@@ -38,23 +43,29 @@ def later(view: AgentView, seconds: float) -> AgentView:
 
 
 def begun(view: AgentView, now: float) -> AgentView:
-    """The view once its stream is being opened: the time for which that was queued is none of its silence."""
+    """Return the view at the time when its stream is being opened.
+
+    The time for which the stream was queued does not count as silence of the agent.
+    """
     waited = 0.0 if view.queued_at is None else now - view.queued_at
     wanted_at = now if view.wanted_at is None else view.wanted_at + waited
     return dataclasses.replace(view, queued_at=None, wanted_at=wanted_at, lost_at=_later(view.lost_at, waited))
 
 
-def is_same_call(known: Call | None, sent: Call) -> bool:
-    """Whether the call that a view holds is the one that was sent: `later` may have made its time another."""
-    return known is not None and dataclasses.replace(known, sent_at=sent.sent_at) == sent
+def is_same_call(viewed: Call | None, sent: Call) -> bool:
+    """Return whether the call that a view holds is the call that was sent.
+
+    `later` may have changed its time of sending.
+    """
+    return viewed is not None and dataclasses.replace(viewed, sent_at=sent.sent_at) == sent
 
 
 def _call_later(call: Call | None, seconds: float) -> Call | None:
-    """Its answer may have been here all the time."""
+    """Return the call with its times moved later: its answer may have arrived during the stall."""
     if call is None:
         return None
     return dataclasses.replace(call, sent_at=_later(call.sent_at, seconds), done_at=_later(call.done_at, seconds))
 
 
-def _later(at: float | None, seconds: float) -> float | None:
-    return None if at is None else at + seconds
+def _later(timestamp: float | None, seconds: float) -> float | None:
+    return None if timestamp is None else timestamp + seconds

@@ -1,4 +1,4 @@
-"""The watch stream of one agent, opened again and again while it is wanted."""
+"""Watch stream of one agent, which is reopened for as long as it is needed."""
 
 from __future__ import annotations
 
@@ -27,32 +27,35 @@ from concertina.plan.observed import ConnectionRefusal
 
 log = logging.getLogger(__name__)
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
-"""Until a stream is opened again."""
+"""First and longest delay in seconds before a stream is opened again."""
 AT_LAST_SECONDS = 0.25
-"""For what has arrived to be read, before an agent is called silent: this event loop may have been late."""
+"""Grace period in seconds in which lines that have already arrived are read, before an agent counts as silent.
+
+This event loop may have been late.
+"""
 OnReport = Callable[[protocol.Report], None]
 
 
 class StreamEnd(enum.StrEnum):
-    """How a stream ended, or an attempt to open it."""
+    """Reason why a stream ended, or why it could not be opened."""
 
     CLOSED = "closed"
-    """The host closed it."""
+    """The agent's host closed the stream."""
     SILENT = "silent"
     NOT_LISTENING = "not_listening"
-    """The host is there, and no agent listens."""
+    """The host is reachable, but no agent listens."""
     UNREACHABLE = "unreachable"
     OTHER_KEY = "other_key"
-    """An agent of another master key answers."""
+    """An agent with another master key answered."""
     OTHER_REPLICA = "other_replica"
     """Another replica answers at the address."""
     REFUSED = "refused"
-    """By the agent, in words."""
+    """The agent refused and gave a reason."""
     NOT_UNDERSTOOD = "not_understood"
     FAILED = "failed"
-    """By an error of this operator's that nobody foresaw."""
+    """An unexpected error occurred in this operator."""
     NOT_WANTED = "not_wanted"
-    """This operator closed it: the plan asks for it no more."""
+    """This operator closed the stream, because the plan no longer needs it."""
 
 
 REFUSALS = {
@@ -64,12 +67,14 @@ metrics.begin_at_zero(metrics.AGENT_STREAM_ENDS, StreamEnd)
 
 @dataclass(frozen=True)
 class Lost:
+    """End of a stream, with a sentence for the log."""
+
     sentence: str
     end: StreamEnd
 
     @property
     def refusal(self) -> ConnectionRefusal | None:
-        """How the host turned it away, where it is there."""
+        """How the host refused the connection, or None when it did not refuse it or is unreachable."""
         return REFUSALS.get(self.end)
 
 
@@ -84,8 +89,11 @@ async def follow(
     on_report: OnReport,
     on_lost: OnLost,
 ) -> None:
-    """Calls `on_waits` each time that a stream is opened, `on_report` with each report that says anything new, and
-    `on_lost` whenever it can't be opened, breaks or is silent for too long (`silence`). Runs until it is cancelled."""
+    """Keep a watch stream to an agent open until this coroutine is cancelled.
+
+    Call `on_waits` each time that a stream is opened, `on_report` with each report that has news, and `on_lost`
+    whenever the stream cannot be opened, breaks, or is silent for longer than `silence` allows.
+    """
     failures = 0
 
     def fresh(report: protocol.Report) -> None:
@@ -98,7 +106,7 @@ async def follow(
         metrics.AGENT_STREAM_ENDS.labels(lost.end).inc()
         try:
             on_lost(lost)
-        except Exception:  # of whoever hears it: the stream is opened again all the same
+        except Exception:  # raised by the callback; the stream is reopened regardless
             log.exception("%s: that could not be told", lost.sentence)
         await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
         failures += 1
@@ -107,10 +115,10 @@ async def follow(
 async def _stream(
     identity: ConnectionIdentity, address: str, watch: protocol.Watch, on_waits: Waits, on_report: OnReport
 ) -> Lost:
-    """One stream from its start to its end."""
+    """Open one stream, read it to its end, and return why it ended."""
     last: protocol.Report | None = None
     before = 0
-    """The hash of the line before: a line itself may be large, and is not kept."""
+    """Hash of the previous line. The line itself may be large and is not stored."""
     try:
         async with (
             connection(identity, address, watch, on_waits) as opened,
@@ -124,7 +132,7 @@ async def _stream(
                         is_same, before = hash(line) == before, hash(line)
                         message = None if is_same and not calls.wait else parsed(line, address, identity.line_limits())
                         del line
-                        if message is None:  # nothing is new, as nearly always
+                        if message is None:  # no news, the usual case
                             continue
                         if calls.answered(message):
                             continue
@@ -146,7 +154,7 @@ async def _stream(
     except ConnectionRefusedError:
         return Lost(f"nobody listens at {address}", StreamEnd.NOT_LISTENING)
     except ssl.SSLCertVerificationError as error:
-        # Where the agents' certificate is of our CA, so is the CA that they check ours by: both are in one Secret.
+        # The agents' certificate and the CA with which they verify ours are in one Secret, so both are of the same CA.
         return Lost(f"{address} has another master key: {error}", StreamEnd.OTHER_KEY)
     except (OSError, ssl.SSLError) as error:
         end = StreamEnd.CLOSED if isinstance(error, ConnectionResetError) else StreamEnd.UNREACHABLE
@@ -156,25 +164,28 @@ async def _stream(
     except CallError as error:
         return Lost(str(error), StreamEnd.CLOSED if isinstance(error, ClosedError) else StreamEnd.NOT_UNDERSTOOD)
     except Exception as error:
-        # Whatever an agent sends: a stream that ended unseen would count as open for ever.
+        # Catches everything that an agent may cause: a stream that ended without a report would count as open forever.
         log.exception("the watch of %s failed", address)
         return Lost(f"the watch of {address} failed: {type(error).__name__}: {error}", StreamEnd.FAILED)
 
 
 def silence(watch: protocol.Watch, report: protocol.Report | None) -> float:
-    """Seconds after which a stream is lost that says nothing more."""
+    """Return the number of seconds without a line after which a stream counts as lost."""
     beat = watch.idle_beat if is_idle(report) else protocol.REPORT_SECONDS
     return protocol.SILENCE_SECONDS / protocol.REPORT_SECONDS * beat
 
 
 def is_idle(report: protocol.Report | None) -> bool:
-    """Whether it is known to be in no round."""
+    """Return whether the agent has reported that it is in no round."""
     return report is not None and report.state is protocol.State.IDLE
 
 
 class _Silence:
-    """Raises TimeoutError inside once nothing has broken the silence for as long as it may last. A timer that looks
-    when it is due costs less than one that each of a thousand lines a second moves."""
+    """Async context that raises TimeoutError in its body when the stream is silent for too long.
+
+    One timer that checks the time when it fires costs less than a timer that is moved for each of a thousand lines a
+    second.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -197,8 +208,10 @@ class _Silence:
 
     @contextlib.contextmanager
     def broken(self) -> Iterator[None]:
-        """Count the silence as broken for as long as a line is handled: a wait within this operator is no silence of
-        the agent's."""
+        """Count the stream as not silent for as long as a line is handled.
+
+        Time that a line waits within this operator is not silence of the agent.
+        """
         self._handles_line = True
         try:
             yield
@@ -207,6 +220,7 @@ class _Silence:
             self._broken_at = self._loop.time()
 
     def may_last(self, seconds: float) -> None:
+        """Set how many seconds of silence are allowed from now on."""
         if seconds < self._longest:
             self._timer.cancel()
             self._timer = self._loop.call_later(seconds, self._look)
@@ -215,9 +229,9 @@ class _Silence:
     def _look(self) -> None:
         if self._handles_line:
             self._broken_at = self._loop.time()
-        left = self._broken_at + self._longest - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
+        remaining_seconds = self._broken_at + self._longest - self._loop.time()
+        if remaining_seconds > 0:
+            self._timer = self._loop.call_later(remaining_seconds, self._look)
         elif self._doubted_at != self._broken_at:
             self._doubted_at = self._broken_at
             self._timer = self._loop.call_later(AT_LAST_SECONDS, self._look)

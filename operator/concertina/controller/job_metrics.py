@@ -1,5 +1,7 @@
-"""Metrics of each job, made of its status when they are asked for: nothing is kept, and a job's series go with it. What
-each means stands in docs/metrics.md too."""
+"""Metrics of each job, computed from its status when they are collected.
+
+Nothing is stored, so a job's series disappear with the job. docs/metrics.md describes each metric too.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +22,31 @@ from concertina.plan.observed import JobView
 
 JOB_LABELS = ("namespace", "trainingjob")
 MOST_REASONS = 16
-"""By which the failures of one job are told apart; the rarest others are one."""
+"""Largest number of reasons by which the failures of one job are labelled. The rarest others share one label."""
 OTHER = "Other"
 Values = Iterator[tuple[tuple[str, ...], float]]
-"""Of a metric: the values of its own labels, and its value."""
+"""Values of a metric: the values of its own labels, and its value."""
 
 
 @dataclass(frozen=True)
 class JobFamily:
+    """Metric that has series for each job."""
+
     name: str
-    """A counter's without _total, as prometheus_client has them."""
+    """Name of the metric. A counter's name has no _total, as prometheus_client expects."""
     help: str
     values: Callable[[JobView, float], Values]
-    """Of a job, at a time (Unix seconds)."""
+    """Function that returns the values for a job at a time in Unix seconds."""
     labels: tuple[str, ...] = ()
     counter: bool = False
 
     @property
     def asked_for(self) -> str:
-        """The name that a person asks Prometheus for."""
+        """Name in Prometheus queries."""
         return f"{self.name}_total" if self.counter else self.name
 
     def metric(self) -> CounterMetricFamily | GaugeMetricFamily:
+        """Return an empty family of the metric."""
         kind = CounterMetricFamily if self.counter else GaugeMetricFamily
         return kind(self.name, self.help, labels=[*JOB_LABELS, *self.labels])
 
@@ -57,7 +62,7 @@ def _phase(job: JobView, _: float) -> Values:
 
 
 def phase_of(status: JobStatus) -> str:
-    """The word in the column Status."""
+    """Return the value of the column Status."""
     return status.phase or Phase.WAITING.value
 
 
@@ -68,10 +73,10 @@ def _conditions(job: JobView, _: float) -> Values:
 
 def _failures(job: JobView, _: float) -> Values:
     reasons = Counter(restart.reason for restart in job.status.restarts.recent)
-    known = dict(reasons.most_common(MOST_REASONS))
-    for reason, count in known.items():
+    frequent = dict(reasons.most_common(MOST_REASONS))
+    for reason, count in frequent.items():
         yield (reason,), float(count)
-    if more := reasons.total() - sum(known.values()):
+    if more := reasons.total() - sum(frequent.values()):
         yield (OTHER,), float(more)
 
 
@@ -114,12 +119,12 @@ def _avoided(job: JobView, now: float) -> Values:
 
 
 def _one(value: Callable[[JobView, float], float | None]) -> Callable[[JobView, float], Values]:
-    """A single series, or none where there is nothing to tell."""
+    """Return the values of a single series, or of none when the value is None."""
 
     def values(job: JobView, now: float) -> Values:
-        found = value(job, now)
-        if found is not None:
-            yield (), float(found)
+        number = value(job, now)
+        if number is not None:
+            yield (), float(number)
 
     return values
 
@@ -133,7 +138,7 @@ def _gauge(name: str, help: str, value: Callable[[JobView, float], float | None]
 
 
 def _progress(name: str, help: str, value: Callable[[JobProgress], float | None]) -> JobFamily:
-    """None of a job that has told of no step."""
+    """Return a family that has no series for a job that has reported no step."""
     return _gauge(name, help, lambda job, _: value(job.status.progress) if job.status.progress else None)
 
 
@@ -245,17 +250,21 @@ FAMILIES = (
 
 
 class JobCollector(Collector):
-    """Of jobs as they were when it was made; it may be collected in any thread."""
+    """Collector of the metrics of jobs as they were when it was created. Any thread may collect it."""
 
     def __init__(self, jobs: Sequence[JobView], now: float | None = None) -> None:
-        """`now`: Unix seconds."""
+        """Take the jobs.
+
+        Args:
+            now: Time in Unix seconds, by default the current one.
+        """
         self._jobs, self._now = jobs, time.time() if now is None else now
 
     def collect(self) -> Iterable[Metric]:
         for family in FAMILIES:
             metric = family.metric()
             for job in self._jobs:
-                with contextlib.suppress(ValueError):  # a time that can't be read costs one series, not all
+                with contextlib.suppress(ValueError):  # an unreadable time drops one series, not all
                     for labels, value in family.values(job, self._now):
                         metric.add_metric([job.namespace, job.name, *labels], value)
             yield metric

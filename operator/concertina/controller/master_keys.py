@@ -1,6 +1,7 @@
-"""The operator's master keys: a Secret that it makes where there is none, reads when it starts to act, and keeps.
+"""Master keys of the operator, in a Secret.
 
-A job is served with the key that it was started with, whose id is in its status; a new one takes the entry `key`.
+The operator creates the Secret when there is none, reads it when it becomes the leader, and restores it. A job is
+served with the key that it was started with, whose id is in its status. A new job uses the entry `key`.
 """
 
 from __future__ import annotations
@@ -25,30 +26,39 @@ from concertina_protocol.log import log_event
 log = logging.getLogger(__name__)
 ACTIVE = "key"
 OLDER = "key-"
-"""How entries begin that are for the jobs started with them, and for no others."""
+"""Prefix of entries with keys for the jobs that were started with them, and for no others."""
 CHECK_SECONDS = 10.0
-# No app.kubernetes.io/instance: Argo CD takes what has it for a part of its application, and prunes it.
+# No app.kubernetes.io/instance: Argo CD treats an object with it as a part of its application, and prunes it.
 LABELS = {"app.kubernetes.io/name": "concertina-operator", "app.kubernetes.io/managed-by": "concertina-operator"}
 
 
 class MasterKeyError(Exception):
-    """There is no master key to go on with; a sentence."""
+    """There is no usable master key. The message is a sentence."""
 
 
 @dataclass(frozen=True)
 class MasterKeys:
+    """Active and older master keys."""
+
     data: Mapping[str, str]
-    """Of the Secret, base64."""
+    """Data of the Secret, base64."""
     by_id: Mapping[str, bytes]
-    """The active one first."""
+    """Keys by id, the active one first."""
 
     def of(self, id: str) -> bytes | None:
-        """The key of a job by the id in its status; without one (no pods so far) the active."""
+        """Return the key with the id in a job's status, or the active key for a job without an id.
+
+        A job has no id while it has had no pods.
+        """
         return self.by_id.get(id or next(iter(self.by_id)))
 
 
 def parse(data: Mapping[str, str]) -> MasterKeys:
-    """`data` of the Secret."""
+    """Return the keys in the `data` of the Secret.
+
+    Raises:
+        MasterKeyError: When the active key is missing, or a key is too short.
+    """
     if ACTIVE not in data:
         raise MasterKeyError(f"has no entry {ACTIVE!r}")
     by_id = {}
@@ -61,32 +71,44 @@ def parse(data: Mapping[str, str]) -> MasterKeys:
 
 
 def key_id(key: bytes) -> str:
-    """From the key itself, so that no name of an entry, and no person, has to say which is which (decision "A job names
-    its key by what follows from the key")."""
+    """Return the id of a key.
+
+    It is derived from the key, so no entry's name, and no user, has to identify the key (decision "A job names its key
+    by what follows from the key").
+    """
     return HKDF(hashes.SHA256(), length=4, salt=None, info=b"concertina/key-id").derive(key).hex()
 
 
 async def read(client: Client, settings: OperatorSettings) -> MasterKeys:
-    """All operators get the same, also those that find none at the same time: the API server takes one Secret. Waits
-    until it can be reached."""
+    """Return the master keys, and create the Secret when it is missing and the settings allow it.
+
+    All operators get the same keys, also when several find no Secret at the same time, because the API server accepts
+    only one Secret. This coroutine waits until the API server is reachable.
+
+    Raises:
+        MasterKeyError: When the Secret cannot be read or created, or has no usable key.
+    """
     namespace, name = settings.namespace, settings.master_key_secret
     try:
         try:
-            found = await once_reachable("the master key", lambda: client.get(SECRETS, namespace, name))
+            manifest = await once_reachable("the master key", lambda: client.get(SECRETS, namespace, name))
         except NotFound:
             if not settings.makes_master_key:
                 raise
-            fresh = secrets.token_urlsafe(48).encode()  # text: whitespace round a key does not count
+            fresh = secrets.token_urlsafe(48).encode()  # text, because whitespace around a key is stripped
             data = {ACTIVE: base64.b64encode(fresh).decode()}
-            found = await once_reachable("the master key", lambda: _make(client, settings, data))
-        return parse(found.get("data") or {})
+            manifest = await once_reachable("the master key", lambda: _make(client, settings, data))
+        return parse(manifest.get("data") or {})
     except (ApiError, MasterKeyError) as error:
         raise MasterKeyError(f"the Secret {namespace}/{name} with the master key: {error}") from error
 
 
 async def keep(client: Client, settings: OperatorSettings, keys: MasterKeys) -> None:
-    """Puts the Secret back where it is deleted: the next operator would make another key, and reach no running job
-    (decision "The operator makes its master key")."""
+    """Restore the Secret when it is deleted.
+
+    Otherwise, the next operator would create another key, and could not connect to any running job (decision "The
+    operator makes its master key").
+    """
     while True:
         await asyncio.sleep(CHECK_SECONDS)
         try:
@@ -100,7 +122,7 @@ async def keep(client: Client, settings: OperatorSettings, keys: MasterKeys) -> 
 
 
 async def _make(client: Client, settings: OperatorSettings, data: Mapping[str, str]) -> Raw:
-    """The Secret as it is then; another operator's where that was first."""
+    """Create the Secret and return it as it is then: another operator's Secret when that was created first."""
     metadata = {"name": settings.master_key_secret, "labels": LABELS}
     body = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}
     try:

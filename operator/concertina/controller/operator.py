@@ -1,4 +1,4 @@
-"""`concertina operator`: the process. Everything is wired together here, and nothing is decided."""
+"""Process of `concertina operator`. It connects all components and decides nothing."""
 
 from __future__ import annotations
 
@@ -45,25 +45,31 @@ from concertina_protocol import descriptors
 from concertina_protocol.log import log_event
 
 GIVE_UP_SECONDS = 10.0
-"""A pass that can't reach the API server for so long is given up, and made again on what is true by then."""
+"""Time in seconds after which a pass that cannot reach the API server is aborted.
+
+It is repeated later on the state of that time.
+"""
 COLLECT = (50_000, 20, 20)
-"""Python's own thresholds made a quarter of the operator's processor time of looking for cycles among the objects of a
-thousand jobs, up to 0.75 s at a time; nearly all that it drops is in no cycle."""
+"""Thresholds of the garbage collector.
+
+With Python's defaults, a quarter of the operator's processor time was spent on the search for cycles among the objects
+of a thousand jobs, up to 0.75 s at a time. Nearly all objects that it drops are in no cycle.
+"""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
-"""Until a part that ended is begun again, or a job is looked up again."""
+"""First and longest delay in seconds before a part that ended is restarted, or a job is looked up again."""
 SERVER_VERSION_SECONDS = 3600.0
-"""Between two looks at the API server's version."""
+"""Time in seconds between two looks at the API server's version."""
 STEADY_SECONDS = 60.0
-"""A part that has run for so long has not failed several times in a row."""
+"""Running time in seconds after which an end of a part does not count as a consecutive failure."""
 
 
 def main() -> None:
-    """Runs until SIGTERM or SIGINT (exit 0) or until the Lease is lost (exit 1: the pod is started again)."""
+    """Run until SIGTERM or SIGINT (exit 0) or until the Lease is lost (exit 1: the pod is restarted)."""
     descriptors.raise_limit()
     # The time to parse an integer grows with the square of its length, and agents may send any.
     sys.set_int_max_str_digits(sys.int_info.str_digits_check_threshold)
     gc.set_threshold(*COLLECT)
-    gc.freeze()  # of what is imported nothing will ever be garbage
+    gc.freeze()  # imported objects never become garbage
     try:
         settings = from_environment()
         operator_log.configure(settings.log_level, settings.log_format)
@@ -73,6 +79,7 @@ def main() -> None:
 
 
 async def serve(settings: OperatorSettings) -> int:
+    """Run the operator until it is stopped, and return its exit code."""
     stop = asyncio.Event()
     _on_signals(stop)
     access = await load()
@@ -82,19 +89,19 @@ async def serve(settings: OperatorSettings) -> int:
         tracing.exporting(settings.tracing) as trace,
         Client(access, give_up_after=GIVE_UP_SECONDS) as client,
         Client(access, give_up_after=0.0) as pods,
-        Client(access, give_up_after=GIVE_UP_SECONDS) as lease_client,  # it waits behind no other request
-        Client(access, give_up_after=GIVE_UP_SECONDS) as reviewer,  # no other request waits behind strangers' tokens
+        Client(access, give_up_after=GIVE_UP_SECONDS) as lease_client,  # so that renewals wait for no other request
+        Client(access, give_up_after=GIVE_UP_SECONDS) as reviewer,  # no request waits for unknown tokens
         serving.endpoints(settings, looks, TokenReviews(reviewer)),
     ):
         lease = Lease(lease_client, settings.namespace, settings.lease, settings.identity)
         jobs = TrainingJobs(client, settings.identity, settings.watch_namespaces, settings.health, lambda: lease.held)
         async with jobs.running():
-            _on_signals(stop)  # kopf has taken them
+            _on_signals(stop)  # kopf has replaced the handlers
             jobs.ended.add_done_callback(functools.partial(_kopf_ended, stop))
             if not await _unless(stop, lease.acquire()):
                 return int(jobs.ended.done())
             try:
-                # Not before: the keys may have changed while another operator acted.
+                # Read only now: the keys may have changed while another operator was the leader.
                 keys = await master_keys.read(client, settings)
                 operator = Operator(settings, client, pods, lease, keys, trace)
                 looks.append(operator.look)
@@ -104,7 +111,7 @@ async def serve(settings: OperatorSettings) -> int:
 
 
 def _kopf_ended(stop: asyncio.Event, ended: asyncio.Task[None]) -> None:
-    """Stop the process, unless it stops already: kopf can't be begun again in it."""
+    """Stop the process, unless it is stopping already: kopf cannot be restarted within a process."""
     if not stop.is_set():
         log_event("ended", task="kopf", error=repr(None if ended.cancelled() else ended.exception()))
         stop.set()
@@ -114,7 +121,11 @@ Part = Callable[[], Coroutine[Any, Any, None]]
 
 
 async def _kept_running(name: str, part: Part) -> None:
-    """Runs a part without end: one that ends by an error nobody foresaw is begun again, more and more slowly."""
+    """Run a part forever. When it ends or fails with an unexpected error, restart it with increasing delays.
+
+    Raises:
+        LeaseLost: When the part raises it.
+    """
     ends = metrics.BACKGROUND_TASK_RESTARTS.labels(name.partition("/")[0])
     failures = 0
     while True:
@@ -124,8 +135,8 @@ async def _kept_running(name: str, part: Part) -> None:
             error = None
         except LeaseLost:
             raise
-        except Exception as raised:
-            error = raised
+        except Exception as failure:
+            error = failure
         failures = failures + 1 if time.monotonic() - begun < STEADY_SECONDS else 1
         ends.inc()
         log_event("part ended", part=name, error=repr(error), times_in_a_row=failures)
@@ -133,7 +144,7 @@ async def _kept_running(name: str, part: Part) -> None:
 
 
 class Operator:
-    """The one that acts: reflectors, queue, kopf and the agents' streams, for as long as the Lease is held."""
+    """Components of the leader: reflectors, queue, kopf and the agents' streams, for as long as the Lease is held."""
 
     def __init__(
         self,
@@ -144,7 +155,11 @@ class Operator:
         keys: MasterKeys,
         trace: tracing.Export | None,
     ) -> None:
-        """`pods`: the client of writes that are made beside the passes."""
+        """Connect the components.
+
+        Args:
+            pods: Client for writes outside the passes.
+        """
         self._settings = settings
         self._client = client
         self._lease = lease
@@ -189,14 +204,14 @@ class Operator:
         )
         self._queue = KeyedQueue(self._reconciler.run, self._lane)
         self._job_versions: dict[str | None, str] = {}
-        """Of the lists of jobs made at the start, by namespace: their watches go on from there."""
+        """Version of the list of jobs made at the start, by namespace, from which the watch continues."""
         self._checks: dict[str, asyncio.Task[None]] = {}
-        """By uid."""
+        """Checks under way, by the job's uid."""
         self._listings: set[asyncio.Task[None]] = set()
-        """Of jobs in namespaces that have just been selected."""
+        """Lists under way of jobs in namespaces that have just been selected."""
 
     async def run(self, stop: asyncio.Event, jobs: TrainingJobs) -> int:
-        """The exit code: 0 after `stop`."""
+        """Run until `stop` is set or a part ends, and return the exit code: 0 after `stop`."""
         parts = [asyncio.create_task(_kept_running(name, part), name=name) for name, part in self._parts().items()]
         try:
             if not await _unless(stop, self._sync()):
@@ -212,7 +227,7 @@ class Operator:
             jobs.follow(follower)
             return await self._watch_over(parts, stop)
         finally:
-            await self._queue.close()  # before the others: no pass may see half of them
+            await self._queue.close()  # first: no pass may run when other components are closed
             self._reconciler.close()
             self._connections.close()
             for task in (*self._checks.values(), *self._listings):
@@ -222,7 +237,7 @@ class Operator:
             await asyncio.gather(*parts, return_exceptions=True)
 
     def _parts(self) -> dict[str, Part]:
-        """What runs from the start to the end, by name."""
+        """Return the parts that run from the start to the end, by name."""
         parts: dict[str, Part] = {
             **{f"pods/{namespace or '*'}": pods.run for namespace, pods in self._pods.items()},
             "events": self._events.run,
@@ -248,15 +263,19 @@ class Operator:
             await asyncio.sleep(SERVER_VERSION_SECONDS)
 
     async def _sync(self) -> None:
-        """Returns when all is known that was there before this operator: no pass is made on less. A named namespace
-        that may not be listed is not waited for; its jobs are heard of by `TrainingJobs`."""
+        """Return when everything that existed before this operator is known, because no pass may start with less.
+
+        A named namespace whose pods may not be listed is not waited for. `TrainingJobs` reports its jobs later.
+        """
         if self._selected is not None:
             await self._selected.reflector.synced.wait()
-        pods = (each.synced if namespace is None else each.answered for namespace, each in self._pods.items())
+        pods = (
+            reflector.synced if namespace is None else reflector.answered for namespace, reflector in self._pods.items()
+        )
         nodes = () if self._nodes is None else (self._nodes.synced,)
-        await asyncio.gather(*(known.wait() for known in (*nodes, *pods)))
-        for namespace, each in self._pods.items():
-            if each.synced.is_set():
+        await asyncio.gather(*(synced.wait() for synced in (*nodes, *pods)))
+        for namespace, reflector in self._pods.items():
+            if reflector.synced.is_set():
                 await self._list_jobs_at_start(namespace)
             else:
                 log_event("namespace not served until its pods may be listed", namespace=namespace)
@@ -272,7 +291,7 @@ class Operator:
         self._job_versions[namespace] = listed.version
 
     async def _watch_over(self, parts: list[asyncio.Task[None]], stop: asyncio.Event) -> int:
-        """Returns when `stop` is set or a part has ended."""
+        """Return the exit code when `stop` is set or a part has ended."""
         stopped = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait([stopped, *parts], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -280,12 +299,12 @@ class Operator:
             error = None if task.cancelled() else task.exception()
             if isinstance(error, LeaseLost):
                 log_event("lease lost", message=str(error))
-                os._exit(1)  # at once: whatever is under way must not be finished by two
+                os._exit(1)  # immediately: two operators must not complete the same work
             log_event("ended", task=task.get_name(), error=repr(error))
         return 0 if done <= {stopped} else 1
 
     def look(self) -> JobCollector:
-        """Sets the gauges that are not counted, but looked at; and what each job has to tell."""
+        """Set the gauges that are read from the current state, and return the collector of the jobs' metrics."""
         metrics.LEADER.labels(LEASE).set(self._lease.held)
         self._queue.set_gauges()
         self._connections.set_gauges()
@@ -295,7 +314,7 @@ class Operator:
         metrics.set_all(metrics.JOBS, {phase.value: phases[phase.value] for phase in Phase})
         return JobCollector(jobs)
 
-    # --- what the parts tell --------------------------------------------------------------------------------------
+    # --- callbacks of the parts -----------------------------------------------------------------------------------
 
     def _lane(self, uid: str) -> Hashable:
         """Return the lane in which a job waits for its pass."""
@@ -320,7 +339,10 @@ class Operator:
         self._queue.forget(uid)
 
     def _begin_to_serve(self, namespace: str) -> None:
-        """Its jobs are listed: the watch told of them while they were none of this operator's."""
+        """List the jobs of a namespace that was selected.
+
+        The watch delivered them while this operator did not serve the namespace.
+        """
         listing = asyncio.create_task(self._list_jobs_of(namespace))
         self._listings.add(listing)
         listing.add_done_callback(self._listings.discard)
@@ -335,8 +357,11 @@ class Operator:
         log_event("namespace served", namespace=namespace)
 
     def _on_listed(self, namespace: str | None, uids: set[str]) -> None:
-        """Jobs that are not on a new list of their namespace, or of all, are looked up: they are newer, or their
-        deletion was missed, of which kopf never tells (decision "kopf through its public API")."""
+        """Look up jobs that are missing from a new list of their namespace, or of all namespaces.
+
+        They are newer than the list, or their deletion was missed, which kopf never reports (decision "kopf through its
+        public API").
+        """
         for job in [job.view for job in self._cache.jobs()]:
             if job.uid not in uids and namespace in (None, job.namespace):
                 if (under_way := self._checks.get(job.uid)) is not None:
@@ -349,7 +374,7 @@ class Operator:
             del self._checks[uid]
 
     async def _check(self, uid: str) -> None:
-        """Until there is an answer: a job that nothing is to be done for is asked for by nobody else."""
+        """Check the job until there is an answer: a job without work is requested by no other component."""
         for failures in itertools.count():
             try:
                 if not await self._reconciler.check(uid):
@@ -367,7 +392,7 @@ def _on_signals(stop: asyncio.Event) -> None:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether `work` was done before `stop` was set; cancels it otherwise."""
+    """Return whether `work` was done before `stop` was set, and cancel it otherwise."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)

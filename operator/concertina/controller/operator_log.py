@@ -1,4 +1,4 @@
-"""Log records of libraries and of our own modules, in the form of `concertina_protocol.log`."""
+"""Log records of libraries and of the operator's own modules, in the format of `concertina_protocol.log`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from concertina_protocol.log import LogFormat, log_event, write_as
 
 
 class LogLevel(enum.Enum):
+    """Lowest level of the log records that are written."""
+
     DEBUG = "DEBUG"
     INFO = "INFO"
     WARNING = "WARNING"
@@ -25,7 +27,11 @@ class _LogLines(logging.Handler):
 
 
 def configure(level: LogLevel, format: LogFormat) -> None:
-    """`level`: of records; what is decided and done is always told."""
+    """Configure the log.
+
+    Args:
+        level: Level of log records. Decisions and actions are always logged.
+    """
     write_as(format)
     root = logging.getLogger()
     root.handlers[:] = [_LogLines()]

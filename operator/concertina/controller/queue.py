@@ -1,4 +1,4 @@
-"""Work by keys: a queue in which a burst of additions folds into one more run."""
+"""Work by keys, in a queue in which a burst of additions leads to one more run."""
 
 from __future__ import annotations
 
@@ -14,37 +14,48 @@ from concertina.turns import FairLimiter
 
 log = logging.getLogger(__name__)
 WORKERS = 32
-"""Passes under way at once. One decides at a time; the others wait, for the write of a status above all, of which
-half as many are under way."""
+"""Largest number of passes under way.
+
+One of them decides at a time. The others wait, mostly for status writes, of which half as many are under way.
+"""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
-"""Until a key whose work raised is tried again."""
+"""First and longest delay in seconds before a key whose work failed is tried again."""
 
 
 @dataclass
 class _Entry:
+    """State of one key."""
+
     task: asyncio.Task[None] | None = None
     wanted_at: float | None = None
-    """Since when it waits for a run; None: it does not."""
+    """Time since which the key waits for a run, or None when it does not wait."""
     begun_at: float | None = None
-    """Of the run under way."""
+    """Start of the current run."""
     last_begun: float = -math.inf
-    """Of the last run."""
+    """Start of the last run."""
     forgotten: bool = False
-    """While its task runs: nothing follows from that."""
+    """Whether the key was forgotten during its run. Then the result of the run is ignored."""
     timer: asyncio.TimerHandle | None = None
     failures: int = 0
-    """In a row. While there are any, the timer alone brings the next run: what fails is not run for every event."""
+    """Number of consecutive failures.
+
+    While it is not 0, only the timer starts the next run: a key that fails is not run for every event.
+    """
 
     def want(self) -> None:
+        """Mark the key as waiting for a run."""
         if self.wanted_at is None:
             self.wanted_at = time.perf_counter()
             metrics.QUEUE_ADDS.inc()
 
 
 class KeyedQueue:
-    """Calls `work(key)` for every key that was added. It returns the seconds after which the key is due again even if
-    nobody adds it, or None. A key whose work raises is tried again with back-off and delays no other key. Where more
-    keys wait than there are workers, they take turns by `lane(key)`: one with a thousand keys delays no other lane."""
+    """Queue that calls `work(key)` for every key that was added.
+
+    `work` returns the number of seconds after which the key is due again even if it is not added, or None. A key whose
+    work raises is tried again with back-off and does not delay other keys. When more keys wait than there are workers,
+    they take turns by `lane(key)`: a lane with a thousand keys does not delay other lanes.
+    """
 
     def __init__(
         self,
@@ -60,12 +71,13 @@ class KeyedQueue:
         self._open = False
 
     def start(self) -> None:
-        """Until then additions are only remembered."""
+        """Start to run keys. Earlier additions are remembered."""
         self._open = True
         for key in list(self._entries):
             self.add(key)
 
     def add(self, key: str) -> None:
+        """Run the key as soon as a worker is free."""
         entry = self._entries.setdefault(key, _Entry())
         entry.forgotten = False
         if not self._open or self._closed:
@@ -82,7 +94,7 @@ class KeyedQueue:
         entry.task = asyncio.create_task(self._run(key, entry), name=f"job {key}")
 
     def add_within(self, key: str, seconds: float) -> None:
-        """Due after `seconds` at the latest; what is due earlier stays so."""
+        """Run the key after `seconds` at the latest, and earlier when it is due earlier."""
         entry = self._entries.setdefault(key, _Entry())
         entry.forgotten = False
         if not self._open or self._closed or entry.wanted_at is not None:
@@ -95,16 +107,16 @@ class KeyedQueue:
         entry.timer = loop.call_later(seconds, self._due, key)
 
     def add_after(self, key: str, seconds: float) -> None:
-        """Due as soon as its last run was begun so long ago."""
+        """Run the key as soon as `seconds` have passed since the start of its last run."""
         entry = self._entries.get(key)
-        left = entry.last_begun + seconds - time.perf_counter() if entry else 0.0
-        if left > 0:
-            self.add_within(key, left)
+        remaining_seconds = entry.last_begun + seconds - time.perf_counter() if entry else 0.0
+        if remaining_seconds > 0:
+            self.add_within(key, remaining_seconds)
         else:
             self.add(key)
 
     def forget(self, key: str) -> None:
-        """No further run, until it is added again."""
+        """Cancel further runs of the key until it is added again."""
         if entry := self._entries.get(key):
             entry.wanted_at, entry.forgotten = None, True
             if entry.timer is not None:
@@ -114,7 +126,7 @@ class KeyedQueue:
                 del self._entries[key]
 
     async def close(self) -> None:
-        """Stop, cancelling what runs."""
+        """Stop, and cancel all runs."""
         self._closed = True
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for key in list(self._entries):
@@ -124,7 +136,7 @@ class KeyedQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def set_gauges(self) -> None:
-        """The metrics of what waits and what runs now."""
+        """Set the metrics of keys that wait and that run now."""
         now, entries = time.perf_counter(), self._entries.values()
         under_way = [now - entry.begun_at for entry in entries if entry.begun_at is not None]
         metrics.QUEUE_DEPTH.set(sum(entry.wanted_at is not None for entry in entries))
@@ -142,7 +154,7 @@ class KeyedQueue:
         try:
             while entry.wanted_at is not None and not self._closed:
                 async with self._workers.turn(self._lane(key)):
-                    if entry.wanted_at is not None:  # else it was forgotten meanwhile
+                    if entry.wanted_at is not None:  # None: the key was forgotten meanwhile
                         recheck = await self._once(key, entry, entry.wanted_at)
         finally:
             entry.task = None

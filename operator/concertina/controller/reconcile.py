@@ -1,4 +1,4 @@
-"""One pass for one job: observe, plan, apply. Every trigger, whatever it is, ends up here."""
+"""One pass for one job: observe, plan, apply. Every trigger leads to a pass."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from concertina_protocol.log import log_event
 
 log = logging.getLogger(__name__)
 NOT_NOW_SECONDS = 1.0
-"""Until the next try while the Lease is in doubt or the API server is away."""
+"""Delay in seconds before the next try while the Lease is in doubt or the API server is unreachable."""
 AGAIN_SECONDS = 0.02
-"""Until a pass whose precondition was lost is made again, at first."""
+"""First delay in seconds before a pass whose precondition failed is repeated."""
 LONGEST_SECONDS = 30.0
 FORBIDDEN_SECONDS = 3.0
 SERVED_BY_ANOTHER = Event(
@@ -45,23 +45,28 @@ Planner = Callable[[JobObservation, float], Plan]
 
 @dataclass(frozen=True)
 class _Decision:
+    """Plan of a pass, with the observation that it was made on."""
+
     observed: JobObservation
     plan: Plan
     change: StatusChange | None
     at: float
-    """On the monotonic clock."""
+    """Time of the observation on the monotonic clock."""
 
 
 def _most_members(job: CachedJob) -> int:
-    """Return the size of the largest world that an agent of the job can tell of.
+    """Return the size of the largest world that an agent of the job can report.
 
-    Pods without an address do not count: a job of one pod that runs could ask for a thousand, and send the lines of a
-    thousand."""
+    Pods without an address do not count. Otherwise, a job with one running pod could request a thousand replicas, and
+    send as many lines as a thousand.
+    """
     return max(sum(bool(pod.ip) for pod in job.pods.values()), len(job.view.status.world.members))
 
 
 @dataclass
 class Reconciler:
+    """Makes the passes of all jobs."""
+
     cache: ClusterCache
     connections: AgentConnections
     client: Client
@@ -71,29 +76,36 @@ class Reconciler:
     plan: Planner
     keys: MasterKeys
     trace: Export | None
-    """None where traces are off."""
+    """Function that exports traces, or None when traces are off."""
     may_act: Callable[[], bool]
-    """False while another operator may be the one that acts."""
+    """Whether this operator may act: False while another operator may be the leader."""
     changed_within: Callable[[str, float], None]
-    """Has the job's next pass made within so many seconds."""
+    """Function that schedules the job's next pass within that many seconds."""
     silence: SilenceLimit = field(default_factory=SilenceLimit)
     passes: int = 0
     of_another: set[str] = field(default_factory=set)
-    """Uids of jobs whose key this operator lacks, and that another one writes to."""
+    """Uids of jobs whose key this operator lacks, and that another operator writes to."""
     _deciding: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One pass decides at a time, and the event loop serves everything else before the next one does."""
+    """Lock for decisions.
+
+    One pass decides at a time, and the event loop serves everything else before the next one does.
+    """
 
     def __post_init__(self) -> None:
         self._writes = WriteQueue(
             self.objects.write, self._not_written, lambda uid: self.changed_within(uid, 0.0), self.may_act
         )
-        self._said_of_another = False
+        self._reported_other_operator = False
 
     def close(self) -> None:
         self._writes.close()
 
     async def run(self, uid: str) -> float | None:
-        """The work of the queue: seconds until the job is due again, or None."""
+        """Make one pass for the job, and return the number of seconds until it is due again, or None.
+
+        Raises:
+            ApiError: When the error has no remedy (see `_again`). It has been reported in the job's status.
+        """
         job = self.cache.job(uid)
         if job is None:
             self._drop(uid)
@@ -102,8 +114,8 @@ class Reconciler:
             return NOT_NOW_SECONDS
         self.passes += 1
         key = self.keys.of(job.view.status.master_key)
-        if left := self._left_to_another(job, key):
-            return left
+        if yield_seconds := self._yield_seconds(job, key):
+            return yield_seconds
         if key is not None:
             await self.connections.open(uid, job.view.created, key, job.view.namespace, _most_members(job))
         try:
@@ -111,9 +123,9 @@ class Reconciler:
                 self._say(job, decision.plan)
         except (PreconditionFailed, ApiError) as error:
             metrics.RECONCILE_ABORTED.labels(type(error).__name__).inc()
-            again = await self._again(job, error)
-            if again is not None or self.cache.job(uid) is None:
-                return again
+            retry_seconds = await self._again(job, error)
+            if retry_seconds is not None or self.cache.job(uid) is None:
+                return retry_seconds
             await self.status.write_failure(job, error)
             raise
         except Exception as error:
@@ -128,25 +140,33 @@ class Reconciler:
         self._writes.start(job, (action for action in decision.plan.actions if not isinstance(action, Send)))
         return decision.plan.recheck_after
 
-    def _left_to_another(self, job: CachedJob, key: bytes | None) -> float:
-        """Seconds for which another operator's job is left alone; 0.0 where this one serves it, or nobody does."""
-        uid, left = job.view.uid, 0.0
+    def _yield_seconds(self, job: CachedJob, key: bytes | None) -> float:
+        """Return for how many seconds to leave the job to another operator.
+
+        Return 0.0 when this operator serves the job, or when none does.
+        """
+        uid, seconds = job.view.uid, 0.0
         if key is None:
-            left = job.taken_back.yield_seconds_left(job.status, time.monotonic())
-        if not left:
+            seconds = job.taken_back.yield_seconds_left(job.status, time.monotonic())
+        if not seconds:
             self.of_another.discard(uid)
         elif uid not in self.of_another:
             log_event("served by another operator", **job.named(), key=job.view.status.master_key)
-            if not self._said_of_another:
-                self._said_of_another = True
+            if not self._reported_other_operator:
+                self._reported_other_operator = True
                 self.events.post(job.view, SERVED_BY_ANOTHER)
             self.of_another.add(uid)
-        return left
+        return seconds
 
     async def _written(self, job: CachedJob) -> _Decision | None:
-        """What was decided, with its status written; None where the job is gone. Raises PreconditionFailed where the
-        status could not be written; then nothing else is done, so whoever loses has done no harm (decision "One status
-        write a pass")."""
+        """Decide, write the status, and return the decision, or None when the job is gone.
+
+        Nothing else is done when the status cannot be written, so a pass that loses a race does no harm (decision "One
+        status write a pass").
+
+        Raises:
+            PreconditionFailed: When the status cannot be written.
+        """
         decision = await self._decide(job)
         if decision is None or decision.change is None:
             return decision
@@ -165,27 +185,40 @@ class Reconciler:
             return self._decide_now(job)
 
     def _decide_now(self, job: CachedJob) -> _Decision | None:
+        """Observe the job and plan, or return None when the job is gone.
+
+        Raises:
+            PreconditionFailed: When another operator may be the leader.
+        """
         if not self.may_act():  # this pass has waited
             raise PreconditionFailed("by now another operator may be the one that acts")
-        at, begun = time.monotonic(), time.thread_time()  # who was stopped meanwhile has not worked
+        # Thread time excludes the time in which the process was stopped.
+        observed_at, begun = time.monotonic(), time.thread_time()
         observed = self.cache.observe(job.view.uid)
         if observed is None:
             return None
         plan = self.plan(observed, time.time())
         job.decided_in = time.thread_time() - begun
         change = StatusChange.of(job, plan)
-        if change is not None and change.restores and (left := job.taken_back.restore_seconds_left(at)):
+        if (
+            change is not None
+            and change.restores
+            and (wait_seconds := job.taken_back.restore_seconds_left(observed_at))
+        ):
             change = None
-            plan = replace(plan, events=(), recheck_after=min(left, plan.recheck_after or left))
-        return _Decision(observed, plan, change, at)
+            plan = replace(plan, events=(), recheck_after=min(wait_seconds, plan.recheck_after or wait_seconds))
+        return _Decision(observed, plan, change, observed_at)
 
     def _say(self, job: CachedJob, plan: Plan) -> None:
-        """To agents and in events, in the order that plan/actions.py gives; each is sent beside the passes."""
+        """Send the plan's messages to agents and its events, in the order of plan/actions.py.
+
+        Each of them is sent outside the passes.
+        """
         uid = job.view.uid
         self.connections.keep(uid, {pod.name for pod in job.pods.values()} | plan.watch.keys())
-        for sent in self.connections.send(uid, (action for action in plan.actions if isinstance(action, Send))):
-            kind, message = type(sent.message).__name__.lower(), sent.message
-            log_event(kind, **job.named(message.round), replica=sent.replica, claim=message.claim)
+        for send in self.connections.send(uid, (action for action in plan.actions if isinstance(action, Send))):
+            kind, message = type(send.message).__name__.lower(), send.message
+            log_event(kind, **job.named(message.round), replica=send.replica, claim=message.claim)
         self.connections.watch(uid, plan.watch, waits=not plan.status.world.round)
         for event in plan.events:
             log_event("event", **job.named(), type=event.type, reason=event.reason, message=event.message)
@@ -194,7 +227,7 @@ class Reconciler:
             self.trace(uid, plan.trace)
 
     def _give_up_silent(self, job: CachedJob, plan: Plan) -> None:
-        """Take the silence of one more pod for death, as soon as the limit allows it. The next pass replaces that."""
+        """Treat one more silent pod as dead as soon as the limit allows it. The next pass replaces that pod."""
         job.given_up &= frozenset(plan.silent)
         waiting = [uid for uid in plan.silent if uid not in job.given_up]
         if not waiting:
@@ -206,20 +239,22 @@ class Reconciler:
         self.changed_within(job.view.uid, seconds)
 
     async def _not_written(self, job: CachedJob, action: Action, error: Exception) -> None:
-        """A write beside the passes failed: the next pass says what is to be done about it."""
+        """Handle a write outside the passes that failed: schedule the pass that decides what to do."""
         uid = job.view.uid
-        again = await self._again(job, error) if isinstance(error, PreconditionFailed | ApiError) else None
-        if again is None and self.cache.job(uid):
+        retry_seconds = await self._again(job, error) if isinstance(error, PreconditionFailed | ApiError) else None
+        if retry_seconds is None and self.cache.job(uid):
             log.error("a write of job %s failed: %s", job.name, action, exc_info=error)
-            words = f"{type(action).__name__} failed: {type(error).__name__}: {error}"
-            self.cache.create_refused(uid, Refusal.PERMANENT, words)
-            again = LONGEST_SECONDS
-        if again is not None:
-            self.changed_within(uid, again)
+            sentence = f"{type(action).__name__} failed: {type(error).__name__}: {error}"
+            self.cache.create_refused(uid, Refusal.PERMANENT, sentence)
+            retry_seconds = LONGEST_SECONDS
+        if retry_seconds is not None:
+            self.changed_within(uid, retry_seconds)
 
     async def _again(self, job: CachedJob, error: PreconditionFailed | ApiError) -> float | None:
-        """Seconds until the job is looked at again after what is part of life; None where that has no remedy, or the
-        job is gone."""
+        """Return the number of seconds until the next pass after an expected error.
+
+        Return None when the error has no remedy, or when the job is gone.
+        """
         if isinstance(error, PreconditionFailed | Conflict):
             job.preconditions_failed += 1
             log_event("outdated", **job.named(), why=str(error))
@@ -233,20 +268,20 @@ class Reconciler:
             log_event("unreachable", **job.named(), message=error.message)
             return NOT_NOW_SECONDS
         if isinstance(error, Forbidden | Unauthorized):
-            # For a moment after its start the API server doesn't know the roles yet; else the chart's are missing.
+            # Just after its start, the API server does not know the roles yet. Later, the chart's roles are missing.
             log_event("forbidden", **job.named(), message=error.message)
             return FORBIDDEN_SECONDS
         return None
 
     async def check(self, uid: str) -> bool:
-        """Whether the API server still has the job; forgets it where it has not."""
+        """Return whether the API server still has the job, and forget the job when it does not."""
         job = self.cache.job(uid)
         if job is None:
             return False
         try:
-            found = await self.client.get(TRAINING_JOBS, job.view.namespace, job.view.name)
-            if found["metadata"]["uid"] == uid:
-                self.cache.on_job(found)
+            manifest = await self.client.get(TRAINING_JOBS, job.view.namespace, job.view.name)
+            if manifest["metadata"]["uid"] == uid:
+                self.cache.on_job(manifest)
                 return True
         except NotFound:
             pass
@@ -254,13 +289,14 @@ class Reconciler:
         return False
 
     def forget(self, uid: str) -> None:
+        """Remove a job that is gone."""
         if job := self.cache.job(uid):
             log_event("forgotten", **job.named(), uid=uid)
         self.cache.forget_job(uid)
         self._drop(uid)
 
     def release(self, uid: str) -> None:
-        """Leave a job alone whose namespace this operator serves no more. Its pods go on."""
+        """Stop serving a job whose namespace this operator no longer serves. Its pods continue to run."""
         if job := self.cache.job(uid):
             log_event("released", **job.named(), uid=uid)
         self.cache.release_job(uid)

@@ -1,4 +1,4 @@
-"""What this process answers to Prometheus by HTTP. The kubelet's probes are kopf's."""
+"""HTTP endpoint for Prometheus. kopf serves the kubelet's probes."""
 
 from __future__ import annotations
 
@@ -23,19 +23,28 @@ from concertina.kube.errors import ApiError
 from concertina.metrics import REGISTRY
 
 REST = 3.0
-"""Times as long as the last text took, before the next is made: who scrapes on and on has a quarter of a processor."""
+"""Factor between the time that the last response took and the pause before the next one.
+
+A client that scrapes without pause therefore uses a quarter of a processor.
+"""
 Look = Callable[[], Collector | None]
-"""Sets the gauges of what is there at this moment, and may have more to tell: that is collected beside the loop."""
+"""Function that sets the gauges of the current state.
+
+It may return a collector of more metrics, which is collected outside the event loop.
+"""
 
 
 @contextlib.asynccontextmanager
 async def endpoints(
     settings: OperatorSettings, looks: Iterable[Look], reviews: TokenReviews | None = None
 ) -> AsyncIterator[None]:
-    """Serve the metrics on their address, with the Lease or without it; `looks` is gone through at each scrape.
-    `reviews`: for `MetricsAccess.REVIEW`."""
+    """Serve the metrics on their address, with or without the Lease. Each scrape calls all of `looks`.
+
+    Args:
+        reviews: Reviews for `MetricsAccess.REVIEW`.
+    """
     guard = _Guard(settings.metrics_access, settings.metrics_token, reviews)
-    disable_created_metrics()  # else each counter has a second series
+    disable_created_metrics()  # otherwise each counter has a second series
     if settings.metrics is None:
         yield
         return
@@ -51,7 +60,7 @@ async def endpoints(
 
 
 class _Guard:
-    """A check that a request may read metrics."""
+    """Access check for requests to read metrics."""
 
     def __init__(self, access: MetricsAccess, token: str, reviews: TokenReviews | None) -> None:
         self._access = access
@@ -59,25 +68,25 @@ class _Guard:
         self._reviews = reviews
 
     async def refusal(self, request: web.Request) -> web.Response | None:
-        """The answer to a request that may not read metrics; None for one that may."""
-        given = request.headers.get("Authorization", "")
+        """Return the response to a request that may not read metrics, or None for one that may."""
+        authorization = request.headers.get("Authorization", "")
         match self._access:
             case MetricsAccess.OPEN:
                 return None
             case MetricsAccess.TOKEN:
-                return self._by_token(given)
+                return self._by_token(authorization)
             case MetricsAccess.REVIEW:
-                return await self._by_review(given)
+                return await self._by_review(authorization)
 
-    def _by_token(self, given: str) -> web.Response | None:
+    def _by_token(self, authorization: str) -> web.Response | None:
         if not self._expected:
             return _refused(401, "nobody may read the metrics of this operator: set metrics.tokenSecret of its chart")
-        if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._expected):
+        if hmac.compare_digest(authorization.encode("utf-8", "surrogateescape"), self._expected):
             return None
         return _refused(401, "the metrics of this operator ask for its token: Authorization: Bearer TOKEN")
 
-    async def _by_review(self, given: str) -> web.Response | None:
-        scheme, _, token = given.partition(" ")
+    async def _by_review(self, authorization: str) -> web.Response | None:
+        scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token.strip() or self._reviews is None:
             return _refused(
                 401, "the metrics of this operator ask for a token of the cluster: Authorization: Bearer TOKEN"
@@ -98,7 +107,9 @@ def _refused(status: int, sentence: str) -> web.Response:
     return web.Response(status=status, headers=headers, text=f"{sentence}\n")
 
 
-class _Seen(Collector):
+class _CollectedMetrics(Collector):
+    """Metrics that were collected in the event loop, followed by those of other collectors."""
+
     def __init__(self, families: list[Metric], more: list[Collector]) -> None:
         self._families, self._more = families, more
 
@@ -107,20 +118,25 @@ class _Seen(Collector):
 
 
 @dataclass(frozen=True)
-class _Text:
+class _Exposition:
+    """Response body of one scrape."""
+
     content_type: str
     began: float
-    """When it was begun to be made, by the monotonic clock."""
+    """Time at which its creation began, on the monotonic clock."""
     body: bytes
 
 
 class _Metrics:
-    """The endpoint of metrics. A text of a thousand jobs takes 0.3 s of a processor and 20 MiB: one is made at a time,
-    all who have waited for it get the same, and then there is a rest."""
+    """Endpoint of the metrics.
+
+    The text of a thousand jobs takes 0.3 s of a processor and 20 MiB. One text is created at a time, all requests that
+    have waited for it get the same one, and then there is a pause.
+    """
 
     def __init__(self, guard: _Guard, looks: Iterable[Look]) -> None:
         self._turn = asyncio.Lock()
-        self._made = _Text("", -math.inf, b"")
+        self._last = _Exposition("", -math.inf, b"")
         self._rests_until = -math.inf
         self._guard = guard
         self._looks = looks
@@ -128,20 +144,21 @@ class _Metrics:
     async def answer(self, request: web.Request) -> web.Response:
         if (refused := await self._guard.refusal(request)) is not None:
             return refused
-        text = await self._text(request.headers.get("Accept", ""))
+        text = await self._exposition(request.headers.get("Accept", ""))
         return web.Response(body=text.body, headers={"Content-Type": text.content_type})
 
-    async def _text(self, accept: str) -> _Text:
-        """Never one that was begun before it was asked for."""
+    async def _exposition(self, accept: str) -> _Exposition:
+        """Return a text whose creation began after the request arrived."""
         arrived = time.monotonic()
         encode, content_type = choose_encoder(accept)
         async with self._turn:
-            if self._made.began < arrived or self._made.content_type != content_type:
+            if self._last.began < arrived or self._last.content_type != content_type:
                 await asyncio.sleep(max(0.0, self._rests_until - time.monotonic()))
                 began = time.monotonic()
                 more = [collector for look in self._looks if (collector := look()) is not None]
-                seen = _Seen(list(REGISTRY.collect()), more)  # here, where nothing changes; the text beside passes
-                body = await asyncio.to_thread(encode, seen)
-                self._made = _Text(content_type, began, body)
+                # The families are collected in the event loop, where nothing changes meanwhile.
+                collected = _CollectedMetrics(list(REGISTRY.collect()), more)
+                body = await asyncio.to_thread(encode, collected)
+                self._last = _Exposition(content_type, began, body)
                 self._rests_until = time.monotonic() + REST * (time.monotonic() - began)
-            return self._made
+            return self._last

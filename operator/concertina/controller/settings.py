@@ -1,4 +1,4 @@
-"""The operator's settings, from the environment that the chart gives it."""
+"""Settings of the operator, from the environment that the chart provides."""
 
 from __future__ import annotations
 
@@ -20,65 +20,73 @@ from concertina_protocol import PORT, addresses
 from concertina_protocol.log import LogFormat
 
 TAINTS = "CONCERTINA_NOTICE_TAINTS"
-"""A list with commas; absent: the well-known ones; empty: none."""
+"""Comma-separated list of notice taints. Absent: the well-known ones. Empty: none."""
 
 
 POD_METRICS = "CONCERTINA_POD_METRICS"
-"""The port at which agents serve their metrics; absent or 0: they serve none."""
+"""Port at which agents serve their metrics. Absent or 0: they serve none."""
 
 
 LEASE = "concertina-operator"
-"""Of a release called concertina; others name theirs by CONCERTINA_LEASE: two of a namespace act side by side."""
+"""Name of the Lease of a release called concertina.
+
+Other releases set theirs by CONCERTINA_LEASE, so that two releases in a namespace act side by side.
+"""
 
 
 OTLP = "OTEL_EXPORTER_OTLP"
-"""OpenTelemetry's own variables begin so; what is for traces alone, with _TRACES after it, goes before."""
+"""Prefix of OpenTelemetry's own variables.
+
+A variable with _TRACES after the prefix is for traces alone and takes precedence.
+"""
 _HEADERS = re.compile(r"([\w.-]+ *=[ !#-+\--:<-\[\]-~]*(, *|$))+", re.ASCII)
 
 
 class MetricsAccess(enum.Enum):
-    """The clients that may read the operator's metrics."""
+    """Clients that may read the operator's metrics."""
 
     OPEN = "Open"
-    """Everybody who reaches the port."""
+    """Every client that reaches the port."""
     TOKEN = "Token"
-    """Whoever shows the token of the settings; nobody where there is none."""
+    """Clients that present the token of the settings, or no client when there is no token."""
     REVIEW = "Review"
-    """Whoever shows a token of the cluster and may `get` the URL /metrics, by the API server's word."""
+    """Clients that present a token of the cluster and may `get` the URL /metrics according to the API server."""
 
 
 class OperatorSettingsError(Exception):
-    """A setting is missing or wrong; the sentence says which."""
+    """A setting is missing or invalid. The message says which one."""
 
 
 @dataclass(frozen=True)
 class OperatorSettings:
+    """Settings of the operator."""
+
     namespace: str
-    """Of the operator itself: its Lease is there."""
+    """Namespace of the operator itself, which contains its Lease."""
     identity: str
-    """Of this process, in the Lease."""
+    """Identity of this process in the Lease."""
     master_key_secret: str
-    """In that namespace."""
+    """Name of the Secret with the master key, in that namespace."""
     makes_master_key: bool
-    """Where that Secret is missing; else it is a person's to make."""
+    """Whether the operator creates that Secret when it is missing. Otherwise, a user must create it."""
     pods: PodSettings
     watch_namespaces: tuple[str, ...]
-    """Empty: all, or those that `namespace_selector` selects."""
+    """Namespaces that are served. Empty: all, or those that `namespace_selector` selects."""
     health: tuple[str, int] | None
-    """Host and port of the probes; None: no probes."""
+    """Host and port of the probes, or None for no probes."""
     lease: str = LEASE
-    """Its name: who has the same one takes turns."""
+    """Name of the Lease. Operators with the same Lease take turns."""
     metrics: tuple[str, int] | None = None
-    """Host and port of /metrics; None: none are served."""
+    """Host and port of /metrics, or None when metrics are not served."""
     metrics_access: MetricsAccess = MetricsAccess.OPEN
     metrics_token: str = ""
-    """For `MetricsAccess.TOKEN`."""
+    """Token for `MetricsAccess.TOKEN`."""
     namespace_selector: str = ""
-    """A label selector of the namespaces that are served; empty: labels do not matter."""
+    """Label selector of the namespaces that are served. Empty: all labels match."""
     watch_nodes: bool = True
-    """False: the operator may not look at nodes, and decides without them."""
+    """Whether the operator watches nodes. Without permission for that, it decides without them."""
     tracing: bool = False
-    """Rounds are told to a collector."""
+    """Whether rounds are exported to a collector."""
     log_level: LogLevel = LogLevel.INFO
     log_format: LogFormat = LogFormat.JSON
     notice_taints: tuple[str, ...] = NOTICE_TAINTS
@@ -86,6 +94,11 @@ class OperatorSettings:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> OperatorSettings:
+    """Read the settings from the environment.
+
+    Raises:
+        OperatorSettingsError: When a setting is missing or invalid.
+    """
     token = environment.get("CONCERTINA_METRICS_TOKEN", "").strip()
     access = MetricsAccess.TOKEN if token else MetricsAccess.OPEN
     names = environment.get("CONCERTINA_WATCH_NAMESPACES", "").replace(",", " ").split()
@@ -114,6 +127,11 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> OperatorSet
 
 
 def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
+    """Return a setting that has no default.
+
+    Raises:
+        OperatorSettingsError: When it is not set.
+    """
     if not environment.get(name):
         raise OperatorSettingsError(f"{name} is not set; it is {meaning}")
     return environment[name]
@@ -122,18 +140,27 @@ def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
 E = TypeVar("E", bound=enum.Enum)
 
 
-def _one_of(words: type[E], environment: Mapping[str, str], name: str, default: E) -> E:
-    """In capitals or not."""
+def _one_of(members: type[E], environment: Mapping[str, str], name: str, default: E) -> E:
+    """Return the enum member that a setting names, regardless of case.
+
+    Raises:
+        OperatorSettingsError: When the value names no member.
+    """
     text = environment.get(name) or default.value
-    found = next((word for word in words if word.value.lower() == text.lower()), None)
-    if found is None:
+    member = next((candidate for candidate in members if candidate.value.lower() == text.lower()), None)
+    if member is None:
         raise OperatorSettingsError(
-            f"{name} is {text!r:.200}; it must be one of {', '.join(word.value for word in words)}"
+            f"{name} is {text!r:.200}; it must be one of {', '.join(candidate.value for candidate in members)}"
         )
-    return found
+    return member
 
 
 def _pod_metrics(environment: Mapping[str, str]) -> AgentMetrics | None:
+    """Return the settings of the agents' metrics, or None when agents serve none.
+
+    Raises:
+        OperatorSettingsError: When the port is invalid.
+    """
     text = environment.get(POD_METRICS, "").strip()
     if text in ("", "0"):
         return None
@@ -146,11 +173,24 @@ def _pod_metrics(environment: Mapping[str, str]) -> AgentMetrics | None:
 
 
 def _tracing(environment: Mapping[str, str]) -> bool:
-    """Whether a collector is named. The SDK would go on without what it can't read, or log a header with its secret."""
+    """Return whether a collector is configured, and check the variables of the SDK.
+
+    The SDK would continue without a value that it cannot read, or log a header with its secret.
+
+    Raises:
+        OperatorSettingsError: When a variable is invalid.
+    """
 
     def value(name: str) -> tuple[str, str]:
-        both = f"{OTLP}_TRACES_{name}", f"{OTLP}_{name}"
-        return next(((each, text) for each in both if (text := environment.get(each, "").strip())), (both[1], ""))
+        variable_names = f"{OTLP}_TRACES_{name}", f"{OTLP}_{name}"
+        return next(
+            (
+                (variable_name, text)
+                for variable_name in variable_names
+                if (text := environment.get(variable_name, "").strip())
+            ),
+            (variable_names[1], ""),
+        )
 
     variable, endpoint = value("ENDPOINT")
     if not endpoint:
@@ -176,6 +216,11 @@ def _tracing(environment: Mapping[str, str]) -> bool:
 
 
 def _address(environment: Mapping[str, str], name: str) -> tuple[str, int] | None:
+    """Return the host and port that a setting names, or None when it is not set.
+
+    Raises:
+        OperatorSettingsError: When the value is not HOST:PORT.
+    """
     text = environment.get(name)
     if not text:
         return None

@@ -1,4 +1,7 @@
-"""A limit on the pods that are given up for silence alone (decision "Pods are given up for silence one by one")."""
+"""Limit on the pods that are given up because of silence alone.
+
+See the decision "Pods are given up for silence one by one".
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,34 @@ from collections import deque
 from collections.abc import Callable
 
 NAMESPACE_SECONDS = 10.0
-"""From one pod of a namespace to the next."""
+"""Shortest interval in seconds between two pods of a namespace."""
 PER_MINUTE, MINUTE = 6, 60.0
-"""Pods of all namespaces, within any such time."""
+"""Largest number of pods of all namespaces within MINUTE seconds."""
 REMEMBERED_SECONDS = 600.0
-"""For how long a pod counts when it is decided which namespace comes first."""
+"""Number of seconds for which a pod counts when the first namespace is chosen."""
 LATE_SECONDS = 5.0
-"""By which a namespace that waits may be late with its next question and keep its place."""
+"""Number of seconds by which a waiting namespace may ask late and keep its place."""
 
 
 class SilenceLimit:
-    """One pod in 10 s for each namespace, and six a minute in all. Where more are wanted, the namespace that has lost
-    the fewest comes first, so that no namespace uses up what others need."""
+    """Limit of one pod in 10 s for each namespace, and of six pods a minute over all namespaces.
+
+    When more pods are to be given up, the namespace that has lost the fewest comes first, so that no namespace uses up
+    the share of the others.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._granted: deque[tuple[float, str]] = deque()
-        """When, and to which namespace."""
+        """Time and namespace of each pod that was given up."""
         self._waiting: dict[str, float] = {}
-        """Namespaces, in the order in which they first asked; until when each of them keeps its place."""
+        """Waiting namespaces in the order of their first request, with the time until which each keeps its place."""
 
     def ask(self, namespace: str) -> float:
-        """Seconds until the namespace should ask again; 0.0 where a pod of it may be given up now, which counts it."""
+        """Return 0.0 when a pod of the namespace may be given up now, and count it.
+
+        Otherwise, return the number of seconds until the namespace should ask again.
+        """
         now = self._clock()
         while self._granted and self._granted[0][0] <= now - REMEMBERED_SECONDS:
             self._granted.popleft()
@@ -43,21 +52,21 @@ class SilenceLimit:
         return 0.0
 
     def _own_wait(self, namespace: str, now: float) -> float:
-        last = max((at for at, name in self._granted if name == namespace), default=-math.inf)
+        last = max((granted_at for granted_at, name in self._granted if name == namespace), default=-math.inf)
         return last + NAMESPACE_SECONDS - now
 
     def _common_wait(self, namespace: str, now: float) -> float:
-        """Until there is a place for it after those that come first."""
+        """Return the number of seconds until a pod of the namespace is allowed after those that come first."""
         names = list(self._waiting)
         if namespace not in self._waiting:
             names.append(namespace)
         due = [name for name in names if name == namespace or self._own_wait(name, now) <= 0.0]
-        place = sorted(due, key=self._count).index(namespace)
-        recent = [at for at, _ in self._granted if at > now - MINUTE]
+        rank = sorted(due, key=self._count).index(namespace)
+        recent = [granted_at for granted_at, _ in self._granted if granted_at > now - MINUTE]
         free = PER_MINUTE - len(recent)
-        if place < free:
+        if rank < free:
             return 0.0
-        return recent[place - free] + MINUTE - now if place - free < len(recent) else NAMESPACE_SECONDS
+        return recent[rank - free] + MINUTE - now if rank - free < len(recent) else NAMESPACE_SECONDS
 
     def _count(self, namespace: str) -> int:
         return sum(name == namespace for _, name in self._granted)

@@ -1,4 +1,4 @@
-"""The one write of a pass to its job: the status, on the condition that the claim is the one that was observed."""
+"""Write of a pass to its job: the status, on the condition that the claim is still the observed one."""
 
 from __future__ import annotations
 
@@ -23,59 +23,69 @@ from concertina_protocol.log import log_event
 from concertina_protocol.traces import trace_id
 
 SLOTS = 16
-"""Writes of a status that are under way at most, of all jobs together."""
+"""Largest number of status writes under way, over all jobs."""
 CLAIM_FIELDS = ("round", "claimId", "committed")
-"""Of a claim; what makes it another one."""
+"""Fields that identify a claim."""
 
 
 class PreconditionFailed(Exception):
-    """Something that was observed is no longer so: observe and plan again."""
+    """An observation is outdated: observe and plan again."""
 
 
 @dataclass(frozen=True)
 class StatusChange:
+    """Change of a job's status that a plan asks for."""
+
     view: JobView
     tests: list[Raw]
     before: Raw
     wanted: Raw
     only_numbers: bool
     restores: bool
-    """Whether it only says again what another client has taken back since."""
+    """Whether the change only repeats conditions that another client has reverted since."""
 
     @classmethod
     def of(cls, job: CachedJob, plan: Plan) -> StatusChange | None:
-        """None where the job has that status already: the very same object, as a pass in which nothing has changed
-        gives it back, or its equal."""
+        """Return the change that a plan asks for, or None when the job has that status already.
+
+        The status is the same object when a pass changes nothing, or it is equal.
+        """
         view, status = job.view, plan.status
         if status is view.status and job.status:
             return None
-        wanted, before = status.manifest(), view.status.manifest()
-        if wanted == before and job.status:
+        new_status, before = status.manifest(), view.status.manifest()
+        if new_status == before and job.status:
             return None
-        restores = plan.only_conditions and job.taken_back.restores(job.status, wanted)
-        return cls(view, claim_tests(job.status), before, wanted, plan.only_numbers, restores)
+        restores = plan.only_conditions and job.taken_back.restores(job.status, new_status)
+        return cls(view, claim_tests(job.status), before, new_status, plan.only_numbers, restores)
 
 
 class StatusWriter:
+    """Writes the status of jobs."""
+
     def __init__(self, client: Client, cache: ClusterCache, events: Events) -> None:
         self._client = client
         self._cache = cache
         self._events = events
         self._turns = FairLimiter(SLOTS)
         self._dropped: set[tuple[str, str]] = set()
-        """(namespace, path) of fields of the status that the API server was seen to drop."""
+        """(namespace, path) of status fields that the API server has dropped."""
 
     def turn(self, job: CachedJob) -> AbstractAsyncContextManager[bool]:
-        """For one write, which is made within; whether it had to be waited for."""
+        """Return the context of one write, which yields whether the write had to wait for its turn."""
         return self._turns.turn(job.lane)
 
     async def write(self, job: CachedJob, change: StatusChange) -> None:
-        """Raises PreconditionFailed where the claim is not the one that was observed; then nothing is written."""
-        view, before, wanted = change.view, change.before, change.wanted
+        """Write the status of the job.
+
+        Raises:
+            PreconditionFailed: When the claim is not the observed one. Then nothing is written.
+        """
+        view, before, new_status = change.view, change.before, change.wanted
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": view.uid},
             *change.tests,
-            {"op": "add", "path": "/status", "value": wanted},
+            {"op": "add", "path": "/status", "value": new_status},
         ]
         try:
             stored = await self._client.patch(TRAINING_JOBS, view.namespace, view.name, patch, subresource="status")
@@ -83,13 +93,16 @@ class StatusWriter:
             self._cache.on_job(await self._client.get(TRAINING_JOBS, view.namespace, view.name))
             raise PreconditionFailed("the claim is not the one that was observed") from error
         self._cache.on_job(stored, only_numbers=change.only_numbers)
-        job.taken_back.written(wanted, stored.get("status") or {}, change.restores, time.monotonic())
-        _log_changes(job, before, wanted)
-        self._warn_of_dropped(view, dropped(wanted, stored.get("status") or {}))
+        job.taken_back.written(new_status, stored.get("status") or {}, change.restores, time.monotonic())
+        _log_changes(job, before, new_status)
+        self._warn_of_dropped(view, dropped(new_status, stored.get("status") or {}))
 
     async def write_failure(self, job: CachedJob, error: Exception) -> None:
-        """A condition, an event and a line of the log for a pass that raised; the conditions of the next one that does
-        not take its place. Best effort: whatever made the pass fail must not keep this from being tried."""
+        """Report a pass that failed in a condition, an event and a log line.
+
+        The conditions of the next pass that succeeds replace that condition. The report is best effort: it is tried
+        regardless of what made the pass fail, and an error of the API server is only logged.
+        """
         view = job.view
         message = f"{type(error).__name__}: {str(error)[:600] or 'no words'}"
         sentence = (
@@ -134,12 +147,12 @@ class StatusWriter:
 
 
 def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[list[Raw], bool]:
-    """The conditions of a job whose pass raised: as they were, but for three; and whether that is news."""
+    """Return the conditions of a job whose pass failed, and whether they are news. All but three are unchanged."""
     before = {condition["type"]: condition for condition in status.get("conditions") or ()}
     now = rfc3339(int(time.time()))
     news = False
     if (reconciling := before.get(ConditionType.RECONCILING)) and reconciling.get("status") == "True":
-        # A tool that sees it waits on, whatever Stalled says.
+        # A tool that sees Reconciling keeps waiting, whatever the value of Stalled.
         stopped = {"status": "False", "reason": ConditionType.RECONCILE_ERROR.value, "message": ""}
         before[ConditionType.RECONCILING] = {**reconciling, **stopped, "lastTransitionTime": now}
     for kind in (ConditionType.RECONCILE_ERROR, ConditionType.STALLED):
@@ -157,47 +170,53 @@ def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[lis
     return list(before.values()), news
 
 
-def dropped(wanted: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
-    """Paths of fields that were written and are not there; of lists, of their first entry."""
-    if wanted == stored:
+def dropped(written: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
+    """Return the paths of fields that were written but are not stored. Only the first entry of a list is compared."""
+    if written == stored:
         return ()
-    found: list[str] = []
-    for name, value in wanted.items():
-        here = f"{path}.{name}"
+    missing_paths: list[str] = []
+    for name, value in written.items():
+        field_path = f"{path}.{name}"
         if name not in stored:
-            found.append(here)
+            missing_paths.append(field_path)
             continue
-        kept = stored[name]
-        if isinstance(value, list) and isinstance(kept, list) and value and kept:
-            value, kept, here = value[0], kept[0], f"{here}[]"
-        if isinstance(value, dict) and isinstance(kept, dict):
-            found += dropped(value, kept, here)
-    return tuple(found)
+        stored_value = stored[name]
+        if isinstance(value, list) and isinstance(stored_value, list) and value and stored_value:
+            value, stored_value, field_path = value[0], stored_value[0], f"{field_path}[]"
+        if isinstance(value, dict) and isinstance(stored_value, dict):
+            missing_paths += dropped(value, stored_value, field_path)
+    return tuple(missing_paths)
 
 
 def claim_tests(status: Raw) -> list[Raw]:
-    """The part of a JSON patch that holds only while `status.world.claim`, the number of failures and the samples left
-    out are those in `status`: between two claims a deposed operator's late write would take back what has been counted.
+    """Return the part of a JSON patch that guards a status write against a deposed operator.
 
-    Its texts are left out: the API server compares strings as they are escaped, and Go's way is not Python's (decision
-    "One status write a pass")."""
+    It holds only while `status.world.claim`, the number of failures and the skipped samples are those in `status`.
+    Between two claims, a deposed operator's late write would revert these counts.
+
+    The claim's texts are left out: the API server compares strings as they are escaped, and Go escapes them differently
+    from Python (decision "One status write a pass").
+    """
     paths = ("skipped",), ("restarts", "total"), *(("world", "claim", name) for name in CLAIM_FIELDS)
     return list({test["path"]: test for test in (_test(status, path) for path in paths)}.values())
 
 
 def _test(status: Raw, path: tuple[str, ...]) -> Raw:
-    """That the field is as it is in `status`; where it or what holds it is absent, that this is absent."""
+    """Return the operation that tests a field for its value in `status`.
+
+    When the field or its parent is absent there, the operation tests that this is absent.
+    """
     value: Any = status or None
-    at = "/status"
+    pointer = "/status"
     for name in path:
         if not isinstance(value, Mapping):
             break
-        value, at = value.get(name), f"{at}/{name}"
-    return {"op": "test", "path": at, "value": value}
+        value, pointer = value.get(name), f"{pointer}/{name}"
+    return {"op": "test", "path": pointer, "value": value}
 
 
 def _log_changes(job: CachedJob, before: Raw, after: Raw) -> None:
-    """A line for each round claimed or committed, and for each condition that changed."""
+    """Log each round that was claimed or committed, and each condition that changed."""
     old, new = before.get("world") or {}, after.get("world") or {}
     claim = new.get("claim") or {}
     if claim and claim["claimId"] != (old.get("claim") or {}).get("claimId"):

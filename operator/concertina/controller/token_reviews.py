@@ -1,6 +1,6 @@
-"""Ask the API server whether a token may read the operator's metrics.
+"""Reviews by the API server of whether a token may read the operator's metrics.
 
-A TokenReview, then a SubjectAccessReview of `get` on the URL /metrics, as controller-runtime does it.
+A review is a TokenReview, then a SubjectAccessReview of `get` on the URL /metrics, as in controller-runtime.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from concertina.kube.errors import Unreachable
 from concertina.kube.resources import ACCESS_REVIEWS, TOKEN_REVIEWS, Raw
 
 ALLOWED_SECONDS, REFUSED_SECONDS = 60.0, 10.0
-"""How long an answer of the API server holds."""
+"""Number of seconds for which an answer of the API server is valid: when it allows, and when it refuses."""
 REMEMBERED = 256
-"""Answers of each kind. Refusals are kept apart: random tokens must not push out those that are allowed."""
+"""Largest number of answers of each kind. Refusals are stored separately: random tokens must not evict allowed ones."""
 AT_ONCE, WAITING = 2, 32
-"""Reviews under way, and callers that may wait for one, so that strangers put little load on the API server."""
+"""Largest number of reviews under way, and of callers that wait for one.
+
+This bounds the load that unknown clients put on the API server.
+"""
 PATH = "/metrics"
 
 
 class TokenVerdict(enum.Enum):
-    """The outcome for a request that shows a token."""
+    """Outcome for a request that presents a token."""
 
     ALLOWED = enum.auto()
     UNKNOWN_TOKEN = enum.auto()
     FORBIDDEN = enum.auto()
-    """The token is good, and its account may not read metrics."""
+    """The token is valid, but its account may not read metrics."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class _Answer:
 
 
 class TokenReviews:
-    """Asks the API server about each token once in a while. Tokens are kept as hashes only."""
+    """Cache of the API server's answers about tokens. Tokens are stored only as hashes."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -53,24 +56,29 @@ class TokenReviews:
         self._waiting = 0
 
     async def verdict(self, token: str) -> TokenVerdict:
-        """Raises ApiError where the API server can't say, or is asked about too many tokens already."""
+        """Return the API server's verdict on the token.
+
+        Raises:
+            ApiError: When the API server gives no verdict.
+            Unreachable: When too many tokens wait for a review.
+        """
         key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        if (known := self._known(key)) is not None:
-            return known
+        if (cached := self._cached(key)) is not None:
+            return cached
         if self._waiting >= WAITING:
             raise Unreachable(429, "TooManyRequests", "too many unknown tokens are shown at once")
         self._waiting += 1
         try:
             async with self._turns:
-                if (known := self._known(key)) is not None:  # another request with the same token was first
-                    return known
+                if (cached := self._cached(key)) is not None:  # another request with the same token was first
+                    return cached
                 verdict = await self._reviewed(token)
         finally:
             self._waiting -= 1
         self._remember(key, verdict)
         return verdict
 
-    def _known(self, key: bytes) -> TokenVerdict | None:
+    def _cached(self, key: bytes) -> TokenVerdict | None:
         answer = self._allowed.get(key) or self._refused.get(key)
         return answer.verdict if answer is not None and self._clock() < answer.until else None
 
@@ -85,12 +93,12 @@ class TokenReviews:
 
     async def _reviewed(self, token: str) -> TokenVerdict:
         review: Raw = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-        answer: Raw = (await self._client.create(TOKEN_REVIEWS, None, review)).get("status") or {}
-        if answer.get("authenticated") is not True:
+        token_status: Raw = (await self._client.create(TOKEN_REVIEWS, None, review)).get("status") or {}
+        if token_status.get("authenticated") is not True:
             return TokenVerdict.UNKNOWN_TOKEN
-        user: Raw = answer.get("user") or {}
-        asked: Raw = {"nonResourceAttributes": {"path": PATH, "verb": "get"}, "user": user.get("username", "")}
-        asked |= {name: user[name] for name in ("uid", "groups", "extra") if user.get(name)}
-        access: Raw = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": asked}
-        allowed: Raw = (await self._client.create(ACCESS_REVIEWS, None, access)).get("status") or {}
-        return TokenVerdict.ALLOWED if allowed.get("allowed") is True else TokenVerdict.FORBIDDEN
+        user: Raw = token_status.get("user") or {}
+        access_request: Raw = {"nonResourceAttributes": {"path": PATH, "verb": "get"}, "user": user.get("username", "")}
+        access_request |= {name: user[name] for name in ("uid", "groups", "extra") if user.get(name)}
+        access: Raw = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": access_request}
+        access_status: Raw = (await self._client.create(ACCESS_REVIEWS, None, access)).get("status") or {}
+        return TokenVerdict.ALLOWED if access_status.get("allowed") is True else TokenVerdict.FORBIDDEN

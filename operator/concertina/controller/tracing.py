@@ -1,6 +1,9 @@
-"""Rounds as OpenTelemetry traces, to a collector by OTLP over HTTP. They are sent beside the passes, in a thread of the
-SDK's, and dropped where that is behind: no pass ever waits for a collector (decision "Traces are dropped, not waited
-for"). Where and how they are sent is said by OpenTelemetry's own variables (docs/tracing.md)."""
+"""Rounds as OpenTelemetry traces, sent to a collector by OTLP over HTTP.
+
+A thread of the SDK sends them outside the passes and drops them when it is behind, so no pass ever waits for a
+collector (decision "Traces are dropped, not waited for"). OpenTelemetry's own variables configure where and how they
+are sent (docs/tracing.md).
+"""
 
 from __future__ import annotations
 
@@ -24,36 +27,38 @@ from concertina.plan.actions import RoundTrace, Span
 from concertina_protocol.traces import trace_id
 
 NAME = "concertina-operator"
-"""Of the service, where OTEL_SERVICE_NAME says no other."""
+"""Service name, unless OTEL_SERVICE_NAME sets another one."""
 QUEUE = 8192
-"""Spans that wait to be sent: 600 rounds of small jobs."""
+"""Largest number of spans that wait to be sent: 600 rounds of small jobs."""
 BATCH, DELAY_SECONDS = 512, 1.0
 FAREWELL_SECONDS = 2.0
-"""For what waits, when the operator ends."""
+"""Time in seconds for sending the waiting spans when the operator ends."""
 NANO = 10**9
 
 
 class SpanResult(enum.StrEnum):
+    """Result for a span, as a label of the metric."""
+
     EXPORTED = "exported"
     FAILED = "failed"
-    """The collector did not take them, or not in time."""
+    """The collector did not accept the span, or not in time."""
     DROPPED = "dropped"
-    """Too many waited."""
+    """Too many spans were waiting."""
 
 
 metrics.begin_at_zero(metrics.TRACE_SPANS, SpanResult)
 Export = Callable[[str, RoundTrace], None]
-"""Takes a job's uid and the trace of one of its rounds; returns at once."""
+"""Function that takes a job's uid and the trace of one of its rounds, and returns immediately."""
 
 
 @contextlib.asynccontextmanager
 async def exporting(on: bool) -> AsyncIterator[Export | None]:
-    """None where traces are off."""
+    """Yield the function that exports traces, or None when traces are off."""
     if not on:
         yield None
         return
     session = requests.Session()
-    session.stream = True  # what a collector answers is never read, however much that is
+    session.stream = True  # the body of a collector's answer is never read, whatever its size
     traces = _Traces(OTLPSpanExporter(session=session))
     try:
         yield traces.export
@@ -65,7 +70,7 @@ async def exporting(on: bool) -> AsyncIterator[Export | None]:
 
 
 class _Ids(RandomIdGenerator):
-    """The next trace's id is known."""
+    """Generator of ids that uses a given id for the next trace."""
 
     trace = 0
 
@@ -74,13 +79,16 @@ class _Ids(RandomIdGenerator):
 
 
 class _Counted(SpanExporter):
+    """Exporter that counts the spans by result."""
+
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self._ended = threading.Event()
         self.done = 0
-        """Spans that wait no more; counted in the SDK's thread alone."""
+        """Number of spans that no longer wait. Only the SDK's thread counts them."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export the spans, or fail them after `shutdown`."""
         result = SpanExportResult.FAILURE
         try:
             if not self._ended.is_set():
@@ -92,13 +100,15 @@ class _Counted(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Ends a wait between two tries, too."""
+        """Stop exporting. This also ends a wait between two tries."""
         if not self._ended.is_set():
             self._ended.set()
             self._exporter.shutdown()
 
 
 class _Traces:
+    """Tracer of rounds with a bounded queue."""
+
     def __init__(self, exporter: SpanExporter) -> None:
         self._ids, self._counted = _Ids(), _Counted(exporter)
         resource = Resource({"service.name": NAME}).merge(OTELResourceDetector().detect())
@@ -107,35 +117,36 @@ class _Traces:
             BatchSpanProcessor(self._counted, QUEUE, DELAY_SECONDS * 1000, max_export_batch_size=BATCH)
         )
         self._tracer = self._provider.get_tracer("concertina")
-        self._taken = 0
+        self._queued = 0
 
     def close(self) -> None:
-        """Returns when all that waits was sent, or `give_up` was called."""
+        """Return when all waiting spans are sent, or when `give_up` is called."""
         self._provider.shutdown()
 
     def give_up(self) -> None:
+        """Drop the waiting spans."""
         self._counted.shutdown()
 
     def export(self, uid: str, round: RoundTrace) -> None:
-        """A trace is dropped whole: half of one tells nothing."""
+        """Queue the trace of a round, or drop it as a whole, because half a trace is of no use."""
         size = _size(round.root)
-        if self._taken - self._counted.done + size > QUEUE:
+        if self._queued - self._counted.done + size > QUEUE:
             metrics.TRACE_SPANS.labels(SpanResult.DROPPED).inc(size)
             return
         self._ids.trace = int(trace_id(uid, round.round), 16)
         self._emit(round.root, trace.set_span_in_context(trace.INVALID_SPAN))
 
-    def _emit(self, told: Span, parent: Context) -> None:
+    def _emit(self, recorded: Span, parent: Context) -> None:
         span = self._tracer.start_span(
-            told.name, parent, attributes=dict(told.attributes), start_time=int(told.begin * NANO)
+            recorded.name, parent, attributes=dict(recorded.attributes), start_time=int(recorded.begin * NANO)
         )
-        self._taken += span.is_recording()
-        if told.error:
-            span.set_status(trace.Status(trace.StatusCode.ERROR, told.error))
+        self._queued += span.is_recording()
+        if recorded.error:
+            span.set_status(trace.Status(trace.StatusCode.ERROR, recorded.error))
         within = trace.set_span_in_context(span)
-        for child in told.children:
+        for child in recorded.children:
             self._emit(child, within)
-        span.end(int(told.end * NANO))
+        span.end(int(recorded.end * NANO))
 
 
 def _size(span: Span) -> int:

@@ -1,6 +1,9 @@
-"""What a pass leaves to be written beside the passes: a job recovers while the API server is slow to take its pods, or
-refuses them (decision "Pods are written beside the passes"). `WriteQueue` says when: all jobs together have SLOTS of
-these writes under way, in turns, and one job at most its window. `ObjectWriter` does one."""
+"""Writes that a pass leaves to be done outside the passes.
+
+A job can recover while the API server is slow to accept its pods, or refuses them (decision "Pods are written beside
+the passes"). `WriteQueue` decides when: all jobs together have SLOTS of these writes under way, in turns, and one job
+has at most its window. `ObjectWriter` performs one write.
+"""
 
 from __future__ import annotations
 
@@ -28,31 +31,44 @@ from concertina.turns import FairLimiter
 from concertina_protocol.log import log_event
 
 SLOTS, A_TURN = 16, 16
-"""A job's pods are written side by side, up to a turn of them: with one each a thousand jobs that start together would
-all train at the end, and none before."""
+"""Number of writes under way, and the number of one job's pods that are written together in one turn.
+
+With one pod a turn, of a thousand jobs that start together, all would start to train at the end and none before.
+"""
 SMALLEST, FIRST, LARGEST = 1, 16, 64
-"""Creates of one job that are under way at most: after one was refused, at first, and in the end. It grows by one with
-each that is taken, so a quota is not asked a thousand times (Kubernetes' Job controller starts slowly, too)."""
+"""Largest number of creates of one job under way: after a refusal, at first, and at most.
+
+It grows by one with each create that succeeds, so a quota is not hit a thousand times. Kubernetes' Job controller
+starts slowly, too.
+"""
 SECRET_SECONDS = 60.0
-"""A job's Secret is made again (a 409 is fine) before pods are created later than this: the operator can't read it."""
+"""Age in seconds after which a job's Secret is created again before its pods are, because the operator cannot read it.
+
+The response 409 is expected.
+"""
 metrics.begin_at_zero(metrics.CREATE_REJECTIONS, [kind.name.lower() for kind in Refusal])
 
 
 @dataclass
 class _Window:
+    """Writes of one job."""
+
     wanted: Mapping[Hashable, Action] = field(default_factory=dict)
-    """By the last pass."""
+    """Writes of the last pass."""
     under_way: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
-    """Those that wait for their turn among them."""
+    """Tasks of the writes, including those that wait for their turn."""
     size: int = FIRST
     full: bool = False
-    """Whether creates that the last pass wanted were left out."""
+    """Whether creates of the last pass did not fit into the window."""
 
 
 class WriteQueue:
-    """`write` does one action and says whether it was taken; it may raise, which `failed` hears. `changed` is called
-    after a create where the next one has waited for it. `may_act`: False while another operator may be the one that
-    acts; then nothing is written, and a later pass plans it again."""
+    """Queue of the writes of all jobs.
+
+    `write` performs one action and returns whether the API server accepted it. An exception of it is passed to
+    `failed`. `changed` is called after a create for which the next one has waited. Nothing is written while `may_act`
+    returns False, because another operator may be the leader; a later pass plans the write again.
+    """
 
     def __init__(
         self,
@@ -69,30 +85,33 @@ class WriteQueue:
         self._windows: dict[str, _Window] = {}
 
     def start(self, job: CachedJob, actions: Iterable[Action]) -> None:
-        """All that this pass wants written: begin what is not under way already, as far as the window goes; the rest
-        is planned again by a later pass. What waits for its turn and is not wanted any more is not written (decision
-        "What waits is written as it is wanted then"). What was planned before a create came to its end names that pod
-        again: it is left out."""
+        """Start the writes of this pass that are not under way already, as far as the window allows.
+
+        A later pass plans the rest again. A write that waits for its turn is dropped when it is no longer planned
+        (decision "What waits is written as it is wanted then"). A plan that was made before a create ended names that
+        pod again, and that create is left out.
+        """
         window = self._windows.setdefault(job.view.uid, _Window())
         window.wanted = {_identity(action): action for action in actions}
-        there = {pod.name for pod in job.pods.values()}
-        left, window.full = window.size - _creates(window), False
+        existing_names = {pod.name for pod in job.pods.values()}
+        free_slots, window.full = window.size - _creates(window), False
         for key, action in window.wanted.items():
             creates = isinstance(action, CreatePod | CreateRendezvous)
-            if creates and left <= 0:
+            if creates and free_slots <= 0:
                 window.full = True
                 continue
-            if key not in window.under_way and _name(job, action) not in there:
+            if key not in window.under_way and _name(job, action) not in existing_names:
                 window.under_way[key] = asyncio.create_task(self._do(job, window, key, action))
-                left -= creates
+                free_slots -= creates
         self._drop_idle(job.view.uid, window)
 
     def forget(self, uid: str) -> None:
-        """The job is gone. What is under way for it comes to its own end, and what waits for its turn is left."""
+        """Forget a job that is gone. Its writes under way complete, and those that wait for their turn are dropped."""
         if window := self._windows.pop(uid, None):
             window.wanted = {}
 
     def close(self) -> None:
+        """Cancel all writes."""
         for window in self._windows.values():
             for task in window.under_way.values():
                 task.cancel()
@@ -100,21 +119,21 @@ class WriteQueue:
     async def _do(self, job: CachedJob, window: _Window, key: Hashable, action: Action) -> None:
         creates = isinstance(action, CreatePod | CreateRendezvous)
         error: Exception | None = None
-        taken: bool | None = None
+        accepted: bool | None = None
         try:
             async with self._turns.turn(job.lane, job.view.uid):
                 if not self._may_act():
                     self._changed(job.view.uid)
                 elif key in window.wanted:
                     action = window.wanted[key]
-                    taken = await self._write(job, action)
-        except Exception as raised:
-            error, taken = raised, False
+                    accepted = await self._write(job, action)
+        except Exception as failure:
+            error, accepted = failure, False
         finally:
             del window.under_way[key]
         if creates:
-            if taken is not None:
-                window.size = min(window.size + 1, LARGEST) if taken else SMALLEST
+            if accepted is not None:
+                window.size = min(window.size + 1, LARGEST) if accepted else SMALLEST
             if window.full:
                 self._changed(job.view.uid)
         if error is not None:
@@ -122,7 +141,7 @@ class WriteQueue:
         self._drop_idle(job.view.uid, window)
 
     def _drop_idle(self, uid: str, window: _Window) -> None:
-        """What is as at first need not be remembered."""
+        """Drop a window that is in its initial state."""
         if not window.under_way and window.size >= FIRST and self._windows.get(uid) is window:
             del self._windows[uid]
 
@@ -132,7 +151,7 @@ def _creates(window: _Window) -> int:
 
 
 def _name(job: CachedJob, action: Action) -> str:
-    """Of the pod that it creates; empty where it creates none."""
+    """Return the name of the pod that the action creates, or empty when it creates none."""
     match action:
         case CreateRendezvous():
             return rendezvous_name(job.view.name, action.round)
@@ -143,7 +162,10 @@ def _name(job: CachedJob, action: Action) -> str:
 
 
 def _identity(action: Action) -> Hashable:
-    """The same for two actions of which one is enough: a pod is made once, whatever nodes the later plan avoids."""
+    """Return a key that is the same for two actions of which one is enough.
+
+    A pod is created once, whatever nodes a later plan avoids.
+    """
     if isinstance(action, CreatePod):
         return CreatePod(action.index, action.attempt)
     if isinstance(action, DeletePod):
@@ -153,16 +175,23 @@ def _identity(action: Action) -> Hashable:
 
 @dataclass
 class ObjectWriter:
+    """Performs the writes of pods, Secrets and jobs."""
+
     client: Client
-    """Tries each write once: whoever plans tries again."""
+    """Client that tries each write once, because the planner tries again."""
     cache: ClusterCache
     pod_settings: PodSettings
     keys: MasterKeys
     assume: Callable[[Raw], None]
-    """Takes a pod that a write of ours returned, so that nothing is planned on what came before it."""
+    """Function that takes a pod that a write returned, so that no plan is made on an older version of it."""
 
     async def write(self, job: CachedJob, action: Action) -> bool:
-        """False where the API server refused it for a reason that is kept in the cache."""
+        """Perform the action, and return False when the API server refused it for a reason that the cache holds.
+
+        Raises:
+            TypeError: When the action is of an unknown kind.
+            PreconditionFailed: When the observation is outdated, or the job's Secret was refused.
+        """
         match action:
             case CreateSecret():
                 await self._create_secret(job)
@@ -181,6 +210,12 @@ class ObjectWriter:
         return True
 
     async def _create_secret(self, job: CachedJob) -> None:
+        """Create the job's Secret, unless it was created recently.
+
+        Raises:
+            TypeError: When the job's master key is not known.
+            PreconditionFailed: When the API server refuses the Secret.
+        """
         async with job.secret:
             if job.secret_made_at is not None and time.monotonic() <= job.secret_made_at + SECRET_SECONDS:
                 return
@@ -191,7 +226,7 @@ class ObjectWriter:
             try:
                 await self.client.create(SECRETS, job.view.namespace, secret_manifest(job.view, data))
             except AlreadyExists:
-                pass  # made by an earlier pass; its name has the job's uid in it, so it is this job's
+                pass  # created by an earlier pass: its name contains the job's uid
             except (Conflict, Forbidden, Invalid, WebhookFailed) as error:
                 self._refused(job, error, "Secret")
                 job.secret_made_at = None
@@ -199,6 +234,11 @@ class ObjectWriter:
             job.secret_made_at = time.monotonic()
 
     async def _create_pod(self, job: CachedJob, create: CreatePod | CreateRendezvous) -> bool:
+        """Create a pod, and return False when the API server refuses it.
+
+        Raises:
+            PreconditionFailed: When the spec is not readable, or the pod existed and is gone now.
+        """
         view = job.view
         if view.spec is None:
             raise PreconditionFailed("a pod of a job whose spec can't be read any more")
@@ -212,14 +252,14 @@ class ObjectWriter:
         try:
             stored = await self.client.create(PODS, view.namespace, manifest, strict=True)
         except AlreadyExists:
-            # By a pod of ours, where an answer was lost or our view is stale.
+            # It is this job's pod when a response was lost or the cache is stale.
             try:
                 stored = await self.client.get(PODS, view.namespace, name)
             except NotFound as error:
                 raise PreconditionFailed(f"pod {name} was there and is gone") from error
             owners: Iterable[Raw] = stored["metadata"].get("ownerReferences") or ()
             if not any(owner["uid"] == view.uid for owner in owners):
-                # Not deleted, as it may be anybody's (decision "Names that are taken are passed over").
+                # The pod may belong to anyone, so it is not deleted (decision "Names that are taken are passed over").
                 log_event("name taken", **job.named(), pod=name)
                 self.cache.name_taken(view.uid, name)
                 return True
@@ -231,32 +271,35 @@ class ObjectWriter:
         self.assume(stored)
         return True
 
-    def _refused(self, job: CachedJob, error: Conflict | Forbidden | Invalid | WebhookFailed, what: str) -> None:
+    def _refused(self, job: CachedJob, error: Conflict | Forbidden | Invalid | WebhookFailed, object_name: str) -> None:
         kind = refusal(error)
         metrics.CREATE_REJECTIONS.labels(kind.name.lower()).inc()
         ends = isinstance(error, NamespaceEnds)
         self.cache.create_refused(job.view.uid, kind, error.message, namespace_ends=ends)
-        log_event("create refused", **job.named(), pod=what, kind=kind.name, message=error.message)
+        log_event("create refused", **job.named(), pod=object_name, kind=kind.name, message=error.message)
 
     async def _delete_pod(self, job: CachedJob, delete: DeletePod) -> None:
         grace = 0 if delete.force else None
         try:
-            left = await self.client.delete(PODS, job.view.namespace, delete.name, uid=delete.uid, grace=grace)
+            deleting_pod = await self.client.delete(PODS, job.view.namespace, delete.name, uid=delete.uid, grace=grace)
         except Conflict:
-            return  # another pod by now has the name
+            return  # another pod has the name by now
         log_event("pod deleted", **job.named(), pod=delete.name, reason=delete.reason, force=delete.force)
-        if left is not None and not delete.force:
-            self.assume(left)
+        if deleting_pod is not None and not delete.force:
+            self.assume(deleting_pod)
 
     async def _end_pod(self, job: CachedJob, end: EndPod) -> None:
-        """Not deleted, which would take its log along (decision "A failed job's pods are ended in place")."""
+        """End a pod without deleting it, because its log would be lost.
+
+        See the decision "A failed job's pods are ended in place".
+        """
         patch: list[Raw] = [
             {"op": "test", "path": "/metadata/uid", "value": end.uid},
             *({"op": "add", "path": f"/spec/{field}", "value": value} for field, value in END_POD.items()),
         ]
         try:
             stored = await self.client.patch(PODS, job.view.namespace, end.name, patch)
-        except (NotFound, Forbidden, Invalid) as error:  # one that does not end is deleted in the end
+        except (NotFound, Forbidden, Invalid) as error:  # a pod that does not end is deleted later
             log_event("end refused", **job.named(), pod=end.name, message=error.message)
             return
         log_event("pod ended", **job.named(), pod=end.name, reason=end.reason)

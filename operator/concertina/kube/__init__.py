@@ -1,1 +1,1 @@
-"""The only package that talks to Kubernetes: its client, its errors, and how it is reached."""
+"""The only package that talks to Kubernetes: its client, its errors, and the access to the API server."""

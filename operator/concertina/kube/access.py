@@ -1,6 +1,6 @@
-"""How to reach the API server: KUBECONFIG, the service account of the pod, or ~/.kube/config.
+"""Access to the API server: KUBECONFIG, the service account of the pod, or ~/.kube/config.
 
-The loading is kubernetes.aio's (exec plugins, OIDC, tokens that are renewed); the requests are our own, see client.py.
+kubernetes.aio loads it (exec plugins, OIDC, tokens that are renewed). concertina sends its own requests, see client.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class NoAccess(Exception):
-    """No usable configuration; the sentence says what was tried."""
+    """There is no usable configuration. The message says what was tried."""
 
 
 class Access:
@@ -26,7 +26,7 @@ class Access:
         self._reload = reload
         self._lock = asyncio.Lock()
         self.namespace = namespace
-        """Of the kubeconfig's context or the pod; `default` where none is named."""
+        """Namespace of the kubeconfig's context or of the pod, or `default` when none is named."""
 
     @property
     def server(self) -> str:
@@ -38,7 +38,7 @@ class Access:
 
     @property
     def certificate(self) -> tuple[str, str | None] | None:
-        """Files of the client certificate and its key."""
+        """Files of the client certificate and its key, or None without one."""
         configuration = self._configuration
         return (configuration.cert_file, configuration.key_file) if configuration.cert_file else None
 
@@ -55,18 +55,22 @@ class Access:
         return self._configuration.proxy or None
 
     async def authorization(self) -> str:
-        """The Authorization header, empty where a certificate is all there is. Renewed by its source when it is due."""
+        """Return the Authorization header, or an empty string when the credentials are only a certificate.
+
+        The header's source renews it when it is due.
+        """
         return await self._configuration.get_api_key_with_prefix("BearerToken") or ""
 
     async def renew(self, refused: str) -> None:
-        """Read the credentials again, once for all that were refused with the same ones."""
+        """Read the credentials again, once for all requests that were refused with the same ones."""
         async with self._lock:
             if await self.authorization() == refused:
                 await self._reload(self._configuration)
 
     def ssl_context(self) -> ssl.SSLContext:
+        """Return the TLS context for connections to the API server."""
         context = ssl.create_default_context(cafile=self.ca_file)
-        # Kubernetes' own test CAs and many in the field lack the key identifiers that Python 3.13 insists on.
+        # Kubernetes' own test CAs and many others lack the key identifiers that Python 3.13 requires.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if not self.verify:
             context.check_hostname = False
@@ -77,11 +81,17 @@ class Access:
 
 
 async def load(kubeconfig: str | None = None, context: str | None = None) -> Access:
-    """The access that `kubeconfig`, KUBECONFIG, the pod's service account or ~/.kube/config gives, in this order."""
+    """Return the access to the API server from the first source that is present.
+
+    The sources are `kubeconfig`, KUBECONFIG, the pod's service account, and ~/.kube/config, in this order.
+
+    Raises:
+        NoAccess: When there is no usable configuration.
+    """
     path = kubeconfig or os.environ.get("KUBECONFIG") or ""
     file = _expanded(path or "~/.kube/config")
-    os.environ.setdefault("HOME", "/")  # the import below asks for it, and a user without a name has none
-    from kubernetes.aio import client, config  # 1 s of imports: only when a cluster is really talked to
+    os.environ.setdefault("HOME", "/")  # the import below reads it, and a user without a name has none
+    from kubernetes.aio import client, config  # imports take 1 s: only when a cluster is used
 
     configuration = client.Configuration()
     if not path and os.environ.get("KUBERNETES_SERVICE_HOST"):
@@ -102,7 +112,7 @@ async def load(kubeconfig: str | None = None, context: str | None = None) -> Acc
         loader = await from_file(configuration)
         context_of_file: dict[str, Any] = loader.current_context["context"]
         return Access(configuration, str(context_of_file.get("namespace") or "default"), from_file)
-    except Exception as error:  # the loader has no error of its own for most of what a file may hold
+    except Exception as error:  # the loader has no error of its own for most invalid files
         raise NoAccess(
             f"No cluster to talk to: {file} can't be used ({str(error)[:400]}). Set KUBECONFIG, or start a local "
             "cluster with `concertina local up`."
@@ -117,4 +127,4 @@ def _pod_namespace() -> str:
 
 
 def _expanded(path: str) -> str:
-    return os.path.expanduser(path)  # which leaves ~ as it is where there is no home
+    return os.path.expanduser(path)  # leaves ~ unchanged when there is no home directory

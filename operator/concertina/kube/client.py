@@ -1,8 +1,9 @@
-"""A thin client of raw dicts. Typed objects cost 5 to 10 times the CPU on lists of thousands
-(decision "kubernetes.aio for access, requests by hand").
+"""Thin client of raw dicts for the API server.
 
-Every request is tried again on 429, 5xx and lost connections, with back-off and jitter, until `give_up_after` seconds
-have passed; then Unreachable is raised. What is not tried again is raised as the exception of errors.py.
+Typed objects cost 5 to 10 times the CPU on lists of thousands (decision "kubernetes.aio for access, requests by hand").
+
+The client retries every request on 429, 5xx and lost connections, with back-off and jitter, until `give_up_after`
+seconds have passed. Then it raises Unreachable. An error that is not retried is raised as an exception of errors.py.
 """
 
 from __future__ import annotations
@@ -29,26 +30,36 @@ from concertina.kube.resources import PODS, SERVER_VERSION, Raw, Resource
 
 REQUEST_SECONDS = 15.0
 WATCH_SILENCE_SECONDS = 75.0
-"""A watch gets a bookmark at least every minute; one that is silent for longer is dead."""
+"""Silence in seconds after which a watch counts as dead. A watch gets a bookmark at least every minute."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 3.0
-"""Until a request is tried again; an API server that has just started asks for 30, and is there a second later."""
+"""First and longest delay in seconds before a request is retried.
+
+An API server that has just started asks for 30, but is ready a second later.
+"""
 _LOST = (aiohttp.ClientError, TimeoutError)
-"""Connections that break, and answers that are none: a proxy's refusal to connect, redirects in a circle, no HTTP."""
+"""Errors of broken connections, and of responses that are not HTTP.
+
+Examples are a proxy that refuses to connect, and a redirect loop.
+"""
 _PATCHES: dict[type, str] = {list: "application/json-patch+json", dict: "application/merge-patch+json"}
 
 DRY_RUN = {"dryRun": "All"}
 
 log = logging.getLogger(__name__)
 MOST_MESSAGE = 128 * 1024 * 1024
-"""Bytes of one message of a websocket."""
+"""Largest size in bytes of one websocket message."""
 FIRST_LIMIT, MOST_LIMIT = 32, 500
-"""Objects of a page: of the first one, and of any."""
+"""Number of objects in the first page, and the largest number in any page."""
 PAGE_BYTES, MOST_PAGE_BYTES = 1 << 20, 2 << 20
-"""The size that pages come to have, and the one at which a page is given up. Decoded, a page takes up to 25 times as
-much memory."""
+"""Target size of a page in bytes, and the size at which a page is abandoned.
+
+Decoded, a page takes up to 25 times as much memory.
+"""
 READ_AHEAD = 1024 * 1024
-"""Bytes of a stream that may wait to be read here: the API server ends a watch whose client is slow, and the pods of
-five jobs that start in a second are a megabyte."""
+"""Number of bytes of a stream that may wait to be read.
+
+The API server ends a watch whose client is slow, and the pods of five jobs that start in one second are a megabyte.
+"""
 T = TypeVar("T")
 
 
@@ -56,28 +67,31 @@ class _PageTooLarge(Exception):
     pass
 
 
-async def once_reachable(what: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """What `ask` returns, as soon as the API server can be reached, however long that takes: who has nothing to do
-    without it waits, instead of ending and being started again, ever more slowly. Other errors are raised."""
+async def once_reachable(purpose: str, ask: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of `ask` as soon as the API server is reachable, however long that takes.
+
+    A caller that cannot do anything without the result waits, instead of being restarted with increasing delays. Other
+    errors are raised.
+    """
     failures = 0
     while True:
         try:
             return await ask()
         except Unreachable as error:
             level = logging.INFO if failures else logging.WARNING
-            log.log(level, "%s: %s; asked again until the API server answers", what, error)
+            log.log(level, "%s: %s; asked again until the API server answers", purpose, error)
             await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
             failures += 1
 
 
 class Client:
-    """Requests to one API server; an async context manager."""
+    """Requests to one API server. It is an async context manager."""
 
     def __init__(self, access: Access, give_up_after: float = 30.0, connections: int = 64) -> None:
         self.access = access
         self.give_up_after = give_up_after
         self.requests = 0
-        """Sent so far, watches and repetitions included."""
+        """Number of requests sent so far, including watches and retries."""
         self._host = urllib.parse.urlsplit(access.server).netloc.rpartition("@")[2]
         self._connections = connections
         self._session: aiohttp.ClientSession | None = None
@@ -87,7 +101,7 @@ class Client:
         self._session = aiohttp.ClientSession(
             connector=connector, skip_auto_headers=["User-Agent"], read_bufsize=READ_AHEAD
         )
-        self._slots = asyncio.Semaphore(self._connections)  # of requests; watches and logs stay open beside them
+        self._slots = asyncio.Semaphore(self._connections)  # for requests; watches and logs do not count
         return self
 
     async def __aexit__(
@@ -109,11 +123,11 @@ class Client:
         fields: str = "",
         chunk: int = MOST_LIMIT,
     ) -> tuple[list[Raw], str]:
-        """All objects, and the resourceVersion of the list."""
+        """Return all objects, and the resourceVersion of the list."""
         items, version = list[Raw](), ""
-        async for some, at in self.pages(resource, namespace, labels, fields, chunk):
-            items += some
-            version = at
+        async for page, list_version in self.pages(resource, namespace, labels, fields, chunk):
+            items += page
+            version = list_version
         return items, version
 
     async def pages(
@@ -126,9 +140,13 @@ class Client:
     ) -> AsyncIterator[tuple[list[Raw], str]]:
         """Yield all objects, at most `chunk` at a time, each time with the resourceVersion of the list.
 
-        A page is bounded by its bytes, whatever the sizes of objects: the number of objects that is asked for follows
-        the size of the pages before (decision "Pages of a list are bounded by bytes"). A page is emptied before the
-        next one is asked for. Raises Gone where the list took longer than the API server keeps it."""
+        A page is bounded by its bytes, whatever the sizes of objects: the requested number of objects follows from the
+        size of the earlier pages (decision "Pages of a list are bounded by bytes"). A page is emptied before the next
+        one is requested.
+
+        Raises:
+            Gone: When the list took longer than the API server keeps it.
+        """
         params = _selectors(labels, fields)
         limit = min(FIRST_LIMIT, chunk)
         while True:
@@ -149,12 +167,17 @@ class Client:
     async def create(
         self, resource: Resource, namespace: str | None, body: Raw, strict: bool = False, dry_run: bool = False
     ) -> Raw:
-        """`strict`: an unknown or doubled field is an error, as with kubectl. `dry_run`: nothing is stored."""
+        """Create an object and return it.
+
+        Args:
+            strict: Whether an unknown or duplicate field is an error, as with kubectl.
+            dry_run: Whether nothing is stored.
+        """
         params = ({"fieldValidation": "Strict"} if strict else {}) | (DRY_RUN if dry_run else {})
         return await self._json("POST", resource, resource.path(namespace), params=params, body=body)
 
     async def create_below(self, resource: Resource, namespace: str, name: str, subresource: str, body: Raw) -> Raw:
-        """What is asked of an object by a POST to its subresource, as an eviction of a pod."""
+        """POST to a subresource of an object, for example to evict a pod."""
         return await self._json("POST", resource, resource.path(namespace, name, subresource), body=body)
 
     async def replace(self, resource: Resource, namespace: str | None, name: str, body: Raw) -> Raw:
@@ -169,7 +192,7 @@ class Client:
         subresource: str = "",
         strict: bool = False,
     ) -> Raw:
-        """A list is a JSON patch, a dict a merge patch."""
+        """Patch an object and return it. A list is a JSON patch, a dict a merge patch."""
         params = {"fieldValidation": "Strict"} if strict else {}
         path = resource.path(namespace, name, subresource)
         return await self._json("PATCH", resource, path, params=params, body=patch, content=_PATCHES[type(patch)])
@@ -188,7 +211,7 @@ class Client:
         return major, minor
 
     async def apply(self, resource: Resource, namespace: str, name: str, body: Raw, dry_run: bool = False) -> Raw:
-        """Server-side apply of what a person wrote: as `kubectl apply --server-side --force-conflicts`."""
+        """Apply a user's manifest on the server side, as `kubectl apply --server-side --force-conflicts` does."""
         params = {"fieldManager": "concertina", "force": "true", "fieldValidation": "Strict"}
         params |= DRY_RUN if dry_run else {}
         path, content = resource.path(namespace, name), "application/apply-patch+yaml"
@@ -206,7 +229,11 @@ class Client:
         grace: int | None = None,
         propagation: str = "",
     ) -> Raw | None:
-        """The object as it is while it ends, or None where it is gone already. `uid`: only if it is this very one."""
+        """Delete an object, and return it as it is while it ends, or None when it is gone already.
+
+        Args:
+            uid: Uid that the object must have.
+        """
         options: Raw = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if uid:
             options["preconditions"] = {"uid": uid}
@@ -225,9 +252,15 @@ class Client:
     async def watch(
         self, resource: Resource, namespace: str | None, version: str, labels: str = "", fields: str = ""
     ) -> AsyncIterator[tuple[str, Raw]]:
-        """(ADDED, MODIFIED, DELETED or BOOKMARK, object) from `version` on, until the server or the network ends it.
+        """Yield the events of a watch from `version` on, until the server or the network ends it.
 
-        Raises Gone where `version` is too old, Unreachable where the stream broke or can't be had now."""
+        An event is a pair of ADDED, MODIFIED, DELETED or BOOKMARK and the object.
+
+        Raises:
+            Gone: When `version` is too old.
+            Unreachable: When the stream broke or cannot be opened now.
+            ApiError: When the API server refuses the watch.
+        """
         params = _selectors(labels, fields) | {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -253,8 +286,14 @@ class Client:
         timestamps: bool = False,
         previous: bool = False,
     ) -> AsyncIterator[str]:
-        """The lines of a container, as they come with `follow`; `since`: an RFC 3339 time in whole seconds;
-        `timestamps`: each after its time; `previous`: of its last run, where it was started again."""
+        """Yield the lines of a container's log.
+
+        Args:
+            follow: Whether to wait for further lines.
+            since: RFC 3339 time in whole seconds.
+            timestamps: Whether each line begins with its time.
+            previous: Whether to read the log of the last run of a restarted container.
+        """
         params = {"follow": "true"} if follow else {}
         if container:
             params["container"] = container
@@ -276,7 +315,12 @@ class Client:
     async def websocket(
         self, path: str, params: list[tuple[str, str]], protocol: str
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """A websocket to the API server. Raises the exceptions of errors.py where it is refused or breaks."""
+        """Open a websocket to the API server.
+
+        Raises:
+            ApiError: When the API server refuses it.
+            Unreachable: When the connection breaks.
+        """
         assert self._session is not None, "use the client as an async context manager"
         headers = {"User-Agent": "concertina"}
         if authorization := await self.access.authorization():
@@ -301,9 +345,15 @@ class Client:
     async def _lines(
         self, resource: Resource, path: str, params: Mapping[str, str], timeout: aiohttp.ClientTimeout
     ) -> AsyncIterator[bytes]:
+        """Yield the lines of a streamed response.
+
+        Raises:
+            ApiError: When the API server refuses the request.
+            Unreachable: When the connection breaks.
+        """
         try:
             response = await self._send("GET", resource, path, params, None, timeout)
-            if response.status == 401:  # credentials run out while streams are all that is asked for
+            if response.status == 401:  # credentials can expire while there are only streams
                 async with response:
                     await self.access.renew(response.request_info.headers.get("Authorization", ""))
                 response = await self._send("GET", resource, path, params, None, timeout)
@@ -331,12 +381,16 @@ class Client:
         body: Any = None,
         content: str = "application/json",
     ) -> Raw:
-        """What is asked of `resource` at `path`, again and again, until there is an answer to go by."""
+        """Send a request, and retry it until there is a conclusive response."""
         with metrics.request_seconds(method, self._host, resource.plural).time():
             return (await self._answer(method, resource, path, params or {}, body, content))[0]
 
     async def _page(self, resource: Resource, path: str, params: Mapping[str, str], single: bool) -> tuple[Raw, int]:
-        """A page of a list, and its bytes. Raises _PageTooLarge, but for a page of a `single` object."""
+        """Return a page of a list, and its size in bytes.
+
+        Raises:
+            _PageTooLarge: When the page is too large, unless it is a page of a `single` object.
+        """
         with metrics.request_seconds("GET", self._host, resource.plural).time():
             return await self._answer("GET", resource, path, params, most_bytes=None if single else MOST_PAGE_BYTES)
 
@@ -350,7 +404,13 @@ class Client:
         content: str = "application/json",
         most_bytes: int | None = None,
     ) -> tuple[Raw, int]:
-        """The answer, and its bytes. Raises _PageTooLarge as soon as it has more than `most_bytes`."""
+        """Return the response, and its size in bytes.
+
+        Raises:
+            _PageTooLarge: When it has more than `most_bytes` bytes.
+            ApiError: When the API server refuses the request.
+            Unreachable: When there is no usable response within `give_up_after` seconds.
+        """
         data = None if body is None else deep_json.dumps(body)
         deadline = time.monotonic() + self.give_up_after
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
@@ -373,13 +433,15 @@ class Client:
                 if not _passes(response.status):
                     raise error
                 wait = max(wait, min(LONGEST_SECONDS, _seconds(response.headers.get("Retry-After", ""))))
-            except _LOST as lost:
-                error = Unreachable(0, "Unreachable", f"{self.access.server} can't be reached: {_why(lost)}")
-            except ValueError as other:  # a proxy's page, perhaps
-                error = Unreachable(0, "Unreachable", f"{self.access.server} answered what is no JSON: {other}")
+            except _LOST as connection_error:
+                error = Unreachable(
+                    0, "Unreachable", f"{self.access.server} can't be reached: {_why(connection_error)}"
+                )
+            except ValueError as decode_error:  # a proxy's page, perhaps
+                error = Unreachable(0, "Unreachable", f"{self.access.server} answered what is no JSON: {decode_error}")
             if time.monotonic() + wait >= deadline:
                 if isinstance(error, Unreachable):
-                    raise error  # which may say more
+                    raise error  # its message may be more specific
                 raise Unreachable(error.status, error.reason, error.message) from error
             await asyncio.sleep(wait)
 
@@ -420,7 +482,11 @@ class Client:
 
 
 async def _read(response: aiohttp.ClientResponse, most_bytes: int | None) -> bytes:
-    """Raises _PageTooLarge, and closes the connection then, so that the rest is not sent."""
+    """Read the body of a response.
+
+    Raises:
+        _PageTooLarge: When the body is too large. The connection is closed, so that the rest is not sent.
+    """
     if most_bytes is None:
         return await response.read()
     parts, size = list[bytes](), 0
@@ -434,7 +500,10 @@ async def _read(response: aiohttp.ClientResponse, most_bytes: int | None) -> byt
 
 
 def _why(lost: Exception) -> str:
-    """What was lost, in words: aiohttp's own of an answer have the proxy's address with its password in them."""
+    """Return a description of a connection error.
+
+    The message of aiohttp's own error for a response contains the proxy's address with its password.
+    """
     if isinstance(lost, aiohttp.TooManyRedirects):
         return "it redirects in a circle"
     if isinstance(lost, aiohttp.ClientHttpProxyError):
@@ -445,18 +514,25 @@ def _why(lost: Exception) -> str:
 
 
 def _passes(status: int) -> bool:
-    """Whether another try may do."""
+    """Return whether another try may succeed."""
     return status == 429 or status >= 500
 
 
 def _of_stream(status: int, body: bytes) -> ApiError:
-    """Why there is none. It is not tried again here: whoever follows it knows from where on."""
+    """Return the error of a stream.
+
+    A stream is not retried here, because only the caller knows from which version to continue.
+    """
     error = from_status(status, body)
     return Unreachable(error.status, error.reason, error.message) if _passes(status) else error
 
 
 def _event(line: bytes) -> tuple[str, Raw]:
-    """Of a watch. Raises Unreachable where it is none: the stream was cut off within it."""
+    """Return the event in a line of a watch.
+
+    Raises:
+        Unreachable: When the line is not an event, because the stream was cut off within it.
+    """
     try:
         event = deep_json.loads(line)
         kind, obj = event["type"], event["object"]
@@ -468,7 +544,7 @@ def _event(line: bytes) -> tuple[str, Raw]:
 
 
 def _seconds(text: str) -> float:
-    """Of Retry-After, which may be a date too."""
+    """Return the number of seconds in a Retry-After header, or 0.0 for a date."""
     return float(text) if text.isdecimal() else 0.0
 
 

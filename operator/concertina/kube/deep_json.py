@@ -1,7 +1,8 @@
-"""JSON of the API server, whatever a tenant has nested in it.
+"""JSON of the API server, however deeply a tenant has nested it.
 
-The API server stores what is nested ten thousand levels deep. Python's decoder gives up at a tenth of that, on the
-whole list that one such object stands in; kopf, which copies what it has decoded, even earlier."""
+The API server stores objects that are nested ten thousand levels deep. Python's decoder fails at a tenth of that, for
+the whole list that contains one such object. kopf, which copies decoded objects, fails even earlier.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 DEEPEST = 100
-"""Levels that are kept; a pod in a template in an object in a list has some 20."""
+"""Largest number of levels that are kept. A pod in a template in an object in a list has some 20."""
 LEFT_OUT = "nested too deeply"
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]')
-"""A string that is cut off ends with the text: it is looked through once."""
+"""Token of JSON. A string that is cut off ends with the text, so it is scanned only once."""
 
 
 def loads(text: str | bytes) -> Any:
-    """As json.loads, in half the time; where that gives up, without what is nested deeply."""
+    """Decode like json.loads, in half the time. When that fails, leave out the deeply nested parts."""
     try:
         return _loads_whole(text)
     except RecursionError:
@@ -27,17 +28,18 @@ def loads(text: str | bytes) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """As json.dumps, without spaces, in a third of the time."""
+    """Encode like json.dumps, without spaces, in a third of the time."""
     try:
         return to_json(value)
-    except ValueError:  # half a surrogate pair, which JSON can escape
+    except ValueError:  # half of a surrogate pair, which JSON can escape
         return json.dumps(value, separators=(",", ":")).encode()
 
 
 def cut(text: bytes) -> bytes:
-    """Return the same JSON, with LEFT_OUT in the place of what is nested deeper than DEEPEST.
+    """Return the same JSON, with LEFT_OUT in place of values that are nested deeper than DEEPEST.
 
-    Raises ValueError if brackets that don't match hide how deep it is.
+    Raises:
+        ValueError: When unbalanced brackets hide the depth.
     """
     if text.count(b"[") + text.count(b"{") <= DEEPEST:
         return text
@@ -55,19 +57,27 @@ def cut(text: bytes) -> bytes:
 def _loads_whole(text: str | bytes) -> Any:
     try:
         return from_json(text)
-    except ValueError:  # nested deeper than it reads, or no JSON
+    except ValueError:  # nested too deeply for it, or not JSON
         return json.loads(text)
 
 
 def _loads_cut(without: str) -> Any:
+    """Decode JSON whose deep values were cut.
+
+    Raises:
+        ValueError: When it is not JSON.
+    """
     try:
         return json.loads(without)
-    except RecursionError as error:  # brackets that don't match hide how deep it is
+    except RecursionError as error:  # unbalanced brackets hide the depth
         raise ValueError("nested too deeply, and no JSON") from error
 
 
 def _is_deep(decoded: Any) -> bool:
-    """Level by level: most is not, and looking at what has been decoded is ten times as fast as at its text."""
+    """Return whether the decoded value is nested deeper than DEEPEST.
+
+    It is checked level by level. Most values are not deep, and this is ten times as fast as scanning the text.
+    """
     level: list[Any] = [[decoded]]
     for _ in range(DEEPEST + 1):
         level = [
@@ -83,15 +93,15 @@ def _is_deep(decoded: Any) -> bool:
 
 def _cut(text: str | bytes) -> str:
     decoded = text.decode() if isinstance(text, bytes) else text
-    kept, depth, begin = [], 0, 0
+    pieces, depth, begin = [], 0, 0
     for token in _TOKEN.finditer(decoded):
         if token[0] in "[{":
             depth += 1
             if depth == DEEPEST + 1:
-                kept.append(decoded[begin : token.start()])
+                pieces.append(decoded[begin : token.start()])
         elif token[0] in "]}":
             depth -= 1
             if depth == DEEPEST:
-                kept.append(json.dumps(LEFT_OUT))
+                pieces.append(json.dumps(LEFT_OUT))
                 begin = token.end()
-    return "".join([*kept, decoded[begin:]])
+    return "".join([*pieces, decoded[begin:]])

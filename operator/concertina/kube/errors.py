@@ -1,4 +1,4 @@
-"""What the API server may answer instead of what was asked for, each with its own sentence."""
+"""Errors of the API server, each with its message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """An answer of the API server that is not a success. `str()` is the server's own sentence."""
+    """Unsuccessful response of the API server. `str()` is the server's own message."""
 
     def __init__(self, status: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -18,27 +18,27 @@ class ApiError(Exception):
 
 
 class Unauthorized(ApiError):
-    pass
+    """The credentials are missing, invalid or expired."""
 
 
 class Forbidden(ApiError):
-    """RBAC, a quota or an admission plugin said no."""
+    """RBAC, a quota or an admission plugin refused the request."""
 
 
 class NamespaceEnds(Forbidden):
-    """Nothing can be made in a namespace that is being deleted, and that can't be taken back."""
+    """The namespace is being deleted, so no object can be created in it. This cannot be undone."""
 
 
 class NotFound(ApiError):
-    pass
+    """The object does not exist."""
 
 
 class Conflict(ApiError):
-    """A precondition (uid, resourceVersion) does not hold, or another write was in the way."""
+    """A precondition (uid, resourceVersion) does not hold, or another write interfered."""
 
 
 class AlreadyExists(Conflict):
-    """The name is taken. (A quota answers 409 too, where two writes meet.)"""
+    """The name is taken. A quota responds with 409 too, when two writes meet."""
 
 
 class Gone(ApiError):
@@ -46,21 +46,21 @@ class Gone(ApiError):
 
 
 class Invalid(ApiError):
-    """The object breaks its schema or a rule."""
+    """The object violates its schema or a rule."""
 
 
 class TestFailed(Invalid):
-    """A `test` of a JSON patch did not hold: somebody else was first."""
+    """A `test` of a JSON patch did not hold, because another write came first."""
 
-    __test__ = False  # the name is Kubernetes' word; pytest should not collect it
+    __test__ = False  # the name is Kubernetes' term; pytest must not collect it
 
 
 class Unreachable(ApiError):
-    """No usable answer within the time the caller gives: refused, timed out, 429 or 5xx again and again."""
+    """No usable response came within the caller's time limit: refused, timed out, or repeatedly 429 or 5xx."""
 
 
 class WebhookFailed(Unreachable):
-    """An admission webhook gave no usable answer, so the API server takes no such object meanwhile."""
+    """An admission webhook gave no usable response, so the API server accepts no such object meanwhile."""
 
 
 _KINDS: dict[int, type[ApiError]] = {
@@ -75,7 +75,7 @@ _KINDS: dict[int, type[ApiError]] = {
 
 
 def status_object(body: bytes) -> dict[str, Any]:
-    """Empty where it is anything else: proxies answer too."""
+    """Return the `Status` object in the body, or an empty one for any other body: proxies respond too."""
     try:
         return _mapping(json.loads(body))
     except (ValueError, RecursionError):
@@ -87,24 +87,23 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def from_status(status: int, body: bytes) -> ApiError:
-    """The exception for an HTTP status and the `Status` object (or whatever else) in its body."""
+    """Return the exception for an HTTP status and the `Status` object (or anything else) in its body."""
     parsed = status_object(body)
     message = str(parsed.get("message") or "")
     reason = str(parsed.get("reason") or "")
     if not parsed:
         message = body[:500].decode("utf-8", "replace").strip()
     details = _mapping(parsed.get("details"))
-    told = details.get("causes")
-    listed = [_mapping(cause) for cause in told] if isinstance(told, list) else []
-    causes = tuple(str(cause.get("message", "")) for cause in listed)
+    raw_causes = details.get("causes")
+    cause_objects = [_mapping(cause) for cause in raw_causes] if isinstance(raw_causes, list) else []
+    causes = tuple(str(cause.get("message", "")) for cause in cause_objects)
     message = message or f"the API server answered {status}"
     kind = _KINDS.get(status, ApiError)
-    if any(cause.get("reason") == "NamespaceTerminating" for cause in listed):
+    if any(cause.get("reason") == "NamespaceTerminating" for cause in cause_objects):
         kind = NamespaceEnds
     if status == 422 and not details.get("kind"):
-        kind = (
-            TestFailed  # all other refusals of an object name its kind; this one says only that "the request" is wrong
-        )
+        # All other refusals of an object name its kind. This one only says that "the request" is invalid.
+        kind = TestFailed
     if status == 500 and "failed calling webhook" in message:
         kind = WebhookFailed
     if status == 409 and reason == "AlreadyExists":

@@ -1,4 +1,4 @@
-"""A command in a running container, by the API server's `exec` over a websocket."""
+"""Command in a running container, by the API server's `exec` over a websocket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_OUTPUT = 16 * 1024 * 1024
 
 
 class CommandFailed(ApiError):
-    """The command ended badly; the message is its output."""
+    """The command failed. The message is its output."""
 
 
 async def execute(
@@ -29,8 +29,16 @@ async def execute(
     seconds: float = 30.0,
     most: int = MOST_OUTPUT,
 ) -> str:
-    """What the command prints, `most` bytes at most. Raises CommandFailed, or ApiError where it could not be run at
-    all."""
+    """Run the command and return its output.
+
+    Args:
+        seconds: Time limit of the command.
+        most: Largest size of the output in bytes.
+
+    Raises:
+        CommandFailed: When the command fails, does not end in time, or prints too much.
+        ApiError: When the command could not be run.
+    """
     params = [("container", container), ("stdout", "true"), ("stderr", "true")]
     params += [("command", word) for word in command]
     output, status = bytearray(), bytearray()
@@ -56,8 +64,11 @@ async def execute(
 
 
 def outcome(status: bytes, text: str) -> str:
-    """Why a command failed that has printed `text`, by the `Status` object at its end; nothing where it did not."""
-    found = status_object(status)
-    if found.get("status") == "Success":
+    """Return why a command failed that has printed `text`, or an empty string when it succeeded.
+
+    The `Status` object at the end of the stream determines the result.
+    """
+    result = status_object(status)
+    if result.get("status") == "Success":
         return ""
-    return text or str(found.get("message") or "it ended without a word")
+    return text or str(result.get("message") or "it ended without a word")

@@ -1,4 +1,4 @@
-"""The kinds of objects that concertina reads and writes, and where the API server serves them."""
+"""Kinds of objects that concertina reads and writes, and their paths at the API server."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from dataclasses import dataclass
 from typing import Any
 
 Raw = dict[str, Any]
-"""An object as the API server sends it."""
+"""Object as the API server sends it."""
 
 
 @dataclass(frozen=True)
 class Resource:
+    """Kind of objects, with its path."""
+
     api: str
-    """api/v1 or apis/GROUP/VERSION."""
+    """Path of the API: api/v1 or apis/GROUP/VERSION."""
     plural: str
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Path of one object, or of the collection without a `name`; of all namespaces without a `namespace`."""
+        """Return the path of one object, or of the collection without a `name`.
+
+        Without a `namespace`, the path covers all namespaces.
+        """
         scope = f"namespaces/{namespace}/" if self.namespaced and namespace else ""
         return "/".join(part for part in (f"/{self.api}/{scope}{self.plural}", name, subresource) if part)
 
@@ -38,5 +43,8 @@ TRAINING_JOBS = Resource("apis/concertina.dev/v1beta1", "trainingjobs")
 
 
 def version_of(obj: Raw) -> int:
-    """The resourceVersion as a number: Kubernetes 1.35 and later promise that they compare as integers."""
+    """Return the resourceVersion as a number.
+
+    Kubernetes 1.35 and later guarantee that resourceVersions compare as integers.
+    """
     return int(obj.get("metadata", {}).get("resourceVersion") or 0)

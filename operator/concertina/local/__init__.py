@@ -1,1 +1,1 @@
-"""The embedded cluster: a real Kubernetes control plane and nodes that run pods as processes of this machine."""
+"""Embedded cluster: a real Kubernetes control plane, and nodes that run pods as processes of this machine."""

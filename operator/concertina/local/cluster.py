@@ -1,4 +1,4 @@
-"""A local cluster as a whole: up, down, and what can be done to it. See LocalCluster."""
+"""A local cluster as a whole: start, stop, and operations on it. See LocalCluster."""
 
 import contextlib
 import json
@@ -30,11 +30,11 @@ _NODE_BINDING = {
 
 
 def silent(_: str) -> None:
-    """A Say that says nothing."""
+    """Ignore the progress: a `Say` without output."""
 
 
 class LocalCluster:
-    """A cluster that has been set up: its kubeconfig, its nodes, its components."""
+    """Cluster that has been set up: its kubeconfig, its nodes, its components."""
 
     def __init__(self, record: ClusterRecord) -> None:
         self.record = record
@@ -43,7 +43,11 @@ class LocalCluster:
         self.api = Api(record.endpoints.address, record.endpoints.api, record.directory / "pki")
 
     def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 120.0) -> str:
-        """Run kubectl as administrator; returns what it prints. Raises LocalClusterError with its complaint."""
+        """Run kubectl as administrator and return its output.
+
+        Raises:
+            LocalClusterError: When kubectl fails, with its error output.
+        """
         command = [self.record.kubectl, f"--kubeconfig={self.kubeconfig}", *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
         if done.returncode:
@@ -70,19 +74,19 @@ class LocalCluster:
         return self.record.node_names()
 
     def kill_node(self, name: str) -> None:
-        """SIGKILL to all processes of the node at once; the API server is not told."""
+        """Send SIGKILL to all processes of the node at once. The API server is not informed."""
         nodes.kill(self.record, name)
 
     def stop_node(self, name: str) -> None:
-        """SIGSTOP to all processes of the node: it falls silent."""
+        """Send SIGSTOP to all processes of the node, so that it becomes silent."""
         nodes.stop(self.record, name)
 
     def cont_node(self, name: str) -> None:
-        """SIGCONT after stop_node."""
+        """Send SIGCONT after stop_node."""
         nodes.cont(self.record, name)
 
     def start_node(self, name: str) -> None:
-        """Boot a node that was killed; it is not Ready yet when this returns (see wait_nodes)."""
+        """Boot a node that was killed. The node is not Ready yet when this returns (see wait_nodes)."""
         if nodes.process(self.record, name) is None:
             nodes.finish_boot(nodes.boot(self.record, [name]))
 
@@ -92,7 +96,7 @@ class LocalCluster:
         self.kubectl("drain", name, "--force", "--ignore-daemonsets", "--delete-emptydir-data", timeout=600)
 
     def taint_node(self, name: str, *taints: str) -> None:
-        """KEY[=VALUE]:EFFECT, or KEY[:EFFECT]- to remove it."""
+        """Add taints (KEY[=VALUE]:EFFECT), or remove them (KEY[:EFFECT]-)."""
         nodes.process(self.record, name)
         self.kubectl("taint", "--overwrite", "nodes", name, *taints)
 
@@ -100,12 +104,12 @@ class LocalCluster:
         self.kubectl("uncordon", name)
 
     def wait_nodes(self, names: Sequence[str] | None = None, timeout: float = _READY_TIMEOUT) -> None:
-        """Until these nodes (all without names) are Ready and pods may be scheduled to them."""
-        wanted = set(names or self.nodes())
+        """Wait until these nodes (by default all) are Ready and accept pods."""
+        awaited_names = set(names or self.nodes())
         _until(
-            lambda: wanted <= self._schedulable(),
+            lambda: awaited_names <= self._schedulable(),
             timeout,
-            lambda: f"nodes {', '.join(sorted(wanted))} are not Ready; see {self.record.logs}",
+            lambda: f"nodes {', '.join(sorted(awaited_names))} are not Ready; see {self.record.logs}",
         )
 
     def _schedulable(self) -> set[str]:
@@ -117,17 +121,17 @@ class LocalCluster:
     # Components of the control plane
 
     def kill_component(self, name: str) -> None:
-        """SIGKILL to etcd, kube-apiserver, kube-controller-manager or kube-scheduler."""
-        found = lifetime.find(self.directory, name)
-        processes.kill([found] if found else [])
+        """Send SIGKILL to etcd, kube-apiserver, kube-controller-manager or kube-scheduler."""
+        identity = lifetime.find(self.directory, name)
+        processes.kill([identity] if identity else [])
 
     def start_component(self, name: str) -> None:
-        """Start it again with the same address, port and data."""
+        """Start the component again with the same address, port and data."""
         if lifetime.find(self.directory, name) is None:
             lifetime.spawn(self.directory, name, self.record.commands[name])
 
     def wait_api(self, timeout: float = _READY_TIMEOUT) -> None:
-        """Until the API server is ready."""
+        """Wait until the API server is ready."""
         log = self.record.logs / "kube-apiserver.log"
         _until(
             lambda: self.api.exists("/readyz"),
@@ -136,13 +140,17 @@ class LocalCluster:
         )
 
     def running(self) -> dict[str, ProcessIdentity | None]:
-        """The processes of the control plane and of the nodes; None for what does not run."""
-        found = {name: lifetime.find(self.directory, name) for name in components.COMPONENTS}
-        return found | {name: nodes.process(self.record, name) for name in self.nodes()}
+        """Return the processes of the control plane and of the nodes, with None for those that do not run."""
+        component_processes = {name: lifetime.find(self.directory, name) for name in components.COMPONENTS}
+        return component_processes | {name: nodes.process(self.record, name) for name in self.nodes()}
 
 
 def attach(name: str) -> LocalCluster:
-    """A cluster that is up, or was. Raises LocalClusterError when there is none of this name."""
+    """Return a cluster that is running or was set up earlier.
+
+    Raises:
+        LocalClusterError: When there is no cluster with this name, or when it is on another machine.
+    """
     folder = state.directory(name)
     lifetime.only_here(folder)
     record = state.load(folder)
@@ -152,7 +160,7 @@ def attach(name: str) -> LocalCluster:
 
 
 def serving(server: str) -> LocalCluster | None:
-    """The local cluster of this user whose API server has that address (https://HOST:PORT), if it is one."""
+    """Return the local cluster of this user whose API server has that address (https://HOST:PORT), or None."""
     for file in paths.clusters().glob("*/cluster.json"):
         record = state.load(file.parent)
         if record and server.rstrip("/") == f"https://{record.endpoints.address}:{record.endpoints.api}":
@@ -161,9 +169,13 @@ def serving(server: str) -> LocalCluster | None:
 
 
 def up(name: str, options: Options, say: Say = silent) -> LocalCluster:
-    """Bring a cluster up, and leave it running when this process ends; one that is whole already is left as it is.
+    """Start a cluster that continues to run when this process ends. A complete cluster is left unchanged.
 
-    What is left of one that is not (killed in the middle of it, or after a restart of the machine) is cleaned up first.
+    The remains of an incomplete cluster (after a kill during the start, or after a restart of the machine) are removed
+    first.
+
+    Raises:
+        LocalClusterError: When the cluster is running with other options, or cannot be started.
     """
     folder = state.directory(name)
     with lifetime.alone(name):
@@ -174,24 +186,29 @@ def up(name: str, options: Options, say: Say = silent) -> LocalCluster:
                     f"cluster {name} is up with other options: `concertina local down --name {name}` first."
                 )
             return LocalCluster(existing)
-        found = programs.control_plane(say)
+        binaries = programs.control_plane(say)
         lifetime.tear_down(folder)
         try:
-            return _create(name, folder, options, found, say)
+            return _create(name, folder, options, binaries, say)
         except BaseException:
             lifetime.tear_down(folder)
             raise
 
 
 def down(name: str) -> None:
-    """End every process of the cluster and delete its files, but for the logs. There need not be one."""
+    """End every process of the cluster and delete its files except for the logs. The cluster need not exist."""
     lifetime.end(name)
 
 
 @contextlib.contextmanager
 def owned(name: str, options: Options, say: Say = silent) -> Iterator[LocalCluster]:
-    """A cluster for as long as the block runs; it goes down by an exception, Ctrl-C and SIGKILL of this process too.
-    One that is up already is nobody's to end: raises LocalClusterError."""
+    """Yield a cluster that exists for the duration of the block.
+
+    The cluster is also stopped after an exception, Ctrl-C and SIGKILL of this process.
+
+    Raises:
+        LocalClusterError: When the cluster is running already, because this process must not stop it.
+    """
     with lifetime.sole_owner(name):
         existing = state.load(state.directory(name))
         if existing and all(LocalCluster(existing).running().values()):
@@ -202,15 +219,15 @@ def owned(name: str, options: Options, say: Say = silent) -> Iterator[LocalClust
             yield up(name, options, say)
 
 
-def _create(name: str, folder: Path, options: Options, found: dict[str, Path], say: Say) -> LocalCluster:
+def _create(name: str, folder: Path, options: Options, binaries: dict[str, Path], say: Say) -> LocalCluster:
     begun = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)  # below it are volumes that any user may write to
+    folder.chmod(0o700)  # it contains volumes that any user may write to
     address = f"{state.claim_network(folder)}.0.1"
     endpoints = components.Endpoints(address, *processes.free_ports(address, 3))
     components.write_files(folder, endpoints)
-    commands = components.commands(folder, endpoints, found)
-    record = ClusterRecord(name, folder, endpoints, commands, options, str(found["kubectl"]))
+    commands = components.commands(folder, endpoints, binaries)
+    record = ClusterRecord(name, folder, endpoints, commands, options, str(binaries["kubectl"]))
     (folder / "images.json").write_text(json.dumps(images.own() | options.images))
     state.save(record)
     server = s3.create(folder / "s3", ["concertina"]) if options.s3 else None
@@ -236,7 +253,7 @@ def _create(name: str, folder: Path, options: Options, found: dict[str, Path], s
 
 def _is_schedulable(node: dict[str, object]) -> bool:
     conditions = node["status"].get("conditions", [])  # type: ignore[attr-defined]
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
     taints = node["spec"].get("taints", [])  # type: ignore[attr-defined]
     return ready and not any(taint["key"].startswith("node.kubernetes.io/") for taint in taints)
 

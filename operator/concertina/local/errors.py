@@ -1,5 +1,5 @@
-"""What the local cluster refuses or cannot do, in a sentence for the person at the terminal."""
+"""Errors of the local cluster, each with a sentence for the user."""
 
 
 class LocalClusterError(Exception):
-    """Something that a person has to know or mend; its text says what happened, why, and what to do."""
+    """Problem that the user must know or fix. The message says what happened, why, and what to do."""

@@ -1,4 +1,7 @@
-"""Nodes from outside: make, boot, kill, stop, continue. A node is process 1 of its pid namespace and all below it."""
+"""Operations on nodes from outside: create, boot, kill, stop, continue.
+
+A node is process 1 of its pid namespace and all processes below it.
+"""
 
 import json
 import os
@@ -20,7 +23,11 @@ _BOOT_TIMEOUT = 60.0  # seconds
 
 
 def define(record: ClusterRecord, index: int) -> Path:
-    """Write what a node agent needs; returns the node's folder. index counts from 1 and gives name and address."""
+    """Write the configuration of a node agent, and return the node's folder.
+
+    Args:
+        index: Number of the node from 1, which determines its name and address.
+    """
     options, name = record.options, f"node-{index}"
     network = record.endpoints.address.rpartition(".")[0].rpartition(".")[0]
     folder, pki = record.directory / "nodes" / name, record.directory / "pki"
@@ -36,7 +43,7 @@ def define(record: ClusterRecord, index: int) -> Path:
         api_port=record.endpoints.api,
         pki=str(pki),
         images=str(record.directory / "images.json"),
-        port=processes.free_ports(address, 1)[0],  # a kubelet of the machine's own has 10250 on all addresses
+        port=processes.free_ports(address, 1)[0],  # a kubelet of the machine uses 10250 on all addresses
     )
     authority = certificates.ClusterAuthority(pki)
     authority.issue(f"node-{name}", f"system:node:{name}", ["system:nodes"], hosts=[address, name])
@@ -49,7 +56,7 @@ def _memory() -> str:
 
 
 def boot(record: ClusterRecord, names: Sequence[str]) -> "subprocess.Popen[str]":
-    """Begin to boot nodes (returns before they are); see finish_boot."""
+    """Start to boot nodes, and return before they have booted (see finish_boot)."""
     folders = [str(record.directory / "nodes" / name) for name in names]
     command = [sys.executable, "-m", "concertina.local.node", *folders]
     environment = os.environ | {MARKER: str(record.directory)}
@@ -65,7 +72,11 @@ def boot(record: ClusterRecord, names: Sequence[str]) -> "subprocess.Popen[str]"
 
 
 def finish_boot(booting: "subprocess.Popen[str]") -> None:
-    """Wait until the nodes are booted. Raises LocalClusterError when the machine does not let them."""
+    """Wait until the nodes have booted.
+
+    Raises:
+        LocalClusterError: When the machine does not allow it.
+    """
     _, errors = booting.communicate(timeout=_BOOT_TIMEOUT)
     if booting.returncode:
         lines = dict.fromkeys(errors.strip().splitlines())
@@ -73,11 +84,15 @@ def finish_boot(booting: "subprocess.Popen[str]") -> None:
 
 
 def process(record: ClusterRecord, name: str) -> ProcessIdentity | None:
-    """Process 1 of a node, None when it is down. Raises LocalClusterError when there is no such node."""
+    """Return process 1 of a node, or None when the node is down.
+
+    Raises:
+        LocalClusterError: When there is no such node.
+    """
     folder = record.directory / "nodes" / name
     if not folder.exists():
-        known = ", ".join(record.node_names()) or "none"
-        raise LocalClusterError(f'cluster {record.name} has no node "{name}"; it has: {known}.')
+        node_names = ", ".join(record.node_names()) or "none"
+        raise LocalClusterError(f'cluster {record.name} has no node "{name}"; it has: {node_names}.')
     try:
         identity = ProcessIdentity.parse((folder / "process").read_text())
     except (FileNotFoundError, ValueError):
@@ -86,27 +101,35 @@ def process(record: ClusterRecord, name: str) -> ProcessIdentity | None:
 
 
 def running(record: ClusterRecord, name: str) -> ProcessIdentity:
-    """The same, for what can be done to a running node only."""
-    found = process(record, name)
-    if found is None:
+    """Return process 1 of a running node.
+
+    Raises:
+        LocalClusterError: When the node is down, or there is no such node.
+    """
+    identity = process(record, name)
+    if identity is None:
         raise LocalClusterError(f"node {name} is down: boot it with `concertina local node start {name}`.")
-    return found
+    return identity
 
 
 def kill(record: ClusterRecord, name: str) -> None:
-    """The node loses power: all of its processes end at once, and nobody is told."""
-    left = processes.kill([running(record, name)])
-    if left:
+    """Kill all processes of the node at once, as a power failure would. The API server is not informed.
+
+    Raises:
+        LocalClusterError: When a process does not end.
+    """
+    remaining = processes.kill([running(record, name)])
+    if remaining:
         raise LocalClusterError(
-            f"node {name} does not end (process {left[0].pid}): a process of it hangs in the kernel."
+            f"node {name} does not end (process {remaining[0].pid}): a process of it hangs in the kernel."
         )
 
 
 def stop(record: ClusterRecord, name: str) -> None:
-    """The node falls silent: every process of it is stopped, connections stay open."""
+    """Stop every process of the node, so that it becomes silent. Connections stay open."""
     processes.signal_tree(running(record, name), signal.SIGSTOP)
 
 
 def cont(record: ClusterRecord, name: str) -> None:
-    """The node wakes up and goes on where it was."""
+    """Continue the processes of a stopped node."""
     processes.signal_tree(running(record, name), signal.SIGCONT)

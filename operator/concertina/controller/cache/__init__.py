@@ -1,1 +1,1 @@
-"""What the operator knows of the cluster; `cluster` gives one consistent look at one job after the other."""
+"""State of the cluster as the operator knows it. `cluster_cache` returns one consistent observation of a job."""

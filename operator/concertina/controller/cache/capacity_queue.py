@@ -1,4 +1,4 @@
-"""Jobs that wait for room in the cluster, and whose turn it is (`plan/lifecycle/line.py`)."""
+"""Jobs that wait for room in the cluster, and the order of their turns (`plan/lifecycle/line.py`)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from concertina.plan.observed import NodeView, QueuePlace
 
 log = logging.getLogger(__name__)
 FOLD_SECONDS = 0.2
-"""From a change until the line is worked out: a burst folds into one time."""
+"""Delay in seconds from a change until the queue is computed, so that a burst of changes needs one computation."""
 SLICE_SECONDS = 0.01
-"""For which jobs are judged in one go, before other work of the event loop has its turn."""
+"""Time in seconds for which jobs are judged without a break, before other work of the event loop has its turn."""
 
 ALONE = QueuePlace()
 
 Later = Callable[[float, Callable[[], None]], object]
-"""Calls something after so many seconds, as `loop.call_later`."""
+"""Function that calls another one after a number of seconds, such as `loop.call_later`."""
 
 
 def at_once(seconds: float, act: Callable[[], None]) -> None:
@@ -33,8 +33,11 @@ def at_once(seconds: float, act: Callable[[], None]) -> None:
 
 
 class CapacityQueue:
-    """The line is worked out once for a burst of changes. `changed(uid)` is called for each job that has something to
-    do because its place is another one: it begins its turn, makes way, or may make pods again."""
+    """Queue of the jobs that wait for room, computed once for a burst of changes.
+
+    It calls `changed(uid)` for each job that must act because its place has changed: the job begins its turn, makes
+    room, or may create pods again.
+    """
 
     def __init__(
         self,
@@ -43,35 +46,41 @@ class CapacityQueue:
         changed: Callable[[str], None],
         later: Later,
     ) -> None:
-        """`nodes`: None where they are not watched."""
+        """Start with an empty queue.
+
+        Args:
+            nodes: Nodes by name, or None when nodes are not watched.
+        """
         self._jobs = jobs
         self._nodes = nodes
         self._changed = changed
         self._later = later
         self._scheduled = False
         self._stale: set[str] = set()
-        """Jobs to be judged again."""
+        """Jobs that must be judged again."""
         self._waiting: dict[str, Waiting] = {}
-        """By uid; right but for those in `_stale`."""
+        """Waiting jobs by uid, up to date except for those in `_stale`."""
         self._requests: dict[str, Mapping[str, Decimal]] = {}
-        """Of the pods of waiting jobs, by uid: a job that holds no pods still has a size."""
+        """Requests of one pod of each waiting job, by uid. A job without pods still has a size."""
         self._line = line.EMPTY
         self._unanswered: set[str] = set()
-        """Jobs that were told that their place is not known yet."""
+        """Jobs whose place was asked for while it was not known."""
 
     def job_changed(self, uid: str) -> None:
-        """Something is new about the job, or it is gone."""
+        """Judge the job again, because it has changed or is gone."""
         self._stale.add(uid)
         self._schedule()
 
     def room_changed(self) -> None:
-        """Of the nodes: which job is too large may be news."""
+        """Judge all waiting jobs again, because nodes have changed: other jobs may be too large now."""
         self._stale.update(self._waiting)
         self._schedule()
 
     def place(self, uid: str) -> QueuePlace | None:
-        """Return the job's place. None where the line has not been worked out since the job itself changed; then
-        `changed(uid)` follows."""
+        """Return the job's place, or None when the queue has not been computed since the job itself changed.
+
+        In that case, `changed(uid)` follows.
+        """
         if uid in self._stale:
             self._judge(uid)
         waits = self._waiting.get(uid)
@@ -104,7 +113,10 @@ class CapacityQueue:
             self._changed(uid)
 
     def _is_news(self, uid: str, before: Mapping[str, QueuePlace]) -> bool:
-        """Not to a job that has nothing to release and nothing to try: it goes on waiting until its turn comes."""
+        """Return whether a job must act on its new place.
+
+        A job that has nothing to release and nothing to try continues to wait until its turn.
+        """
         waits, old, new = self._waiting[uid], before.get(uid, ALONE), self._line.places.get(uid, ALONE)
         if not (waits.held or waits.away or waits.turn or new.turn):
             return False
@@ -122,13 +134,15 @@ class CapacityQueue:
             self._requests[uid] = waits.requests
 
     def _judged(self, uid: str, job: CachedJob) -> Waiting | None:
-        """Return how the job waits for room. None where it does not wait, or can't be judged: one such job must not
-        fail the others."""
+        """Return how the job waits for room, or None when it does not wait or cannot be judged.
+
+        One job that cannot be judged must not make the others fail.
+        """
         try:
             waits = line.waiting(job.view, job.pods.values(), by_quota(job.refused))
             if waits is None:
                 return None
-            if waits.away:  # what once kept it from starting is seen again when it tries
+            if waits.away:  # an earlier hindrance is found again when the job tries to start
                 return dataclasses.replace(waits, requests=self._requests.get(uid, {}))
             quota = fits_quota(job.refused.message) if job.refused else None
             return dataclasses.replace(waits, hindrance=hindrance(waits.least, job.pods.values(), self._nodes, quota))

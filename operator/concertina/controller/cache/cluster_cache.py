@@ -1,4 +1,4 @@
-"""Jobs, pods and nodes as the API server last told of them, and the one consistent look at a job that is planned on."""
+"""Jobs, pods and nodes as last received from the API server, and the consistent observation of a job for a plan."""
 
 from __future__ import annotations
 
@@ -22,24 +22,33 @@ from concertina.plan.observed import AgentView, CreateRefusal, JobObservation, N
 
 log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.5
-"""With what an agent and a pass take beside it, a status is two seconds behind its script at most."""
+"""Shortest interval in seconds between two writes of mere progress.
+
+With the time of an agent and of a pass added, a status is at most two seconds behind its script.
+"""
 WRITES_PER_SECOND = 20.0
-"""Of progress, by all jobs together."""
+"""Rate of writes of progress, over all jobs."""
 WORDS_PER_SECOND = 7.0
-"""Writes that only say in other words why a job waits, by all jobs together."""
+"""Rate of writes that only change the message of why a job waits, over all jobs."""
 WAITING_GAP_SECONDS = 0.2
-"""Between two passes of a job that has begun no round: its pods come to life within a second or two, five events and a
-report each, and nothing can be decided before the last of them."""
+"""Interval in seconds between two passes of a job that has begun no round.
+
+Its pods start within a second or two, with five events and a report each, and nothing can be decided before the last of
+them.
+"""
 DECIDING, LONGEST_GAP_SECONDS = 0.25, 1.0
-"""Of the time, for the decisions of one job: those of a thousand replicas answer at once, and a pass after each answer
-would keep the next ones waiting (decision "A pass costs its job a pause")."""
+"""Largest share of the time for the decisions of one job, and the longest gap in seconds that follows from it.
+
+The agents of a thousand replicas answer at once, and a pass after each answer would delay the next answers (decision "A
+pass costs its job a pause").
+"""
 
 REMEMBERED = 4096
-"""Jobs that are gone: answers of so long ago are not under way any more."""
+"""Number of deleted jobs to remember. Answers about jobs that were deleted earlier are no longer under way."""
 
 
 class ClusterCache:
-    """`changed(uid)` is called for every job about which something new is known."""
+    """Cache of the cluster. It calls `changed(uid)` for every job about which there is news."""
 
     def __init__(
         self,
@@ -51,7 +60,11 @@ class ClusterCache:
         serves: Callable[[str], bool] = lambda namespace: True,
         later: Later = at_once,
     ) -> None:
-        """`serves`: whether jobs of a namespace are this operator's to look after."""
+        """Start with an empty cache.
+
+        Args:
+            serves: Whether this operator is responsible for the jobs of a namespace.
+        """
         self._changed = changed
         self._agents = agents
         self._master_keys = master_keys
@@ -61,15 +74,15 @@ class ClusterCache:
         self._serves = serves
         self._jobs: dict[str, CachedJob] = {}
         self._forgotten: OrderedDict[str, None] = OrderedDict()
-        """The uids of the last jobs that are gone."""
+        """Uids of the jobs that were deleted last."""
         self._orphans: dict[tuple[str, str], dict[str, PodView]] = {}
-        """Pods, by uid, of jobs that are not known (yet, or any more), by the job's uid and namespace."""
+        """Pods by uid, of jobs that are not known yet or no longer, by the job's uid and namespace."""
         self._pod_names: dict[tuple[str, str], dict[str, str]] = {}
-        """Pods by namespace and the name of the job that they are named after: pod's name to uid of its job."""
+        """Uid of the job by the pod's name, by namespace and the job's name that the pod's name contains."""
         self._pods_since: dict[str, float] = {}
-        """When each pod was first heard of, by uid, on the monotonic clock."""
+        """Time at which each pod was first seen, by uid, on the monotonic clock."""
         self._started_again: dict[str, float] = {}
-        """And when that its container was started again."""
+        """Time at which the pod's container was restarted, by uid, on the monotonic clock."""
         self._nodes: dict[str, NodeView] = {}
         self._uris = UriIndex(self._jobs, changed)
         self._capacity = CapacityQueue(self._jobs, self._nodes if nodes_watched else None, changed, later)
@@ -83,13 +96,15 @@ class ClusterCache:
                 self._changed(uid)
 
     def job(self, uid: str) -> CachedJob | None:
+        """Return the job with this uid, or None."""
         return self._jobs.get(uid)
 
     def jobs(self) -> Iterator[CachedJob]:
+        """Iterate over all jobs."""
         return iter(self._jobs.values())
 
     def gap(self, uid: str) -> float:
-        """Seconds from the beginning of one pass of the job to that of the next, at least."""
+        """Return the shortest interval in seconds between the start of two passes of the job."""
         job = self._jobs.get(uid)
         if job is None:
             return 0.0
@@ -99,15 +114,20 @@ class ClusterCache:
 
     @property
     def progress_every(self) -> float:
-        """Seconds between two looks at mere numbers of a job: the more jobs there are, the longer."""
+        """Interval in seconds between two passes for mere progress of a job. It grows with the number of jobs."""
         return max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND)
 
-    # --- what the API server says ----------------------------------------------------------------------------------
+    # --- events of the API server ----------------------------------------------------------------------------------
 
     def on_job(self, obj: Raw, only_numbers: bool = False) -> None:
-        """A TrainingJob as the API server sent it, in an event or as the answer to a write. An older one is ignored;
-        so is one that is gone: it would stay for good, since nobody tells of its deletion twice.
-        `only_numbers`: its status is one that this operator has just written, and no news (`Plan.only_numbers`)."""
+        """Take a TrainingJob as the API server sent it, in an event or as the answer to a write.
+
+        Ignore an older version, and a job that is gone: it would stay in the cache forever, because its deletion is not
+        announced twice.
+
+        Args:
+            only_numbers: Whether this operator has just written that status and it is no news (`Plan.only_numbers`).
+        """
         uid, version = obj["metadata"]["uid"], version_of(obj)
         if uid in self._forgotten or not self._serves(obj["metadata"]["namespace"]) or other_manager(obj):
             return
@@ -117,7 +137,7 @@ class ClusterCache:
         try:
             view = job_view(obj, job.view if job else None)
         except Exception:
-            # One object of an odd shape must not end the watch of all.
+            # One malformed object must not end the watch of all jobs.
             log.exception("TrainingJob %(namespace)s/%(name)s can't be read and is left alone", obj["metadata"])
             return
         status: Raw = obj.get("status") or {}
@@ -128,7 +148,7 @@ class ClusterCache:
             if job.namespace_ends:
                 view = dataclasses.replace(view, deleting=True)
             if view.generation != job.view.generation:
-                job.refused = None  # what it asks for now has not been tried
+                job.refused = None  # the new spec has not been tried
             job.view, job.version, job.status = view, version, status
         if view.status.world.round:
             self._hearing.has_trained(uid, view.namespace)
@@ -139,14 +159,14 @@ class ClusterCache:
             self._job_changed(uid)
 
     def forget_job(self, uid: str) -> None:
-        """Drop a job that is gone, and remember that: late events of it are ignored."""
+        """Remove a job that is gone, and remember its uid, so that late events of it are ignored."""
         self._forgotten[uid] = None
         if len(self._forgotten) > REMEMBERED:
             self._forgotten.popitem(last=False)
         self.release_job(uid)
 
     def release_job(self, uid: str) -> None:
-        """Drop a job that is no longer this operator's, and may be again."""
+        """Remove a job that this operator no longer serves, but may serve again."""
         self._hearing.forget(uid)
         job = self._jobs.pop(uid, None)
         if job is not None:
@@ -156,6 +176,7 @@ class ClusterCache:
                 self._orphans[uid, job.view.namespace] = job.pods
 
     def on_pod(self, old: OwnedPod | None, new: OwnedPod | None) -> None:
+        """Take a change of a pod: `old` is None for a new pod, `new` is None for a deleted one."""
         self._index_name(old, new)
         if new is not None:
             self._pods_since.setdefault(new.view.uid, time.monotonic())
@@ -168,7 +189,7 @@ class ClusterCache:
             if pod is not None and pod.job_uid:
                 job = self._jobs.get(pod.job_uid)
                 if job is not None and job.view.namespace != pod.namespace:
-                    job = None  # a pod of another namespace may name a job's uid, but is none of its pods
+                    job = None  # a pod of another namespace may name the job's uid, but does not belong to the job
                 orphans = (pod.job_uid, pod.namespace)
                 pods = job.pods if job else self._orphans.setdefault(orphans, {})
                 if pod is new:
@@ -180,7 +201,7 @@ class ClusterCache:
                 elif not pods:
                     del self._orphans[orphans]
         if old is not None and new is None:
-            # A pod that is gone may free the quota that another one was refused for.
+            # A deleted pod may free the quota for lack of which another pod was refused.
             for uid, job in self._jobs.items():
                 if by_quota(job.refused) and job.view.namespace == old.namespace:
                     job.refused = None
@@ -201,6 +222,7 @@ class ClusterCache:
                 del self._pod_names[key]
 
     def on_node(self, old: NodeView | None, new: NodeView | None) -> None:
+        """Take a change of a node: `old` is None for a new node, `new` is None for a deleted one."""
         node = new or old
         assert node is not None
         if new is None:
@@ -213,16 +235,17 @@ class ClusterCache:
         if _room(old) != _room(new):
             self._capacity.room_changed()
 
-    # --- what came of writes ---------------------------------------------------------------------------------------
+    # --- results of passes and writes ------------------------------------------------------------------------------
 
     def planned(self, uid: str, observed: JobObservation) -> None:
-        """All that follows from this look has been done."""
+        """Record that everything that follows from this observation is done."""
         if job := self._jobs.get(uid):
             job.planned = observed.pods
             if any(pod.uid not in job.pods for pod in observed.pods):
                 self._changed(uid)
 
     def create_refused(self, uid: str, kind: Refusal, sentence: str, namespace_ends: bool = False) -> None:
+        """Record that the API server refused to create an object of the job."""
         if job := self._jobs.get(uid):
             now, before = time.time(), job.refused
             since = before.since if before and before.kind is kind else now
@@ -232,12 +255,13 @@ class ClusterCache:
             self._job_changed(uid)
 
     def name_taken(self, uid: str, name: str) -> None:
-        """By a pod of which the watch does not tell: a person's own, or one that is too new."""
+        """Record that a pod that the watch does not show has the name: a user's own pod, or one that is too new."""
         if job := self._jobs.get(uid):
             job.taken.add(name)
             self._changed(uid)
 
     def created(self, uid: str) -> None:
+        """Record that the API server accepts the job's pods again."""
         job = self._jobs.get(uid)
         if job and job.refused:
             job.refused = None
@@ -247,10 +271,10 @@ class ClusterCache:
         self._capacity.job_changed(uid)
         self._changed(uid)
 
-    # --- one look --------------------------------------------------------------------------------------------------
+    # --- observation -----------------------------------------------------------------------------------------------
 
     def observe(self, uid: str) -> JobObservation | None:
-        """None where the job is not known."""
+        """Return the observation of a job, or None when the job is not known."""
         job = self._jobs.get(uid)
         if job is None:
             return None
@@ -282,5 +306,5 @@ class ClusterCache:
 
 
 def _room(node: NodeView | None) -> tuple[object, ...]:
-    """What a node says of how much could run there."""
+    """Return the fields of a node that determine how much can run there."""
     return (node.ready, node.cordoned, node.allocatable) if node else ()

@@ -1,4 +1,4 @@
-"""One job as the operator knows it, beside its agents."""
+"""One job as the operator knows it, without its agents."""
 
 from __future__ import annotations
 
@@ -15,31 +15,36 @@ from concertina_protocol.traces import trace_id
 
 @dataclass
 class CachedJob:
+    """One job with its pods, and the results of earlier passes."""
+
     view: JobView
-    """With `deleting` also while its namespace is being deleted: pods go first, so the job itself may not know
-    (decision "A job in a namespace being deleted is deleted")."""
+    """View of the job. `deleting` is also set while the job's namespace is being deleted.
+
+    Pods are deleted first then, so the job itself may not be marked yet (decision "A job in a namespace being deleted
+    is deleted").
+    """
     version: int
     status: Raw
-    """As the API server has it: what a write must find unchanged."""
+    """Status as the API server has it. A write must find it unchanged."""
     pods: dict[str, PodView] = field(default_factory=dict)
-    """By uid."""
+    """Pods by uid."""
     namespace_ends: bool = False
     secret: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while its Secret is made, so that a group of pods makes one."""
+    """Lock that is held while the job's Secret is created, so that a group of pods creates one."""
     secret_made_at: float | None = None
-    """On the monotonic clock."""
+    """Time at which the Secret was last created, on the monotonic clock."""
     refused: CreateRefusal | None = None
-    """Why the last pod was not created."""
+    """Reason why the last pod was not created."""
     taken: set[str] = field(default_factory=set)
-    """Names that pods which are not ours were found to hold."""
+    """Names that were found to belong to pods of others."""
     preconditions_failed: int = 0
-    """Passes in a row that lost a precondition."""
+    """Number of consecutive passes that failed a precondition."""
     decided_in: float = 0.0
-    """Seconds of processor time that the last pass took to decide: of a job of a thousand replicas 0.03."""
+    """Processor time in seconds of the last pass's decision. It is 0.03 for a job of a thousand replicas."""
     counted: tuple[str, float] | None = None
-    """The last `status.goodput.at` that this operator has written, and when that was on the monotonic clock."""
+    """Last `status.goodput.at` that this operator has written, and the time of that write on the monotonic clock."""
     given_up: frozenset[str] = frozenset()
-    """Uids of its pods whose silence may be taken for death, for as long as they are silent."""
+    """Uids of the job's pods that may be treated as dead because they are silent, for as long as they are silent."""
     taken_back: TakenBack = field(default_factory=TakenBack)
     planned: tuple[PodView, ...] = ()
     """Pods as the last complete pass saw them."""
@@ -49,25 +54,35 @@ class CachedJob:
         return f"{self.view.namespace}/{self.view.name}"
 
     def named(self, round: int | None = None) -> dict[str, object]:
-        """For lines of the log: the job, a round (the latest where none is given), and the trace of that."""
+        """Return the fields that identify the job in the log, with a round and its trace.
+
+        The round is the latest one by default.
+        """
         number = self.view.status.world.latest_round if round is None else round
         return {"job": self.name, **({"round": number, "trace": trace_id(self.view.uid, number)} if number else {})}
 
     @property
     def lane(self) -> tuple[str, bool]:
-        """In which it waits for writes: with those of its namespace that have a round as well, or none."""
+        """Lane in which the job waits for writes: the jobs of its namespace with a round, or those without one."""
         return self.view.namespace, self.view.status.world.round > 0
 
     def counted_for(self, now: float) -> float | None:
-        """See JobObservation. `now`: on the monotonic clock."""
+        """Return `JobObservation.counted_for`.
+
+        Args:
+            now: Time on the monotonic clock.
+        """
         if self.counted is None or self.counted[0] != self.view.status.goodput.at:
             return None
         return now - self.counted[1]
 
     def ended_unseen(self) -> list[PodView]:
-        """Pods of torchrun that no complete pass saw going: their deletion and their end were heard in one burst. The
-        next one sees them as ended, or it would use their names again: they stand in no status, as members do (decision
-        "A pod of torchrun that goes in one burst")."""
+        """Return the pods of torchrun that are gone, but that no complete pass saw going.
+
+        Their deletion and their end arrived in one burst. The next pass sees them as ended. Otherwise it would use
+        their names again, because they are in no status, as members are (decision "A pod of torchrun that goes in one
+        burst").
+        """
         if self.view.spec is None or self.view.spec.launcher is not Launcher.TORCHRUN:
             return []
         gone = (pod for pod in self.planned if pod.uid not in self.pods and not (pod.deleting or pod.ended))

@@ -1,7 +1,7 @@
-"""Live jobs by the folder of checkpoints that they write to.
+"""Live jobs by the checkpoint folder that they write to.
 
-Only jobs of one namespace are compared: across namespaces the store decides, by the owner object in the folder
-(decision "The store decides who owns a folder"). Among jobs with one folder, the oldest that has begun has it.
+Only jobs of one namespace are compared. Across namespaces the store decides, by the owner object in the folder
+(decision "The store decides who owns a folder"). Among jobs with the same folder, the oldest job that has begun has it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ FILES = "file://"
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """Jobs for which all of this is equal write to the same place, as far as their specs tell."""
+    """Folder of checkpoints.
+
+    Jobs for which all fields are equal write to the same location, as far as their specs show.
+    """
 
     namespace: str
     uri: str
@@ -31,34 +34,40 @@ class CheckpointFolder:
 
     @property
     def group(self) -> tuple[str, str]:
-        """Jobs of other groups can't write to the same place: one volume may be mounted at several paths."""
+        """Key of the jobs that may write to the same location.
+
+        Jobs of other groups cannot: one volume may be mounted at several paths.
+        """
         return self.namespace, FILES if self.uri.startswith(FILES) else self.uri
 
 
 @dataclass(frozen=True)
 class FolderUse:
-    """The use of a folder that one live job wants."""
+    """Use of a folder by one live job."""
 
     folder: CheckpointFolder
     has_begun: bool
-    """A round of it was claimed."""
+    """Whether a round of the job was claimed."""
     take_over: str
-    """Uid of the job from which it takes the folder over; empty: of none."""
+    """Uid of the job from which this job takes the folder over, or empty when there is none."""
 
 
 class UriIndex:
-    """`changed(uid)` is called for each other job that may have the folder now, or no longer."""
+    """Index of the live jobs by their folder.
+
+    It calls `changed(uid)` for each other job that may have the folder now, or may no longer have it.
+    """
 
     def __init__(self, jobs: Mapping[str, CachedJob], changed: Callable[[str], None]) -> None:
         self._jobs = jobs
         self._changed = changed
         self._folders: dict[str, tuple[JobSpec, CheckpointFolder]] = {}
-        """By uid, with the spec that says so: other events bring the same one."""
+        """Folder of each job, by uid, with the spec that it was derived from: other events bring the same spec."""
         self._uses: dict[str, FolderUse] = {}
         self._groups: dict[tuple[str, str], set[str]] = {}
 
     def update(self, uid: str) -> None:
-        """The job's folder may have changed, or the job may have begun, ended or gone."""
+        """Update the index after the job's folder may have changed, or the job may have begun, ended or gone."""
         before, now = self._uses.pop(uid, None), self._use(uid)
         if now is not None:
             self._uses[uid] = now
@@ -69,9 +78,9 @@ class UriIndex:
         if now is not None:
             self._groups.setdefault(now.folder.group, set()).add(uid)
         for folder in {use.folder for use in (before, now) if use is not None}:
-            for other in self._others(uid, folder):
-                if self._uses[other].folder == folder:
-                    self._changed(other)
+            for neighbor in self._others(uid, folder):
+                if self._uses[neighbor].folder == folder:
+                    self._changed(neighbor)
             if not self._groups[folder.group]:
                 del self._groups[folder.group]
 
@@ -91,19 +100,21 @@ class UriIndex:
         return FolderUse(self._folders[uid][1], begun, spec.checkpoint.take_over)
 
     def holder(self, uid: str) -> UriHolder | None:
-        """The other job of this namespace that has this job's folder."""
+        """Return the other job of this namespace that has this job's folder, or None."""
         use = self._uses.get(uid)
         if use is None:
             return None
-        same = [other for other in (uid, *self._others(uid, use.folder)) if self._uses[other].folder == use.folder]
-        taken_over = {self._uses[user].take_over for user in same if user == uid or self._uses[user].has_begun}
-        begun = [user for user in same if self._uses[user].has_begun and user not in taken_over]
+        users = [user for user in (uid, *self._others(uid, use.folder)) if self._uses[user].folder == use.folder]
+        taken_over = {self._uses[user].take_over for user in users if user == uid or self._uses[user].has_begun}
+        begun = [user for user in users if self._uses[user].has_begun and user not in taken_over]
         oldest = min(begun, key=lambda user: (self._jobs[user].view.created, user), default=uid)
         return None if oldest == uid else UriHolder(self._jobs[oldest].name, oldest)
 
     def sharing(self, uid: str) -> tuple[str, ...]:
-        """Uids of the other live jobs of this namespace that may write to the same place, whatever secret or volume
-        their specs name: those are names, and two may lead to one store."""
+        """Return the uids of the other live jobs of this namespace that may write to the same location.
+
+        They count whatever secret or volume their specs name: those are names, and two may lead to one store.
+        """
         use = self._uses.get(uid)
         return tuple(sorted(self._others(uid, use.folder))) if use else ()
 
@@ -120,26 +131,26 @@ def folder_of(namespace: str, spec: JobSpec) -> CheckpointFolder:
 
 
 def normal(uri: str) -> str:
-    """Return the URI as the store's client reads it: without slashes that change nothing."""
+    """Return the URI as the store's client reads it, without redundant slashes."""
     scheme, separator, path = uri.partition("://")
     return scheme + separator + re.sub(r"/+", "/", path).rstrip("/")
 
 
 def _volume(path: str, spec: JobSpec) -> str:
-    """Return the volume that the container `trainer` mounts there, by its template; empty where there is none."""
+    """Return the volume that the template mounts at that path in the container `trainer`, or empty without one."""
     pod, trainer = spec.template.manifest()["spec"], spec.template.trainer.manifest()
     mount_by_path = {str(mount.get("mountPath")).rstrip("/"): mount for mount in _objects(trainer, "volumeMounts")}
     above = [folder for folder in mount_by_path if path == folder or path.startswith(f"{folder}/")]
     if not above:
         return ""
-    at = max(above, key=len)
-    mount = mount_by_path[at]
+    mount_path = max(above, key=len)
+    mount = mount_by_path[mount_path]
     sources = [volume for volume in _objects(pod, "volumes") if volume.get("name") == mount.get("name")]
     source = [{key: value for key, value in volume.items() if key != "name"} for volume in sources]
-    return json.dumps([source, at, mount.get("subPath"), mount.get("subPathExpr")], sort_keys=True)
+    return json.dumps([source, mount_path, mount.get("subPath"), mount.get("subPathExpr")], sort_keys=True)
 
 
-def _objects(of: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """A list of objects of a template, in which anybody may have written anything."""
-    found = of.get(name)
-    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+def _objects(parent: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return the objects of a list in a template, in which a user may have written anything."""
+    entries = parent.get(name)
+    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []

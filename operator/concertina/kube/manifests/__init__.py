@@ -1,1 +1,1 @@
-"""Pods and Secrets as they are made. Pure."""
+"""Manifests of the pods and Secrets that the operator creates. Pure."""

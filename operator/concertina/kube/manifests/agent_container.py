@@ -1,5 +1,7 @@
-"""The agent's layer of a pod: an init container that brings the agent, two volumes, and the trainer's command under it.
-Pure."""
+"""Agent's layer of a pod: an init container that installs the agent, two volumes, and the trainer's command under it.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,16 @@ from concertina.plan.observed import JobView
 VOLUME, VOLUME_PATH = "concertina", "/concertina"
 IDENTITY, IDENTITY_PATH = "concertina-identity", "/etc/concertina"
 HOST_PORTS = range(13000, 20000)
-"""For pods in the host's network: below the node ports of Services (30000), below the ports that Linux gives to
-outgoing connections (32768), below those at which workers meet (20000, `concertina_agent.transfers.store`)."""
+"""Ports of agents in the host's network.
+
+They are below the node ports of Services (30000), below the ports that Linux uses for outgoing connections (32768), and
+below those at which workers meet (20000, `concertina_agent.transfers.store`).
+"""
 METRICS_HOST_PORTS = range(12000, 13000)
-"""Likewise, for their metrics."""
+"""Ports of the agents' metrics in the host's network."""
 METRICS_TOKEN = "CONCERTINA_METRICS_TOKEN"
 SCRAPED = "prometheus.io/"
-"""How annotations begin that tell a plain Prometheus what to scrape."""
+"""Prefix of annotations that tell a plain Prometheus what to scrape."""
 USER = ("runAsUser", "runAsGroup", "runAsNonRoot", "seLinuxOptions", "seccompProfile", "appArmorProfile")
 CONFINED = {
     "allowPrivilegeEscalation": False,
@@ -42,29 +47,35 @@ CONFINED = {
 
 @dataclass(frozen=True)
 class AgentMetrics:
-    """What agents tell Prometheus, as the operator was told."""
+    """Metrics endpoint of agents, by the operator's settings."""
 
     port: int
     annotated: bool = False
-    """Pods say in annotations where a plain Prometheus finds them."""
+    """Whether pods have annotations by which a plain Prometheus finds them."""
     token_secret: str = ""
-    """Whose entry `token` has to be shown, in each job's namespace; empty: nobody has to show anything."""
+    """Name of the Secret in each job's namespace whose entry `token` clients must present.
+
+    Empty: no token is needed.
+    """
 
 
 @dataclass(frozen=True)
 class PodSettings:
-    """What the operator's own settings say of pods."""
+    """Settings of the operator for pods."""
 
     agent_image: str
     metrics: AgentMetrics | None = None
-    """None: agents serve none."""
+    """Metrics endpoint of agents, or None when agents serve none."""
 
 
 def port(job: JobView, template: Raw, create: CreatePod) -> int:
-    """Of the pod's agent. In the host's network it depends on job, index and attempt: replicas of one job differ, so do
-    jobs by chance; and since a declared host port is a resource, the scheduler keeps two pods that want the same one
-    apart (decision "A port in the host's network is a host port"). Where something that is no pod has it, the agent
-    says so and ends, and the next attempt gets another."""
+    """Return the port of the pod's agent.
+
+    In the host's network it depends on job, index and attempt: replicas of one job have different ports, and jobs
+    mostly do. A declared host port is a resource, so the scheduler separates two pods with the same port (decision "A
+    port in the host's network is a host port"). When a process outside pods has the port, the agent reports that and
+    ends, and the next attempt gets another port.
+    """
     if not template["spec"].get("hostNetwork"):
         return protocol.PORT
     return _host_port(HOST_PORTS, job, create)
@@ -78,54 +89,58 @@ def _host_port(ports: range, job: JobView, create: CreatePod) -> int:
 def metrics_port(
     job: JobView, spec: JobSpec, template: Raw, create: CreatePod, metrics: AgentMetrics | None
 ) -> int | None:
-    """Of the pod's metrics; None where there are none, or where a container of the template says that it is its own."""
+    """Return the port of the pod's metrics.
+
+    Return None when there are none, or when a container of the template declares that port itself.
+    """
     if metrics is None or not spec.metrics.enabled:
         return None
     if template["spec"].get("hostNetwork"):
         return _host_port(METRICS_HOST_PORTS, job, create)
     containers = [*template["spec"]["containers"], *(template["spec"].get("initContainers") or ())]
-    theirs = {port.get("containerPort") for each in containers for port in each.get("ports") or ()}
-    return None if metrics.port in theirs else metrics.port
+    template_ports = {port.get("containerPort") for container in containers for port in container.get("ports") or ()}
+    return None if metrics.port in template_ports else metrics.port
 
 
 def with_metrics(pod: Raw, spec: JobSpec, port: int, metrics: AgentMetrics) -> Raw:
-    """The agent serves its metrics at that port."""
+    """Return the pod with an agent that serves its metrics at that port."""
     trainer, metadata = trainer_of(pod), pod.get("metadata") or {}
     declared: Raw = {"name": METRICS_PORT_NAME, "containerPort": port, "protocol": "TCP"}
     if pod["spec"].get("hostNetwork"):
         declared["hostPort"] = port
-    asked = {"port": port, "perRank": spec.metrics.per_rank, "token": bool(metrics.token_secret)}
-    variables = environment(trainer, {"CONCERTINA_METRICS": json.dumps(asked)}, {})
-    variables = [each for each in variables if each["name"] != METRICS_TOKEN]
+    settings = {"port": port, "perRank": spec.metrics.per_rank, "token": bool(metrics.token_secret)}
+    variables = environment(trainer, {"CONCERTINA_METRICS": json.dumps(settings)}, {})
+    variables = [variable for variable in variables if variable["name"] != METRICS_TOKEN]
     if metrics.token_secret:
-        # Optional: for want of a token nobody is answered, and training goes on.
+        # Optional: without a token, all requests are refused, and training continues.
         key = {"name": metrics.token_secret, "key": "token", "optional": True}
         variables.append({"name": METRICS_TOKEN, "valueFrom": {"secretKeyRef": key}})
     changed = {**trainer, "env": variables, "ports": [*(trainer.get("ports") or ()), declared]}
-    theirs = metadata.get("annotations") or {}
-    if metrics.annotated and not any(key.startswith(SCRAPED) for key in theirs):
-        ours = {f"{SCRAPED}scrape": "true", f"{SCRAPED}port": str(port), f"{SCRAPED}path": "/metrics"}
-        metadata = {**metadata, "annotations": {**ours, **theirs}}
+    annotations = metadata.get("annotations") or {}
+    if metrics.annotated and not any(key.startswith(SCRAPED) for key in annotations):
+        scrape_annotations = {f"{SCRAPED}scrape": "true", f"{SCRAPED}port": str(port), f"{SCRAPED}path": "/metrics"}
+        metadata = {**metadata, "annotations": {**scrape_annotations, **annotations}}
     return with_trainer({**pod, "metadata": metadata}, changed)
 
 
 def with_agent(
     pod: Raw, job: JobView, spec: JobSpec, port: int, settings: PodSettings, snapshot_memory: int | None
 ) -> Raw:
-    theirs, trainer = pod["spec"], trainer_of(pod)
-    own = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
+    """Return the pod with the agent's layer."""
+    pod_spec, trainer = pod["spec"], trainer_of(pod)
+    command = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
     declared: Raw = {"name": PORT_NAME, "containerPort": port, "protocol": "TCP"}
-    if theirs.get("hostNetwork"):
-        declared["hostPort"] = port  # the scheduler must know of it
+    if pod_spec.get("hostNetwork"):
+        declared["hostPort"] = port  # so that the scheduler considers it
     memory: Raw = {"medium": "Memory"} if spec.bundled else {}
     if spec.bundled and snapshot_memory is not None:
-        # Snapshots count towards the container's memory. What doesn't fit is "no space left", not a kill.
+        # Snapshots count towards the container's memory. Exceeding the limit is "no space left", not a kill.
         memory["sizeLimit"] = str(snapshot_memory)
     changed = {
         **{key: value for key, value in trainer.items() if key != "args"},
         "command": [
             *(python(trainer), f"{VOLUME_PATH}/agent.pyz", "run"),
-            *(["--bundled"] if spec.bundled else ["--", *own]),
+            *(["--bundled"] if spec.bundled else ["--", *command]),
         ],
         "env": environment(trainer, _values(job, spec, port), FIELDS),
         **storage_access(trainer, spec),
@@ -136,30 +151,33 @@ def with_agent(
             {"name": IDENTITY, "mountPath": IDENTITY_PATH, "readOnly": True},
         ],
     }
-    ours = {
-        "initContainers": [_installer(trainer, settings, spec), *(theirs.get("initContainers") or ())],
+    layer = {
+        "initContainers": [_installer(trainer, settings, spec), *(pod_spec.get("initContainers") or ())],
         "volumes": [
-            *(theirs.get("volumes") or ()),
+            *(pod_spec.get("volumes") or ()),
             {"name": VOLUME, "emptyDir": memory},
             {"name": IDENTITY, "secret": {"secretName": secret_name(job)}},
         ],
-        # A container that dies with its agent comes back with its volume (decision "Containers start again in place").
-        "restartPolicy": theirs.get("restartPolicy", "OnFailure"),
+        # A container that fails with its agent restarts with its volume (decision "Containers start again in place").
+        "restartPolicy": pod_spec.get("restartPolicy", "OnFailure"),
     }
-    return with_trainer(pod, changed, **ours)
+    return with_trainer(pod, changed, **layer)
 
 
 def _installer(trainer: Raw, settings: PodSettings, spec: JobSpec) -> Raw:
-    """Copies the agent into the pod. With the trainer's resources (a quota may ask for them), as its user, and with no
-    rights at all: what admits the trainer admits this."""
-    theirs = trainer.get("securityContext") or {}
+    """Return the container that copies the agent into the pod.
+
+    It has the trainer's resources (a quota may require them), the trainer's user, and no privileges at all: a policy
+    that admits the trainer also admits it.
+    """
+    security_context = trainer.get("securityContext") or {}
     container: Raw = {
         "name": "concertina-agent",
         "image": settings.agent_image,
-        # The bundled trainer has a client of storage, and its volume is memory that was counted for snapshots.
+        # The bundled trainer has a storage client, and its volume is memory that is reserved for snapshots.
         "command": ["concertina-agent", "install", *([] if spec.bundled else ["--storage-client"]), VOLUME_PATH],
         "volumeMounts": [{"name": VOLUME, "mountPath": VOLUME_PATH}],
-        "securityContext": {**{key: theirs[key] for key in USER if key in theirs}, **CONFINED},
+        "securityContext": {**{key: security_context[key] for key in USER if key in security_context}, **CONFINED},
     }
     resources = {
         kind: {name: amount for name, amount in amounts_of(trainer, kind).items() if name in ("cpu", "memory")}
@@ -176,11 +194,11 @@ def _values(job: JobView, spec: JobSpec, port: int) -> dict[str, str]:
     config = spec.trainer.model_dump_json(by_alias=True, exclude_none=True) if spec.trainer else "{}"
     checkpoint = spec.checkpoint.model_dump_json(by_alias=True) if spec.checkpoint else "null"
     tracking = spec.tracking.model_dump_json(by_alias=True, exclude_none=True) if spec.tracking else ""
-    told = {"CONCERTINA_TRACKING": tracking.replace("$", "$$")} if tracking else {}
+    optional_values = {"CONCERTINA_TRACKING": tracking.replace("$", "$$")} if tracking else {}
     if spec.bundled and spec.parallelism != Parallelism():
-        told["CONCERTINA_PARALLELISM"] = spec.parallelism.model_dump_json(by_alias=True, exclude_none=True)
+        optional_values["CONCERTINA_PARALLELISM"] = spec.parallelism.model_dump_json(by_alias=True, exclude_none=True)
     return {
-        **told,
+        **optional_values,
         "CONCERTINA_JOB": f"{job.namespace}/{job.name}",
         "CONCERTINA_UID": job.uid,
         "CONCERTINA_PORT": str(port),

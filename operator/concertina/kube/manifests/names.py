@@ -1,4 +1,4 @@
-"""The names of what the operator makes, and by which it finds that again. Pure."""
+"""Names and labels of the objects that the operator creates, by which it finds them again. Pure."""
 
 from __future__ import annotations
 
@@ -11,30 +11,37 @@ JOB_UID = "concertina.dev/job-uid"
 INDEX = "concertina.dev/replica-index"
 ATTEMPT = "concertina.dev/attempt"
 ROUND = "concertina.dev/round"
-"""Labels. The last one: which rendezvous of torchrun a pod was made for."""
+"""Labels. ROUND is the rendezvous of torchrun that a pod was created for."""
 MANAGED_BY = {"app.kubernetes.io/managed-by": "concertina"}
 SELECTOR = "app.kubernetes.io/managed-by=concertina"
-"""Of all pods that this operator made."""
+"""Selector of all pods that the operator created."""
 AVOIDS = "concertina.dev/avoids"
-"""Annotation: the nodes that the pod must not run on, by a rule of ours (not of the template)."""
+"""Annotation: the nodes that the pod must not run on, by a requirement of the operator (not of the template)."""
 TEMPLATE_HASH = "concertina.dev/template-hash"
-"""Annotation: `JobView.template_hash` when the pod was made."""
+"""Annotation: `JobView.template_hash` when the pod was created."""
 PORT_NAME = "concertina"
-"""Of the container port that says where a pod's agent listens."""
+"""Name of the container port at which a pod's agent listens."""
 METRICS_PORT_NAME = "agent-metrics"
-"""Of that at which it serves its metrics."""
+"""Name of the container port at which an agent serves its metrics."""
 
 
 def labels(job: JobView) -> dict[str, str]:
+    """Return the labels of a job's objects."""
     return {**MANAGED_BY, JOB: job.name[:63].rstrip("-."), JOB_UID: job.uid}
 
 
 def owner(job: JobView) -> Raw:
-    """Of what goes before it in a foreground deletion (decision "Foreground deletion waits for pods")."""
-    of = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
-    return {**of, "controller": True, "blockOwnerDeletion": True}
+    """Return an owner reference that makes a foreground deletion of the job wait for the object.
+
+    See the decision "Foreground deletion waits for pods".
+    """
+    reference = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
+    return {**reference, "controller": True, "blockOwnerDeletion": True}
 
 
 def secret_name(job: JobView) -> str:
-    """Of the job's identity. With a part of the uid: a job created again under its name can't find the old one's."""
+    """Return the name of the Secret with the job's identity.
+
+    It contains a part of the uid, so a job that is created again under its name does not find the old one's.
+    """
     return f"{job.name}-concertina-{job.uid[:8]}"

@@ -1,7 +1,7 @@
-"""The Pods and the Secret of a job (table in docs/architecture.md). Pure.
+"""Pods and the Secret of a job (table in docs/architecture.md). Pure.
 
-A pod is made in layers, each a function from a manifest to the next: the job's template, then the agent or torchrun,
-shared memory, where the pod may run, and what makes it ours. Everything else stays as the user wrote it.
+A pod is built in layers, each a function from a manifest to the next: the job's template, then the agent or torchrun,
+shared memory, the placement, and the operator's metadata. Everything else stays as the user wrote it.
 """
 
 from __future__ import annotations
@@ -30,28 +30,34 @@ from concertina.plan.actions import CreatePod, CreateRendezvous
 from concertina.plan.observed import JobView
 
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
-"""Annotation: whose output `kubectl logs` shows, whatever else is in the pod."""
+"""Annotation: the container whose output `kubectl logs` shows, whatever else is in the pod."""
 END_POD = {"activeDeadlineSeconds": 1}
-"""Of a pod's spec: its kubelet stops the containers, whatever restartPolicy says, and calls the pod failed."""
+"""Fields of a pod's spec that end the pod.
+
+Its kubelet stops the containers, regardless of restartPolicy, and marks the pod as failed.
+"""
 SHM, SHM_PATH = "concertina-shm", "/dev/shm"
 SHM_LEAST = 64 << 20
-"""What containerd and Docker give."""
+"""Size in bytes that containerd and Docker provide."""
 INTO_PODS = {"template", "trainer", "checkpoint", "workers_per_replica", "launcher", "warm_start", "tracking"}
 """Fields of the spec that go into pods, and that change only while the job is suspended (`api.rules`)."""
 BUNDLED_INTO_PODS = {"parallelism"}
-"""Likewise, into those of the bundled trainer: for a script it only counts replicas."""
+"""Further such fields for the bundled trainer. For a script, they only count replicas."""
 
 
 def template_hash(spec: JobSpec) -> str:
-    """Of what the user has said of the pods. Without defaults: a newer version has more of them, and must not take the
-    pods of running jobs for those of another template (decision "A pod says what it was made of")."""
-    into = INTO_PODS | BUNDLED_INTO_PODS if spec.bundled else INTO_PODS
-    said = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=into)
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+    """Return the hash of the user's fields that go into pods.
+
+    Defaults are left out: a newer version has more of them, and must not take the pods of running jobs for those of
+    another template (decision "A pod says what it was made of").
+    """
+    field_names = INTO_PODS | BUNDLED_INTO_PODS if spec.bundled else INTO_PODS
+    user_fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=field_names)
+    return hashlib.sha256(json.dumps(user_fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, settings: PodSettings) -> Raw:
-    """The pod of a replica."""
+    """Return the pod of a replica."""
     template = spec.template.manifest()
     number = {INDEX: str(create.index), ATTEMPT: str(create.attempt)}
     if create.rendezvous:
@@ -68,36 +74,50 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, settings: PodSe
 
 
 def rendezvous_manifest(job: JobView, spec: JobSpec, create: CreateRendezvous) -> Raw:
-    """The pod that serves the store in which torchrun's agents meet."""
+    """Return the pod that serves the store in which torchrun's agents meet."""
     number = {ROUND: str(create.round), ATTEMPT: str(create.round)}
     store = torchrun_pod.store(spec.template.manifest())
     return _owned(store, job, rendezvous_name(job.name, create.round), number, torchrun_pod.PORT)
 
 
 def secret_manifest(job: JobView, data: dict[str, str]) -> Raw:
-    """`data` is base64 already."""
+    """Return the Secret of a job. `data` is base64 already."""
     metadata = {"name": secret_name(job), "labels": labels(job), "ownerReferences": [owner(job)]}
     kind = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque"}
     return {**kind, "metadata": metadata, "data": data, "immutable": True}
 
 
 def _owned(pod: Raw, job: JobView, name: str, number: dict[str, str], port: int) -> Raw:
-    """`port`: of the agent or of torchrun's store."""
-    theirs = pod.get("metadata") or {}
-    made_of = {TEMPLATE_HASH: job.template_hash} if job.template_hash else {}
+    """Return the pod with the operator's metadata.
+
+    Args:
+        port: Port of the agent or of torchrun's store.
+    """
+    template_metadata = pod.get("metadata") or {}
+    hash_annotation = {TEMPLATE_HASH: job.template_hash} if job.template_hash else {}
     metadata = {
         "name": name,
-        "labels": {**(theirs.get("labels") or {}), **labels(job), **number},
-        "annotations": {DEFAULT_CONTAINER: TRAINER, **_no_mesh(port), **(theirs.get("annotations") or {}), **made_of},
+        "labels": {**(template_metadata.get("labels") or {}), **labels(job), **number},
+        "annotations": {
+            DEFAULT_CONTAINER: TRAINER,
+            **_no_mesh(port),
+            **(template_metadata.get("annotations") or {}),
+            **hash_annotation,
+        },
         "ownerReferences": [owner(job)],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
 
 
 def _no_mesh(port: int) -> dict[str, str]:
-    """Annotations, over which a template's own win. Workers meet at ports of the kernel's choice, and agents speak
-    mutual TLS of their own: a proxy that takes incoming connections breaks the first and can't help the second. What
-    the pod asks of others (storage, trackers) still goes through the mesh. Without one they mean nothing."""
+    """Return annotations that keep a service mesh away from the job's ports.
+
+    A template's own annotations take precedence.
+
+    Workers meet at ports that the kernel chooses, and agents use their own mutual TLS. A proxy for incoming connections
+    breaks the former and cannot help the latter. The pod's outgoing requests (storage, trackers) still go through the
+    mesh. Without a mesh, the annotations have no effect.
+    """
     return {
         "traffic.sidecar.istio.io/includeInboundPorts": "",
         "traffic.sidecar.istio.io/excludeOutboundPorts": str(port),
@@ -107,9 +127,12 @@ def _no_mesh(port: int) -> dict[str, str]:
 
 
 def _with_shared_memory(pod: Raw) -> Raw:
-    """A volume for /dev/shm: data loaders, gloo and NCCL need more there than the 64 MiB that runtimes give. Half of
-    the container's memory, as Linux itself does: whoever fills it is told "no space left" instead of being killed. Not
-    where the template has one of its own, or shares the host's."""
+    """Return the pod with a volume for /dev/shm.
+
+    Data loaders, gloo and NCCL need more there than the 64 MiB that runtimes provide. The volume has half of the
+    container's memory, as on Linux itself, and a process that fills it gets "no space left" instead of being killed.
+    The pod is unchanged when the template has such a volume, or shares the host's.
+    """
     trainer = trainer_of(pod)
     mounts = trainer.get("volumeMounts") or ()
     if pod["spec"].get("hostIPC") or SHM_PATH in {mount["mountPath"].rstrip("/") for mount in mounts}:

@@ -1,7 +1,9 @@
-"""Where a replica's pod should run, and where it must not, beside what the template asks for. Pure.
+"""Placement of a replica's pod, in addition to the template's. Pure.
 
-Wishes outnumber rules: a pod that the scheduler can place nowhere trains nothing, and ranks are ordered by where pods
-came to be (`plan/state/rank_order.py`). The one rule is for nodes that the job can spare."""
+It uses preferences rather than requirements: a pod that the scheduler cannot place trains nothing, and ranks are
+ordered by the actual nodes of the pods (`plan/state/rank_order.py`). The only requirement excludes nodes that the job
+can spare.
+"""
 
 from __future__ import annotations
 
@@ -15,41 +17,48 @@ from concertina.plan.observed import JobView
 
 HOSTNAME = "kubernetes.io/hostname"
 MOST_NAMED = 128
-"""Replicas of a group that a wish lists one by one; of a larger one any of the job's are as near."""
+"""Largest size of a group whose replicas a preference lists by name.
+
+In a larger group, any replica of the job is as near.
+"""
 
 
 def placed(pod: Raw, job: JobView, spec: JobSpec, create: CreatePod) -> Raw:
+    """Return the pod with the placement of a replica."""
     of_job = {"labelSelector": {"matchLabels": {JOB_UID: job.uid}}, "topologyKey": HOSTNAME}
-    metadata, theirs = pod.get("metadata") or {}, dict(pod["spec"])
-    affinity = theirs.get("affinity") or {}
-    # Replicas on different nodes where possible: copies of snapshots are for the death of a node.
+    metadata, pod_spec = pod.get("metadata") or {}, dict(pod["spec"])
+    affinity = pod_spec.get("affinity") or {}
+    # Prefer different nodes for replicas: copies of snapshots protect against the loss of a node.
     if spec.topology is None or not spec.group_sizes or spec.group_sizes[0] > MOST_NAMED:
         spread = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", **of_job}
-        theirs = {"topologySpreadConstraints": [spread], **theirs}
+        pod_spec = {"topologySpreadConstraints": [spread], **pod_spec}
     else:
-        # By a term that the groups' own outweigh: the scheduler counts a spread for as much as all affinity together.
+        # The groups' terms outweigh this one. The scheduler would weigh a spread as much as all affinity together.
         affinity = _wishing(affinity, "podAntiAffinity", {"weight": 1, "podAffinityTerm": of_job})
         affinity = _near_its_groups(affinity, job, spec.topology.labels, spec.group_sizes, create.index)
     affinity = _keeping_off(affinity, create)
     if create.standby:
-        # What takes a member's node shall not take its spare too.
+        # A failure of a member's node should not affect its standby replica too.
         affinity = _wishing(affinity, "podAntiAffinity", {"weight": 100, "podAffinityTerm": of_job})
     if affinity:
-        theirs["affinity"] = affinity
+        pod_spec["affinity"] = affinity
     if create.never_nodes:
         annotations = {**(metadata.get("annotations") or {}), AVOIDS: ",".join(create.never_nodes)}
         metadata = {**metadata, "annotations": annotations}
-    return {**pod, "metadata": metadata, "spec": theirs}
+    return {**pod, "metadata": metadata, "spec": pod_spec}
 
 
 def _near_its_groups(affinity: Raw, job: JobView, labels: Sequence[str], sizes: Sequence[int], index: int) -> Raw:
-    """Groups of neighbours by index: the smallest within the innermost domain that spec.topology names, and its block
-    within the wider ones (decision "Pods of a group wish to be near each other")."""
+    """Add preferences for the groups of neighbours by index.
+
+    The smallest group prefers the innermost domain that spec.topology names, and its block prefers the wider ones
+    (decision "Pods of a group wish to be near each other").
+    """
     smallest, block = sizes[0], sizes[-1]
     *wider, innermost = labels
     group = _neighbours(job, index, smallest)
     affinity = _wishing(affinity, "podAffinity", _term(100, group, innermost))
-    # Who comes first of its group leaves the domains of others: they would be full before its group is whole.
+    # The first pod of a group avoids the domains of other groups, which would be full before its group is complete.
     others = _neighbours(job, index, smallest, "NotIn")
     affinity = _wishing(affinity, "podAntiAffinity", _term(1, others, innermost))
     for label in wider:
@@ -58,10 +67,14 @@ def _near_its_groups(affinity: Raw, job: JobView, labels: Sequence[str], sizes: 
 
 
 def _neighbours(job: JobView, index: int, size: int, operator: str = "In") -> Raw:
-    """Selects the job's pods of the same group of so many replicas, or (NotIn) those of all others."""
+    """Return a selector of the job's pods in the same group of that size, or (NotIn) in all other groups."""
     begin = index - index % size
-    named = {"key": INDEX, "operator": operator, "values": [str(each) for each in range(begin, begin + size)]}
-    return {"matchLabels": {JOB_UID: job.uid}, **({"matchExpressions": [named]} if size <= MOST_NAMED else {})}
+    expression = {
+        "key": INDEX,
+        "operator": operator,
+        "values": [str(neighbour) for neighbour in range(begin, begin + size)],
+    }
+    return {"matchLabels": {JOB_UID: job.uid}, **({"matchExpressions": [expression]} if size <= MOST_NAMED else {})}
 
 
 def _term(weight: int, selector: Raw, label: str) -> Raw:
@@ -69,7 +82,7 @@ def _term(weight: int, selector: Raw, label: str) -> Raw:
 
 
 def _keeping_off(affinity: Raw, create: CreatePod) -> Raw:
-    """By a wish where the job can't spare the node, by a rule where it can."""
+    """Exclude nodes by a preference when the job cannot spare them, by a requirement when it can."""
     if create.avoid_nodes:
         wish = {"weight": 100, "preference": {"matchFields": _not_on(create.avoid_nodes)}}
         affinity = _wishing(affinity, "nodeAffinity", wish)
@@ -83,10 +96,10 @@ def _keeping_off(affinity: Raw, create: CreatePod) -> Raw:
 
 
 def _wishing(affinity: Raw, kind: str, wish: Raw) -> Raw:
-    """With one more preference of that kind: nodeAffinity, podAffinity or podAntiAffinity."""
+    """Return the affinity with one more preference of that kind: nodeAffinity, podAffinity or podAntiAffinity."""
     key = "preferredDuringSchedulingIgnoredDuringExecution"
-    theirs = affinity.get(kind) or {}
-    return {**affinity, kind: {**theirs, key: [*(theirs.get(key) or ()), wish]}}
+    terms = affinity.get(kind) or {}
+    return {**affinity, kind: {**terms, key: [*(terms.get(key) or ()), wish]}}
 
 
 def _not_on(nodes: tuple[str, ...]) -> list[Raw]:

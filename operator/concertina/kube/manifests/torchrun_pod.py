@@ -1,6 +1,7 @@
-"""torchrun's layer of a pod, and the pod of the store that its agents meet in (`launcher: Torchrun`).
+"""torchrun's layer of a pod, and the pod of the store in which its agents meet (`launcher: Torchrun`).
 
-No Service: a member is made when the store's pod has its address, and no member outlives that store. Pure."""
+There is no Service: a member is created once the store's pod has its address, and no member outlives that store. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +13,19 @@ from concertina.kube.resources import Raw
 from concertina.plan.actions import Rendezvous
 
 PORT = protocol.PORT
-"""Of the store."""
+"""Port of the store."""
 MOST_NODES = 10000
-"""An elastic job's: torchrun must not refuse a replica that `kubectl scale` adds."""
+"""Largest number of nodes of an elastic job: torchrun must not refuse a replica that `kubectl scale` adds."""
 CONFIGURATION = "is_host=0,join_timeout=604800,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
-"""Seconds. Waiting for replicas (a quota, a full cluster) is no failure; a lost one is noticed after 3 s, not 15."""
+"""Configuration of the rendezvous, with times in seconds.
+
+Waiting for replicas (a quota, a full cluster) is no failure. A lost replica is noticed after 3 s instead of 15.
+"""
 RESTARTS = "3"
-"""Of workers, by torchrun, in each rendezvous: it counts a lost peer too. Then failurePolicy decides."""
+"""Number of restarts of workers by torchrun in each rendezvous.
+
+It counts a lost peer too. Then failurePolicy decides.
+"""
 SERVE = """
 import os, signal, socket
 from torch.distributed import TCPStore
@@ -35,44 +42,50 @@ KEPT_FIELDS = (
     "imagePullSecrets", "nodeSelector", "tolerations", "serviceAccountName", "automountServiceAccountToken",
     "securityContext", "priorityClassName", "runtimeClassName", "schedulerName",
 )  # fmt: skip
-"""Of the template's pod, for the store's: where it may run, and as whom."""
+"""Fields of the template's pod that the store's pod takes: where it may run, and as which user."""
 PATHS = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Of the members' variables, for the store's: torch may lie in a volume instead of the image (decision "The rendezvous
-pod takes the members' volumes")."""
+"""Variables of the members that the store's pod takes.
+
+torch may be in a volume instead of the image (decision "The rendezvous pod takes the members' volumes").
+"""
 SMALL = {"requests": {"cpu": "100m", "memory": "384Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
 
 
 def with_torchrun(pod: Raw, spec: JobSpec, rendezvous: Rendezvous) -> Raw:
-    """torchrun's settings in the trainer's environment; nothing else is ours."""
+    """Return the pod with torchrun's settings in the trainer's environment, and no other layer of the operator."""
     trainer = trainer_of(pod)
-    theirs = {entry["name"]: entry.get("value") or "" for entry in trainer.get("env") or ()}
+    template_values = {entry["name"]: entry.get("value") or "" for entry in trainer.get("env") or ()}
     changed = {
-        "terminationMessagePolicy": "FallbackToLogsOnError",  # nobody else hears its last words
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # nothing else reads its last output
         **trainer,
-        "env": environment(trainer, _values(spec, rendezvous, theirs), {"PET_LOCAL_ADDR": "status.podIP"}),
+        "env": environment(trainer, _values(spec, rendezvous, template_values), {"PET_LOCAL_ADDR": "status.podIP"}),
         **storage_access(trainer, spec),
     }
     return with_trainer(pod, changed, restartPolicy=pod["spec"].get("restartPolicy", "Never"))
 
 
-def _values(spec: JobSpec, rendezvous: Rendezvous, theirs: dict[str, str]) -> dict[str, str]:
-    """torchrun's options by their variables; the command line wins over them. The template may tune, not redirect."""
+def _values(spec: JobSpec, rendezvous: Rendezvous, template_values: dict[str, str]) -> dict[str, str]:
+    """Return torchrun's options as variables. The command line takes precedence over them.
+
+    The template may tune them, but not redirect them.
+    """
     return {
         "PET_NNODES": f"{rendezvous.least}:{MOST_NODES}" if spec.elastic else str(rendezvous.least),
         "PET_NPROC_PER_NODE": str(spec.workers),
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": rendezvous.address,
         "PET_RDZV_ID": f"round-{rendezvous.round}",
-        "PET_RDZV_CONF": ",".join(filter(None, (CONFIGURATION, theirs.get("PET_RDZV_CONF")))),  # the last one counts
-        "PET_MAX_RESTARTS": theirs.get("PET_MAX_RESTARTS") or RESTARTS,
-        # With it torch 2.15 can neither grow nor lose the agent of rank 0.
+        # The last value of an option takes effect.
+        "PET_RDZV_CONF": ",".join(filter(None, (CONFIGURATION, template_values.get("PET_RDZV_CONF")))),
+        "PET_MAX_RESTARTS": template_values.get("PET_MAX_RESTARTS") or RESTARTS,
+        # With a shared store, torch 2.15 can neither grow nor lose the agent of rank 0.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
 
 
 def store(template: Raw) -> Raw:
-    """A small pod of the job's own image and volumes (its torch must be the members'), without GPUs."""
-    theirs, trainer = template["spec"], trainer_of(template)
+    """Return a small pod of the job's own image and volumes, without GPUs, because its torch must be the members'."""
+    pod_spec, trainer = template["spec"], trainer_of(template)
     container: Raw = {
         "name": TRAINER,
         "command": [python(trainer), "-c", SERVE.format(port=PORT).strip()],
@@ -88,9 +101,9 @@ def store(template: Raw) -> Raw:
         **{field: trainer[field] for field in ("image", "securityContext", "imagePullPolicy") if field in trainer},
     }
     spec = {
-        **{field: theirs[field] for field in KEPT_FIELDS if field in theirs},
+        **{field: pod_spec[field] for field in KEPT_FIELDS if field in pod_spec},
         "containers": [container],
-        "volumes": [*(theirs.get("volumes") or ()), {"name": "concertina", "emptyDir": {}}],
+        "volumes": [*(pod_spec.get("volumes") or ()), {"name": "concertina", "emptyDir": {}}],
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,
     }

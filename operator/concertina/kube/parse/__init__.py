@@ -1,1 +1,1 @@
-"""What objects and sentences of the API server mean to the plan. Pure."""
+"""Translation of the API server's objects and messages for the plan. Pure."""

@@ -1,10 +1,12 @@
-"""The taints that announce the end of a node, as the well-known tools and clouds set them; here, so that the list grows
-with an upgrade of the operator (decision "The well-known taints are in code").
+"""Taints that announce the end of a node, as well-known tools and clouds set them.
 
-Each is a key, or key=value where the key alone says something else. Not among them: marks that a node bears all its
-life (kubernetes.azure.com/scalesetpriority, of every spot node), candidates that nothing may come of
-(DeletionCandidateOfClusterAutoscaler), troubles that may pass (node.kubernetes.io/not-ready and the pressures), and
-node.kubernetes.io/out-of-service, which says that the node is off already: NodeView has that on its own.
+They are in the code, so that an upgrade of the operator extends the list (decision "The well-known taints are in
+code").
+
+Each entry is a key, or key=value when the key alone has another meaning. The list excludes marks that a node has for
+its whole life (kubernetes.azure.com/scalesetpriority, on every spot node), candidates that may be dropped
+(DeletionCandidateOfClusterAutoscaler), problems that may pass (node.kubernetes.io/not-ready and the pressures), and
+node.kubernetes.io/out-of-service, which means that the node is off already: NodeView has a field for it.
 """
 
 from __future__ import annotations
@@ -31,5 +33,5 @@ NOTICE_TAINTS = (
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """A list with commas, as in CONCERTINA_NOTICE_TAINTS."""
+    """Return the entries of a comma-separated list, such as CONCERTINA_NOTICE_TAINTS."""
     return tuple(name for part in text.split(",") if (name := part.strip()))

@@ -1,4 +1,4 @@
-"""What a create that the API server refused has to wait for. Pure."""
+"""Classification of creates that the API server refused. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ FORBIDDEN = (
     (re.compile("cannot create resource"), Refusal.PERMISSION),
     (re.compile("not found$|no PriorityClass with name .* was found$"), Refusal.MISSING),
 )
-"""By the sentence: the authorizer and all admission plugins answer the same 403 (decision "What is refused has a kind,
-read from the sentence")."""
+"""Kind of refusal by the message.
+
+The authorizer and all admission plugins respond with the same 403 (decision "What is refused has a kind, read from the
+sentence").
+"""
 
 
 def refusal(error: Forbidden | Invalid | Conflict | WebhookFailed) -> Refusal:
+    """Return the kind of refusal that an error means."""
     if isinstance(error, Conflict):
         return Refusal.TRANSIENT
     if isinstance(error, WebhookFailed):
         return Refusal.WEBHOOK
-    found = (kind for sentence, kind in FORBIDDEN if sentence.search(error.message))
-    return next(found, Refusal.PERMANENT) if isinstance(error, Forbidden) else Refusal.PERMANENT
+    kinds = (kind for sentence, kind in FORBIDDEN if sentence.search(error.message))
+    return next(kinds, Refusal.PERMANENT) if isinstance(error, Forbidden) else Refusal.PERMANENT

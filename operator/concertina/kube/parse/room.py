@@ -1,7 +1,8 @@
-"""What the scheduler and a quota say where they refuse a pod, as far as it tells whether room would help. Pure.
+"""Messages of the scheduler and of a quota that refuse a pod, as far as they show whether room would help. Pure.
 
 The wording is that of kube-scheduler (FitError and the plugins' reasons) and of the API server's ResourceQuota, as of
-1.36 and some versions before. What reads otherwise says nothing."""
+1.36 and some versions before. Any other message gives no information.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +22,22 @@ _WHATEVER_RUNS = re.compile(
     r"|didn't satisfy plugin\(s\) \[NodeAffinity\]|didn't match the requested node name"
     r"|had untolerated taint(\(s\)| \{.*\})|were unschedulable)"
 )
-"""Reasons that stay when others leave the node."""
+"""Reasons that remain when other pods leave the node."""
 _RESOURCES = re.compile(r"Insufficient \S+|Too many pods")
 _QUOTA = re.compile(r'pods "[^"]*" is forbidden: exceeded quota: [^,]+, requested: (\S+), used: \S+, limited: (\S+)')
 
 
 def excluded(message: str) -> bool:
-    """Whether no node would take the pod though nothing else ran there; of the condition PodScheduled.
+    """Return whether no node would take the pod even if nothing else ran there.
 
-    That preemption would not help says this of resources alone (the pod asks for more than there is on the whole node):
-    it is also said of devices that another pod has claimed."""
-    found = _NODES.match(message)
-    if found is None:
+    `message` is that of the pod's condition PodScheduled. That preemption would not help implies this only for
+    resources (the pod requests more than the whole node has). The scheduler also says it about devices that another pod
+    has claimed.
+    """
+    match = _NODES.match(message)
+    if match is None:
         return False
-    reasons = [reason.partition(" ")[2] for reason in re.split(r", (?=\d+ )", found[2])]
+    reasons = [reason.partition(" ")[2] for reason in re.split(r", (?=\d+ )", match[2])]
     others = [reason for reason in reasons if not _WHATEVER_RUNS.fullmatch(reason)]
     return not others or (
         all(_RESOURCES.fullmatch(reason) for reason in others) and _WHOLE_NODES.search(message) is not None
@@ -42,19 +45,25 @@ def excluded(message: str) -> bool:
 
 
 def fits_quota(message: str) -> int | None:
-    """How many pods like the refused one the exceeded quota allows if nobody else uses it; None where none is named."""
-    found = _QUOTA.search(message)
-    if found is None:
+    """Return how many pods like the refused one the exceeded quota allows without other users.
+
+    Return None when the message names no quota.
+    """
+    match = _QUOTA.search(message)
+    if match is None:
         return None
     try:
-        requested, limited = (amounts(dict(pair.split("=") for pair in text.split(","))) for text in found.groups())
+        requested, limited = (amounts(dict(pair.split("=") for pair in text.split(","))) for text in match.groups())
         return min(int(limited[name] // requested[name]) for name in requested)
     except (KeyError, ValueError, ArithmeticError):
-        return None  # a webhook's words, perhaps
+        return None  # possibly the message of a webhook
 
 
 def amounts(quantities: Mapping[str, object]) -> Mapping[str, Decimal]:
-    """Of resources. One object for equal ones: pods of a job and nodes of a kind say the same again and again."""
+    """Return the amounts of resources.
+
+    Equal arguments return the same object, because pods of a job and nodes of a kind repeat the same amounts.
+    """
     return _amounts(tuple((name, str(quantity)) for name, quantity in quantities.items()))
 
 

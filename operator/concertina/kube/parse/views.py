@@ -1,4 +1,4 @@
-"""Objects of the API server as plan() sees them. Pure."""
+"""Objects of the API server as plan() uses them. Pure."""
 
 from __future__ import annotations
 
@@ -28,18 +28,27 @@ from concertina_protocol import PORT
 _STARTING = ("", "ContainerCreating", "PodInitializing")
 """Reasons for waiting that every pod passes through."""
 _HELD_BACK = ("CrashLoopBackOff", "RunContainerError")
-"""Reasons for waiting of a container that was started again and ended soon: the kubelet would try ever more slowly."""
+"""Reasons for waiting of a container that was restarted and ended soon. The kubelet retries with increasing delays."""
 _NUMBER = re.compile("[0-9]{1,9}")
 NAME, WORD, SENTENCE = 253, 128, 4096
-"""Characters that are kept of texts that runtimes, kubelets and schedulers write, whose length nobody bounds."""
+"""Largest number of characters of texts that runtimes, kubelets and schedulers write with unbounded length."""
 IMAGE = 512
-"""Likewise: a repository's name has at most 255, its host and digest the rest."""
+"""Largest number of characters of an image.
+
+A repository's name has at most 255, its host and digest the rest.
+"""
 MOST_REQUEST = 63
-"""Characters of a request for a checkpoint, which agents are told too."""
+"""Largest number of characters of a request for a checkpoint, which is sent to agents too."""
 MOST_PROBLEMS, MOST_IGNORED, MOST_FINALIZERS = 16, 64, 64
-"""Of a TrainingJob, that are kept: 256 KiB of a template can be wrong in a hundred thousand places."""
+"""Largest number of a TrainingJob's problems, ignored fields and finalizers.
+
+A template of 256 KiB can be wrong in a hundred thousand places.
+"""
 MOST_INDEXES = 11_000
-"""More than a job can have replicas and standby replicas; as many as status.internal.attempts holds."""
+"""Limit of indexes: more than a job can have replicas and standby replicas.
+
+status.internal.attempts holds as many.
+"""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _ZONE = "topology.kubernetes.io/zone"
 _SPOT = (
@@ -50,18 +59,24 @@ _SPOT = (
     ("kubernetes.azure.com/scalesetpriority", "spot"),
     ("node.kubernetes.io/lifecycle", "spot"),
 )
-"""Labels by which clouds and autoscalers mark nodes that cost less and may be taken away."""
+"""Labels by which clouds and autoscalers mark nodes that cost less and may be reclaimed."""
 
 
 @dataclass(frozen=True)
 class OwnedPod:
+    """View of a pod, with its job."""
+
     job_uid: str
-    """Of the TrainingJob that controls it; empty for a pod that only wears our labels, or none of our names."""
+    """Uid of the TrainingJob that controls the pod.
+
+    It is empty for a pod that only has the operator's labels, or whose name is not one of a job's pods.
+    """
     namespace: str
     view: PodView
 
 
 def pod_view(obj: Raw) -> OwnedPod:
+    """Return the view of a pod."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     owner, index, attempt = _owner(metadata)
@@ -105,7 +120,11 @@ def pod_view(obj: Raw) -> OwnedPod:
 
 
 def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeView:
-    """`notice_taints`: those that announce a node's end, as key or key=value."""
+    """Return the view of a node.
+
+    Args:
+        notice_taints: Taints that announce a node's end, as key or key=value.
+    """
     spec, labels = obj.get("spec") or {}, obj["metadata"].get("labels") or {}
     taints = spec.get("taints") or ()
     status: Raw = obj.get("status") or {}
@@ -126,7 +145,11 @@ def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeV
 
 
 def job_view(obj: Raw, before: JobView | None = None) -> JobView:
-    """`before`, the view of the same object at an earlier time, saves parsing a spec that has not changed."""
+    """Return the view of a TrainingJob.
+
+    Args:
+        before: Earlier view of the same object, which saves parsing a spec that has not changed.
+    """
     metadata = obj["metadata"]
     generation = int(metadata.get("generation") or 0)
     if before is not None and (before.uid, before.generation) == (metadata["uid"], generation):
@@ -151,8 +174,10 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
 
 
 def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...], str]:
-    """The spec, or what is wrong with it, with the paths that were left out of it and the hash of its template. Raises
-    nothing: one job's manifest must not keep the operator from the others."""
+    """Return the spec or its error, the paths that were left out of it, and the hash of its template.
+
+    It raises nothing: one job's manifest must not keep the operator from the other jobs.
+    """
     try:
         spec, ignored = parse_stored(obj)
         return spec.packed(), "", ignored[:MOST_IGNORED], "" if ignored else template_hash(spec)
@@ -171,9 +196,9 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...], str]:
 
 
 def _sentence(problems: Sequence[str]) -> str:
-    more = len(problems) - MOST_PROBLEMS
-    kept = [problem[:SENTENCE] for problem in problems[:MOST_PROBLEMS]]
-    return "; ".join([*kept, *([f"and {more} more"] if more > 0 else [])])
+    remaining = len(problems) - MOST_PROBLEMS
+    shown = [problem[:SENTENCE] for problem in problems[:MOST_PROBLEMS]]
+    return "; ".join([*shown, *([f"and {remaining} more"] if remaining > 0 else [])])
 
 
 def other_manager(obj: Raw) -> str:
@@ -184,47 +209,59 @@ def other_manager(obj: Raw) -> str:
 
 
 def checkpoint_asked(obj: Raw) -> str:
-    """The request that a TrainingJob's annotation names; empty: none."""
+    """Return the request that a TrainingJob's annotation names, or an empty string."""
     return str((obj["metadata"].get("annotations") or {}).get(CHECKPOINT_NOW, ""))[:MOST_REQUEST]
 
 
 def status_of(obj: Raw) -> JobStatus:
-    """What can be read of a TrainingJob's status: one word of a newer version must not make a Complete job run again,
-    or a world be forgotten (decision "Of a newer status all is kept that can be read"). What can't is left out, with
-    what is nothing without it."""
-    kept: Any = with_packed(obj.get("status") or {})
+    """Return the readable part of a TrainingJob's status.
+
+    One value of a newer version must not make a Complete job run again, or make a world be forgotten (decision "Of a
+    newer status all is kept that can be read"). Unreadable fields are left out, with the objects that are incomplete
+    without them.
+    """
+    readable: Any = with_packed(obj.get("status") or {})
     while True:
         try:
-            return JobStatus.model_validate(kept)
+            return JobStatus.model_validate(readable)
         except ValidationError as error:
-            kept = copy.deepcopy(kept)
-            places = [_place_of(kept, detail["loc"]) for detail in error.errors(include_url=False)]
-            # Entries of a list from its end, so that the places of the others stay right.
-            found = {(id(inside), key): inside for inside, key in filter(None, places)}
-            if not found:
+            readable = copy.deepcopy(readable)
+            locations = [_place_of(readable, detail["loc"]) for detail in error.errors(include_url=False)]
+            # Entries of a list are deleted from its end, so that the indexes of the others stay valid.
+            containers = {(id(container), key): container for container, key in filter(None, locations)}
+            if not containers:
                 return JobStatus()
-            for (_, key), inside in sorted(found.items(), key=lambda item: str(item[0][1]).zfill(9), reverse=True):
-                del inside[key]
+            for (_, key), container in sorted(
+                containers.items(), key=lambda item: str(item[0][1]).zfill(9), reverse=True
+            ):
+                del container[key]
 
 
 def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] | None:
-    """Where the field stands, or what lacks it: the mapping or list, and the key or index in it. None: it is status."""
-    place: tuple[Any, Any] | None = None
+    """Return the container (a mapping or list) of the field, and its key or index.
+
+    When the field is missing, this is the location of the object that lacks it. None means the status itself.
+    """
+    field_location: tuple[Any, Any] | None = None
     value: Any = status
     part: Any
     for part in location:
         if not (isinstance(value, dict) and part in value) and not (isinstance(value, list) and isinstance(part, int)):
             break
-        place, value = (value, part), value[part]
-    return place
+        field_location, value = (value, part), value[part]
+    return field_location
 
 
 def _owner(metadata: Raw) -> tuple[str, int | None, int]:
-    """The uid of the TrainingJob that controls a pod, its replica index and attempt. By its name, which nobody can
-    change once it is made, as they can a label (decision "A pod's place is its name's"). No uid where it is no pod of a
-    job's."""
+    """Return the uid of the TrainingJob that controls a pod, its replica index and its attempt.
+
+    They follow from the pod's name, which cannot be changed after its creation, as a label can (decision "A pod's place
+    is its name's"). The uid is empty when the pod is not a job's.
+    """
     owners: Iterable[Raw] = metadata.get("ownerReferences") or ()
-    owner: Raw = next((each for each in owners if each.get("controller") and each.get("kind") == KIND), {})
+    owner: Raw = next(
+        (reference for reference in owners if reference.get("controller") and reference.get("kind") == KIND), {}
+    )
     name = pod_names.parse(metadata["name"])
     if not owner or name is None or name.job != owner["name"] or (name.index or 0) >= MOST_INDEXES:
         return "", None, 0
@@ -248,7 +285,7 @@ def _waiting(status: Raw) -> tuple[str, str]:
 
 
 def _awaited_scheduler(spec: Raw, status: Raw) -> str:
-    """The scheduler that the pod names, while the pod has neither a node nor a word of a scheduler."""
+    """Return the pod's scheduler while the pod has neither a node nor a scheduling condition, or an empty string."""
     conditions = status.get("conditions") or ()
     if spec.get("nodeName") or any(condition["type"] == "PodScheduled" for condition in conditions):
         return ""
@@ -256,7 +293,7 @@ def _awaited_scheduler(spec: Raw, status: Raw) -> str:
 
 
 def _exit(status: Raw) -> tuple[int | None, str, str]:
-    """How the trainer container ended, or an init container that failed, or the pod as a whole (an eviction)."""
+    """Return how the trainer container ended, or an init container that failed, or the pod as a whole (an eviction)."""
     pod_reason, pod_message = status.get("reason") or "", status.get("message") or ""
     for container in _containers(status):
         ended = (container.get("state") or {}).get("terminated") or _held_back(container)
@@ -268,11 +305,15 @@ def _exit(status: Raw) -> tuple[int | None, str, str]:
 
 
 def _is_over(spec: Raw, status: Raw) -> bool:
-    """Whether the trainer has ended for good, or it or what comes before it fails again and again, in a pod that
-    Kubernetes does not call ended: sidecars may run for ever, and a kubelet never gives up (decision "A pod has ended
-    when its trainer has")."""
-    before = {each["name"] for each in spec.get("initContainers") or () if each.get("restartPolicy") != "Always"}
-    if any(each["name"] in before and _held_back(each) for each in status.get("initContainerStatuses") or ()):
+    """Return whether the trainer has ended for good or fails repeatedly, in a pod that Kubernetes counts as running.
+
+    The same holds for containers that run before the trainer and fail repeatedly. Sidecars may run forever, and a
+    kubelet never gives up (decision "A pod has ended when its trainer has").
+    """
+    init_containers: Iterable[Raw] = spec.get("initContainers") or ()
+    before = {container["name"] for container in init_containers if container.get("restartPolicy") != "Always"}
+    statuses: Iterable[Raw] = status.get("initContainerStatuses") or ()
+    if any(container["name"] in before and _held_back(container) for container in statuses):
         return True
     policy, trainer = spec.get("restartPolicy"), _trainer(status)
     ended = (trainer.get("state") or {}).get("terminated")
@@ -281,16 +322,16 @@ def _is_over(spec: Raw, status: Raw) -> bool:
 
 
 def _held_back(container: Raw) -> Raw | None:
-    """How it ended the last time, where its next start is put off."""
+    """Return the last termination of a container whose next start is delayed, or None."""
     waiting = (container.get("state") or {}).get("waiting") or {}
     last: Raw | None = (container.get("lastState") or {}).get("terminated")
     return last if waiting.get("reason") in _HELD_BACK else None
 
 
 def _trainer(status: Raw) -> Raw:
-    """Empty while it has no status."""
+    """Return the status of the trainer container, or an empty one while it has none."""
     containers: Iterable[Raw] = status.get("containerStatuses") or ()
-    return next((each for each in containers if each["name"] == TRAINER), {})
+    return next((container for container in containers if container["name"] == TRAINER), {})
 
 
 def _port(spec: Raw) -> int:
@@ -299,19 +340,24 @@ def _port(spec: Raw) -> int:
 
 
 def _requests(spec: Raw) -> Mapping[str, Decimal]:
-    """Of all containers together, those that run before them aside. The API server has filled in what limits imply."""
-    each = [(container.get("resources") or {}).get("requests") or {} for container in spec.get("containers") or ()]
-    if len(each) == 1:
-        return amounts({"pods": 1, **each[0]})
+    """Return the requests of all containers together, without those that run before them.
+
+    The API server has filled in the requests that limits imply.
+    """
+    container_requests = [
+        (container.get("resources") or {}).get("requests") or {} for container in spec.get("containers") or ()
+    ]
+    if len(container_requests) == 1:
+        return amounts({"pods": 1, **container_requests[0]})
     total = {"pods": Decimal(1)}
-    for requests in map(amounts, each):
+    for requests in map(amounts, container_requests):
         for name, amount in requests.items():
             total[name] = total.get(name, Decimal(0)) + amount
     return total
 
 
 def _restarts(status: Raw) -> Raw:
-    """Of the trainer container, in place."""
+    """Return the fields about restarts of the trainer container within its pod."""
     trainer = _trainer(status)
     ended = (trainer.get("lastState") or {}).get("terminated") or {}
     return {
@@ -330,10 +376,13 @@ def _names(taint: Raw) -> tuple[str, str]:
 
 
 def _grace(obj: Raw) -> float:
-    """Of the deletion under way (an eviction or a person may have shortened it), else what the pod asks for."""
-    given = obj["metadata"].get("deletionGracePeriodSeconds")
-    asked = (obj.get("spec") or {}).get("terminationGracePeriodSeconds")
-    return float(given if given is not None else 30 if asked is None else asked)
+    """Return the grace period in seconds of the current deletion, or of the pod when it is not being deleted.
+
+    An eviction or a user may have shortened the former.
+    """
+    deletion_grace = obj["metadata"].get("deletionGracePeriodSeconds")
+    pod_grace = (obj.get("spec") or {}).get("terminationGracePeriodSeconds")
+    return float(deletion_grace if deletion_grace is not None else 30 if pod_grace is None else pod_grace)
 
 
 def _disruption(status: Raw) -> str:

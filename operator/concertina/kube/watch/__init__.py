@@ -1,1 +1,1 @@
-"""What goes on: reflectors, the Lease, events, and TrainingJobs by kopf."""
+"""Long-running parts: reflectors, the Lease, events, and TrainingJobs by kopf."""

@@ -1,4 +1,4 @@
-"""Kubernetes events about TrainingJobs: the same one again is counted, a flood of one job is cut off."""
+"""Kubernetes events about TrainingJobs. Repeated events are counted, and the events of one job are rate-limited."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from concertina_protocol.traces import trace_id
 
 log = logging.getLogger(__name__)
 REPEATED_SECONDS = 600.0
-"""Within this time the same event again only raises the first one's count."""
+"""Number of seconds within which a repeated event only increments the count of the first one."""
 BURST, REFILL_SECONDS = 25, 20.0
-"""New events of one job: so many at once, and one more every so many seconds."""
+"""Number of new events that one job may have at once, and the number of seconds until another one is allowed."""
 TRACE = "concertina.dev/trace-id"
 _REMEMBERED = 4096
 _MESSAGE_LIMIT = 1024
@@ -38,12 +38,12 @@ class _Written:
 
 @dataclass
 class _Bucket:
-    left: float
+    tokens: float
     at: float
 
 
 class Events:
-    """Writes events one after the other, beside the passes: none of them ever waits for one."""
+    """Writes events one after the other, outside the passes, so that no pass waits for an event."""
 
     def __init__(self, client: Client, component: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -54,12 +54,14 @@ class Events:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def post(self, job: JobView, event: Event) -> None:
+        """Queue an event, or drop it when too many are waiting."""
         try:
             self._queue.put_nowait((job, event))
         except asyncio.QueueFull:
             log.warning("event %s of %s/%s dropped: too many at once", event.reason, job.namespace, job.name)
 
     async def run(self) -> None:
+        """Write the queued events forever."""
         while True:
             job, event = await self._queue.get()
             try:
@@ -71,9 +73,9 @@ class Events:
         key, now = (job.uid, event.type, event.reason, event.message), self._clock()
         before = self._written.get(key)
         if before is not None and now - before.at < REPEATED_SECONDS:
-            again = {"count": before.count + 1, "lastTimestamp": _timestamp(), "metadata": _of_round(job)}
+            repetition = {"count": before.count + 1, "lastTimestamp": _timestamp(), "metadata": _of_round(job)}
             try:
-                await self._client.patch(EVENTS, job.namespace, before.name, again)
+                await self._client.patch(EVENTS, job.namespace, before.name, repetition)
                 before.count += 1
                 return
             except NotFound:
@@ -89,13 +91,13 @@ class Events:
 
     def _allowed(self, uid: str, now: float) -> bool:
         bucket = self._buckets.setdefault(uid, _Bucket(BURST, now))
-        bucket.left = min(BURST, bucket.left + (now - bucket.at) / REFILL_SECONDS)
+        bucket.tokens = min(BURST, bucket.tokens + (now - bucket.at) / REFILL_SECONDS)
         bucket.at = now
         if len(self._buckets) > _REMEMBERED:
             self._buckets.popitem(last=False)
-        if bucket.left < 1:
+        if bucket.tokens < 1:
             return False
-        bucket.left -= 1
+        bucket.tokens -= 1
         return True
 
 
@@ -132,7 +134,7 @@ def _manifest(job: JobView, event: Event, component: str) -> Raw:
 
 
 def _of_round(job: JobView) -> Raw:
-    """Which trace tells more."""
+    """Return the annotation with the id of the round's trace, which shows more details."""
     round = job.status.world.latest_round
     return {"annotations": {TRACE: trace_id(job.uid, round)}} if round else {}
 

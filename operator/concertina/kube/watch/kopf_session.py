@@ -1,8 +1,9 @@
-"""The HTTP session that kopf is given: its public hook for what it has no setting for.
+"""HTTP session for kopf, the public hook for behaviour that has no setting.
 
-kopf lists by a number of objects, whatever their size, tells nobody of what a later list no longer names, decodes with
-Python's limits, and looks once for the kinds that the API server knows. Here each of its watches begins at a list of
-ours, and what it reads is made safe to read (decision "kopf through its public API").
+kopf lists by a number of objects regardless of their size, does not report objects that are missing from a later list,
+decodes with Python's limits, and looks only once for the kinds that the API server knows. With this session, each of
+its watches begins at a list of this operator, and its input is made safe to decode (decision "kopf through its public
+API").
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from concertina.kube.watch.reflector import WatchEnd
 
 log = logging.getLogger(__name__)
 UNKNOWN_SECONDS = 1.0
-"""Until the API server is asked again whether it knows TrainingJobs."""
+"""Delay in seconds before the API server is asked again whether it knows TrainingJobs."""
 _INITIAL_EVENTS = {"sendInitialEvents", "resourceVersionMatch"}
 _ERROR = b'{"type":"ERROR"'
 
 
 class KopfSession:
-    """A middleware for kopf's requests: discovery and watches."""
+    """Middleware for kopf's requests: discovery and watches."""
 
     def __init__(
         self,
@@ -38,8 +39,13 @@ class KopfSession:
         begin: Callable[[str | None], Awaitable[str]],
         begun: Callable[[str | None], None],
     ) -> None:
-        """`begin` returns the resourceVersion at which the watch of a namespace (None: of all) begins. It may wait for
-        as long as it likes. `begun` is called once the API server has accepted that watch."""
+        """Prepare the session.
+
+        Args:
+            begin: Function that returns the resourceVersion at which the watch of a namespace (None: of all) begins. It
+                may wait for any time.
+            begun: Callback for the time when the API server has accepted that watch.
+        """
         self._access = access
         self._begin = begin
         self._begun = begun
@@ -47,7 +53,7 @@ class KopfSession:
         metrics.begin_at_zero(metrics.WATCH_RESTARTS, [PLURAL], WatchEnd)
 
     def login(self) -> kopf.AiohttpSession:
-        """Return a new session; kopf closes it."""
+        """Return a new session, which kopf closes."""
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=self._access.ssl_context()),
             headers={"User-Agent": "concertina"},
@@ -76,24 +82,27 @@ class KopfSession:
     async def _watch(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Begin a watch at a list of ours instead of the API server's initial events."""
-        *_, above, namespace, _plural = request.url.parts
-        of = namespace if above == "namespaces" else None
+        """Begin a watch at a list of this operator instead of the API server's initial events."""
+        *_, parent, namespace, _plural = request.url.parts
+        watched_namespace = namespace if parent == "namespaces" else None
         begins = "resourceVersion" not in request.url.query
         if begins:
             query = {name: value for name, value in request.url.query.items() if name not in _INITIAL_EVENTS}
-            request.url = request.url.with_query({**query, "resourceVersion": await self._begin(of)})
+            request.url = request.url.with_query({**query, "resourceVersion": await self._begin(watched_namespace)})
         response = await self._answer(request, handler, streams=True)
         if response.status < 400:
             if begins:
-                self._begun(of)
+                self._begun(watched_namespace)
             response.content = _WatchLines(response.content)  # type: ignore[assignment] # it stands in for a StreamReader
         return response
 
     async def _answer(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType, streams: bool = False
     ) -> aiohttp.ClientResponse:
-        """The API server's answer, with its body unless it `streams`. kopf's own timeouts would count the waiting."""
+        """Return the API server's response, with its body unless it `streams`.
+
+        kopf's own timeouts would include the time for which a request waits.
+        """
         response = await self._authorized(request, handler, streams)
         if response.status == 401:
             response.close()
@@ -115,10 +124,13 @@ class KopfSession:
 
 
 def _names_training_jobs(path: str, status: int, body: bytes) -> bool:
-    """Return False where a page of discovery should name TrainingJobs and does not yet: they are listed a moment before
-    they are named there, and behind a load balancer another API server may be asked that does not know them yet."""
+    """Return False when a page of discovery should name TrainingJobs but does not yet.
+
+    TrainingJobs can be listed a moment before discovery names them. Behind a load balancer, another API server may
+    answer that does not know them yet.
+    """
     if status >= 400 and status != 404:
-        return True  # kopf asks again
+        return True  # kopf retries
     try:
         if path.endswith("/apis"):
             return any(group["name"] == GROUP for group in deep_json.loads(body)["groups"])
@@ -130,7 +142,7 @@ def _names_training_jobs(path: str, status: int, body: bytes) -> bool:
 
 
 class _WatchLines:
-    """The body of a watch: complete lines that kopf can decode, and silence is an end."""
+    """Body of a watch: complete lines that kopf can decode. Silence ends it."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content

@@ -1,8 +1,11 @@
-"""One active operator at a time, by a coordination Lease. Time is measured by one's own monotonic clock only. Ours,
-since kubernetes.aio's elector is broken and kopf has none (decision "A Lease of our own").
+"""Leader election by a coordination Lease: one operator acts at a time.
 
-Two operators that both believe to be the one do no harm (claims are tested by the API server); they only waste work.
-So an outage of the API server is waited out here: nobody else can take the Lease meanwhile, or write anything.
+Time is measured only by the process's own monotonic clock. The implementation is concertina's own, because the elector
+of kubernetes.aio is broken and kopf has none (decision "A Lease of our own").
+
+Two operators that both consider themselves the leader do no harm, because the API server tests claims; they only waste
+work. During an outage of the API server, the operator therefore waits: no other operator can take the Lease or write
+anything meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ class LeaseLost(Exception):
 
 
 class Lease:
-    """`identity` must be one that no two living processes share."""
+    """Lease of this process. No two running processes may share an `identity`."""
 
     def __init__(
         self,
@@ -47,47 +50,51 @@ class Lease:
         self._duration = duration
         self._renew_every = renew_every
         self._clock = clock
-        self._seen: tuple[str, float] = ("", 0.0)
-        """resourceVersion of the Lease as last seen, and when it was first seen with it."""
+        self._observed: tuple[str, float] = ("", 0.0)
+        """resourceVersion of the Lease as last read, and the time when it was first read with that version."""
         self._held_until = 0.0
         self._holder = ""
-        """Another one, as last seen."""
+        """Another holder, as last read."""
 
     @property
     def held(self) -> bool:
-        """Whether no other operator can have taken over yet."""
+        """Whether no other operator can have taken the Lease yet."""
         return self._clock() < self._held_until
 
     async def acquire(self) -> None:
-        """Returns when the Lease is ours."""
-        told = ""
+        """Wait until this process holds the Lease."""
+        logged_holder = ""
         while True:
             try:
                 if await self._try():
                     log.info("the lease %s/%s is held by %s", self._namespace, self._name, self._identity)
                     return
-                if self._holder != told:
-                    told = self._holder
-                    log.info("waiting for the lease %s/%s, which %s holds", self._namespace, self._name, told)
+                if self._holder != logged_holder:
+                    logged_holder = self._holder
+                    log.info("waiting for the lease %s/%s, which %s holds", self._namespace, self._name, logged_holder)
             except ApiError as error:
                 log.info("the lease can't be had yet: %s", error)
             await asyncio.sleep(self._renew_every / 2 * random.uniform(0.8, 1.2))
 
     async def keep(self) -> None:
-        """Renews for ever; raises LeaseLost as soon as another holder is seen."""
+        """Renew the Lease forever.
+
+        Raises:
+            LeaseLost: When another holder is found.
+        """
         while True:
             await asyncio.sleep(self._renew_every * random.uniform(0.9, 1.1))
             try:
                 async with asyncio.timeout(self._duration / 2):
-                    held = await self._try()
+                    renewed = await self._try()
             except (ApiError, TimeoutError) as error:
                 log.warning("the lease could not be renewed: %s", error or "no answer")
                 continue
-            if not held:
+            if not renewed:
                 raise LeaseLost(f"another operator has taken the lease {self._namespace}/{self._name}")
 
     async def release(self) -> None:
-        """Let a successor start at once. Best effort."""
+        """Release the Lease, so that a successor can start immediately. An error is only logged."""
         try:
             lease = await self._client.get(LEASES, self._namespace, self._name)
             if lease["spec"].get("holderIdentity") == self._identity:
@@ -98,7 +105,7 @@ class Lease:
         self._held_until = 0.0
 
     async def _try(self) -> bool:
-        """Take or renew the Lease; False while it is another's."""
+        """Take or renew the Lease, and return False while another process holds it."""
         for _ in range(3):
             begun = self._clock()
             try:
@@ -110,8 +117,8 @@ class Lease:
             try:
                 stored = await self._write(lease)
             except Conflict:
-                continue  # of another's write, or of our own whose answer was lost: look again
-            self._seen = (stored["metadata"]["resourceVersion"], begun)
+                continue  # with another process's write, or with our own whose response was lost: read again
+            self._observed = (stored["metadata"]["resourceVersion"], begun)
             self._held_until = begun + self._duration
             return True
         return False
@@ -127,20 +134,20 @@ class Lease:
             return False
         self._holder = holder
         version = lease["metadata"]["resourceVersion"]
-        if version != self._seen[0]:
-            self._seen = (version, now)
-        return now < self._seen[1] + (lease["spec"].get("leaseDurationSeconds") or self._duration)
+        if version != self._observed[0]:
+            self._observed = (version, now)
+        return now < self._observed[1] + (lease["spec"].get("leaseDurationSeconds") or self._duration)
 
     def _renewed(self, lease: Raw | None) -> Raw:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         old = lease["spec"] if lease else {}
-        taken = old.get("holderIdentity") != self._identity
+        is_new_holder = old.get("holderIdentity") != self._identity
         spec = {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": self._duration,
             "renewTime": now,
-            "acquireTime": now if taken else old.get("acquireTime", now),
-            "leaseTransitions": int(old.get("leaseTransitions") or 0) + (1 if lease and taken else 0),
+            "acquireTime": now if is_new_holder else old.get("acquireTime", now),
+            "leaseTransitions": int(old.get("leaseTransitions") or 0) + (1 if lease and is_new_holder else 0),
         }
         metadata = lease["metadata"] if lease else {"name": self._name, "namespace": self._namespace}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}

@@ -1,4 +1,4 @@
-"""The namespaces that a label selector selects, as they come and go."""
+"""Namespaces that a label selector selects, as they come and go."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from concertina.kube.watch.reflector import Reflector
 
 
 class SelectedNamespaces:
-    """The namespaces whose labels match the selector. The API server's watch says ADDED or DELETED where the labels of
-    a namespace begin or cease to match."""
+    """Namespaces whose labels match the selector.
+
+    The API server's watch sends ADDED or DELETED when the labels of a namespace begin or cease to match.
+    """
 
     def __init__(
         self, client: Client, selector: str, added: Callable[[str], None], removed: Callable[[str], None]
     ) -> None:
-        """`added` hears of the namespaces that are selected after the first list, `removed` of all that are no more."""
+        """Start without namespaces.
+
+        Args:
+            added: Callback for namespaces that are selected after the first list.
+            removed: Callback for all namespaces that are no longer selected.
+        """
         self._names: set[str] = set()
         self._added = added
         self._removed = removed

@@ -1,4 +1,4 @@
-"""A local copy of one kind of objects: LIST in chunks, then WATCH with bookmarks, LIST again on 410.
+"""Local copy of one kind of objects: LIST in chunks, then WATCH with bookmarks, and LIST again on 410.
 
 kopf would hold the same objects at 30 times the CPU (decision "kubernetes.aio for access, requests by hand").
 """
@@ -24,31 +24,36 @@ Key = tuple[str, str]
 log = logging.getLogger(__name__)
 _GHOSTS = 4096
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 1.0
-"""Until a watch that broke is tried again."""
+"""First and longest delay in seconds before a broken watch is tried again."""
 LONGEST_FORBIDDEN_SECONDS = 20.0
-"""Until one that the API server refuses is: it may do so for months."""
+"""Longest delay in seconds before a watch that the API server refuses is tried again. It may refuse it for months."""
 
 
 class WatchEnd(enum.StrEnum):
-    """How a watch ended that is begun again."""
+    """Reason why a watch ended that is started again."""
 
     CLOSED = "closed"
-    """By the API server, in order: it does so every few minutes."""
+    """The API server closed it in order, as it does every few minutes."""
     GONE = "gone"
-    """What it goes on from is too old: all is listed anew."""
+    """The resourceVersion is too old, so all objects are listed again."""
     BROKEN = "broken"
-    """Or could not be begun, or listed for."""
+    """The watch broke, or it or its list failed."""
 
 
 @dataclass(frozen=True)
 class CachedObject(Generic[T]):
+    """Parsed object with its identity."""
+
     uid: str
     version: int
     value: T
 
 
 class Reflector(Generic[T]):
-    """`parse` makes of an object what is kept of it; `changed(old, new)` hears every difference, deletions included."""
+    """Cache of one kind of objects.
+
+    `parse` returns what to store of an object. `changed(old, new)` is called for every difference, including deletions.
+    """
 
     def __init__(
         self,
@@ -65,26 +70,28 @@ class Reflector(Generic[T]):
         self._changed = changed
         self._namespace = namespace
         self._labels = labels
-        self._kept: dict[Key, CachedObject[T]] = {}
+        self._objects: dict[Key, CachedObject[T]] = {}
         self._ghosts: OrderedDict[str, None] = OrderedDict()
         self.synced = asyncio.Event()
-        """Set after the first LIST."""
+        """Event that is set after the first LIST."""
         self.answered = asyncio.Event()
-        """Set with it, or once the API server refuses one: that may last for ever."""
+        """Event that is set with `synced`, or once the API server refuses a LIST, which may last forever."""
         self.trouble = ""
-        """Why nothing is heard of what changes, in the API server's words; empty while something is. A watch that is
-        had again is silent at first: up to a minute, until its first bookmark."""
+        """Message of the API server about why changes are not received, or empty while they are.
+
+        A restarted watch is silent at first, for up to a minute, until its first bookmark.
+        """
 
     def values(self) -> Iterator[T]:
-        return (kept.value for kept in self._kept.values())
+        return (cached.value for cached in self._objects.values())
 
     def assume(self, obj: Raw) -> None:
-        """Take in what a write of our own returned, so that nothing is planned on what came before it."""
+        """Take an object that this operator's own write returned, so that no plan is made on an older version of it."""
         if obj["metadata"]["uid"] not in self._ghosts:
             self._put(obj)
 
     async def run(self) -> None:
-        """Follow the API server for ever; an outage is waited out."""
+        """Follow the API server forever, and wait until an outage is over."""
         version, failures, refusals = "", 0, 0
         metrics.begin_at_zero(metrics.WATCH_RESTARTS, [self._resource.plural], WatchEnd)
         while True:
@@ -101,11 +108,11 @@ class Reflector(Generic[T]):
             except ApiError as error:
                 end = WatchEnd.BROKEN
                 log.log(logging.INFO if failures else logging.DEBUG, "watch of %s: %s", self._resource.plural, error)
-                if failures:  # most that break are had again at once
+                if failures:  # most broken watches can be reopened at the first try
                     self.trouble = str(error)
                 if isinstance(error, Forbidden):
                     self.answered.set()
-                    refusals += 1  # beside failures: after an outage an API server refuses for a moment what it allows
+                    refusals += 1  # not failures: after an outage, an API server briefly refuses what it allows
                     seconds = backoff.seconds(refusals - 1, FIRST_SECONDS, LONGEST_FORBIDDEN_SECONDS)
                 else:
                     refusals = 0
@@ -118,13 +125,13 @@ class Reflector(Generic[T]):
         listed, version = set[Key](), ""
         async for page, version_of_list in self._client.pages(self._resource, self._namespace, self._labels):
             version = version_of_list
-            for item in page:  # each parsed before the next page: ten thousand pods as they are sent are much memory
+            for item in page:  # parsed before the next page: ten thousand raw pods take much memory
                 listed.add(_key(item))
                 self._put(item)
-        for key, kept in list(self._kept.items()):
-            # What was created while the list was read is newer than it.
-            if key not in listed and kept.version <= int(version):
-                self._drop(key, kept.uid)
+        for key, cached in list(self._objects.items()):
+            # Objects that were created while the list was read are newer than the list.
+            if key not in listed and cached.version <= int(version):
+                self._drop(key, cached.uid)
         self.synced.set()
         self.answered.set()
         self.trouble = ""
@@ -138,16 +145,16 @@ class Reflector(Generic[T]):
 
     def _put(self, obj: Raw) -> None:
         key, version = _key(obj), version_of(obj)
-        old = self._kept.get(key)
+        old = self._objects.get(key)
         if old and old.version >= version:
             return
         try:
             new = CachedObject(obj["metadata"]["uid"], version, self._parse(obj))
         except Exception:
-            # One object of an odd shape must not end the watch of all.
+            # One malformed object must not end the watch of all objects.
             log.exception("%s %s can't be read and is left out", self._resource.plural, "/".join(key))
             return
-        self._kept[key] = new
+        self._objects[key] = new
         if old is None or old.value != new.value:
             self._changed(old.value if old else None, new.value)
 
@@ -155,9 +162,9 @@ class Reflector(Generic[T]):
         self._ghosts[uid] = None
         if len(self._ghosts) > _GHOSTS:
             self._ghosts.popitem(last=False)
-        old = self._kept.get(key)
+        old = self._objects.get(key)
         if old and old.uid == uid:
-            del self._kept[key]
+            del self._objects[key]
             self._changed(old.value, None)
 
 

@@ -1,6 +1,6 @@
-"""TrainingJobs through kopf's public API: its event handlers, its probes, its settings, and an HTTP session of ours.
+"""TrainingJobs through kopf's public API: event handlers, probes, settings, and an HTTP session of this operator.
 
-kopf writes nothing into the user's object and holds none of our state.
+kopf writes nothing into the user's object and stores no state of the operator.
 """
 
 from __future__ import annotations
@@ -26,24 +26,30 @@ from concertina.kube.watch import kopf_session
 
 log = logging.getLogger(__name__)
 WORKER_SECONDS = 3600.0
-"""For which kopf keeps a job's worker that has nothing to do. To begin one costs its watch a turn of the event loop:
-with a thousand jobs it fell behind, was ended by the API server, and told of deletions a minute late."""
+"""Number of seconds for which kopf keeps an idle worker of a job.
+
+To start a worker costs kopf's watch a turn of the event loop. With a thousand jobs, the watch fell behind, the API
+server ended it, and deletions were reported a minute late.
+"""
 END_SECONDS = 5.0
-"""kopf has so long to end its own tasks."""
+"""Time in seconds for kopf to end its own tasks."""
 KEPT_OF_METADATA = {"name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"}
-"""By kopf, of an object that has been handled."""
+"""Fields of the metadata that kopf keeps of a handled object."""
 
 
 class Backoffs:
-    """Seconds between tries, without end: an outage of the API server is waited out in process."""
+    """Endless delays in seconds between tries, so that the process waits until an outage of the API server is over."""
 
     def __iter__(self) -> Iterator[float]:
         return (backoff.seconds(failures, 0.2, 1.0) for failures in itertools.count())
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """kopf copies each object to compare it with what it last handled; nobody here asks what has changed, and the copy
-    was a sixth of this operator's work."""
+    """Storage that makes no diffs.
+
+    kopf copies each object to compare it with the last handled one. No handler here asks for the changes, and the
+    copies were a sixth of this operator's work.
+    """
 
     def build(self, *, body: kopf.Body, extra_fields: object = None) -> kopf.BodyEssence:
         return {}
@@ -57,16 +63,21 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 @dataclass(frozen=True)
 class Listed:
-    """The uids that a list named, and its resourceVersion."""
+    """Uids in a list, and the list's resourceVersion."""
 
     uids: set[str]
     version: str
 
 
 async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
-    """Hand each TrainingJob of a namespace (None: of all) to `on_job`, one page after the other: decoded, the jobs of
-    a cluster can take more memory than the operator has. Waits until the API server can be reached and knows
-    TrainingJobs. Raises Forbidden."""
+    """Pass each TrainingJob of a namespace (None: of all namespaces) to `on_job`, page by page.
+
+    Decoded together, the jobs of a cluster can take more memory than the operator has. This coroutine waits until the
+    API server is reachable and knows TrainingJobs.
+
+    Raises:
+        Forbidden: When the operator may not list TrainingJobs.
+    """
     warned = False
     while True:
         try:
@@ -82,15 +93,15 @@ async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw
 
 
 async def list_jobs_once_allowed(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
-    """List jobs as list_jobs does, but wait until they may be listed."""
+    """List jobs as list_jobs does, but wait until listing them is allowed."""
     warned = False
     while True:
         try:
             return await list_jobs(client, namespace, on_job)
         except Forbidden as error:
             if not warned:
-                what = "no job is" if namespace is None else f"namespace {namespace} is not"
-                log.warning("%s served until its TrainingJobs may be listed: %s", what, error)
+                subject = "no job is" if namespace is None else f"namespace {namespace} is not"
+                log.warning("%s served until its TrainingJobs may be listed: %s", subject, error)
             warned = True
             await asyncio.sleep(kopf_session.UNKNOWN_SECONDS)
 
@@ -107,23 +118,28 @@ async def _list(client: Client, namespace: str | None, on_job: Callable[[Raw], N
 
 @dataclass(frozen=True)
 class Follower:
-    """What hears of TrainingJobs."""
+    """Callbacks for TrainingJobs."""
 
     versions: dict[str | None, str]
-    """Of lists that the follower has just made, by namespace (None: of all): their watches go on from there."""
+    """resourceVersion of lists that the follower has just made, by namespace (None: all).
+
+    The watches continue from there.
+    """
     ready: Callable[[str | None], Awaitable[object]]
-    """Another namespace is listed as soon as this returns."""
+    """Function to wait for before a namespace is listed."""
     on_job: Callable[[Raw], None]
-    """Gets each TrainingJob that is new or has changed."""
+    """Callback for each TrainingJob that is new or has changed."""
     on_deleted: Callable[[str], None]
-    """Gets the uid of one that is gone."""
+    """Callback for the uid of a TrainingJob that is gone."""
     on_listed: Callable[[str | None, set[str]], None]
-    """Gets the uids of all jobs of a namespace each time that they have been listed, as kopf tells of no deletion that
-    it missed."""
+    """Callback for the uids of all jobs of a namespace after each list.
+
+    kopf does not report a deletion that it missed.
+    """
 
 
 class TrainingJobs:
-    """kopf's operator. It answers probes from its start, and watches jobs once somebody follows them."""
+    """Operator of kopf. It serves probes from its start, and watches jobs once there is a follower."""
 
     def __init__(
         self,
@@ -133,7 +149,11 @@ class TrainingJobs:
         health: tuple[str, int] | None = None,
         leads: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`health`: host and port of /healthz, which says in JSON whether this process `leads`."""
+        """Prepare kopf.
+
+        Args:
+            health: Host and port of /healthz, which returns in JSON whether this process `leads`.
+        """
         self._client = client
         self._identity = identity
         self._namespaces = namespaces
@@ -142,16 +162,16 @@ class TrainingJobs:
         self._followed = asyncio.Event()
         self._follower: Follower
         self.ended: asyncio.Task[None]
-        """Done once a task of kopf's has ended, with its error."""
+        """Task that is done, with the error, once a task of kopf has ended."""
 
     def follow(self, follower: Follower) -> None:
-        """Begin to watch. There is one follower in the life of a process."""
+        """Begin to watch. A process has one follower."""
         self._follower = follower
         self._followed.set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run kopf. It takes over the handling of signals, which the caller may want back."""
+        """Run kopf. It replaces the signal handlers, which the caller may want to set again."""
         stop = asyncio.Event()
         tasks = await kopf.spawn_tasks(
             registry=self._registry(),
@@ -168,7 +188,7 @@ class TrainingJobs:
         try:
             yield
         finally:
-            # Not by kopf.run_tasks(), which waits 5 s for every task of the process and cancels it then.
+            # kopf.run_tasks() would wait 5 s for every task of the process and then cancel it.
             stop.set()
             for task in tasks:
                 task.cancel()
@@ -197,7 +217,7 @@ class TrainingJobs:
         return registry
 
     async def _begin(self, namespace: str | None) -> str:
-        """List the jobs of a namespace, unless it has been done and no watch has begun since."""
+        """List the jobs of a namespace, unless they have been listed and no watch has begun since."""
         await self._followed.wait()
         follower = self._follower
         if namespace not in follower.versions:
@@ -212,7 +232,7 @@ class TrainingJobs:
 
 
 async def _first_end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Return, or raise what ended it, when the first of these tasks has ended."""
+    """Wait until the first of these tasks has ended, and raise its error when it failed."""
     ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in ended:
         if not task.cancelled():
@@ -224,8 +244,11 @@ def _url(host: str, port: int) -> str:
 
 
 def strip(obj: Raw) -> None:
-    """Leave what identifies the object. kopf's worker holds it until the job's next event: with all that it had, a
-    thousand jobs of ten replicas took 65 MiB, and nobody bounds the number of its labels."""
+    """Remove everything that does not identify the object.
+
+    kopf's worker holds the object until the job's next event. With all fields, a thousand jobs of ten replicas took 65
+    MiB, and the number of a job's labels is not bounded.
+    """
     metadata = obj["metadata"]
     for field in obj.keys() - {"apiVersion", "kind", "metadata"}:
         del obj[field]
@@ -234,7 +257,10 @@ def strip(obj: Raw) -> None:
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any], stop: asyncio.Event) -> None:
-    """As asyncio does, but for requests that kopf abandons when it is told to stop while it looks for the CRD."""
+    """Handle an error as asyncio does, except for requests that kopf abandons.
+
+    kopf abandons requests when it is told to stop while it looks for the CRD.
+    """
     if not (stop.is_set() and "never retrieved" in context["message"]):
         loop.default_exception_handler(context)
 
@@ -246,13 +272,13 @@ def _settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.networking.error_backoffs = Backoffs()
-    settings.networking.request_timeout = None  # the session's are counted without the time that a request waits
-    settings.watching.initial_streaming = True  # no list of kopf's own: the session begins each watch at one of ours
+    settings.networking.request_timeout = None  # the session's timeouts exclude the time that a request waits
+    settings.watching.initial_streaming = True  # no list by kopf: the session starts each watch at the operator's list
     settings.watching.inactivity_timeout = math.inf
     settings.watching.server_timeout = 300
     settings.watching.reconnect_backoff = 0.05
     settings.queueing.exit_timeout = 0.5
     settings.queueing.idle_timeout = WORKER_SECONDS
-    for logger in ("kopf", "kopf.objects", "aiohttp.access"):  # the last has a line for each probe
+    for logger in ("kopf", "kopf.objects", "aiohttp.access"):  # the last one logs each probe
         logging.getLogger(logger).setLevel(logging.WARNING)
     return settings

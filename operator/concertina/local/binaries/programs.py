@@ -1,8 +1,10 @@
-"""The programs that the local cluster and tests run, each found or made in this order: $KUBEBUILDER_ASSETS and PATH
-(where its version fits), our cache, the official release, a build from the Go modules pinned in tools/.
+"""Programs that the local cluster and tests run.
 
-The cache is shared between checkouts. A set of programs lies in a folder named after its version and the digest of its
-go.mod and go.sum; it appears there whole (renamed into place) and under a lock: two checkouts can set up side by side.
+Each of them is looked up in this order: $KUBEBUILDER_ASSETS and PATH (when its version fits), concertina's cache, the
+official release, and a build from the Go modules pinned in tools/.
+
+Checkouts share the cache. A set of programs has a folder named after its version and the digest of its go.mod and
+go.sum. The folder appears complete (by a rename) and under a lock, so two checkouts can be set up at the same time.
 """
 
 import hashlib
@@ -25,7 +27,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Program:
-    """A program: how it tells its version, and which versions (a regular expression on what it says) will do."""
+    """Program, with the arguments that print its version, and a regular expression for suitable output."""
 
     version_arguments: tuple[str, ...]
     fits: str
@@ -37,8 +39,8 @@ class Bundle:
 
     module: str
     programs: Mapping[str, Program]
-    renamed: Mapping[str, str]  # of what `go build` names otherwise: its name there
-    version_module: str  # its version in go.mod is that of the release, and is stamped into the programs
+    renamed: Mapping[str, str]  # name by `go build` of programs whose name differs
+    version_module: str  # its version in go.mod is the release's, and is linked into the programs
 
 
 _KUBERNETES = r"v1\.36\."
@@ -66,28 +68,32 @@ PROMETHEUS = Bundle(
     renamed={},
     version_module="github.com/prometheus/prometheus",
 )
-"""For tests of dashboards and alerts alone, so set-up leaves it out."""
+"""Programs for tests of dashboards and alerts only, which set-up leaves out."""
 VALE = Bundle(
     module="vale",
     programs={"vale": Program(("--version",), r"vale version 3\.(2[2-9]|[3-9]\d)\.")},
     renamed={},
     version_module="github.com/vale-cli/vale/v3",
 )
-"""For `make lint` alone, so set-up leaves it out."""
+"""Program for `make lint` only, which set-up leaves out."""
 
 
 def control_plane(say: Say) -> dict[str, Path]:
-    """etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kubectl, by name."""
+    """Return the paths of etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kubectl, by name."""
     return find(CONTROL_PLANE, say)
 
 
 def helm(say: Say) -> Path:
-    """The helm program."""
+    """Return the path of helm."""
     return find(HELM, say)["helm"]
 
 
 def run_helm(kubeconfig: Path, *arguments: str) -> str:
-    """Run helm on a cluster; returns what it prints. Raises LocalClusterError with what it complains about."""
+    """Run helm on a cluster and return its output.
+
+    Raises:
+        LocalClusterError: When helm fails, with its error output.
+    """
     command = [str(helm(lambda _: None)), f"--kubeconfig={kubeconfig}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
@@ -96,39 +102,47 @@ def run_helm(kubeconfig: Path, *arguments: str) -> str:
 
 
 def find(bundle: Bundle, say: Say) -> dict[str, Path]:
-    """All programs of a bundle, made if need be. Raises LocalClusterError when they can't be had: why, what to do."""
-    found = {name: path for name, program in bundle.programs.items() if (path := installed(name, program))}
-    if len(found) < len(bundle.programs):
-        made = cached(bundle, say)
-        found |= {name: made / name for name in bundle.programs if name not in found}
-    return found
+    """Return the paths of all programs of a bundle, and build or download those that are missing.
+
+    Raises:
+        LocalClusterError: When they are not available, with the reason and what to do.
+    """
+    paths_by_name = {name: path for name, program in bundle.programs.items() if (path := installed(name, program))}
+    if len(paths_by_name) < len(bundle.programs):
+        folder = cached(bundle, say)
+        paths_by_name |= {name: folder / name for name in bundle.programs if name not in paths_by_name}
+    return paths_by_name
 
 
 def ready(bundle: Bundle) -> dict[str, Path]:
-    """The same where none has to be made; else nothing."""
-    found = {name: path for name, program in bundle.programs.items() if (path := installed(name, program))}
-    if len(found) < len(bundle.programs) and (made := _target(bundle, _module(bundle))).exists():
-        found |= {name: made / name for name in bundle.programs if name not in found}
-    return found if len(found) == len(bundle.programs) else {}
+    """Return the paths of all programs of a bundle when none is missing, or an empty dict."""
+    paths_by_name = {name: path for name, program in bundle.programs.items() if (path := installed(name, program))}
+    if len(paths_by_name) < len(bundle.programs) and (folder := _target(bundle, _module(bundle))).exists():
+        paths_by_name |= {name: folder / name for name in bundle.programs if name not in paths_by_name}
+    return paths_by_name if len(paths_by_name) == len(bundle.programs) else {}
 
 
 def installed(name: str, program: Program) -> Path | None:
-    """The program in $KUBEBUILDER_ASSETS or on PATH, if its version fits."""
+    """Return the program in $KUBEBUILDER_ASSETS or on PATH when its version fits, or None."""
     folders = [os.environ.get("KUBEBUILDER_ASSETS", ""), os.environ.get("PATH", "")]
     path = shutil.which(name, path=os.pathsep.join(filter(None, folders)))
     if path is None:
         return None
     try:
-        said = subprocess.run(
+        finished = subprocess.run(
             [path, *program.version_arguments], capture_output=True, text=True, timeout=20, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return Path(path) if re.search(program.fits, said.stdout) else None
+    return Path(path) if re.search(program.fits, finished.stdout) else None
 
 
 def version(bundle: Bundle, module: Path) -> str:
-    """The version ("v1.36.3") that the module's go.mod requires of the bundle's main dependency."""
+    """Return the version (such as "v1.36.3") that the module's go.mod requires of the bundle's main dependency.
+
+    Raises:
+        LocalClusterError: When go.mod does not require that dependency.
+    """
     required = re.search(rf"\b{re.escape(bundle.version_module)} (v\S+)", (module / "go.mod").read_text())
     if not required:
         raise LocalClusterError(f"{module / 'go.mod'} does not require {bundle.version_module}.")
@@ -136,7 +150,7 @@ def version(bundle: Bundle, module: Path) -> str:
 
 
 def cached(bundle: Bundle, say: Say) -> Path:
-    """The folder of the bundle's programs in our cache, filled first if they are not there."""
+    """Return the folder of the bundle's programs in the cache, and fill it first when it is missing."""
     module = _module(bundle)
     target = _target(bundle, module)
     if target.exists():
@@ -144,7 +158,7 @@ def cached(bundle: Bundle, say: Say) -> Path:
     lock = target.with_name(f".{target.name}.lock")
     say(f"preparing {bundle.module} {version(bundle, module)}")
     with state.locked(lock):
-        if not target.exists():  # nobody else made it while we waited
+        if not target.exists():  # no other process created it during the wait
             fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
             try:
                 _fill(bundle, module, fresh, say)
@@ -158,9 +172,9 @@ def cached(bundle: Bundle, say: Say) -> Path:
 def _module(bundle: Bundle) -> Path:
     module = paths.checkout() / "tools" / bundle.module
     if not (module / "go.mod").exists():
-        wanted = ", ".join(bundle.programs)
+        program_names = ", ".join(bundle.programs)
         raise LocalClusterError(
-            f"{wanted} are not on PATH, and {module} is not there to build them: use a source checkout."
+            f"{program_names} are not on PATH, and {module} is not there to build them: use a source checkout."
         )
     return module
 
@@ -176,7 +190,7 @@ def _fill(bundle: Bundle, module: Path, folder: Path, say: Say) -> None:
         return
     except release.Unavailable as error:
         say(f"{error}; building from source instead")
-    for path in folder.iterdir():  # half a download
+    for path in folder.iterdir():  # partial downloads
         path.unlink()
     gobuild.build(module, version(bundle, module), folder, say)
     for name, built in bundle.renamed.items():

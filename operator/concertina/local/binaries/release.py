@@ -1,7 +1,7 @@
-"""Official release binaries, checked against the checksums that their publishers serve beside them.
+"""Official release binaries, verified against the checksums that their publishers provide.
 
-The checksums are fetched over TLS from the publisher, not pinned here: pinned ones have to be copied from the publisher
-anyhow, and would have to be renewed with each version of four programs on two architectures.
+The checksums are fetched over TLS from the publisher instead of being pinned here. Pinned checksums are copied from the
+publisher as well, and need an update with each version of four programs on two architectures.
 """
 
 import functools
@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Say = Callable[[str], None]
-_CONNECT_TIMEOUT = 5.0  # seconds without a byte: a machine without a way out should go on to the next source soon
+_CONNECT_TIMEOUT = 5.0  # seconds without a byte: a machine without internet access should try the next source soon
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Unavailable(Exception):
-    """A release cannot be had, or is not what its checksum says; the text says which and why."""
+    """A release is not available, or does not match its checksum. The message says which one and why."""
 
 
 @dataclass(frozen=True)
 class Asset:
-    """A file to download, or a member of it if it is an archive.
+    """File to download, or a member of it when it is an archive.
 
-    {version}, {arch}, {etcd}, {prometheus}, {vale} and {vale_arch} are filled in.
+    The placeholders {version}, {arch}, {etcd}, {prometheus}, {vale} and {vale_arch} are replaced.
     """
 
     program: str
@@ -74,7 +74,14 @@ def download(
     say: Say,
     assets: Mapping[str, tuple[Asset, ...]] = ASSETS,
 ) -> None:
-    """Put a bundle's programs into folder. required: the versions of go.mod, by module. Raises Unavailable."""
+    """Download the programs of a bundle into a folder.
+
+    Args:
+        required: Versions in go.mod, by module.
+
+    Raises:
+        Unavailable: When a file is not available, or does not match its checksum.
+    """
     architecture = _ARCHITECTURES.get(os.uname().machine, os.uname().machine)
     names = {
         "version": version,
@@ -98,7 +105,7 @@ def download(
 
 
 def prometheus(module: str) -> str:
-    """The version of Prometheus that its module of this version is: 3.5.2 of v0.305.2; empty of an empty one."""
+    """Return the version of Prometheus for a version of its module (3.5.2 for v0.305.2), or empty for an empty one."""
     if not module:
         return ""
     _, middle, patch = module.split(".")
@@ -107,15 +114,24 @@ def prometheus(module: str) -> str:
 
 
 def _checksum(text: str, name: str) -> str:
-    """The checksum of a file: all of the text, or its line in a list of sums and names."""
+    """Return the checksum of a file: the whole text, or the file's line in a list of checksums and names.
+
+    Raises:
+        Unavailable: When the text has no checksum for the file.
+    """
     lines = [line.split() for line in text.splitlines() if line.strip()]
-    for words in lines:
-        if len(words) == 1 or words[-1].lstrip("*") == name:
-            return words[0]
+    for fields in lines:
+        if len(fields) == 1 or fields[-1].lstrip("*") == name:
+            return fields[0]
     raise Unavailable(f"its publisher gives no checksum for {name}")
 
 
 def _fetch(url: str, say: Say) -> bytes:
+    """Download a URL.
+
+    Raises:
+        Unavailable: When that fails.
+    """
     say(f"downloading {url}")
     chunks = []
     try:
@@ -131,6 +147,11 @@ def _fetch(url: str, say: Say) -> bytes:
 
 
 def _member(archive: bytes, name: str) -> bytes:
+    """Return a file of an archive.
+
+    Raises:
+        Unavailable: When the archive has no such file.
+    """
     try:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             file = tar.extractfile(name)

@@ -1,4 +1,4 @@
-"""A small blocking client of the API server, for what the launcher itself has to ask; it needs no library."""
+"""Small blocking client of the API server for the launcher's own requests. It needs no library."""
 
 import contextlib
 import http.client
@@ -11,7 +11,7 @@ MOST_IDLE = 8
 
 
 class ControlPlaneError(Exception):
-    """The API server refused: status is the HTTP status, the text is its message."""
+    """Refusal of the API server: `status` is the HTTP status, the text is its message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -26,17 +26,32 @@ class Api:
         self._tls = ssl.create_default_context(cafile=str(pki / "ca.crt"))
         self._tls.load_cert_chain(pki / "kubeconfig.crt", pki / "kubeconfig.key")
         self._idle: list[http.client.HTTPSConnection] = []
-        """For further reads: most of what one costs is its handshake, and who waits for something reads very often."""
+        """Idle connections for further reads.
+
+        Most of the cost of a read is its handshake, and a caller that waits reads very often.
+        """
 
     def call(self, method: str, path: str, body: Any = None, timeout: float = 10.0) -> Any:
-        """One request; returns the decoded answer. Raises ApiError when refused, OSError when nobody answers."""
+        """Send one request and return the decoded response.
+
+        Raises:
+            ControlPlaneError: When the API server refuses the request.
+            OSError: When there is no response.
+        """
         if method == "GET" and self._idle:
-            with contextlib.suppress(ConnectionError, ssl.SSLError):  # closed meanwhile; only a read may be sent twice
+            with contextlib.suppress(ConnectionError, ssl.SSLError):  # closed meanwhile; only a read may be repeated
                 return self._call(self._idle.pop(), method, path, body, timeout)
         connection = http.client.HTTPSConnection(self._address, self._port, context=self._tls)
         return self._call(connection, method, path, body, timeout)
 
     def _call(self, connection: http.client.HTTPSConnection, method: str, path: str, body: Any, timeout: float) -> Any:
+        """Send one request on a connection.
+
+        Raises:
+            ControlPlaneError: When the API server refuses the request.
+            ConnectionError: When the response is not valid HTTP.
+            OSError: When there is no response.
+        """
         connection.timeout = timeout
         if connection.sock:
             connection.sock.settimeout(timeout)
@@ -60,7 +75,10 @@ class Api:
         return json.loads(text) if text.startswith(("{", "[")) else text
 
     def exists(self, path: str) -> bool:
-        """Whether there is such an object now; False too while the API server does not answer or not yet knows us."""
+        """Return whether such an object exists now.
+
+        Return False too while the API server does not respond or does not know the client yet.
+        """
         try:
             self.call("GET", path)
         except (OSError, ControlPlaneError):

@@ -1,4 +1,4 @@
-"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler as plain processes: their files and their flags."""
+"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler as plain processes: their files and flags."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from pathlib import Path
 from concertina.local.control_plane import certificates
 
 SERVICE_RANGE = "10.96.0.0/16"
-# Nobody uses it (no endpoints are reconciled), but without it the API server looks for a route to the outside.
+# It is unused (no endpoints are reconciled), but without it the API server looks for a route to the outside.
 _ADVERTISED = "192.0.2.1"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where the control plane listens: one loopback address of the cluster's own, ports chosen by the kernel."""
+    """Addresses of the control plane: a loopback address of this cluster alone, and ports chosen by the kernel."""
 
     address: str
     api: int
@@ -27,7 +27,7 @@ class Endpoints:
 
 
 def write_files(directory: Path, endpoints: Endpoints) -> None:
-    """Certificates, keys and kubeconfigs of all components, and the administrator's kubeconfig."""
+    """Write the certificates, keys and kubeconfigs of all components, and the administrator's kubeconfig."""
     pki = directory / "pki"
     authority = certificates.ClusterAuthority.create(pki)
     names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
@@ -44,7 +44,7 @@ def write_files(directory: Path, endpoints: Endpoints) -> None:
 
 
 def commands(directory: Path, endpoints: Endpoints, binaries: Mapping[str, Path]) -> dict[str, list[str]]:
-    """The command line of each component."""
+    """Return the command line of each component."""
     flags = {
         "etcd": _etcd(directory, endpoints),
         "kube-apiserver": _apiserver(directory, endpoints),
@@ -61,7 +61,7 @@ def _etcd(directory: Path, endpoints: Endpoints) -> dict[str, object]:
     client = f"https://{endpoints.address}:{endpoints.etcd}"
     peer = f"https://{endpoints.address}:{endpoints.etcd_peer}"
     pki = directory / "pki"
-    # Who writes to etcd is administrator, and all users of the machine reach its loopback addresses.
+    # A client that can write to etcd is an administrator, and all users of the machine reach its loopback addresses.
     tls = {
         "cert-file": pki / "etcd.crt",
         "key-file": pki / "etcd.key",
@@ -99,7 +99,7 @@ def _apiserver(directory: Path, endpoints: Endpoints) -> dict[str, object]:
         "tls-private-key-file": pki / "apiserver.key",
         "client-ca-file": pki / "ca.crt",
         "authorization-mode": "RBAC",
-        # As OpenShift has it, so that a permission which owner references need can't be missing unnoticed.
+        # As in OpenShift: reveals a missing permission that owner references need.
         "enable-admission-plugins": "OwnerReferencesPermissionEnforcement",
         "service-account-issuer": "https://kubernetes.default.svc",
         "service-account-key-file": pki / "service-account.pub",
@@ -124,12 +124,12 @@ def _controller_manager(directory: Path) -> dict[str, object]:
         "root-ca-file": pki / "ca.crt",
         "leader-elect": "false",
         "secure-port": 0,
-        # A node that is silent this long is NotReady (50 s by default): drills should not wait a minute.
+        # A node that is silent for this long is NotReady (50 s by default), so that drills do not wait a minute.
         "node-monitor-grace-period": "8s",
         "node-monitor-period": "1s",
-        # The same goes for an autoscaler's next look (15 s by default).
+        # Interval of an autoscaler (15 s by default), shorter for the same reason.
         "horizontal-pod-autoscaler-sync-period": "2s",
-        # Its start is a long row of requests, which the default of 20 a second stretches by 4 s.
+        # Its start sends many requests, which the default of 20 a second delays by 4 s.
         "kube-api-qps": 500,
         "kube-api-burst": 1000,
         "profiling": "false",

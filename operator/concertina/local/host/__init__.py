@@ -1,1 +1,1 @@
-"""What of this machine is used: folders, processes, namespaces, a terminal."""
+"""Resources of this machine: folders, processes, namespaces, a terminal."""

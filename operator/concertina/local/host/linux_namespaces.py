@@ -1,4 +1,4 @@
-"""Linux namespaces and mounts by way of the C library (Python has os.unshare from 3.12 on, and no mount at all)."""
+"""Linux namespaces and mounts through the C library (Python has os.unshare since 3.12, but no mount)."""
 
 import ctypes
 import os
@@ -24,10 +24,10 @@ Allow it for users: `sudo sysctl -w kernel.unprivileged_userns_clone=1` (Debian)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, operation: str) -> None:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{operation}: {os.strerror(number)}")
 
 
 def unshare(flags: int) -> None:
@@ -41,26 +41,27 @@ def setns(descriptor: int, flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     result = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode())
     _check(result, f"mount {kind or source} on {target}")
 
 
 def unmount(target: str) -> None:
-    """Detach a mount now, free it when its last user is gone."""
+    """Detach a mount now, and free it when its last user is gone."""
     _check(_libc.umount2(target.encode(), _MNT_DETACH), f"unmount {target}")
 
 
 def bind(source: str, target: str, read_only: bool = False) -> None:
-    """Make the file or folder source appear at target, with all that is mounted below it."""
+    """Make a file or folder appear at the target, with everything that is mounted below it."""
     mount(source, target, flags=MS_BIND | MS_REC)
     if read_only:
-        held = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)  # a user namespace may not drop these
-        mount("none", target, flags=MS_BIND | MS_REMOUNT | MS_RDONLY | held)
+        # A user namespace may not drop these flags.
+        locked_flags = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        mount("none", target, flags=MS_BIND | MS_REMOUNT | MS_RDONLY | locked_flags)
 
 
 def pivot_root(new_root: str, old_root: str) -> None:
-    """Make new_root, a mount, the root, and show the old one at old_root below it."""
+    """Make `new_root`, which is a mount, the root, and show the old root at `old_root` below it."""
     number = _SYS_PIVOT_ROOT[os.uname().machine]
     _check(_libc.syscall(number, new_root.encode(), old_root.encode()), "pivot_root")
     os.chdir("/")
@@ -72,14 +73,17 @@ def sethostname(name: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel SIGKILL this process when its parent ends."""
+    """Make the kernel send SIGKILL to this process when its parent ends."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
 
 
 def enter_node() -> None:
-    """Give this process a mount namespace and its children a pid namespace, in a user namespace when not root.
+    """Move this process into a new mount namespace, and its children into a new pid namespace.
 
-    Raises LocalClusterError with what to do where the machine forbids it.
+    They are in a new user namespace when the process is not root.
+
+    Raises:
+        LocalClusterError: When the machine forbids it, with what to do.
     """
     try:
         if os.geteuid() == 0:

@@ -1,4 +1,4 @@
-"""Where the local cluster keeps things: binaries are shared between checkouts, a cluster's state is its own."""
+"""Folders of the local cluster. Checkouts share the binaries, but each cluster has its own state."""
 
 import hashlib
 import os
@@ -7,23 +7,23 @@ from pathlib import Path
 
 
 def checkout() -> Path:
-    """The folder that holds operator/, tools/ and charts/ (of a source checkout or an editable install)."""
+    """Return the folder that contains operator/, tools/ and charts/ (of a source checkout or an editable install)."""
     return Path(__file__).resolve().parents[4]
 
 
 def cache() -> Path:
-    """The folder of everything that can be made again: $XDG_CACHE_HOME/concertina."""
+    """Return the folder of everything that can be recreated: $XDG_CACHE_HOME/concertina."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "concertina"
 
 
 def clusters() -> Path:
-    """The folder with one state folder per cluster."""
+    """Return the folder with one state folder per cluster."""
     return cache() / "clusters"
 
 
 def default_name() -> str:
-    """A cluster name that differs between checkouts, so that two of them never meet."""
+    """Return a cluster name that differs between checkouts, so that their clusters never conflict."""
     folder = checkout()
     if not (folder / "pyproject.toml").exists():
         return "default"

@@ -1,4 +1,4 @@
-"""Processes by identity: a pid alone may be reused, a pid with its start time is not."""
+"""Processes by identity: a pid alone may be reused, but a pid with its start time is unique."""
 
 import errno
 import os
@@ -11,21 +11,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# Every process of a cluster carries its state folder in this variable; pods do not (their environment is clean).
+# Every process of a cluster has its state folder in this variable. Pods do not, because their environment is clean.
 MARKER = "CONCERTINA_LOCAL_CLUSTER"
-_PORTS = range(12000, 29000)  # no kubelet's, agent's or NodePort
+_PORTS = range(12000, 29000)  # without the ports of kubelets, agents and NodePorts
 
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """One process for all time: its pid and its start time in clock ticks since boot."""
+    """Unique identity of a process: its pid, and its start time in clock ticks since boot."""
 
     pid: int
     start: int
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
-        """The process that has this pid now, None when there is none or it is a zombie."""
+        """Return the process that has this pid now, or None when there is none or it is a zombie."""
         stat = _stat(pid)
         return cls(pid, int(stat[19])) if stat and stat[0] not in "ZX" else None
 
@@ -41,14 +41,17 @@ class ProcessIdentity:
         return ProcessIdentity.of(self.pid) == self
 
     def signal(self, number: int) -> None:
-        """Send a signal unless the process is gone (no pid is reused in the microseconds between look and kill)."""
+        """Send a signal unless the process is gone.
+
+        No pid is reused in the microseconds between the check and the kill.
+        """
         if self.alive():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on (the name before it may hold anything)."""
+    """Return the fields of /proc/PID/stat from the state on, because the name before it may contain any text."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -61,28 +64,31 @@ def _pids() -> Iterator[int]:
 
 
 def marked(directory: Path) -> list[ProcessIdentity]:
-    """All live processes of the cluster with this state folder (or of one in it), pods excepted."""
+    """Return all live processes of the cluster with this state folder (or of one in it), except for pods."""
     needle = f"{MARKER}={directory}".encode()
     below = needle + b"/"
-    found = []
+    identities = []
     for pid in _pids():
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:  # gone, or of another user
             continue
-        ours = any(entry == needle or entry.startswith(below) for entry in environment)
-        if ours and (identity := ProcessIdentity.of(pid)):
-            found.append(identity)
-    return found
+        is_marked = any(entry == needle or entry.startswith(below) for entry in environment)
+        if is_marked and (identity := ProcessIdentity.of(pid)):
+            identities.append(identity)
+    return identities
 
 
 def container(environment: dict[str, str]) -> ProcessIdentity | None:
-    """Process 1 of the container (of any cluster of this user) that was started with these variables, if one runs."""
-    wanted = {f"{name}={value}".encode() for name, value in environment.items()}
+    """Return process 1 of the container that was started with these variables, or None when none runs.
+
+    The container may belong to any cluster of this user.
+    """
+    expected_entries = {f"{name}={value}".encode() for name, value in environment.items()}
     for pid in _pids():
         try:
-            held = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-            if wanted <= held and _namespace_pids(pid)[-1] == 1:
+            process_entries = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+            if expected_entries <= process_entries and _namespace_pids(pid)[-1] == 1:
                 return ProcessIdentity.of(pid)
         except (OSError, IndexError):  # gone, or of another user
             continue
@@ -90,28 +96,28 @@ def container(environment: dict[str, str]) -> ProcessIdentity | None:
 
 
 def _namespace_pids(pid: int) -> list[int]:
-    """Its pid in each pid namespace that it is in, the outermost first."""
+    """Return the process's pid in each of its pid namespaces, the outermost first."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return [int(word) for line in lines if line.startswith("NSpid:") for word in line.split()[1:]]
 
 
 def descendants(root: int) -> list[int]:
-    """The pids of root and of everything below it."""
+    """Return the pids of a process and of everything below it."""
     children: dict[int, list[int]] = {}
     for pid in _pids():
         stat = _stat(pid)
         if stat:
             children.setdefault(int(stat[1]), []).append(pid)
-    found, queue = [], [root]
+    pids, queue = [], [root]
     while queue:
         pid = queue.pop()
-        found.append(pid)
+        pids.append(pid)
         queue += children.get(pid, [])
-    return found
+    return pids
 
 
 def signal_tree(root: ProcessIdentity, number: int) -> None:
-    """Send a signal to root and all below it, again until no new process turns up (they may fork meanwhile)."""
+    """Send a signal to a process and all below it, until no new process appears (they may fork meanwhile)."""
     done: set[int] = set()
     while root.alive():
         fresh = [pid for pid in descendants(root.pid) if pid not in done]
@@ -124,24 +130,33 @@ def signal_tree(root: ProcessIdentity, number: int) -> None:
 
 
 def kill(processes: Iterable[ProcessIdentity], timeout: float = 30.0) -> list[ProcessIdentity]:
-    """SIGKILL them and wait until they are gone (or zombies); returns those that are not after timeout seconds."""
-    left = list(processes)
-    for process in left:
+    """Send SIGKILL and wait until the processes are gone (or zombies).
+
+    Return those that are not gone after `timeout` seconds.
+    """
+    remaining = list(processes)
+    for process in remaining:
         process.signal(signal.SIGKILL)
     deadline = time.monotonic() + timeout
-    while left and time.monotonic() < deadline:
-        left = [process for process in left if process.alive()]
-        if left:
+    while remaining and time.monotonic() < deadline:
+        remaining = [process for process in remaining if process.alive()]
+        if remaining:
             time.sleep(0.005)
-    return left
+    return remaining
 
 
 def free_ports(address: str, count: int) -> list[int]:
-    """TCP ports on which nothing listens, below those that the kernel gives to whoever connects: what is killed and
-    started again finds its own still free. Raises OSError."""
-    found: set[int] = set()
-    while len(found) < count:
-        port = secrets.choice(_PORTS)  # whoever has seeded `random` would find the same ones as others who did
+    """Return TCP ports on which no process listens.
+
+    They are below the ports that the kernel assigns to outgoing connections, so a program that is killed and started
+    again finds its own ports still free.
+
+    Raises:
+        OSError: When the address cannot be used.
+    """
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = secrets.choice(_PORTS)  # processes that have seeded `random` would choose the same ports
         with socket.socket() as probe:
             try:
                 probe.bind((address, port))
@@ -149,5 +164,5 @@ def free_ports(address: str, count: int) -> list[int]:
                 if error.errno != errno.EADDRINUSE:
                     raise
             else:
-                found.add(port)
-    return list(found)
+                ports.add(port)
+    return list(ports)

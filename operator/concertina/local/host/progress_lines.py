@@ -1,4 +1,4 @@
-"""Showing a person that something long is going on: the last word about it, and how long it has been."""
+"""Progress of a long operation for a user: the last message, and the time so far."""
 
 import contextlib
 import sys
@@ -10,7 +10,10 @@ _QUIET_LINES = 15.0  # seconds between lines where there is no terminal to redra
 
 @contextlib.contextmanager
 def shown() -> Iterator[Callable[[str], None]]:
-    """Yields say(text): on a terminal one line, redrawn, with the time; elsewhere a line now and then (on stderr)."""
+    """Yield a function say(text) that shows progress on stderr.
+
+    On a terminal, it redraws one line with the time. Elsewhere, it prints a line now and then.
+    """
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Column
@@ -28,7 +31,7 @@ def shown() -> Iterator[Callable[[str], None]]:
 
 
 class _ProgressLines:
-    """The first word about each thing at once, more of it only now and then."""
+    """Output that prints the first message of each topic immediately, and further ones only now and then."""
 
     def __init__(self) -> None:
         self._begun = self._last = time.monotonic()

@@ -1,1 +1,1 @@
-"""The node agent: registers one Node and runs the pods that are bound to it, as a kubelet would."""
+"""Node agent: registers one Node and runs the pods that are bound to it, as a kubelet does."""

@@ -1,4 +1,4 @@
-"""How the tasks of a pod end."""
+"""End of the tasks of a pod."""
 
 import asyncio
 from typing import Any
@@ -7,10 +7,10 @@ _AGAIN = 0.2  # seconds
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel them until they have ended.
+    """Cancel the tasks until they have ended.
 
-    Once is not enough: asyncio.gather() forgets a cancellation that comes in the moment in which one of its own fails,
-    and whoever tries again after such a failure never hears of it.
+    One cancellation is not enough: asyncio.gather() drops a cancellation that arrives at the moment at which one of its
+    own tasks fails, and a caller that retries after such a failure does not see it.
     """
     waiting = {task for task in tasks if not task.done()}
     while waiting:

@@ -1,11 +1,11 @@
-"""Image names and the folders (virtual environments) of this machine that stand for them."""
+"""Image names, and the folders (virtual environments) of this machine that represent them."""
 
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Ours, in the environment that runs this, and what they run when the manifest names no command (see the Dockerfiles).
+# concertina's images, represented by the running environment, with their default commands (see the Dockerfiles).
 OWN_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "concertina/operator": ("concertina", "operator"),
     "concertina/agent": ("concertina-agent",),
@@ -15,19 +15,22 @@ OWN_COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Image:
-    """What an image name stands for: a virtual environment (or any folder with bin/), and its default command."""
+    """Virtual environment (or any folder with bin/) that represents an image, and the image's default command."""
 
     environment: str
     command: tuple[str, ...] = ()
 
 
 def own() -> dict[str, str]:
-    """The mapping of our images to the running environment."""
+    """Return the mapping of concertina's images to the running environment."""
     return dict.fromkeys(OWN_COMMANDS, sys.prefix)
 
 
 def find(name: str, mapping: Mapping[str, str]) -> Image | None:
-    """The image of this name; a mapping without a tag holds for every tag, and docker.io/ may be left out."""
+    """Return the image of this name, or None when it is not mapped.
+
+    A mapping without a tag applies to every tag, and docker.io/ may be omitted.
+    """
     short = name.removeprefix("docker.io/").removeprefix("library/")
     repository = _repository(short)
     for candidate in (name, short, repository):
@@ -37,7 +40,7 @@ def find(name: str, mapping: Mapping[str, str]) -> Image | None:
 
 
 def why_not(name: str) -> str:
-    """What to say about an image that is not mapped."""
+    """Return the error message for an image that is not mapped."""
     return (
         f'Failed to pull image "{name}": the local cluster has no images, it runs pods as processes of this machine. '
         f"Map the name to an environment: concertina local up --image {_repository(name)}=/path/to/venv"
@@ -45,7 +48,11 @@ def why_not(name: str) -> str:
 
 
 def parse(option: str) -> tuple[str, str]:
-    """NAME=PATH of the --image option. Raises ValueError with a sentence."""
+    """Parse NAME=PATH of the --image option.
+
+    Raises:
+        ValueError: When the option is not valid, with a sentence.
+    """
     name, separator, path = option.partition("=")
     if not (name and separator and path):
         raise ValueError(f"--image {option}: give it as NAME=PATH, for example my/trainer=/path/to/venv")
@@ -56,7 +63,7 @@ def parse(option: str) -> tuple[str, str]:
 
 
 def _repository(name: str) -> str:
-    """The name without tag and digest."""
+    """Return the name without tag and digest."""
     name = name.partition("@")[0]
     head, slash, tail = name.rpartition("/")
     return head + slash + tail.partition(":")[0]

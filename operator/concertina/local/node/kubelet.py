@@ -1,4 +1,4 @@
-"""The node agent's main loop: registers the node, renews its lease, and gives every bound pod its worker."""
+"""Main loop of the node agent: registers the node, renews its lease, and creates a worker for every bound pod."""
 
 import asyncio
 import json
@@ -25,12 +25,16 @@ Object = dict[str, Any]
 _log = logging.getLogger(__name__)
 VERSION = "v1.36.3"
 _RETRY = 0.2  # seconds
-_LEASE_SECONDS, _RENEW = 8, 2.0  # the control plane calls a node lost after 8 s of silence
+_LEASE_SECONDS, _RENEW = 8, 2.0  # the control plane marks a node as lost after 8 s of silence
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def main(folder: Path, link: socket.socket) -> NoReturn:
-    """Be the kubelet of the node in a folder, until this process is killed. link: to the runtime."""
+    """Run the kubelet of the node in a folder until this process is killed.
+
+    Args:
+        link: Socket to the runtime.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     config = NodeConfig(**json.loads((folder / "node.json").read_text()))
     try:
@@ -46,7 +50,7 @@ async def _run(config: NodeConfig, folder: Path, link: socket.socket) -> None:
 
 
 class Kubelet:
-    """One node."""
+    """Kubelet of one node."""
 
     def __init__(self, config: NodeConfig, folder: Path, runtime: RuntimeClient) -> None:
         pki = Path(config.pki)
@@ -58,7 +62,7 @@ class Kubelet:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """For ever."""
+        """Run until an error occurs."""
         self._node.runtime.listen()
         await node_server.serve(self._node.config, self._find)
         async with asyncio.TaskGroup() as group:
@@ -67,13 +71,13 @@ class Kubelet:
             group.create_task(self._follow_pods())
 
     def _find(self, namespace: str, name: str) -> Pod | None:
-        wanted = (namespace, name)
-        here = [
+        key = (namespace, name)
+        matching_pods = [
             pod
             for pod in self._pods.values()
-            if (pod.object["metadata"]["namespace"], pod.object["metadata"]["name"]) == wanted
+            if (pod.object["metadata"]["namespace"], pod.object["metadata"]["name"]) == key
         ]
-        return here[-1] if here else None
+        return matching_pods[-1] if matching_pods else None
 
     # Pods
 
@@ -117,7 +121,7 @@ class Kubelet:
     # The node and its lease
 
     async def _keep_registered(self) -> None:
-        """Register at first, and whenever our Node is gone or not called Ready (as after a silence)."""
+        """Register at first, and whenever the Node is gone or is not Ready (as after a silence)."""
         await self._insist(self._register)
         async for kind, items in self._node.client.follow("/api/v1/nodes", f"metadata.name={self._node.config.name}"):
             if kind == "DELETED" or not items or not _is_ready(items[0]):
@@ -129,7 +133,7 @@ class Kubelet:
             await asyncio.sleep(_RENEW)
 
     async def _insist(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Until it succeeds: the API server may be away, or not know us yet."""
+        """Repeat the action until it succeeds: the API server may be unreachable, or may not know the node yet."""
         while True:
             try:
                 await action()
@@ -170,7 +174,7 @@ class Kubelet:
 
 def _is_ready(node: Object) -> bool:
     conditions = node.get("status", {}).get("conditions", [])
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def _node_status(config: NodeConfig) -> Object:

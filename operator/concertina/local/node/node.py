@@ -1,4 +1,4 @@
-"""What all pods of a node share: the node's identity, its connections, its addresses, its images."""
+"""Shared parts of all pods of a node: the node's identity, connections, addresses and images."""
 
 import asyncio
 import json
@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """nodes/NAME/node.json: all that a node agent has to know. Folders and addresses are this machine's."""
+    """Content of nodes/NAME/node.json: the configuration of a node agent. Folders and addresses are this machine's."""
 
     name: str
-    address: str  # 127.x.n.1; its pods get 127.x.n.2 and on
+    address: str  # 127.x.n.1; its pods get 127.x.n.2 and above
     cpus: str
     memory: str  # quantities
     gpus: int
@@ -30,7 +30,7 @@ class NodeConfig:
     api_port: int
     pki: str
     images: str  # file with the image mapping, read at each pull
-    port: int  # at the address; the API server has it from the Node
+    port: int  # at the address; the API server reads it from the Node
 
     @property
     def server(self) -> str:
@@ -38,34 +38,39 @@ class NodeConfig:
 
     @property
     def resources(self) -> dict[str, str]:
-        """Capacity, which is all allocatable."""
+        """Capacity of the node, which is all allocatable."""
         basic = {"cpu": self.cpus, "memory": self.memory, "pods": "250", "ephemeral-storage": "100Gi"}
         return basic | ({"nvidia.com/gpu": str(self.gpus)} if self.gpus else {})
 
 
 @dataclass
 class Addresses:
-    """The pod addresses of a node, handed out in turn so that one is not soon used again."""
+    """Pod addresses of a node, assigned in turn so that an address is not soon reused."""
 
     prefix: str  # 127.x.n
-    _taken: set[int] = field(default_factory=set)
+    _used: set[int] = field(default_factory=set)
     _last: int = 1
 
     def take(self) -> str:
+        """Assign an address.
+
+        Raises:
+            RuntimeError: When all addresses are taken.
+        """
         for _ in range(253):
             self._last = 2 + (self._last - 1) % 253
-            if self._last not in self._taken:
-                self._taken.add(self._last)
+            if self._last not in self._used:
+                self._used.add(self._last)
                 return f"{self.prefix}.{self._last}"
         raise RuntimeError(f"all 253 addresses of {self.prefix} are taken")
 
     def release(self, address: str) -> None:
-        self._taken.discard(int(address.rpartition(".")[2]))
+        self._used.discard(int(address.rpartition(".")[2]))
 
 
 @dataclass
 class Node:
-    """The shared parts."""
+    """Shared parts of all pods of a node."""
 
     config: NodeConfig
     folder: Path
@@ -75,11 +80,12 @@ class Node:
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def image(self, name: str) -> images.Image | None:
+        """Return the image of this name, or None when it is not mapped."""
         mapping: dict[str, str] = json.loads(Path(self.config.images).read_text())
         return images.find(name, mapping)
 
     def warn(self, pod: Object, reason: str, message: str) -> None:
-        """Write a warning event about a pod, in the background."""
+        """Write a warning event about a pod in the background."""
         _log.info("%s/%s: %s: %s", pod["metadata"]["namespace"], pod["metadata"]["name"], reason, message)
         task = asyncio.get_running_loop().create_task(self._send_event(pod, reason, message))
         self._background.add(task)

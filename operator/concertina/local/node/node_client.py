@@ -1,4 +1,4 @@
-"""The node's connection to the API server: raw dicts over one aiohttp session, with the node's own certificate."""
+"""Connection of the node to the API server: raw dicts over one aiohttp session, with the node's own certificate."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ JSON, STRATEGIC_MERGE = "application/json", "application/strategic-merge-patch+j
 
 
 class RequestRefused(Exception):
-    """The API server's answer was an error: its HTTP status, reason and message."""
+    """Error response of the API server: its HTTP status and message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -23,7 +23,7 @@ class RequestRefused(Exception):
 
 
 class NodeClient:
-    """Requests and watches. Use inside a running event loop; close() at the end."""
+    """Requests and watches. Use it inside a running event loop, and call close() at the end."""
 
     def __init__(self, server: str, tls: ssl.SSLContext) -> None:
         connector = aiohttp.TCPConnector(ssl=tls, limit=64)
@@ -33,7 +33,13 @@ class NodeClient:
         await self._session.close()
 
     async def call(self, method: str, path: str, body: Object | None = None, content_type: str = JSON) -> Object:
-        """One request. Raises RequestRefused, or aiohttp.ClientError and TimeoutError while the API server is away."""
+        """Send one request and return the decoded response.
+
+        Raises:
+            RequestRefused: When the API server refuses the request.
+            aiohttp.ClientError: When the API server is unreachable.
+            TimeoutError: When there is no response in time.
+        """
         data = None if body is None else json.dumps(body)
         async with self._session.request(method, path, data=data, headers={"Content-Type": content_type}) as response:
             text = await response.text()
@@ -46,9 +52,10 @@ class NodeClient:
         return await self.call("GET", path)
 
     async def follow(self, path: str, selector: str) -> AsyncIterator[tuple[str, list[Object]]]:
-        """A collection, for ever: ("LIST", all objects), then ("ADDED" | "MODIFIED" | "DELETED", [object]).
+        """Follow a collection forever.
 
-        Starts over with a LIST whenever the watch breaks; outages are waited out.
+        Yield ("LIST", all objects), then ("ADDED" | "MODIFIED" | "DELETED", [object]). Start over with a LIST whenever
+        the watch breaks, and wait until an outage is over.
         """
         while True:
             try:
@@ -61,6 +68,11 @@ class NodeClient:
                 await asyncio.sleep(0.25)
 
     async def _watch(self, path: str, selector: str, version: str) -> AsyncIterator[tuple[str, Object]]:
+        """Yield the events of a watch.
+
+        Raises:
+            RequestRefused: When the API server refuses or ends the watch.
+        """
         query = f"{path}?fieldSelector={selector}&watch=1&allowWatchBookmarks=true&resourceVersion={version}"
         timeout = aiohttp.ClientTimeout(total=None, sock_read=90)  # bookmarks come every minute
         async with self._session.get(query, timeout=timeout) as response:

@@ -1,4 +1,4 @@
-"""The node's HTTPS endpoint, which the API server calls: logs, and commands by websocket (kubectl's use SPDY)."""
+"""HTTPS endpoint of the node for the API server: logs, and commands by websocket (kubectl's use SPDY)."""
 
 import json
 import ssl
@@ -19,7 +19,7 @@ FindPod = Callable[[str, str], Pod | None]  # namespace, name
 
 
 async def serve(config: NodeConfig, find: FindPod) -> web.AppRunner:
-    """Listen on the node's address; only the API server's client certificate is accepted."""
+    """Listen on the node's address, and accept only the API server's client certificate."""
     app = web.Application()
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", lambda request: _logs(request, find))
     app.router.add_get("/exec/{namespace}/{pod}/{container}", lambda request: _execute(request, find))
@@ -40,12 +40,15 @@ async def _healthz(_: web.Request) -> web.Response:
 
 
 async def _not_here(request: web.Request) -> web.Response:
-    what = request.match_info["other"].partition("/")[0]
-    return web.Response(status=501, text=f"the nodes of the local cluster do not have {what}, only logs\n")
+    endpoint = request.match_info["other"].partition("/")[0]
+    return web.Response(status=501, text=f"the nodes of the local cluster do not have {endpoint}, only logs\n")
 
 
 async def _execute(request: web.Request, find: FindPod) -> web.StreamResponse:
-    """Run a command in a container: its output on channel 1, then how it ended on channel 3, as a kubelet does."""
+    """Run a command in a container.
+
+    As a kubelet does, send its output on channel 1, then its result on channel 3.
+    """
     pod = find(request.match_info["namespace"], request.match_info["pod"])
     container = pod.container(request.match_info["container"]) if pod else None
     if container is None or container.running is None or container.running.exit.done():

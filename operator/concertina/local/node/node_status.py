@@ -1,4 +1,4 @@
-"""PodStatus as the kubelet writes it, computed from the containers' states. Pure."""
+"""PodStatus as the kubelet writes it, computed from the states of the containers. Pure."""
 
 import datetime
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ Object = dict[str, Any]
 
 
 def now() -> str:
-    """The time as the Kubernetes API writes it."""
+    """Return the current time in the format of the Kubernetes API."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
 class ContainerState:
-    """What the status says about one container."""
+    """Fields of the status about one container."""
 
     name: str
     image: str
@@ -29,16 +29,17 @@ class ContainerState:
 
     @property
     def exit_code(self) -> int | None:
-        """Of a container that has ended and is not about to be started again."""
+        """Exit code of a container that has ended and is not about to be restarted, or None."""
         code: int | None = self.state.get("terminated", {}).get("exitCode")
         return code
 
     @property
     def initialized(self) -> bool:
-        """As an init container: whether the next one may start."""
+        """Whether the next container may start after this init container."""
         return self.started if self.restarts_always else self.exit_code == 0
 
     def as_object(self) -> Object:
+        """Return the container's entry in the status."""
         return {
             "name": self.name,
             "image": self.image,
@@ -54,7 +55,7 @@ class ContainerState:
 
 @dataclass(frozen=True)
 class PodFacts:
-    """What a PodStatus is made from."""
+    """Input of a PodStatus."""
 
     restart_policy: str
     host_ip: str
@@ -67,7 +68,7 @@ class PodFacts:
 
 
 def pod_status(facts: PodFacts, previous: Object) -> Object:
-    """The status to write; conditions that did not change keep the time of their last transition from previous."""
+    """Return the status to write. Unchanged conditions keep the time of their last transition from `previous`."""
     phase = _phase(facts)
     status: Object = {
         "phase": phase,
@@ -80,16 +81,22 @@ def pod_status(facts: PodFacts, previous: Object) -> Object:
         "message": facts.failure[1] if facts.failure else None,
     }
     if facts.inits:
-        known = {each["name"]: each for each in previous.get("initContainerStatuses") or []}
-        status["initContainerStatuses"] = [_init_status(each, known.get(each.name)) for each in facts.inits]
+        statuses_by_name = {container["name"]: container for container in previous.get("initContainerStatuses") or []}
+        status["initContainerStatuses"] = [
+            _init_status(container, statuses_by_name.get(container.name)) for container in facts.inits
+        ]
     if facts.pod_ip:
         status |= {"podIP": facts.pod_ip, "podIPs": [{"ip": facts.pod_ip}]}
     return status
 
 
 def _init_status(container: ContainerState, before: Object | None) -> Object:
-    """A pod that comes back after its node's death runs its init containers again, and the API server refuses every
-    status in which one that had succeeded runs or waits: it stays as it was, until it has ended again."""
+    """Return the status of an init container.
+
+    A pod that is restored after its node's failure runs its init containers again, but the API server refuses a status
+    in which a successful init container runs or waits. Its status therefore stays unchanged until the container has
+    ended again.
+    """
     succeeded = before is not None and before["state"].get("terminated", {}).get("exitCode") == 0
     if before and succeeded and container.exit_code is None and not container.restarts_always:
         return before
@@ -120,14 +127,14 @@ def _conditions(facts: PodFacts, phase: str, previous: Object) -> list[Object]:
     elif phase == "Failed":
         ready = ("False", "PodFailed", None)
     sandbox = ("True" if facts.pod_ip and phase not in ("Succeeded", "Failed") else "False", None, None)
-    wanted = {
+    verdicts = {
         "PodReadyToStartContainers": sandbox,
         "Initialized": initialized,
         "Ready": ready,
         "ContainersReady": ready,
     }
-    known = {condition["type"]: condition for condition in previous.get("conditions") or []}
-    return [_condition(kind, verdict, known.get(kind, {})) for kind, verdict in wanted.items()]
+    conditions_by_type = {condition["type"]: condition for condition in previous.get("conditions") or []}
+    return [_condition(kind, verdict, conditions_by_type.get(kind, {})) for kind, verdict in verdicts.items()]
 
 
 def _verdict(names: list[str], reason: str, message: str) -> tuple[str, str | None, str | None]:

@@ -1,1 +1,1 @@
-"""One cluster on disk: its folder and record, and the common end of its processes and files."""
+"""Files of one cluster: its folder and record, and the end of its processes and files."""

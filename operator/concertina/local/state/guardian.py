@@ -1,6 +1,7 @@
-"""Tears a folder down when its owner is gone: python -m concertina.local.state.guardian NAME < pipe of the owner.
+"""Guardian that tears a folder down when its owner is gone.
 
-The kernel closes the pipe when the owner ends, be it by SIGKILL, and whichever of its threads started the cluster.
+Usage: python -m concertina.local.state.guardian NAME < pipe of the owner. The kernel closes the pipe when the owner
+ends, even by SIGKILL, and regardless of the thread that started the cluster.
 """
 
 import sys
@@ -9,6 +10,7 @@ from concertina.local.state import lifetime
 
 
 def main() -> None:
+    """Wait until the owner ends, and tear its folder down."""
     sys.stdin.read()
     lifetime.end(sys.argv[1])
 

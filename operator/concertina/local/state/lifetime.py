@@ -1,4 +1,4 @@
-"""The processes and files of one state folder, and their common end: whoever started them, however it ended."""
+"""Processes and files of one state folder, and their common end, regardless of how they started."""
 
 import contextlib
 import os
@@ -20,7 +20,11 @@ _HOST = "host"  # the file that says on which machine
 
 
 def spawn(folder: Path, name: str, command: list[str]) -> ProcessIdentity:
-    """Start a program in a session of its own, its output in logs/NAME.log, its identity on record in NAME.process."""
+    """Start a program in its own session, with its output in logs/NAME.log and its identity in NAME.process.
+
+    Raises:
+        LocalClusterError: When the program ends immediately, or the folder belongs to another machine.
+    """
     only_here(folder)
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -34,7 +38,7 @@ def spawn(folder: Path, name: str, command: list[str]) -> ProcessIdentity:
             stderr=log,
             start_new_session=True,
         )
-    process.returncode = 0  # nobody waits for it: it outlives this process
+    process.returncode = 0  # no process waits for it, because it outlives this one
     identity = ProcessIdentity.of(process.pid)
     if identity is None:
         raise LocalClusterError(f"{name} ended at once; see {logs / name}.log")
@@ -43,7 +47,7 @@ def spawn(folder: Path, name: str, command: list[str]) -> ProcessIdentity:
 
 
 def find(folder: Path, name: str) -> ProcessIdentity | None:
-    """The process that was spawned under this name, None when it does not run."""
+    """Return the process that was started under this name, or None when it does not run."""
     try:
         identity = ProcessIdentity.parse((folder / f"{name}.process").read_text())
     except (FileNotFoundError, ValueError):
@@ -52,16 +56,19 @@ def find(folder: Path, name: str) -> ProcessIdentity | None:
 
 
 def only_here(folder: Path) -> None:
-    """Raises LocalClusterError where the folder (of a home that machines share) is of a cluster on another machine.
+    """Check that the folder's cluster is on this machine, because machines may share a home directory.
 
-    Its processes are not seen from here, so that it would pass for one that is down. A machine whose name was changed
-    meanwhile sees them.
+    The processes of another machine are not visible here, so its cluster would count as stopped. A machine whose name
+    has changed meanwhile still sees its processes.
+
+    Raises:
+        LocalClusterError: When the cluster is on another machine.
     """
     try:
         host = (folder / _HOST).read_text()
     except FileNotFoundError:
         return
-    cut_off = not host  # the machine lost power as it was written
+    cut_off = not host  # the machine lost power during the write
     if not cut_off and host != socket.gethostname() and not processes.marked(folder):
         raise LocalClusterError(
             f"{folder} is of a cluster on {host}: it is seen and taken down there. "
@@ -70,13 +77,17 @@ def only_here(folder: Path) -> None:
 
 
 def tear_down(folder: Path) -> None:
-    """Kill every process that carries the folder's mark, then delete the folder's files, but for the logs."""
+    """Kill every process with the folder's mark, then delete the folder's files except for the logs.
+
+    Raises:
+        LocalClusterError: When a process does not end, or the folder belongs to another machine.
+    """
     only_here(folder)
     deadline = time.monotonic() + _TIMEOUT
-    while found := [process for process in processes.marked(folder) if process.pid != os.getpid()]:
-        left = processes.kill(found)
-        if left or time.monotonic() > deadline:
-            pids = ", ".join(str(each.pid) for each in left or found)
+    while marked_processes := [candidate for candidate in processes.marked(folder) if candidate.pid != os.getpid()]:
+        remaining = processes.kill(marked_processes)
+        if remaining or time.monotonic() > deadline:
+            pids = ", ".join(str(process.pid) for process in remaining or marked_processes)
             raise LocalClusterError(f"processes {pids} do not end: they hang in the kernel.")
     for litter in (*folder.glob("litter"), *folder.glob("*/litter")):  # paths outside the folder, a line each
         for line in litter.read_text().splitlines():
@@ -88,12 +99,14 @@ def tear_down(folder: Path) -> None:
 
 
 def _keep_logs(folder: Path) -> None:
-    """Move the logs of nodes, of the containers on them and of the S3 server to where the others are."""
+    """Move the logs of nodes, of their containers and of the S3 server to the folder of the other logs."""
     patterns = ("nodes/*/node.log", "nodes/*/pods/*/containers/*/*.log", "*/logs/*.log")
-    for log in (found for pattern in patterns for found in folder.glob(pattern)):
-        kept = [part for part in log.relative_to(folder).parts if part not in ("nodes", "pods", "containers", "logs")]
+    for log in (path for pattern in patterns for path in folder.glob(pattern)):
+        name_parts = [
+            part for part in log.relative_to(folder).parts if part not in ("nodes", "pods", "containers", "logs")
+        ]
         (folder / "logs").mkdir(exist_ok=True)
-        log.rename(folder / "logs" / "-".join(kept))
+        log.rename(folder / "logs" / "-".join(name_parts))
 
 
 def forget(name: str) -> None:
@@ -110,14 +123,18 @@ def _delete(path: Path) -> None:
 
 @contextlib.contextmanager
 def alone(name: str) -> Iterator[None]:
-    """Keep others (commands of other terminals) from setting up or tearing down the same folder meanwhile."""
+    """Prevent other commands (in other terminals) from setting up or tearing down the same folder meanwhile."""
     with state.locked(paths.clusters() / f".{name}.lock"):
         yield
 
 
 @contextlib.contextmanager
 def sole_owner(name: str) -> Iterator[None]:
-    """Keep other commands from taking the folder's cluster for theirs, which goes down with them."""
+    """Prevent other commands from owning the folder's cluster, which would end with them.
+
+    Raises:
+        LocalClusterError: When another running command owns the cluster.
+    """
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(state.locked(paths.clusters() / f".{name}.owner", wait=False))
@@ -129,14 +146,14 @@ def sole_owner(name: str) -> Iterator[None]:
 
 
 def end(name: str) -> None:
-    """Tear the folder of this name down; there need not be one."""
+    """Tear down the folder of this name. It need not exist."""
     with alone(name):
         tear_down(state.directory(name))
 
 
 @contextlib.contextmanager
 def guarded(name: str) -> Iterator[None]:
-    """Tear the folder down after the block; a guardian process does it when this process is killed meanwhile."""
+    """Tear the folder down after the block. When this process is killed meanwhile, a guardian process does it."""
     only_here(state.directory(name))
     command = [sys.executable, "-m", "concertina.local.state.guardian", name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guardian:

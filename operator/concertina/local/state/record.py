@@ -1,4 +1,4 @@
-"""What is on disk about a cluster: one folder, one record; locks; and the loopback network that it alone uses."""
+"""Files about a cluster: its folder and record, locks, and the loopback network that it alone uses."""
 
 import contextlib
 import fcntl
@@ -15,12 +15,12 @@ from concertina.local.control_plane.components import Endpoints
 from concertina.local.errors import LocalClusterError
 from concertina.local.host import paths
 
-_FIRST_NETWORK, _LAST_NETWORK = 16, 250  # x of 127.x.0.0/16; lower ones are left to others
+_FIRST_NETWORK, _LAST_NETWORK = 16, 250  # x of 127.x.0.0/16; lower ones are left to other programs
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a person may choose about a cluster."""
+    """Options of a cluster that a user may choose."""
 
     nodes: int = 3
     gpus: int = 0  # simulated, per node
@@ -32,7 +32,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ClusterRecord:
-    """A cluster as it was set up; whether its processes live is for the kernel to say."""
+    """Cluster as it was set up. The kernel knows whether its processes are alive."""
 
     name: str
     directory: Path
@@ -55,19 +55,24 @@ class ClusterRecord:
 
 
 def directory(name: str) -> Path:
-    """The state folder of a cluster of this name."""
+    """Return the state folder of a cluster of this name.
+
+    Raises:
+        LocalClusterError: When the name is not valid.
+    """
     if not name or "/" in name or name.startswith("."):
         raise LocalClusterError(f'"{name}" is no name for a cluster: use letters, digits and dashes.')
     return paths.clusters() / name
 
 
 def save(record: ClusterRecord) -> None:
+    """Write the record into its state folder."""
     data = asdict(record) | {"directory": str(record.directory)}
     certificates.write_private(record.directory / "cluster.json", json.dumps(data, indent=1).encode())
 
 
 def load(folder: Path) -> ClusterRecord | None:
-    """The record in a state folder, None where no cluster was set up to the end of its files."""
+    """Return the record in a state folder, or None when no cluster's files were completed there."""
     try:
         data = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError:
@@ -78,7 +83,10 @@ def load(folder: Path) -> ClusterRecord | None:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on a file of this name; others wait, or get a BlockingIOError."""
+    """Hold an exclusive lock on a file of this name.
+
+    Other processes wait, or get a BlockingIOError when `wait` is False.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -89,19 +97,23 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
 
 
 def claim_network(folder: Path) -> str:
-    """The start ("127.x") of loopback addresses that no other cluster on this machine uses; kept in the folder."""
+    """Return the prefix ("127.x") of loopback addresses that no other cluster on this machine uses, and record it.
+
+    Raises:
+        LocalClusterError: When all networks are claimed.
+    """
     claim = folder / "network"
     with locked(paths.clusters() / ".networks"):
         if claim.exists():
             return claim.read_text()
-        # Other users' claims can't be read: the kernel tells where their clusters listen, and each user and cluster
-        # begins to look at a place of its own, as two may be about to listen.
-        taken = {path.read_text() for path in paths.clusters().glob("*/network")} | _listened_on()
+        # Other users' claims are not readable. The kernel shows the addresses at which their clusters listen, and the
+        # search starts at a number that differs by user and cluster, because two clusters may start at the same time.
+        used_networks = {path.read_text() for path in paths.clusters().glob("*/network")} | _listened_on()
         start = zlib.crc32(f"{os.getuid()}:{folder}".encode())
         span = _LAST_NETWORK - _FIRST_NETWORK + 1
         for step in range(span):
             network = f"127.{_FIRST_NETWORK + (start + step) % span}"
-            if network not in taken:
+            if network not in used_networks:
                 claim.write_text(network)
                 return network
     raise LocalClusterError(
@@ -110,7 +122,7 @@ def claim_network(folder: Path) -> str:
 
 
 def _listened_on() -> set[str]:
-    """The start ("127.x") of each IPv4 address at which a process of any user listens; see proc_net_tcp(5)."""
+    """Return the prefix ("127.x") of each IPv4 address at which a process of any user listens; see proc_net_tcp(5)."""
     sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     addresses = [int(local.partition(":")[0], 16) for _, local, _, state, *_ in sockets if state == "0A"]
     return {".".join(map(str, address.to_bytes(4, sys.byteorder)[:2])) for address in addresses}

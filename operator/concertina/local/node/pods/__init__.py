@@ -1,1 +1,1 @@
-"""Pods as the kubelet of a node keeps them."""
+"""Pods of a node, as its kubelet runs them."""

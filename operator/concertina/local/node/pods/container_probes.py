@@ -1,4 +1,4 @@
-"""Probes: exec, httpGet, tcpSocket; readiness, liveness and startup."""
+"""Probes: exec, httpGet and tcpSocket, for readiness, liveness and startup."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,10 @@ Warn = Callable[[str, str], None]  # reason, message
 async def watch(
     container: RunningContainer, address: str, grace: float, changed: Callable[[], None], warn: Warn
 ) -> None:
-    """Probe a running container until it ends: sets started and ready, stops it when startup or liveness fail."""
+    """Probe a running container until it ends.
+
+    Set `started` and `ready`, and stop the container when startup or liveness fails.
+    """
     startup = container.spec.get("startupProbe")
     if startup:
         await _first_delay(startup)
@@ -37,12 +40,12 @@ async def watch(
 async def _readiness(container: RunningContainer, address: str, changed: Callable[[], None], warn: Warn) -> None:
     await _first_delay(container.spec["readinessProbe"])
     while True:
-        wanted = not container.state.ready
+        target = not container.state.ready
         flipped = await _settle(
-            container.spec["readinessProbe"], container, address, wanted=wanted, warn=warn, kind="Readiness"
+            container.spec["readinessProbe"], container, address, wanted=target, warn=warn, kind="Readiness"
         )
         if flipped:
-            container.state.ready = wanted
+            container.state.ready = target
             changed()
 
 
@@ -60,7 +63,13 @@ async def _first_delay(probe: Object) -> None:
 async def _settle(
     probe: Object, container: RunningContainer, address: str, *, wanted: bool, warn: Warn, kind: str
 ) -> bool:
-    """Probe until `wanted` was the answer often enough in a row: True. A startup probe that fails too often: False."""
+    """Probe until the result was `wanted` often enough in a row, and return True.
+
+    Return False when a startup probe fails too often.
+
+    Args:
+        wanted: Result to wait for: whether the probe succeeds.
+    """
     needed = probe.get("successThreshold", 1) if wanted else probe.get("failureThreshold", 3)
     allowed = probe.get("failureThreshold", 3)
     in_row = failures = 0
@@ -79,7 +88,7 @@ async def _settle(
 
 
 async def _probe(probe: Object, container: RunningContainer, address: str) -> str | None:
-    """One try; None when it succeeded, else why not."""
+    """Probe once, and return None when it succeeds, or the reason of the failure."""
     timeout = float(probe.get("timeoutSeconds", 1))
     if "exec" in probe:
         code, output = await container.execute(probe["exec"]["command"], timeout)
@@ -102,7 +111,8 @@ async def _http(action: Object, container: RunningContainer, address: str) -> st
     host = action.get("host") or address
     url = f"{scheme}://{host}:{_port(action['port'], container)}/{action.get('path', '/').lstrip('/')}"
     headers = {header["name"]: header["value"] for header in action.get("httpHeaders") or []}
-    tls = ssl._create_unverified_context() if scheme == "https" else True  # as the kubelet: it has no CA to check with
+    # The kubelet does not verify either, because it has no CA for it.
+    tls = ssl._create_unverified_context() if scheme == "https" else True
     async with (
         aiohttp.ClientSession(headers=headers) as session,
         session.get(url, ssl=tls, allow_redirects=False) as response,
@@ -121,5 +131,7 @@ async def _tcp(action: Object, container: RunningContainer, address: str) -> str
 def _port(port: int | str, container: RunningContainer) -> int:
     if isinstance(port, int):
         return port
-    named = [each["containerPort"] for each in container.spec.get("ports") or [] if each.get("name") == port]
-    return int(named[0]) if named else int(port)
+    matching_ports = [
+        declared["containerPort"] for declared in container.spec.get("ports") or [] if declared.get("name") == port
+    ]
+    return int(matching_ports[0]) if matching_ports else int(port)

@@ -21,14 +21,17 @@ from concertina.local.node.runtime.container import RunningContainer, Setting
 Object = dict[str, Any]
 _log = logging.getLogger(__name__)
 _OUTAGES = (aiohttp.ClientError, TimeoutError, RequestRefused, ConnectionError)
-_QUIET_START = 0.25  # seconds: a pod that runs sooner is spared the status write that says it is being created
+_QUIET_START = 0.25  # seconds: a pod that runs sooner skips the status write about its creation
 _RETRY, _REFRESH, _SHOW_PULL_ERROR = 1.0, 60.0, 1.0  # seconds
 _DEADLINE = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
-_FORCED_GRACE = 1.0  # seconds, of a pod whose object is gone
+_FORCED_GRACE = 1.0  # seconds, for a pod whose object is gone
 
 
 class Pod:
-    """Made once per pod uid; update() and remove() tell it what the API server says, the rest is its own tasks."""
+    """Worker of a pod, created once per pod uid.
+
+    update() and remove() pass on changes at the API server. The pod's own tasks do the rest.
+    """
 
     def __init__(self, node: Node, pod: Object) -> None:
         self.node, self.object = node, pod
@@ -49,10 +52,10 @@ class Pod:
         self._work = asyncio.create_task(self._finish_restored() if restored.over else self._run())
         self.update(pod)
 
-    # What the API server says
+    # Changes at the API server
 
     def update(self, pod: Object) -> None:
-        """The object changed; a deletion time means that the pod has to stop."""
+        """Take a change of the object. A deletion time means that the pod must stop."""
         self.object["metadata"] = pod["metadata"]
         self._writer.observe(pod.get("status") or {})
         self._watch_deadline(pod["spec"].get("activeDeadlineSeconds"))
@@ -65,13 +68,13 @@ class Pod:
             asyncio.get_running_loop().call_later(grace, self._kill)
 
     def _watch_deadline(self, seconds: int | None) -> None:
-        """spec.activeDeadlineSeconds may be set or shortened at any time."""
+        """Schedule the pod's deadline, because spec.activeDeadlineSeconds may be set or shortened at any time."""
         if self._deadline is not None:
             self._deadline.cancel()
         if seconds is not None:
-            over = datetime.fromisoformat(self._start_time) + timedelta(seconds=seconds)
-            left = (over - datetime.now(UTC)).total_seconds()
-            self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._exceed)
+            deadline = datetime.fromisoformat(self._start_time) + timedelta(seconds=seconds)
+            remaining_seconds = (deadline - datetime.now(UTC)).total_seconds()
+            self._deadline = asyncio.get_running_loop().call_later(max(0.0, remaining_seconds), self._exceed)
 
     def _exceed(self) -> None:
         if self._end is None and not self._work.done():
@@ -79,7 +82,7 @@ class Pod:
             self._work = asyncio.create_task(self._fail(self._work))
 
     async def _fail(self, work: asyncio.Task[None]) -> None:
-        """The pod fails as a whole, and stays."""
+        """Fail the pod as a whole, and keep it."""
         await ending.end(work)
         await asyncio.gather(*(container.stop(self._grace) for container in self.inits + self.mains))
         for container in self.mains:
@@ -89,7 +92,7 @@ class Pod:
         self._writer.mark()
 
     def remove(self) -> asyncio.Task[None]:
-        """The object is gone: clean up, by force if need be; the task ends when nothing is left."""
+        """Clean up after the object is gone, by force if necessary. The task ends when nothing remains."""
         if self._end is None:
             self._end = asyncio.create_task(self._terminate(_FORCED_GRACE))
         else:
@@ -97,7 +100,8 @@ class Pod:
         return asyncio.create_task(self._clean_up(self._end))
 
     def container(self, name: str) -> RunningContainer | None:
-        return next((each for each in self.inits + self.mains if each.name == name), None)
+        """Return the container of this name, or None."""
+        return next((container for container in self.inits + self.mains if container.name == name), None)
 
     # From start to end
 
@@ -133,7 +137,7 @@ class Pod:
                 self._cannot_mount(error)
             except _OUTAGES as error:
                 _log.warning("volumes of %s: %s", self.object["metadata"]["name"], error)
-            except OSError as error:  # no room, or no permission: both may come
+            except OSError as error:  # no space or no permission, which may change
                 self._cannot_mount(error)
             await asyncio.sleep(_RETRY)
 
@@ -165,7 +169,7 @@ class Pod:
             await asyncio.sleep(0.02)
 
     async def _keep(self, container: RunningContainer) -> None:
-        """Run a container, again when the policy says so; returns when it has ended for good."""
+        """Run a container, and restart it as the policy requires. Return when it has ended for good."""
         while True:
             if "terminated" in container.state.state:
                 if not self._starts_again(container):
@@ -196,7 +200,7 @@ class Pod:
         container.state.restarts += 1
 
     async def _start(self, container: RunningContainer) -> bool:
-        """Start the process, however long it takes until that can be done. False when it ended at once."""
+        """Start the process, however long its preparation takes. Return False when it ended immediately."""
         image = await self._pull(container)
         while True:
             try:
@@ -236,16 +240,18 @@ class Pod:
         config, namespace = self.node.config, self.object["metadata"]["namespace"]
         maps, secrets = container_environment.references(container.spec)
         names = [("configMap", name) for name in sorted(maps)] + [("secret", name) for name in sorted(secrets)]
-        found = await asyncio.gather(*(volumes.fetch(self.node.client, namespace, kind, name) for kind, name in names))
-        pairs = list(zip(names, found, strict=True))
+        manifests = await asyncio.gather(
+            *(volumes.fetch(self.node.client, namespace, kind, name) for kind, name in names)
+        )
+        pairs = list(zip(names, manifests, strict=True))
         pod = self.object | {"status": {"podIP": self.address, "hostIP": config.address}}
         sources = container_environment.Sources(
             pod,
             config.resources,
             config.api_host,
             config.api_port,
-            {name: each for (kind, name), each in pairs if kind == "configMap"},
-            {name: each for (kind, name), each in pairs if kind == "secret"},
+            {name: manifest for (kind, name), manifest in pairs if kind == "configMap"},
+            {name: manifest for (kind, name), manifest in pairs if kind == "secret"},
         )
         variables = container_environment.build(container.spec, sources, image.environment)
         hosts = self.folder / "hosts"
@@ -294,7 +300,7 @@ class Pod:
             await asyncio.sleep(_RETRY)
 
     async def _release(self) -> None:
-        """Stop what is left (sidecars), and give back what a pod that has ended does not need."""
+        """Stop the remaining containers (sidecars), and release resources that an ended pod does not need."""
         await asyncio.gather(*(container.stop(self._grace) for container in self.inits))
         await ending.end(*self._tasks)
         self._volumes.remove()
@@ -310,7 +316,7 @@ class Pod:
         for container in self.inits + self.mains:
             container.kill()
 
-    # Small things
+    # Helpers
 
     def _container(self, spec: Object, state: ContainerState) -> RunningContainer:
         return RunningContainer(spec, self.folder / "containers" / spec["name"], self.node.runtime, state)

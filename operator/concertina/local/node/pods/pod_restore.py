@@ -1,4 +1,4 @@
-"""What a node agent makes of a pod that it finds when it starts: after a node's death nothing of it runs. Pure."""
+"""State of a pod that a node agent finds when it starts: after a node's failure, none of its containers run. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,33 +10,37 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class RestoredContainers:
-    """The containers' states by name, and whether the pod has ended: then it is not started again."""
+    """States of the containers by name, and whether the pod has ended, in which case it is not started again."""
 
     states: dict[str, ContainerState]
     over: bool
     failure: tuple[str, str] | None
-    """Reason and message, where it had failed as a whole."""
+    """Reason and message of a pod that had failed as a whole."""
 
 
 def containers(pod: Object) -> RestoredContainers:
-    """A new pod's containers wait; those that ran died with the node (exit 255, as after a reboot with a kubelet)."""
+    """Return the restored states of a pod's containers.
+
+    Containers of a new pod wait. Containers that were running died with the node (exit 255, as after a reboot with a
+    kubelet).
+    """
     status = pod.get("status") or {}
     reported = {
-        each["name"]: each
-        for each in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+        entry["name"]: entry
+        for entry in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
     }
     inits = pod["spec"].get("initContainers") or []
     specs = inits + pod["spec"]["containers"]
-    begun = any("running" in each["state"] or "terminated" in each["state"] for each in reported.values())
+    begun = any("running" in entry["state"] or "terminated" in entry["state"] for entry in reported.values())
     never_again = begun and pod["spec"].get("restartPolicy") == "Never"
     over = status.get("phase") in ("Succeeded", "Failed") or never_again
     waiting = "PodInitializing" if inits else "ContainerCreating"
     states = {spec["name"]: _state(spec, reported.get(spec["name"]), waiting, over) for spec in specs}
     if not over:
-        for spec in inits:  # a new sandbox runs all of its init containers again
+        for spec in inits:  # a new sandbox runs all its init containers again
             _again(states[spec["name"]])
-    whole = status.get("phase") == "Failed" and status.get("reason")
-    return RestoredContainers(states, over, (whole, status.get("message") or "") if whole else None)
+    failure_reason = status.get("phase") == "Failed" and status.get("reason")
+    return RestoredContainers(states, over, (failure_reason, status.get("message") or "") if failure_reason else None)
 
 
 def _state(spec: Object, reported: Object | None, waiting: str, over: bool) -> ContainerState:
@@ -57,8 +61,8 @@ def _state(spec: Object, reported: Object | None, waiting: str, over: bool) -> C
 
 
 def _lost(started: str, container_id: str) -> Object:
-    known = {"containerID": container_id} if container_id else {}
-    return {"exitCode": 255, "reason": "Unknown", "startedAt": started, "finishedAt": now()} | known
+    identity = {"containerID": container_id} if container_id else {}
+    return {"exitCode": 255, "reason": "Unknown", "startedAt": started, "finishedAt": now()} | identity
 
 
 def _again(state: ContainerState) -> None:

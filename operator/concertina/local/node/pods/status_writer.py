@@ -1,4 +1,4 @@
-"""Writes one pod's status to the API server whenever it changed: bursts as one, outages waited out."""
+"""Writer of one pod's status to the API server: bursts of changes become one write, and outages are waited out."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ _RETRY = 0.5  # seconds
 
 
 class PodStatusWriter:
-    """One task per pod; `facts` is asked for the state of things at each write."""
+    """Writer with one task per pod. It calls `facts` for the current state at each write."""
 
     def __init__(self, client: NodeClient, pod: Object, facts: Callable[[], PodFacts]) -> None:
         metadata = pod["metadata"]
@@ -25,25 +25,29 @@ class PodStatusWriter:
         self._uid = metadata["uid"]
         self._path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
         self._written: Object = pod.get("status") or {}
-        self._stale = False  # the API server has something else
+        self._stale = False  # the API server has another status
         self._dirty, self._clean = asyncio.Event(), asyncio.Event()
         self._clean.set()
         self._task = asyncio.create_task(self._run())
 
     def mark(self) -> None:
-        """Something changed."""
+        """Mark the status as changed."""
         self._clean.clear()
         self._dirty.set()
 
     def observe(self, status: Object) -> None:
-        """What the API server has. While we were silent the node lifecycle controller calls the pod unready."""
-        seen = {each["type"]: each["status"] for each in status.get("conditions") or []}
-        if seen.get("Ready") != seen.get("ContainersReady"):  # nobody else writes the two apart
+        """Compare with the API server's status.
+
+        While the node was silent, the node lifecycle controller marks the pod as unready.
+        """
+        values_by_type = {condition["type"]: condition["status"] for condition in status.get("conditions") or []}
+        # Only that controller writes different values.
+        if values_by_type.get("Ready") != values_by_type.get("ContainersReady"):
             self._stale = True
             self.mark()
 
     async def flush(self) -> None:
-        """Until all that was marked is written, or the pod is gone."""
+        """Wait until all marked changes are written, or until the pod is gone."""
         await self._clean.wait()
 
     async def close(self) -> None:
@@ -60,8 +64,10 @@ class PodStatusWriter:
                 return
 
     async def _write(self) -> bool:
-        """False when there is no such pod any more. Asks for the facts at each try: those that were refused may have
-        changed."""
+        """Write the status, and return False when the pod no longer exists.
+
+        Each try reads the facts again, because those that were refused may have changed.
+        """
         while True:
             status = pod_status(self._facts(), self._written)
             if status == self._written and not self._stale:
@@ -73,7 +79,7 @@ class PodStatusWriter:
                 self._written = status
                 return True
             except RequestRefused as error:
-                if error.status in (404, 409):  # gone; or another pod of the same name: our uid is a precondition
+                if error.status in (404, 409):  # gone, or another pod has the name: the uid is a precondition
                     return False
                 _log.warning("status of %s not written: %s", self._path, error)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -83,7 +89,10 @@ class PodStatusWriter:
 
 
 def _replacing_addresses(status: Object) -> Object:
-    """A strategic merge would add a rebooted pod's new address to its old one, which the API server refuses."""
+    """Return the status as a patch that replaces the pod's addresses.
+
+    A strategic merge would add a rebooted pod's new address to its old one, which the API server refuses.
+    """
     if "podIPs" not in status:
         return status
     return status | {"podIPs": [*status["podIPs"], {"$patch": "replace"}]}

@@ -1,1 +1,1 @@
-"""Process 1 of a node, and what a container is made of."""
+"""Process 1 of a node, and the parts of a container."""

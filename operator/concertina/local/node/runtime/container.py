@@ -1,4 +1,4 @@
-"""One container of a pod: from its manifest to a running process, to the state that it ended in; again and again."""
+"""One container of a pod: from its manifest to a running process and its final state, over all restarts."""
 
 import asyncio
 import signal
@@ -21,17 +21,18 @@ _MESSAGE_BYTES, _FALLBACK_BYTES, _FALLBACK_LINES = 4096, 2048, 80
 
 @dataclass(frozen=True)
 class Backoff:
-    """Seconds to wait before the next try: none at first, then doubled by each failure."""
+    """Delay in seconds before the next try: none at first, then doubled by each failure."""
 
     seconds: float = 0.0
 
     def next(self) -> "Backoff":
+        """Return the delay after a further failure."""
         return Backoff(min(2 * self.seconds, _LONGEST_BACKOFF) or _FIRST_BACKOFF)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a container takes over from its pod when it starts."""
+    """Settings that a container takes from its pod when it starts."""
 
     variables: dict[str, str]
     image: images.Image
@@ -40,7 +41,7 @@ class Setting:
 
 
 class RunningContainer:
-    """A container of a pod over all of its starts."""
+    """Container of a pod over all of its starts."""
 
     def __init__(self, spec: Object, folder: Path, runtime: RuntimeClient, state: ContainerState) -> None:
         self.spec, self.folder, self.state = spec, folder, state
@@ -53,20 +54,21 @@ class RunningContainer:
         self._started = 0.0
 
     def log_path(self, previous: bool = False) -> Path:
-        """The log of the latest start, or of the one before."""
+        """Return the log of the latest start, or of the one before."""
         return self.folder / f"{self.state.restarts - previous}.log"
 
     async def start(self, setting: Setting) -> bool:
-        """Start the process. False when it could not be: the state says why, as of a container that ended.
+        """Start the process, and return False when that fails. The state then says why, as for a container that ended.
 
-        Raises environment.ConfigError when there is no command.
+        Raises:
+            ConfigError: When there is no command.
         """
         variables = setting.variables
         argv = _command(self.spec, setting.image, variables)
         identity = uuid.uuid4().hex
         self.log = container_logs.LogWriter(self.log_path())
-        own = [*setting.mounts, self._termination_mount()]
-        visible = [*mounts.of_image(setting.image.environment, own), *own]
+        pod_mounts = [*setting.mounts, self._termination_mount()]
+        visible = [*mounts.of_image(setting.image.environment, pod_mounts), *pod_mounts]
         folder = self.spec.get("workingDir") or "/"
         launch = Launch(identity, argv, variables, folder, setting.hostname, visible, _asks_for_devices(self.spec))
         self.state.container_id = f"concertina://{identity}"
@@ -83,7 +85,10 @@ class RunningContainer:
         return True
 
     async def wait(self) -> int:
-        """Until the process has ended and its output is read; returns the exit code, which is in the state then."""
+        """Wait until the process has ended and its output is read, and return the exit code.
+
+        The exit code is then in the state.
+        """
         assert self.running
         assert self.log
         code = await asyncio.shield(self.running.exit)
@@ -97,7 +102,7 @@ class RunningContainer:
         return code
 
     async def stop(self, grace: float) -> None:
-        """preStop, SIGTERM, and SIGKILL when the grace in seconds is over; returns when the process has ended."""
+        """Run preStop and send SIGTERM, then SIGKILL after `grace` seconds. Return when the process has ended."""
         running = self.running
         if running is None or running.exit.done():
             return
@@ -113,7 +118,10 @@ class RunningContainer:
         await self.wait()
 
     async def execute(self, argv: list[str], timeout: float) -> tuple[int, str]:
-        """Run a command inside the running container; its exit code and output (code 124 when it took too long)."""
+        """Run a command inside the running container, and return its exit code and output.
+
+        The exit code is 124 when the command takes too long.
+        """
         assert self.running
         try:
             writer = container_logs.LogWriter(self.folder / f"exec-{uuid.uuid4().hex}.log")
@@ -135,22 +143,22 @@ class RunningContainer:
             writer.path.unlink(missing_ok=True)
 
     def kill(self) -> None:
-        """SIGKILL the process, if one runs."""
+        """Send SIGKILL to the process when one runs."""
         if self.running:
             self.running.signal(signal.SIGKILL)
 
     def retire(self) -> None:
-        """Make what ended the last state."""
+        """Move the ended state to the last state."""
         self.state.last_state = {"terminated": self.state.state["terminated"]}
 
     def never_ran(self) -> None:
-        """Call a container that waits, in a pod that is deleted, ended; nothing else can become of it."""
+        """Mark a waiting container of a pod that is deleted as ended, because it will never run."""
         if "waiting" in self.state.state:
             text = "The container could not be located when the pod was terminated"
             self._end({"exitCode": 137, "reason": "ContainerStatusUnknown", "message": text}, now())
 
     def waiting(self, reason: str, message: str = "") -> None:
-        """Say what the container waits for."""
+        """Set the state to waiting, with a reason."""
         self.state.state = {"waiting": {"reason": reason} | ({"message": message} if message else {})}
         self.state.ready = self.state.started = False
 
@@ -175,18 +183,24 @@ class RunningContainer:
 
 
 def _asks_for_devices(spec: Object) -> bool:
-    """By an extended resource (nvidia.com/gpu), as of a device plugin's: who asks for none sees no GPU, or all workers
-    of this machine would share the first one."""
+    """Return whether the container requests an extended resource (nvidia.com/gpu), as of a device plugin.
+
+    A container that requests none sees no GPU. Otherwise, all workers of this machine would share the first one.
+    """
     return any("/" in name for name in (spec.get("resources") or {}).get("limits") or {})
 
 
 def _command(spec: Object, image: images.Image, variables: dict[str, str]) -> list[str]:
-    """command and args over those of the image, as container runtimes combine them."""
+    """Return the command and args of the spec or of the image, combined as container runtimes do.
+
+    Raises:
+        ConfigError: When there is no command.
+    """
     command = [container_environment.expand(word, variables) for word in spec.get("command") or []] or list(
         image.command
     )
     argv = command + [container_environment.expand(word, variables) for word in spec.get("args") or []]
     if not argv:
-        what = f"image {spec['image']} stands for {image.environment}, which has none of its own"
-        raise container_environment.ConfigError(f'container "{spec["name"]}" has no command: {what}')
+        explanation = f"image {spec['image']} stands for {image.environment}, which has none of its own"
+        raise container_environment.ConfigError(f'container "{spec["name"]}" has no command: {explanation}')
     return argv

@@ -1,6 +1,6 @@
-"""The environment and command line of a container: what the manifest says, the downward API, ConfigMaps and Secrets.
+"""Environment and command line of a container, from the manifest, the downward API, ConfigMaps and Secrets.
 
-Nothing of the caller's environment is passed on, so that what works here works in a container.
+Nothing of the caller's environment is passed on, so a command that works here also works in a container.
 """
 
 import base64
@@ -19,12 +19,12 @@ _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]$")
 
 
 class ConfigError(Exception):
-    """The container cannot be configured (CreateContainerConfigError); the text says why."""
+    """The container cannot be configured (CreateContainerConfigError). The message says why."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What a container's environment is made from besides its manifest."""
+    """Sources of a container's environment besides its manifest."""
 
     pod: Object  # with status.podIP and status.hostIP
     allocatable: Mapping[str, str]  # of the node, for limits that are not set
@@ -35,7 +35,7 @@ class Sources:
 
 
 def references(container: Object) -> tuple[set[str], set[str]]:
-    """The names of the ConfigMaps and of the Secrets that the environment of a container needs."""
+    """Return the names of the ConfigMaps and of the Secrets that the environment of a container needs."""
     maps, secrets = set(), set()
     for source in container.get("envFrom") or []:
         maps |= {source["configMapRef"]["name"]} if "configMapRef" in source else set()
@@ -48,7 +48,11 @@ def references(container: Object) -> tuple[set[str], set[str]]:
 
 
 def build(container: Object, sources: Sources, environment: str | None) -> dict[str, str]:
-    """All variables of a container; environment is the folder of its image's virtual environment, if it has one."""
+    """Return all variables of a container.
+
+    Args:
+        environment: Folder of the virtual environment of the container's image, if it has one.
+    """
     host, port = sources.api_host, str(sources.api_port)
     result = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", "HOSTNAME": sources.pod["metadata"]["name"]}
     if environment:
@@ -69,7 +73,7 @@ def build(container: Object, sources: Sources, environment: str | None) -> dict[
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Replace $(NAME) by its value; unknown names stay as they are, $$ is a dollar."""
+    """Replace $(NAME) by its value. Unknown names stay unchanged, and $$ is a dollar sign."""
 
     def replace(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else variables.get(match[1], match[0])
@@ -85,19 +89,19 @@ def _all_keys(source: Object, sources: Sources) -> dict[str, str]:
 
 def _data(sources: Sources, is_map: bool, reference: Object) -> dict[str, str]:
     name = reference["name"]
-    found = (sources.config_maps if is_map else sources.secrets).get(name)
-    if found is None:
+    manifest = (sources.config_maps if is_map else sources.secrets).get(name)
+    if manifest is None:
         if reference.get("optional"):
             return {}
         raise ConfigError(f'{"configmap" if is_map else "secret"} "{name}" not found')
-    data = found.get("data") or {}
+    data = manifest.get("data") or {}
     return dict(data) if is_map else {key: base64.b64decode(value).decode() for key, value in data.items()}
 
 
-def _value(variable: Object, container: Object, sources: Sources, known: Mapping[str, str]) -> str | None:
+def _value(variable: Object, container: Object, sources: Sources, variables: Mapping[str, str]) -> str | None:
     source = variable.get("valueFrom")
     if not source:
-        return expand(variable.get("value", ""), known)
+        return expand(variable.get("value", ""), variables)
     if "fieldRef" in source:
         return field_value(sources.pod, source["fieldRef"]["fieldPath"])
     if "resourceFieldRef" in source:
@@ -117,7 +121,11 @@ def _value(variable: Object, container: Object, sources: Sources, known: Mapping
 
 
 def field_value(pod: Object, path: str) -> str:
-    """The downward API's view of a pod's field."""
+    """Return a pod's field as the downward API does.
+
+    Raises:
+        ConfigError: When the field is not supported.
+    """
     metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
     subscript = _SUBSCRIPT.match(path)
     if subscript:
@@ -146,17 +154,20 @@ def _quote(value: str) -> str:
 
 
 def resource_value(reference: Object, container: Object, allocatable: Mapping[str, str]) -> str:
-    """A container's limit or request in units of the divisor; a limit that is not set is all the node has."""
+    """Return a container's limit or request in units of the divisor.
+
+    A limit that is not set is the node's allocatable amount.
+    """
     kind, _, resource = reference["resource"].partition(".")
     resources = container.get("resources") or {}
-    found = (resources.get(kind) or {}).get(resource)
-    if found is None and kind == "limits":
-        found = allocatable.get(resource)
-    if found is None and kind == "requests":
-        found = (resources.get("limits") or {}).get(resource)
-    return _in_units(str(found or "0"), str(reference.get("divisor") or "1"))
+    quantity = (resources.get(kind) or {}).get(resource)
+    if quantity is None and kind == "limits":
+        quantity = allocatable.get(resource)
+    if quantity is None and kind == "requests":
+        quantity = (resources.get("limits") or {}).get(resource)
+    return _in_units(str(quantity or "0"), str(reference.get("divisor") or "1"))
 
 
 def _in_units(quantity: str, divisor: str) -> str:
-    """A quantity as a whole number of divisors, rounded up, as the downward API gives it ("0" means 1)."""
+    """Return a quantity as a whole number of divisors, rounded up, as the downward API does ("0" means 1)."""
     return str(math.ceil(parse_quantity(quantity) / (parse_quantity(divisor) or 1)))

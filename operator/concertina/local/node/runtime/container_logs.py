@@ -1,4 +1,4 @@
-"""Container output: lines with their time of arrival in one file per container start, as the kubelet keeps them."""
+"""Container output: lines with their time of arrival, in one file per container start, as the kubelet stores them."""
 
 import asyncio
 import datetime
@@ -10,12 +10,12 @@ _CHUNK = 65536
 
 
 def timestamp() -> str:
-    """Now, as in container logs: UTC with microseconds (RFC 3339)."""
+    """Return the current time as in container logs: UTC with microseconds (RFC 3339)."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 class LogWriter:
-    """Reads a container's output from a pipe and appends it to a file, a line each: TIME SPACE TEXT."""
+    """Reads a container's output from a pipe and appends it to a file, one line each: TIME SPACE TEXT."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,7 +26,7 @@ class LogWriter:
         self.done = asyncio.Event()  # the last process that could write is gone
 
     def attach(self) -> int:
-        """Start reading a new pipe; returns its write end, for the container."""
+        """Start to read a new pipe, and return its write end for the container."""
         read, write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read, False)
         asyncio.get_running_loop().add_reader(read, self._read, read)
@@ -52,23 +52,23 @@ class LogWriter:
         self._changed = asyncio.Event()
 
     async def wait(self) -> None:
-        """Until there is more, or no more to come."""
+        """Wait until there is more output, or until the output has ended."""
         if not self.done.is_set():
             await self._changed.wait()
 
 
 def lines(path: Path, tail: int | None = None, since: str = "", with_time: bool = False) -> list[bytes]:
-    """The lines of a log file: the last ones, those from a time on, with or without their time."""
-    kept = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    """Return lines of a log file: the last ones, or those since a time, with or without their time."""
+    selected = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     if since:
-        kept = [line for line in kept if line.partition(b" ")[0] >= since.encode()]
+        selected = [line for line in selected if line.partition(b" ")[0] >= since.encode()]
     if tail is not None:
-        kept = kept[-tail:] if tail > 0 else []
-    return kept if with_time else [line.partition(b" ")[2] for line in kept]
+        selected = selected[-tail:] if tail > 0 else []
+    return selected if with_time else [line.partition(b" ")[2] for line in selected]
 
 
 async def follow(writer: LogWriter, offset: int, with_time: bool) -> AsyncIterator[bytes]:
-    """What is appended to a log file from offset on, until its container's output ends."""
+    """Yield the output that is appended to a log file from `offset` on, until its container's output ends."""
     with open(writer.path, "rb") as file:  # noqa: ASYNC230 (a local file)
         file.seek(offset)
         while True:

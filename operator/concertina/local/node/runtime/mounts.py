@@ -1,4 +1,4 @@
-"""Which files and folders of the machine a container sees, and where."""
+"""Files and folders of the machine that a container sees, and their mount paths."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 
 def write_hosts(folder: Path, pod: Object, address: str) -> Path:
-    """The pod's /etc/hosts: its own name has to resolve to its own address."""
+    """Write the pod's /etc/hosts and return its path. The pod's own name must resolve to its own address."""
     lines = ["# Kubernetes-managed hosts file.", "127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
     lines.append(f"{address}\t{hostname(pod)}")
     for alias in pod["spec"].get("hostAliases") or []:
@@ -25,12 +25,12 @@ def write_hosts(folder: Path, pod: Object, address: str) -> Path:
 
 
 def hostname(pod: Object) -> str:
-    """The host name inside the pod."""
+    """Return the host name inside the pod."""
     return str(pod["spec"].get("hostname") or pod["metadata"]["name"])[:63]
 
 
 def of_container(spec: Object, volumes: Volumes, hosts: Path, variables: dict[str, str]) -> list[rootfs.Mount]:
-    """The mounts of a container: its volumeMounts, /etc/hosts and /dev/shm."""
+    """Return the mounts of a container: its volumeMounts, /etc/hosts and /dev/shm."""
     mounts = [rootfs.Mount(str(hosts), "/etc/hosts")]
     targets = {"/etc/hosts"}
     for mount in spec.get("volumeMounts") or []:
@@ -47,15 +47,24 @@ def of_container(spec: Object, volumes: Volumes, hosts: Path, variables: dict[st
 
 
 def of_image(folder: str, covering: Sequence[rootfs.Mount]) -> list[rootfs.Mount]:
-    """What keeps an image's environment visible where a volume would cover it, as an emptyDir at /tmp does with a
-    checkout below /tmp: the environment, the Python that it was made from, and the checkout that it links to."""
-    kept = {os.path.realpath(path) for path in (folder, sys.base_prefix, paths.checkout())}
+    """Return the mounts that keep an image's environment visible where a volume would cover it.
+
+    An emptyDir at /tmp, for example, covers a checkout below /tmp. The mounts are the environment, the Python that it
+    was created from, and the checkout that it links to.
+    """
+    visible_paths = {os.path.realpath(path) for path in (folder, sys.base_prefix, paths.checkout())}
     targets = [mount.target.rstrip("/") for mount in covering]
-    return [rootfs.Mount(path, path) for path in sorted(kept) if any(path.startswith(f"{t}/") for t in targets)]
+    return [
+        rootfs.Mount(path, path) for path in sorted(visible_paths) if any(path.startswith(f"{t}/") for t in targets)
+    ]
 
 
 def _below(source: Path, inner: str) -> Path:
-    """A subPath; a folder is made where there is nothing yet."""
+    """Return the path of a subPath, and create a folder when it does not exist.
+
+    Raises:
+        ConfigError: When the subPath leads out of its volume.
+    """
     path = source / inner
     if ".." in Path(inner).parts or Path(inner).is_absolute():
         raise container_environment.ConfigError(f"subPath {inner} leads out of its volume")

@@ -1,7 +1,8 @@
-"""What a container sees: the machine's files, with the pod's volumes at their mountPath, and /dev and /proc of its own.
+"""Root file system of a container.
 
-All of it is arranged in the child that becomes the container, in a mount namespace of its own: nothing shows outside,
-and nothing is left when it ends.
+It consists of the machine's files, the pod's volumes at their mountPath, and its own /dev and /proc. It is set up in
+the child that becomes the container, in its own mount namespace, so nothing is visible outside, and nothing remains
+when the container ends.
 """
 
 import contextlib
@@ -13,13 +14,13 @@ from dataclasses import dataclass
 from concertina.local.host import linux_namespaces
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
-_GPU_DEVICES = ("nvidia", "kfd", "dri", "infiniband")  # beginnings of names
+_GPU_DEVICES = ("nvidia", "kfd", "dri", "infiniband")  # prefixes of names
 _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A file or folder of the machine that appears at target."""
+    """File or folder of the machine that appears at `target`."""
 
     source: str
     target: str
@@ -27,17 +28,17 @@ class Mount:
 
 
 class RootFileSystem:
-    """The root of one container while it is being arranged."""
+    """Root of one container while it is being set up."""
 
     def __init__(self, gpus: bool) -> None:
         self._gpus = gpus
-        self._own: set[str] = set()  # folders in memory, made here: entries may be added
-        self._volumes: set[str] = set()  # mounted volumes: so may they anywhere below these
+        self._own: set[str] = set()  # folders in memory, created here, to which entries may be added
+        self._volumes: set[str] = set()  # mounted volumes, below which entries may be added too
 
     def build(self, mounts: Sequence[Mount]) -> None:
-        """Mount parents before children."""
+        """Set up the root. Parents are mounted before children."""
         ordered = sorted(mounts, key=lambda mount: mount.target.rstrip("/").count("/"))
-        # Opened before anything is mounted over the paths that they come from.
+        # Open the sources before anything is mounted over their paths.
         sources = [os.open(mount.source, os.O_PATH | os.O_CLOEXEC) for mount in ordered]
         replaced = any(not os.path.lexists("/" + mount.target.split("/")[1]) for mount in ordered)
         if replaced:
@@ -51,12 +52,12 @@ class RootFileSystem:
             os.close(source)
             if is_folder:
                 self._volumes.add(target)
-        if replaced:  # not earlier: nothing can be bound from a mount that is detached
+        if replaced:  # only now, because a detached mount cannot be a source of bind mounts
             linux_namespaces.unmount("/.machine")
             os.rmdir("/.machine")
 
     def _make(self, target: str, is_folder: bool) -> None:
-        """Make sure that target exists, without writing into the machine's own folders."""
+        """Make sure that the target exists, without writing into the machine's own folders."""
         if os.path.exists(target):
             return
         parent = os.path.dirname(target)
@@ -70,7 +71,7 @@ class RootFileSystem:
             _touch(target)
 
     def _shadow(self, folder: str) -> None:
-        """Put a folder in memory over folder, with its entries bound into it, so that more can be added."""
+        """Mount a folder in memory over `folder`, with its entries bound into it, so that more can be added."""
         old = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         mode = stat.S_IMODE(os.fstat(old).st_mode)
         names = os.listdir(folder)
@@ -81,7 +82,10 @@ class RootFileSystem:
         self._own.add(folder)
 
     def _replace_root(self) -> None:
-        """The same for /, over which nothing can be mounted: move into a folder in memory, show the old root in it."""
+        """Replace / by a folder in memory that shows the entries of the old root.
+
+        Nothing can be mounted over / itself.
+        """
         linux_namespaces.mount("tmpfs", "/tmp", "tmpfs", 0, "mode=755")
         os.mkdir("/tmp/.machine")
         linux_namespaces.pivot_root("/tmp", "/tmp/.machine")
@@ -90,12 +94,12 @@ class RootFileSystem:
         self._own.add("/")
 
     def _mount_dev(self) -> None:
-        """A /dev as container runtimes make it: the harmless devices, and GPUs where they are asked for."""
-        shown = _GPU_DEVICES if self._gpus else ()
-        wanted = [name for name in os.listdir("/dev") if name in _DEVICES or name.startswith(shown)]
+        """Mount a /dev as container runtimes do: with the harmless devices, and with GPUs when they are requested."""
+        gpu_prefixes = _GPU_DEVICES if self._gpus else ()
+        device_names = [name for name in os.listdir("/dev") if name in _DEVICES or name.startswith(gpu_prefixes)]
         old = os.open("/dev", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         linux_namespaces.mount("tmpfs", "/dev", "tmpfs", linux_namespaces.MS_NOSUID, "mode=755,size=64k")
-        for name in wanted:
+        for name in device_names:
             _show(f"/proc/self/fd/{old}/{name}", f"/dev/{name}")
         os.close(old)
         for name, target in _LINKS.items():
@@ -107,19 +111,22 @@ class RootFileSystem:
                 "devpts", "/dev/pts", "devpts", linux_namespaces.MS_NOSUID, "newinstance,ptmxmode=0666,mode=0620"
             )
             os.symlink("pts/ptmx", "/dev/ptmx")
-        except OSError:  # no terminals then; nothing else misses them
+        except OSError:  # then there are no terminals, which nothing else needs
             pass
         self._own.add("/dev")
 
 
 def mount_proc() -> None:
-    """Show the pid namespace's own processes. Where parts of /proc are hidden (Docker) the old one stays."""
+    """Mount a /proc with the pid namespace's own processes.
+
+    Where parts of /proc are hidden (Docker), the old one remains.
+    """
     with contextlib.suppress(PermissionError):
         linux_namespaces.mount("proc", "/proc", "proc")
 
 
 def _show(source: str, target: str) -> None:
-    """Make the file, folder or link source appear at target, where nothing is yet."""
+    """Make the file, folder or link `source` appear at `target`, which does not exist yet."""
     try:
         mode = os.lstat(source).st_mode
         if stat.S_ISLNK(mode):
@@ -130,7 +137,7 @@ def _show(source: str, target: str) -> None:
         else:
             _touch(target)
         linux_namespaces.bind(source, target)
-    except (PermissionError, FileNotFoundError):  # not for us, or just gone
+    except (PermissionError, FileNotFoundError):  # not accessible, or just deleted
         pass
 
 

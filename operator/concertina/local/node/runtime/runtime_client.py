@@ -10,11 +10,11 @@ from concertina.local.node.runtime.runtime_process import Execution, Launch, rec
 
 
 class LaunchFailed(Exception):
-    """The process could not be started; the text says why."""
+    """The process could not be started. The message says why."""
 
 
 class Running:
-    """A process that the runtime started: its pid in the node's pid namespace, and its exit code when it ends."""
+    """Process that the runtime started: its pid in the node's pid namespace, and its exit code when it ends."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -22,14 +22,14 @@ class Running:
         self.exit: asyncio.Future[int] = loop.create_future()
 
     def signal(self, number: int) -> None:
-        """Send a signal unless it has ended."""
+        """Send a signal unless the process has ended."""
         if self.pid.done() and not self.exit.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid.result(), number)
 
 
 class RuntimeClient:
-    """Requests to the runtime; call listen() once inside the event loop."""
+    """Requests to the runtime. Call listen() once inside the event loop."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -39,9 +39,13 @@ class RuntimeClient:
         asyncio.get_running_loop().add_reader(self._link, self._receive)
 
     async def start(self, request: Launch | Execution, output: int) -> Running:
-        """Start a process whose output goes to the descriptor output, which is closed here. Raises LaunchFailed.
+        """Start a process whose output goes to the descriptor `output`, which is closed here.
 
-        Cancelled, it leaves no process: what starts even so is killed.
+        When this is cancelled, no process remains: one that starts nevertheless is killed.
+
+        Raises:
+            LaunchFailed: When the process cannot be started.
+            asyncio.CancelledError: When the start is cancelled.
         """
         running = self._running[request.id] = Running()
         send_request(self._link, request, output)

@@ -1,9 +1,9 @@
-"""Process 1 of a node: it forks containers and reports their ends, as containerd and its shims do. It has no threads.
+"""Process 1 of a node: forks containers and reports their ends, as containerd and its shims do. It has no threads.
 
-It is the init process of the node's pid namespace, so whatever kills it kills every process of the node at once.
-The kubelet speaks to it over a socket pair of sequenced packets: a request names its kind (Launch or
-Execution) and carries two descriptors, a memory file with the request as JSON and the output of the new process. The
-answers are Events: started or failed, and exited some time after started.
+It is the init process of the node's pid namespace, so killing it kills every process of the node at once. The kubelet
+communicates with it over a socket pair of sequenced packets. A request names its kind (Launch or Execution) and carries
+two descriptors: a memory file with the request as JSON, and the output of the new process. The responses are Events:
+`started` or `failed`, and `exited` some time after `started`.
 """
 
 import array
@@ -25,7 +25,7 @@ _CONTAINER = linux_namespaces.CLONE_NEWNS | linux_namespaces.CLONE_NEWUTS | linu
 
 @dataclass(frozen=True)
 class Launch:
-    """A container to start. Paths are the machine's, but for cwd, which is the container's."""
+    """Container to start. Paths are the machine's, except for cwd, which is the container's."""
 
     id: str
     argv: list[str]
@@ -34,12 +34,12 @@ class Launch:
     hostname: str
     mounts: list[rootfs.Mount]
     gpus: bool
-    """Whether it sees those of the machine."""
+    """Whether the container sees the machine's GPUs."""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """A command to run inside a running container (pid: its process 1, in the node's pid namespace)."""
+    """Command to run inside a running container (pid: its process 1, in the node's pid namespace)."""
 
     id: str
     argv: list[str]
@@ -50,7 +50,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class ProcessEvent:
-    """What the runtime reports: started (value: pid), failed (text: why) or exited (value: wait status)."""
+    """Report of the runtime: started (value: pid), failed (text: reason) or exited (value: wait status)."""
 
     kind: str
     id: str
@@ -59,7 +59,7 @@ class ProcessEvent:
 
 
 def send_request(link: socket.socket, request: Launch | Execution, output: int) -> None:
-    """Ask the runtime for a new process whose stdout and stderr are output (the caller may close it afterwards)."""
+    """Request a new process whose stdout and stderr are `output`. The caller may close `output` afterwards."""
     body = os.memfd_create("request", os.MFD_CLOEXEC)
     try:
         os.write(body, json.dumps(asdict(request)).encode())
@@ -70,13 +70,13 @@ def send_request(link: socket.socket, request: Launch | Execution, output: int) 
 
 
 def receive_event(link: socket.socket) -> ProcessEvent | None:
-    """The next report, None when the runtime is gone."""
+    """Return the next report, or None when the runtime is gone."""
     data = link.recv(65536)
     return ProcessEvent(**json.loads(data)) if data else None
 
 
 class Runtime:
-    """Forks on request, waits for its children, reports."""
+    """Process that forks on request, waits for its children, and reports their ends."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -86,7 +86,7 @@ class Runtime:
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def run(self) -> None:
-        """Serve until the kubelet ends; then the whole node does, by this process's end."""
+        """Serve until the kubelet ends. Then this process ends, and with it the whole node."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write)
@@ -94,7 +94,7 @@ class Runtime:
         self._selector.register(wake_read, selectors.EVENT_READ, lambda: self._reap(wake_read))
         while True:
             for key, _ in self._selector.select():
-                if key.fd in self._selector.get_map():  # an earlier one of this batch may have settled it
+                if key.fd in self._selector.get_map():  # an earlier event of this batch may have unregistered it
                     key.data()
 
     def _report(self, event: ProcessEvent) -> None:
@@ -119,10 +119,13 @@ class Runtime:
             self._fork(execution.id, lambda: _become_execution(execution), output, new_pid_namespace=False)
 
     def _fork(self, identity: str, become: Callable[[], NoReturn], output: int, *, new_pid_namespace: bool) -> None:
-        """Fork a child that becomes something else; its status pipe closes on success and else carries the reason."""
+        """Fork a child that runs `become`.
+
+        Its status pipe closes on success, or else carries the reason of the failure.
+        """
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
         if new_pid_namespace:
-            linux_namespaces.unshare(linux_namespaces.CLONE_NEWPID)  # of the next child
+            linux_namespaces.unshare(linux_namespaces.CLONE_NEWPID)  # for the next child
         pid = os.fork()
         if pid == 0:
             _child(become, output, status_write)
@@ -140,7 +143,7 @@ class Runtime:
         self._selector.unregister(status)
         os.close(status)
         if reason:
-            self._report(ProcessEvent("failed", self._ids.pop(pid), text=reason))  # its end is no news
+            self._report(ProcessEvent("failed", self._ids.pop(pid), text=reason))  # its end is not reported
         else:
             self._report(ProcessEvent("started", self._ids[pid], value=pid))
 
@@ -153,7 +156,7 @@ class Runtime:
                 return
             if pid == 0:
                 return
-            if pid in self._starting:  # a start is reported before the end that follows it
+            if pid in self._starting:  # a start is reported before the end
                 self._launched(pid)
             if pid in self._ids:
                 self._report(ProcessEvent("exited", self._ids.pop(pid), value=status))
@@ -187,10 +190,10 @@ def _become_execution(execution: Execution) -> NoReturn:
     linux_namespaces.setns(target, _CONTAINER | linux_namespaces.CLONE_NEWPID)
     inside = os.fork()
     if inside:
-        os.closerange(1, 1 << 16)  # the status pipe and the output are for the one inside
+        os.closerange(1, 1 << 16)  # the status pipe and the output belong to the inner process
         _, status = os.waitpid(inside, 0)
         os._exit(os.waitstatus_to_exitcode(status) % 256)
-    linux_namespaces.die_with_parent()  # which is what a time-out kills
+    linux_namespaces.die_with_parent()  # the parent, which a time-out kills
     _execute(execution.argv, execution.env, execution.cwd)
 
 

@@ -1,4 +1,4 @@
-"""A pod's volumes as folders of the machine, below the pod's own folder; container mounts point into them."""
+"""Volumes of a pod as folders of the machine below the pod's own folder. Container mounts refer to them."""
 
 import asyncio
 import base64
@@ -15,16 +15,16 @@ from concertina.local.node.runtime import container_environment
 from concertina_protocol.quantities import parse_quantity
 
 Object = dict[str, Any]
-_SHM_SIZE = 64 * 2**20  # /dev/shm of a pod, as containerd makes it
+_SHM_SIZE = 64 * 2**20  # /dev/shm of a pod, as in containerd
 
 
 class VolumeError(Exception):
-    """A volume cannot be set up (yet): FailedMount, the text says why."""
+    """A volume cannot be set up (yet), reported as FailedMount. The message says why."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of a volume that is made of data."""
+    """File of a volume that is made of data."""
 
     data: bytes
     mode: int
@@ -32,7 +32,7 @@ class File:
 
 @dataclass
 class Volumes:
-    """The volumes of one pod; prepare() may be called again after it raised VolumeError."""
+    """Volumes of one pod. prepare() may be called again after it raised VolumeError."""
 
     client: NodeClient
     pod: Object
@@ -44,28 +44,28 @@ class Volumes:
 
     @property
     def shm(self) -> Path:
-        """The folder that the pod's containers share as /dev/shm."""
+        """Folder that the pod's containers share as /dev/shm."""
         return self.folder / "shm"
 
     async def prepare(self) -> None:
-        """Make every volume that the pod names."""
+        """Create every volume that the pod names."""
         self._make_memory(self.shm, _SHM_SIZE)
         volumes = self.pod["spec"].get("volumes") or []
         await asyncio.gather(*(self._prepare(volume) for volume in volumes))
 
     async def refresh(self) -> None:
-        """Bring volumes made of data up to date: changed ConfigMaps and Secrets, tokens that soon expire."""
+        """Update volumes made of data: changed ConfigMaps and Secrets, and tokens that expire soon."""
         for volume in self.pod["spec"].get("volumes") or []:
             if _is_data(volume):
                 await self._prepare(volume)
 
     def is_data(self, name: str) -> bool:
-        """Whether the volume is made of data, hence read-only."""
+        """Return whether the volume is made of data and therefore read-only."""
         volumes = self.pod["spec"].get("volumes") or []
         return any(_is_data(volume) for volume in volumes if volume["name"] == name)
 
     def remove(self) -> None:
-        """Delete all of it."""
+        """Delete all volumes."""
         for mounted in self._memory:
             linux_namespaces.unmount(str(mounted))
         self._memory.clear()
@@ -108,8 +108,8 @@ class Volumes:
         if kind != "projected":
             return await self._source_files(kind, source, mode)
         files: dict[str, File] = {}
-        for each in source.get("sources") or []:
-            for inner, content in each.items():
+        for projection in source.get("sources") or []:
+            for inner, content in projection.items():
                 files |= await self._source_files(inner, content, mode)
         return files
 
@@ -135,15 +135,15 @@ class Volumes:
 
     async def _data(self, kind: str, source: Object) -> dict[str, bytes]:
         name = str(source.get("name") or source.get("secretName"))
-        found = await fetch(self.client, self.pod["metadata"]["namespace"], kind, name)
-        if found is None:
+        manifest = await fetch(self.client, self.pod["metadata"]["namespace"], kind, name)
+        if manifest is None:
             if source.get("optional"):
                 return {}
             raise VolumeError(f'MountVolume.SetUp failed: {kind.lower()} "{name}" not found')
-        data = found.get("data") or {}
+        data = manifest.get("data") or {}
         if kind == "secret":
             return {key: base64.b64decode(value) for key, value in data.items()}
-        binary = {key: base64.b64decode(value) for key, value in (found.get("binaryData") or {}).items()}
+        binary = {key: base64.b64decode(value) for key, value in (manifest.get("binaryData") or {}).items()}
         return {key: value.encode() for key, value in data.items()} | binary
 
     def _downward(self, item: Object) -> str:
@@ -151,7 +151,7 @@ class Volumes:
             return container_environment.field_value(self.pod, item["fieldRef"]["fieldPath"])
         reference = item["resourceFieldRef"]
         containers = self.pod["spec"]["containers"] + (self.pod["spec"].get("initContainers") or [])
-        container = next(each for each in containers if each["name"] == reference["containerName"])
+        container = next(candidate for candidate in containers if candidate["name"] == reference["containerName"])
         return container_environment.resource_value(reference, container, self.allocatable)
 
     async def _token(self, audience: str, seconds: int) -> str:
@@ -180,7 +180,11 @@ def _is_data(volume: Object) -> bool:
 
 
 async def fetch(client: NodeClient, namespace: str, kind: str, name: str) -> Object | None:
-    """A ConfigMap or Secret (kind: configMap or secret), None when there is none of this name."""
+    """Return a ConfigMap or Secret (kind: configMap or secret), or None when there is none of this name.
+
+    Raises:
+        RequestRefused: When the API server refuses the request for another reason.
+    """
     try:
         return await client.get(f"/api/v1/namespaces/{namespace}/{kind.lower()}s/{name}")
     except RequestRefused as error:
@@ -208,7 +212,7 @@ def _host_path(source: Object) -> Path:
 
 
 def write_files(folder: Path, files: dict[str, File]) -> None:
-    """Show files in folder, all of them replaced at once, as the kubelet does: through the link ..data."""
+    """Write files into a folder and replace all of them at once through the link ..data, as the kubelet does."""
     folder.mkdir(parents=True, exist_ok=True)
     current = folder / "..data"
     if current.exists() and _read(current) == files:
