@@ -1,7 +1,7 @@
-"""config.json beside weights to begin with: whether the model in it is the one of spec.trainer.model.
+"""Check of config.json beside initial weights: whether its model is the one of spec.trainer.model.
 
-Most of what makes a model's arithmetic is in no tensor's name or shape: how many heads share a row of weights, the base
-of the rotary positions, what is added to a norm. Weights that are computed with otherwise train, from a bad loss
+Most of a model's arithmetic is in no tensor's name or shape: how many heads share a row of weights, the base of the
+rotary positions, what is added to a norm. Weights of a model with other arithmetic still train, from a bad loss
 (decision "Initial weights are checked by config.json").
 """
 
@@ -18,7 +18,7 @@ from concertina_trainer.format.hf_names import config_json
 
 NAME = "config.json"
 KINDS = ("llama", "mistral")
-"""The values of model_type whose names and arithmetic are our decoder's."""
+"""Values of model_type whose names and arithmetic are those of the bundled decoder."""
 OURS = {
     "num_hidden_layers": "layers",
     "hidden_size": "dim",
@@ -30,13 +30,17 @@ OURS = {
     "rms_norm_eps": "normEpsilon",
     "rope_theta": "ropeTheta",
 }
-"""Their field, and the one of spec.trainer.model that must say the same."""
+"""Field of config.json, and the field of spec.trainer.model that must have the same value."""
 FIXED = ("head_dim", "hidden_act", "attention_bias", "mlp_bias")
-"""Our decoder has one value of these."""
+"""Fields for which the bundled decoder has one value only."""
 
 
 def check(text: bytes, where: str, model: ModelConfig) -> None:
-    """Of a file. Raises InvalidInput with each field that differs, both values, and what to set."""
+    """Check the contents of a file.
+
+    Raises:
+        InvalidInput: When a field differs. The message has each such field, both values, and what to set.
+    """
     try:
         check_fields(json.loads(text), where, model)
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -44,12 +48,12 @@ def check(text: bytes, where: str, model: ModelConfig) -> None:
 
 
 def check_fields(config: Mapping[str, Any], where: str, model: ModelConfig) -> None:
-    """As `check`."""
+    """Check the fields of a config.json, as `check` does."""
     _refuse(tuple(_differences(config, model)), where)
 
 
 def check_ours(stored: ModelConfig, where: str, model: ModelConfig) -> None:
-    """Of a checkpoint of this trainer: with what no config.json says. As `check`."""
+    """Check a checkpoint of this trainer, as `check` does, including fields that no config.json has."""
     _refuse((*_differences(config_json(stored), model), *_differences_of_ours(stored, model)), where)
 
 
@@ -61,20 +65,20 @@ def _refuse(problems: Sequence[str], where: str) -> None:
 
 
 def _differences_of_ours(stored: ModelConfig, model: ModelConfig) -> Iterator[str]:
-    """Of what is in no shape either."""
+    """Yield differences in fields that are in no shape and no config.json."""
     pairs: list[tuple[str, object, object]] = []
     if stored.lora and model.lora:
         pairs += [("lora.alpha", stored.lora.alpha, model.lora.alpha)]
     if stored.experts and model.experts:
-        theirs, ours = stored.experts, model.experts
+        stored_experts, ours = stored.experts, model.experts
         pairs += [
-            ("experts.scores", theirs.scores, ours.scores),
-            ("experts.activePerToken", theirs.active_per_token, ours.active_per_token),
+            ("experts.scores", stored_experts.scores, ours.scores),
+            ("experts.activePerToken", stored_experts.active_per_token, ours.active_per_token),
         ]
-    for name, value, mine in pairs:
-        if not _equal(value, mine):
+    for name, value, current in pairs:
+        if not _equal(value, current):
             is_there = _shown(value)
-            yield f"{name} is {is_there}, and spec.trainer.model.{name} is {_shown(mine)}: set it to {is_there}"
+            yield f"{name} is {is_there}, and spec.trainer.model.{name} is {_shown(current)}: set it to {is_there}"
 
 
 def _differences(config: Mapping[str, Any], model: ModelConfig) -> Iterator[str]:
@@ -110,14 +114,17 @@ def _differences(config: Mapping[str, Any], model: ModelConfig) -> Iterator[str]
 
 
 def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file that is older than a field means by its absence, as transformers reads it (null is absence too, but
-    for sliding_window); with what is said of positions, which has lain in three places."""
-    given = {name: value for name, value in config.items() if value is not None}
-    rope = {**given.get("rope_scaling", {}), **given.get("rope_parameters", {})}
+    """Return the fields with the defaults that transformers uses for absent ones.
+
+    A file may be older than a field. Null counts as absent, except for sliding_window. Fields about positions, which
+    have been in three places, are merged.
+    """
+    present = {name: value for name, value in config.items() if value is not None}
+    rope = {**present.get("rope_scaling", {}), **present.get("rope_parameters", {})}
     mistral = config["model_type"] == "mistral"
     defaults = {
-        "num_key_value_heads": 8 if mistral else given.get("num_attention_heads"),
-        "head_dim": _head_dim(given),
+        "num_key_value_heads": 8 if mistral else present.get("num_attention_heads"),
+        "head_dim": _head_dim(present),
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False,
         "hidden_act": "silu",
@@ -127,7 +134,7 @@ def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
         "partial_rotary_factor": 1,
         **({"sliding_window": 4096} if mistral and "sliding_window" not in config else {}),
     }
-    return {**defaults, **given, **rope, "rope_type": rope.get("rope_type") or rope.get("type") or "default"}
+    return {**defaults, **present, **rope, "rope_type": rope.get("rope_type") or rope.get("type") or "default"}
 
 
 def _head_dim(config: Mapping[str, Any]) -> int | None:
