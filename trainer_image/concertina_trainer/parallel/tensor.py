@@ -47,7 +47,7 @@ def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
     parallelize_module(model, mesh, {name: plan for name, plan in ends.items() if getattr(model, name) is not None},
                        src_data_rank=None)  # fmt: skip
     if model.norm is not None:
-        # The output layer, which may be the embedding's weight, takes whole sequences and gives a part of the vocabulary.
+        # The output layer, which may be the embedding's weight, takes whole sequences and gives part of the logits.
         model.norm.register_forward_hook(_whole_sequences)
     model.tensor_degree = mesh.size()
     for block in model.blocks.values():
