@@ -38,10 +38,10 @@ T = TypeVar("T")
 class _Unanswered(Exception):
     """A request to the store failed."""
 
-    def __init__(self, error: StorageError, asked: float) -> None:
-        """Wrap the error of a request that was sent at `asked`, in monotonic seconds."""
+    def __init__(self, error: StorageError, requested_at: float) -> None:
+        """Wrap the error of a request that was sent at `requested_at`, in monotonic seconds."""
         super().__init__(str(error))
-        self.error, self.asked = error, asked
+        self.error, self.requested_at = error, requested_at
 
 
 class Stored:
@@ -86,36 +86,36 @@ class Stored:
             if _LONG < now - since < most:  # beyond that it hangs
                 yield f"{self.uri}/{file.file} ({file.size} bytes) is long in coming"
 
-    def open(self, wanted: ManifestFile) -> Content:
+    def open(self, file: ManifestFile) -> Content:
         """Return the whole file.
 
         Raises:
             InvalidInput: When the file is missing or damaged.
             StorageError: When the deadline has passed, or the cache folder is full or not writable.
         """
-        self._opening[threading.get_ident()] = time.monotonic(), wanted
+        self._opening[threading.get_ident()] = time.monotonic(), file
         try:
-            return self._patiently(lambda: self._open(wanted))
+            return self._patiently(lambda: self._open(file))
         finally:
             del self._opening[threading.get_ident()]
 
-    def _open(self, wanted: ManifestFile) -> Content:
+    def _open(self, file: ManifestFile) -> Content:
         """Return the whole file, from the cache or after fetching it.
 
         Raises:
             _Unanswered: When the store does not answer.
         """
-        path = self._folder / f"{wanted.sha256[:32]}.data"
+        path = self._folder / f"{file.sha256[:32]}.data"
         # Other workers of the node need the same file. If one of them hangs with the lock, fetch the file without it.
         with self._locked(path.with_suffix(".lock")):
-            cached = self._cached(path, wanted)
+            cached = self._cached(path, file)
             if cached is not None:
                 with contextlib.suppress(OSError):  # another worker deleted it just now, but it is mapped
                     path.touch()
                 return cached
-            content = self._fetch(wanted)
+            content = self._fetch(file)
             self._keep(path, content)
-        stored = self._cached(path, wanted)
+        stored = self._cached(path, file)
         return content if stored is None else stored
 
     @contextlib.contextmanager
@@ -145,12 +145,12 @@ class Stored:
                 locked = _try_lock(lock, REQUEST.total_seconds())
             yield locked
 
-    def _cached(self, path: Path, wanted: ManifestFile) -> Content | None:
+    def _cached(self, path: Path, file: ManifestFile) -> Content | None:
         with self._usable():
             content = mapped(path)
-        return content if content is not None and wanted.matches(content) else None
+        return content if content is not None and file.matches(content) else None
 
-    def _fetch(self, wanted: ManifestFile) -> bytes:
+    def _fetch(self, file: ManifestFile) -> bytes:
         """Fetch a file from the store, with short retries.
 
         Raises:
@@ -159,12 +159,12 @@ class Stored:
         """
         content = None
         for wait in (*GRACE, 0.0):
-            content = self._ask(wanted.file)
+            content = self._ask(file.file)
             if content is None:
                 time.sleep(wait)
-            elif wanted.matches(content):
+            elif file.matches(content):
                 return content
-        raise wanted.missing(self.uri) if content is None else wanted.damaged(self.uri, len(content))
+        raise file.missing(self.uri) if content is None else file.damaged(self.uri, len(content))
 
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
         """Return a small file, with retries, or None if it does not exist.
@@ -206,7 +206,7 @@ class Stored:
                 try:
                     return ask()
                 except _Unanswered as unanswered:
-                    error, begun = unanswered.error, min(begun, unanswered.asked)  # without the wait for a lock
+                    error, begun = unanswered.error, min(begun, unanswered.requested_at)  # without the wait for a lock
                     final = isinstance(error, StoreRefused) and not self._gave
                     wait = next(grace, None) if final else seconds
                     if wait is None:

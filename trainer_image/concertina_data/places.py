@@ -68,7 +68,7 @@ class DataPlace(Protocol):
         """
         ...
 
-    def open(self, wanted: ManifestFile) -> Content:
+    def open(self, file: ManifestFile) -> Content:
         """Return the whole file, verified.
 
         Raises:
@@ -104,11 +104,11 @@ class InPlace:
             return Path(self.uri, name).read_bytes()
         return None
 
-    def open(self, wanted: ManifestFile) -> Content:
-        with _readable(f"{self.uri}/{wanted.file}"):
-            content = mapped(Path(self.uri, wanted.file))
+    def open(self, file: ManifestFile) -> Content:
+        with _readable(f"{self.uri}/{file.file}"):
+            content = mapped(Path(self.uri, file.file))
         if content is None:
-            raise wanted.missing(self.uri)
-        if not wanted.matches(content):
-            raise wanted.damaged(self.uri, len(content))
+            raise file.missing(self.uri)
+        if not file.matches(content):
+            raise file.damaged(self.uri, len(content))
         return content

@@ -84,30 +84,30 @@ def _differences_of_ours(stored: ModelConfig, model: ModelConfig) -> Iterator[st
 def _differences(config: Mapping[str, Any], model: ModelConfig) -> Iterator[str]:
     kind = config.get("model_type")
     if kind not in KINDS:
-        what = f"model_type is {_shown(kind)}" if kind else "model_type is missing"
-        yield f"{what}, and the bundled decoder computes as {' and '.join(KINDS)} do: begin with such a model's weights"
+        problem = f"model_type is {_shown(kind)}" if kind else "model_type is missing"
+        yield f"{problem}, and the bundled decoder computes as {' and '.join(KINDS)} do: begin with such a model's weights"
         return
-    theirs, mine = _with_defaults(config), config_json(model)
+    file_fields, own_fields = _with_defaults(config), config_json(model)
     for name, field in OURS.items():
-        value = theirs.get(name)
+        value = file_fields.get(name)
         if value is None:
             yield f"{name} is missing: add what the model has"
-        elif not _equal(value, mine[name]):
-            theirs_is, ours_is = _shown(value), _shown(mine[name])
-            yield f"{name} is {theirs_is}, and spec.trainer.model.{field} is {ours_is}: set it to {theirs_is}"
+        elif not _equal(value, own_fields[name]):
+            stored_text, own_text = _shown(value), _shown(own_fields[name])
+            yield f"{name} is {stored_text}, and spec.trainer.model.{field} is {own_text}: set it to {stored_text}"
     for name in FIXED:
-        # Where the width itself differs, that has been said.
-        derived = name == "head_dim" and theirs["head_dim"] == _head_dim(theirs)
-        if not derived and not _equal(theirs[name], mine[name]):
-            yield _not_built(name, theirs[name], f"{_shown(mine[name])} alone")
-    window = theirs.get("sliding_window")
+        # A difference that follows from the width has been reported already.
+        derived = name == "head_dim" and file_fields["head_dim"] == _head_dim(file_fields)
+        if not derived and not _equal(file_fields[name], own_fields[name]):
+            yield _not_built(name, file_fields[name], f"{_shown(own_fields[name])} alone")
+    window = file_fields.get("sliding_window")
     if window is not None and model.sequence_length > window:
         yield (f"sliding_window is {_shown(window)}, and in the bundled decoder a token attends to all before it: set "
                f"spec.trainer.model.sequenceLength ({model.sequence_length}) to at most that")  # fmt: skip
-    if (scaling := theirs["rope_type"]) != "default":
+    if (scaling := file_fields["rope_type"]) != "default":
         named = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
         yield _not_built(f"rope_type in {named}", scaling, "positions that are not scaled")
-    if (part := theirs["partial_rotary_factor"]) != 1:
+    if (part := file_fields["partial_rotary_factor"]) != 1:
         yield _not_built("partial_rotary_factor", part, "1 alone")
     if config.get("quantization_config"):
         yield _not_built("quantization_config", config["quantization_config"], "weights that are not quantized")
@@ -151,7 +151,7 @@ def _shown(value: object) -> str:
     return text if len(text) < 200 else text[:200] + " ..."
 
 
-def _equal(theirs: object, ours: object) -> bool:
-    if isinstance(theirs, float | int) and isinstance(ours, float | int) and not isinstance(theirs, bool):
-        return math.isclose(theirs, ours, rel_tol=1e-9)
-    return theirs == ours
+def _equal(first: object, second: object) -> bool:
+    if isinstance(first, float | int) and isinstance(second, float | int) and not isinstance(first, bool):
+        return math.isclose(first, second, rel_tol=1e-9)
+    return first == second
