@@ -60,11 +60,11 @@ class Stored:
             StorageError: When the cache folder can't be used.
         """
         self._cache, self._folder = cache, cache.folder
-        self._gave = cache.begun
+        self._has_answered = cache.begun
         """Whether the store has answered, now or in an earlier round."""
         self._waiting: dict[int, str] = {}
         self._opening: dict[int, tuple[float, ManifestFile]] = {}
-        """By thread: since when it opens a file, and which."""
+        """Start of an open call in monotonic seconds, and its file, by thread."""
         with self._usable():
             self._folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -188,7 +188,7 @@ class Stored:
             content = self._source.get(name)
         except StorageError as error:
             raise _Unanswered(error, requested_at) from error
-        self._gave = True
+        self._has_answered = True
         return content
 
     def _patiently(self, ask: Callable[[], T], on_wait: OnWait = lambda reason, seconds: None) -> T:
@@ -207,7 +207,7 @@ class Stored:
                     return ask()
                 except _Unanswered as unanswered:
                     error, begun = unanswered.error, min(begun, unanswered.requested_at)  # without the wait for a lock
-                    final = isinstance(error, StoreRefused) and not self._gave
+                    final = isinstance(error, StoreRefused) and not self._has_answered
                     wait = next(grace, None) if final else seconds
                     if wait is None:
                         raise InvalidInput(str(error)) from error

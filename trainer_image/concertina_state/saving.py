@@ -52,7 +52,7 @@ class StepFlags:
 
 @dataclasses.dataclass(frozen=True)
 class SaveDecision:
-    """What happens to the state after one step."""
+    """Decision about the state after one step."""
 
     step: int
     snapshot: bool

@@ -80,7 +80,10 @@ def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[Checkpoint
 def sweep(
     folder: ObjectPrefix, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping
 ) -> list[CheckpointKey]:
-    """Delete what may be deleted, of this job and of the job with uid `before` that it continued from ("": none)."""
+    """Delete the checkpoints that may be deleted, and return them.
+
+    They are of this job, and of the job with uid `before` that it continued from ("": none).
+    """
     entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
     here = CheckpointKey(latest.uid, latest.round, latest.step)
     begun = folder.drafts(latest.uid) + (folder.drafts(before) if before else ())

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
 PATIENCE = timedelta(seconds=20)
-"""How long a request is retried before it is an error."""
+"""Time for which a request is retried before it is an error."""
 IMPATIENCE = timedelta(seconds=3)
 SCHEMES = f"{', '.join(f'{scheme}://' for scheme in KINDS)} or file://"
 CONCURRENCY = 8
@@ -192,7 +192,7 @@ class ObjectPrefix:
                 with writing():
                     if isinstance(writer, FileWriter):
                         writer.write(piece)
-                    else:  # which keeps what it is given until it is sent
+                    else:  # obstore's writer keeps the bytes until they are sent
                         writer.write(bytes(piece))
             with writing():
                 writer.close()

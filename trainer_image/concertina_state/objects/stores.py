@@ -33,7 +33,7 @@ REQUEST = timedelta(minutes=15)
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadIdentity:
-    """Identity of a workload in a cloud, which a token stands for; empty if there is none."""
+    """Identity of a workload in a cloud, proved by a token; empty if there is none."""
 
     who: str = ""
     check: str = "that the pod's service account has an identity that may use the store"

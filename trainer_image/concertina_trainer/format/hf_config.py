@@ -84,8 +84,8 @@ def _differences_of_ours(stored: ModelConfig, model: ModelConfig) -> Iterator[st
 def _differences(config: Mapping[str, Any], model: ModelConfig) -> Iterator[str]:
     kind = config.get("model_type")
     if kind not in KINDS:
-        problem = f"model_type is {_shown(kind)}" if kind else "model_type is missing"
-        yield f"{problem}, and the bundled decoder computes as {' and '.join(KINDS)} do: begin with such a model's weights"
+        fact = f"model_type is {_shown(kind)}" if kind else "model_type is missing"
+        yield f"{fact}, and the bundled decoder computes as {' and '.join(KINDS)} do: begin with such a model's weights"
         return
     file_fields, own_fields = _with_defaults(config), config_json(model)
     for name, field in OURS.items():

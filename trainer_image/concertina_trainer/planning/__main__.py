@@ -67,7 +67,7 @@ def main() -> int:
             with contextlib.redirect_stdout(sys.stderr):  # for output of a model of one's own
                 answer = answered(json.loads(line))
         except InvalidInput as error:
-            print(*str(error).split(), file=sys.stderr)  # the last line says what is wrong
+            print(*str(error).split(), file=sys.stderr)  # the last line of stderr is the error
             return INVALID_INPUT
         print(json.dumps(answer), flush=True)
     return 0

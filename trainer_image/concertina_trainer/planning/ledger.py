@@ -28,7 +28,7 @@ class MemoryKind(enum.StrEnum):
     """Kind of memory."""
 
     weights = "weights"
-    """This rank's part, as the optimizer has it."""
+    """Weights of this rank, as the optimizer has them."""
     moments = "moments"
     gradients = "gradients"
     """Gradients, reduced or not."""

@@ -273,6 +273,6 @@ def _sweep(out: Path, records: str) -> None:
     """Delete empty folders, and drafts (`name#1`) that the store's client leaves when it is killed."""
     for draft in (*out.glob("shard-*#*"), *out.glob(f"{VALIDATION}/shard-*#*"), *out.glob(f"{records}/*#*")):
         draft.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # something else is being built there
+    with contextlib.suppress(OSError):  # another build has records there
         (out / records).rmdir()
         (out / records).parent.rmdir()

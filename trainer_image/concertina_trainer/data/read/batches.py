@@ -35,7 +35,7 @@ class Microbatch:
     The weights of all ranks and microbatches add up to 1.
     """
     document_ids: Tensor | None
-    """int32 `[rows, length]`: document of each token within its row. None: documents are not told apart."""
+    """int32 `[rows, length]`: document of each token within its row. None: documents are not distinguished."""
     samples: tuple[int, ...] = ()
     """Position of each row in the run's order, without padding rows at the end."""
     features: Tensor | None = None

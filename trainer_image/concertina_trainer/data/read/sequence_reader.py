@@ -32,9 +32,9 @@ class SequenceBatch:
     tokens: _Numbers
     """`[count, length + 1]`: inputs, and shifted by one the predicted tokens, padded with 0."""
     document_ids: NDArray[np.int32] | None = None
-    """`[count, length]`: document of each input, counted within its sequence; padding counts as one more document.
+    """`[count, length]`: document of each input, counted within its sequence, with padding as one more document.
 
-    None: documents are not told apart, and every token is predicted.
+    None: documents are not distinguished, and every token is predicted.
     """
     predicted: NDArray[np.bool_] | None = None
     """`[count, length]`: whether the token after an input is of the same document, so that predicting it counts."""
