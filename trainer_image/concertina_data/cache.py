@@ -81,9 +81,9 @@ class Stored:
 
     def _late(self) -> Iterator[str]:
         """Yield a sentence for each file that takes long to arrive."""
-        now, most = time.monotonic(), self._cache.patience + REQUEST.total_seconds()
+        now, limit = time.monotonic(), self._cache.patience + REQUEST.total_seconds()
         for since, file in list(self._opening.values()):
-            if _LONG < now - since < most:  # beyond that it hangs
+            if _LONG < now - since < limit:  # beyond that it hangs
                 yield f"{self.uri}/{file.file} ({file.size} bytes) is long in coming"
 
     def open(self, file: ManifestFile) -> Content:
@@ -199,22 +199,25 @@ class Stored:
             StorageError: When the deadline has passed.
             AssertionError: Never: there is always another wait.
         """
-        begun, patience = math.inf, self._cache.patience
+        first_request_at, patience = math.inf, self._cache.patience
         grace = iter(GRACE)
         try:
             for seconds in _waits():
                 try:
                     return ask()
                 except _Unanswered as unanswered:
-                    error, begun = unanswered.error, min(begun, unanswered.requested_at)  # without the wait for a lock
+                    error, first_request_at = (
+                        unanswered.error,
+                        min(first_request_at, unanswered.requested_at),
+                    )  # without the wait for a lock
                     final = isinstance(error, StoreRefused) and not self._has_answered
                     wait = next(grace, None) if final else seconds
                     if wait is None:
                         raise InvalidInput(str(error)) from error
-                    if time.monotonic() + wait > begun + patience:
+                    if time.monotonic() + wait > first_request_at + patience:
                         raise StorageError(f"{error} It was tried for {patience:.0f} s.") from error
                     self._waiting[threading.get_ident()] = str(error)
-                    on_wait(str(error), time.monotonic() - begun)
+                    on_wait(str(error), time.monotonic() - first_request_at)
                     time.sleep(wait)
             raise AssertionError("there is always another wait")
         finally:

@@ -133,12 +133,12 @@ class OpenShards(Generic[T]):
     many objects.
     """
 
-    def __init__(self, sizes: Sequence[int], most: int, open_one: Callable[[int], T], threads: Threads) -> None:
+    def __init__(self, sizes: Sequence[int], most_bytes: int, open_one: Callable[[int], T], threads: Threads) -> None:
         """Prepare to open shards of these sizes in bytes.
 
         The open shards have `most` bytes in total, except for one that is larger.
         """
-        self._sizes, self._most, self._open_one, self._threads = sizes, most, open_one, threads
+        self._sizes, self._most, self._open_one, self._threads = sizes, most_bytes, open_one, threads
         self._open: OrderedDict[int, Future[T]] = OrderedDict()
         self._bytes = 0
 

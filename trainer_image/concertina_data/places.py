@@ -95,8 +95,8 @@ class InPlace:
     def __init__(self, uri: str) -> None:
         self.uri = uri.removeprefix("file://").rstrip("/") or "/"
         with _readable(self.uri):
-            there = Path(self.uri).is_dir()
-        if not there:
+            exists = Path(self.uri).is_dir()
+        if not exists:
             raise InvalidInput(f"{uri} does not exist: build the data there, or correct the URI of the data.")
 
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:

@@ -164,14 +164,14 @@ def _allocate(descriptor: int, size: int) -> None:
     Raises:
         OSError: When free space has not grown for ROOM_SECONDS, or allocation fails for another reason.
     """
-    most, deadline = -1, 0.0
+    most_room, deadline = -1, 0.0
     while True:
         try:
             return os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
             room = os.fstatvfs(descriptor).f_bavail
-            if room > most:
-                most, deadline = room, time.monotonic() + ROOM_SECONDS
+            if room > most_room:
+                most_room, deadline = room, time.monotonic() + ROOM_SECONDS
             if error.errno != errno.ENOSPC or time.monotonic() > deadline:
                 raise
         time.sleep(0.05)

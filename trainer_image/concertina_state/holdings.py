@@ -128,8 +128,8 @@ class LocalState(Generic[A]):
         self.held = held
         self._parts: dict[str, tuple[Chunk, A]] = {}
         """Parts of the arrays that this rank saves, by name."""
-        for copies, alike in self._by_copies().items():
-            self._parts |= {chunk.name: (chunk, array) for chunk, array in parts(alike, copies, copies.mine)}
+        for copies, same_arrays in self._by_copies().items():
+            self._parts |= {chunk.name: (chunk, array) for chunk, array in parts(same_arrays, copies, copies.mine)}
         saved = {**self._parts, **{chunk.name: (chunk, array) for chunk, array in own}}
         self.layout = Layout([chunk for chunk, _ in saved.values()])
         self._saved: list[A] = [saved[chunk.name][1] for chunk in self.layout.chunks]
@@ -179,14 +179,14 @@ class LocalState(Generic[A]):
         return arrays_by_copies
 
 
-def parts(alike: Sequence[LocalArray[A]], copies: Copies, number: int) -> list[tuple[Chunk, A]]:
+def parts(same_arrays: Sequence[LocalArray[A]], copies: Copies, number: int) -> list[tuple[Chunk, A]]:
     """Return the parts that rank number `number` of the ranks in `copies` saves of the arrays that they hold alike."""
     if copies.saved_whole:
         return (
-            [local_array.part(0, local_array.box.shape[0] if local_array.whole else 1) for local_array in alike]
+            [local_array.part(0, local_array.box.shape[0] if local_array.whole else 1) for local_array in same_arrays]
             if number == 0
             else []
         )
-    boxes = [(local_array.box.shape, ITEM_SIZES[local_array.dtype]) for local_array in alike]
-    shares = zip(alike, rows(boxes, len(copies.ranks), number), strict=True)
+    boxes = [(local_array.box.shape, ITEM_SIZES[local_array.dtype]) for local_array in same_arrays]
+    shares = zip(same_arrays, rows(boxes, len(copies.ranks), number), strict=True)
     return [local_array.part(begin, end) for local_array, (begin, end) in shares if end > begin]

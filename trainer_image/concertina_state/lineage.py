@@ -133,14 +133,14 @@ def of_round(
         images: Images of the round's containers.
         script: Digest of the script's main file.
     """
-    now = dataclasses.replace(
+    origin = dataclasses.replace(
         before,
         data_sets=tuple(data_sets)[:MOST_DATA_SETS],
         images=bounded_images(images),
         device=device_model(),
         script=script,
     )
-    return now.with_round(dataclasses.replace(trained, setting=setting(now, config)))
+    return origin.with_round(dataclasses.replace(trained, setting=setting(origin, config)))
 
 
 def setting(origin: Origin, config: str) -> str:
@@ -183,8 +183,8 @@ def device_model() -> str:
             lines = file.read(4096).decode(errors="replace").splitlines()  # only the first CPU: reading all is slow
     except OSError:
         lines = []
-    named = (line.partition(":")[2] for line in lines if line.startswith("model name"))
-    return _plain(next(named, "")) or platform.machine()
+    model_names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
+    return _plain(next(model_names, "")) or platform.machine()
 
 
 def _plain(text: str) -> str:

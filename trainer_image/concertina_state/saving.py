@@ -91,8 +91,8 @@ class SavePolicy:
             required: Whether to take the snapshot regardless. Must be the same on all ranks.
         """
         outcome = Outcome.COMPLETE if step >= self.steps else Outcome.DRAINED if flags.drain > 0 else None
-        now = outcome is Outcome.COMPLETE or flags.drain_durable > 0 or (due and flags.shipping == 0)
-        durable = self.has_storage and now
+        wants_checkpoint = outcome is Outcome.COMPLETE or flags.drain_durable > 0 or (due and flags.shipping == 0)
+        durable = self.has_storage and wants_checkpoint
         paced = step % self.snapshot_every == 0 and flags.snapshot_due > 0 and flags.snapshot_waits == 0
         regular = durable or paced
         snapshot = outcome is not None or required or (regular and keeping_up)
@@ -224,8 +224,8 @@ class Saving:
             return False
         seconds, steps = self.interval.seconds, self._policy.checkpoint_every
         by_clock = seconds is not None and time.time() - self._durable_at >= seconds
-        now = self._metadata.id.step if step is None else step
-        return by_clock or (steps is not None and now // steps > self._durable_step // steps)
+        finished_steps = self._metadata.id.step if step is None else step
+        return by_clock or (steps is not None and finished_steps // steps > self._durable_step // steps)
 
     def decide(self, step: int, flags: StepFlags, required: bool = False) -> SaveDecision:
         """Decide what happens to the state after `step` steps, by the flags of all ranks.

@@ -95,17 +95,17 @@ class StateIndex(LocalState[Tensor]):
     def fill(self, plan: ReadPlan, shards: Mapping[int, ShardReader]) -> None:
         """Fill all tensors. All ranks must call this at the same time."""
         execute(plan, shards, {name: tensor for name, (_, tensor) in self._parts.items()})
-        for copies, alike in self._by_copies().items():
+        for copies, same_tensors in self._by_copies().items():
             if len(copies.ranks) > 1:
-                _exchange(alike, copies)
+                _exchange(same_tensors, copies)
 
 
-def _exchange(alike: Sequence[LocalArray[Tensor]], copies: Copies) -> None:
+def _exchange(same_tensors: Sequence[LocalArray[Tensor]], copies: Copies) -> None:
     """Send the part of each rank to the other ranks."""
     group = copies.group or dist.group.WORLD
     assert group is not None
     for number, source in enumerate(copies.ranks):
-        for device, bucket in _buckets([tensor for _, tensor in parts(alike, copies, number)], group):
+        for device, bucket in _buckets([tensor for _, tensor in parts(same_tensors, copies, number)], group):
             dense = [part.to(device).contiguous() for part in bucket]
             root = dist.get_group_rank(group, source)
             # As bytes, because backends do not support some dtypes.
@@ -126,13 +126,13 @@ def _buckets(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Iterator[tupl
     for part in parts:
         parts_by_device.setdefault(part.device, []).append(part)
     devices = group._device_types
-    for device, alike in parts_by_device.items():
+    for device, same_device in parts_by_device.items():
         if not devices or device.type in {group_device.type for group_device in devices}:
-            yield device, alike
+            yield device, same_device
             continue
-        ends = itertools.accumulate(part.nbytes for part in alike)
+        ends = itertools.accumulate(part.nbytes for part in same_device)
         for _, piece in itertools.groupby(
-            zip(ends, alike, strict=True), lambda end_and_part: end_and_part[0] // BUCKET
+            zip(ends, same_device, strict=True), lambda end_and_part: end_and_part[0] // BUCKET
         ):
             yield devices[0], [part for _, part in piece]
 

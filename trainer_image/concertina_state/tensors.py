@@ -65,9 +65,9 @@ class Tensors:
     @torch.no_grad()
     def copy_to(self, views: Views) -> Arrival:
         """Copy the present contents of the tensors into the views, or have devices copy them."""
-        begun = [self._begin(device, views) for device in self._devices]
+        events = [self._begin(device, views) for device in self._devices]
         self._copy(views, self._host)
-        return lambda: max((_seconds(begin, end) for begin, end in begun), default=0.0)
+        return lambda: max((_seconds(begin, end) for begin, end in events), default=0.0)
 
     def _copy(self, views: Views, indices: Sequence[int]) -> None:
         """Copy in one call: for hundreds of small tensors, a loop in Python takes longer than their bytes."""

@@ -281,10 +281,10 @@ def _replaced(
     try:
         check_fence(durable, continued, latest)
     except Fenced:
-        named = latest.durable if latest else None
-        if named is None or named.uid != owner.took_over_from(folder, durable.uid):
+        named_checkpoint = latest.durable if latest else None
+        if named_checkpoint is None or named_checkpoint.uid != owner.took_over_from(folder, durable.uid):
             raise
-        return Continued(named.uid, named.round, named.step)
+        return Continued(named_checkpoint.uid, named_checkpoint.round, named_checkpoint.step)
     return continued
 
 

@@ -198,9 +198,9 @@ def problems(trainer: TrainerConfig, parallelism: ParallelismConfig, world: int 
         f"{rule.field}: {refusal(rule, trainer, parallelism)}" for rule in RULES if not rule.holds(trainer, parallelism)
     ]
     if world is not None and world % parallelism.block:
-        near = nearest_sizes(world, parallelism.block)
+        nearest = nearest_sizes(world, parallelism.block)
         sentences.append(
-            f"parallelism: {world} workers are no whole number of blocks of {parallelism.block}{_instead(near)}"
+            f"parallelism: {world} workers are no whole number of blocks of {parallelism.block}{_instead(nearest)}"
         )
     return tuple(sentences)
 
@@ -228,5 +228,5 @@ def _nearest(requested_degree: int, allowed: Callable[[int], bool], most: int) -
     return tuple(degree for degree in (below, above) if degree is not None)
 
 
-def _instead(near: tuple[int, ...]) -> str:
-    return f": the nearest that fit: {' and '.join(map(str, near))}" if near else ""
+def _instead(nearest: tuple[int, ...]) -> str:
+    return f": the nearest that fit: {' and '.join(map(str, nearest))}" if nearest else ""

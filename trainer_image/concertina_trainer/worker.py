@@ -225,8 +225,8 @@ def assemble(
 ) -> TrainingRun:
     """Return everything that the loop needs, at the position of the restored state."""
     config, world = built.config, built.world
-    again = config.reproduction.skipped if config.reproduction else ()
-    anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped, again), restored.trend)
+    reproduced = config.reproduction.skipped if config.reproduction else ()
+    anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped, reproduced), restored.trend)
     built.reader.leave_out(anomalies.skipped)
     plan = batch_plan(config, world.degrees)
     sums = summing.sums(config, built.model, plan, world)
@@ -255,7 +255,7 @@ def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: W
     config, checkpoint, world, state = built.config, built.checkpoint, built.world, built.state
     round, digest = int(os.environ["CONCERTINA_ROUND"]), config.digest()
     trained = TrainedRound(round, restored.id.step, restored.position, world.size)
-    now = dataclasses.replace(
+    metadata = dataclasses.replace(
         restored,
         id=SnapshotId(round, restored.id.step, state.digest, world.size),
         shard=world.rank,
@@ -270,4 +270,4 @@ def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: W
     every = checkpoint.every_steps if checkpoint else None
     policy = SavePolicy(config.last_step, config.snapshot.every_steps, checkpoint is not None, every)
     interval = Interval(checkpoint.every_seconds if checkpoint else None, start.history)
-    return Saving(policy, snapshots, now, durable, interval, channel, Pace(config.snapshot.overhead))
+    return Saving(policy, snapshots, metadata, durable, interval, channel, Pace(config.snapshot.overhead))

@@ -42,8 +42,8 @@ def parent_of(
         StorageError: When durable storage can't be read.
     """
     durable = latest.durable if latest else None
-    named = [CheckpointKey(durable.uid, durable.round, durable.step)] if durable else []
-    keys = ancestors(named, uid, id, origin) or ancestors(found(folder.entries(uid))[1], uid, id, origin)
+    named_keys = [CheckpointKey(durable.uid, durable.round, durable.step)] if durable else []
+    keys = ancestors(named_keys, uid, id, origin) or ancestors(found(folder.entries(uid))[1], uid, id, origin)
     for key in reversed(keys):
         if text := folder.get(f"{key.folder}/{NAME}"):
             return _parent(f"{folder.uri}/{key.folder}", key, text)

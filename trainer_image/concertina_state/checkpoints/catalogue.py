@@ -71,11 +71,13 @@ def instead_of(damaged: InvalidInput) -> str:
     try:
         folder = ObjectPrefix(run_of(uri))
         whole, _ = finished(folder)
-        void = undone(folder, whole)
+        void_keys = undone(folder, whole)
     except StorageError:
         return ""
     others = [
-        manifest for manifest in whole if manifest.place not in void and f"{folder.uri}/{manifest.place.folder}" != uri
+        manifest
+        for manifest in whole
+        if manifest.place not in void_keys and f"{folder.uri}/{manifest.place.folder}" != uri
     ]
     if not others:
         return f" {folder.uri} has no other finished checkpoint."
@@ -172,7 +174,7 @@ def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[Ch
         raise InvalidInput(f"{folder.uri} has no {LATEST}: give the folder of a run, as checkpoint.uri names it.")
     newest = CheckpointKey(latest.uid, latest.round, latest.step)
     new = {key for key in since(entries, LATEST) if key.uid != newest.uid}
-    keys, whole = (listed - new for listed in found(entries))
+    keys, whole = (listed_keys - new for listed_keys in found(entries))
     return doomed(keys, whole, newest, Keeping(keep, keep_every), read.undid(latest.uid))
 
 
@@ -204,10 +206,10 @@ def at_step(uri: str, step: int | None) -> StoredCheckpoint:
             raise InvalidInput(f"{uri} is a checkpoint of step {checkpoint.manifest.id.step}: give its run's folder.")
         return checkpoint
     whole, _ = finished(folder)
-    void = undone(folder, whole)
-    good = [manifest for manifest in whole if manifest.place not in void]
-    matching_keys = [manifest.place for manifest in good if manifest.id.step == step]
+    void_keys = undone(folder, whole)
+    usable = [manifest for manifest in whole if manifest.place not in void_keys]
+    matching_keys = [manifest.place for manifest in usable if manifest.id.step == step]
     if not matching_keys:
-        steps = ", ".join(str(number) for number in sorted({manifest.id.step for manifest in good})[-20:]) or "none"
+        steps = ", ".join(str(number) for number in sorted({manifest.id.step for manifest in usable})[-20:]) or "none"
         raise InvalidInput(f"{uri} has no checkpoint of step {step}. The last ones are of: {steps}.")
     return StoredCheckpoint(f"{folder.uri}/{matching_keys[-1].folder}")

@@ -66,10 +66,10 @@ def move_latest(folder: ObjectPrefix, durable: Durable, key: str, crc32: int, co
             return None  # an earlier attempt succeeded
         return Latest(durable, key, crc32, current.undid(durable.uid) if current else (), durable.uid)
 
-    now = change_latest(folder, moved)
-    assert now is not None
-    assert now.durable is not None
-    return now.durable
+    latest = change_latest(folder, moved)
+    assert latest is not None
+    assert latest.durable is not None
+    return latest.durable
 
 
 def change_latest(folder: ObjectPrefix, change: Callable[[Latest | None], Latest | None]) -> Latest | None:
@@ -97,11 +97,11 @@ def check_fence(ours: Durable, continued: Continued | None, latest: Latest | Non
         Fenced: When it may not.
     """
     check_round(ours, latest)
-    named = latest.durable if latest else None
-    if named is None or named.uid == ours.uid or continued == Continued(named.uid, named.round, named.step):
+    current = latest.durable if latest else None
+    if current is None or current.uid == ours.uid or continued == Continued(current.uid, current.round, current.step):
         return
     raise Fenced(
-        f"{LATEST} belongs to another job (uid {named.uid}, round {named.round}, step {named.step}): two jobs "
+        f"{LATEST} belongs to another job (uid {current.uid}, round {current.round}, step {current.step}): two jobs "
         "can't share a checkpoint URI. Give this job a URI of its own, or delete the other one."
     )
 
@@ -117,15 +117,15 @@ def check_round(ours: Durable, latest: Latest | None) -> None:
     """
     if latest is None:
         return
-    if void := latest.voids(ours.uid, ours.round, ours.step):
+    if undo := latest.voids(ours.uid, ours.round, ours.step):
         raise Fenced(
-            f"step {ours.step} of round {ours.round} was undone: training went back to step {void.step}, and goes on "
+            f"step {ours.step} of round {ours.round} was undone: training went back to step {undo.step}, and goes on "
             "in a later round."
         )
-    named = latest.durable
-    if named is not None and named.uid == ours.uid and _identity(named) > _identity(ours):
+    current = latest.durable
+    if current is not None and current.uid == ours.uid and _identity(current) > _identity(ours):
         raise Fenced(
-            f"{LATEST} is already at round {named.round}, step {named.step} of this job: round {ours.round}, step "
+            f"{LATEST} is already at round {current.round}, step {current.step} of this job: round {ours.round}, step "
             f"{ours.step} is of an older world and is not taken."
         )
 

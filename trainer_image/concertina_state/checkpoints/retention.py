@@ -48,10 +48,10 @@ def doomed(
     finished, which is as long as LATEST has not passed it. Checkpoints of uids other than `latest`'s belong to jobs
     that it continued from, and are older.
     """
-    void, age = tuple(undone), functools.partial(_age, latest)
+    rollbacks, age = tuple(undone), functools.partial(_age, latest)
 
     def is_void(key: CheckpointKey) -> bool:
-        return key.uid == latest.uid and any(rollback.covers(key.round, key.step) for rollback in void)
+        return key.uid == latest.uid and any(rollback.covers(key.round, key.step) for rollback in rollbacks)
 
     ordered = [key for key in sorted(finished, key=age) if not is_void(key)]
     kept_keys = {*ordered[-keeping.newest :], latest}
@@ -86,12 +86,12 @@ def sweep(
     """
     entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
     here = CheckpointKey(latest.uid, latest.round, latest.step)
-    begun = folder.drafts(latest.uid) + (folder.drafts(before) if before else ())
-    folder.drop_drafts(key for key in begun if _passed(key, here))  # listings do not show them
+    drafts = folder.drafts(latest.uid) + (folder.drafts(before) if before else ())
+    folder.drop_drafts(key for key in drafts if _passed(key, here))  # listings do not show them
     keys, finished = found(entries)
     now = max((entry.at for entry in entries.values()), default=None)
-    gone = doomed(keys, finished, here, keeping, undone)
-    return [checkpoint for checkpoint in gone if now is not None and remove(folder, checkpoint, now)]
+    doomed_keys = doomed(keys, finished, here, keeping, undone)
+    return [checkpoint for checkpoint in doomed_keys if now is not None and remove(folder, checkpoint, now)]
 
 
 def _passed(key: str, latest: CheckpointKey) -> bool:
@@ -109,8 +109,10 @@ def found(entries: Mapping[str, ObjectEntry]) -> tuple[set[CheckpointKey], set[C
 def since(entries: Mapping[str, ObjectEntry], key: str) -> set[CheckpointKey]:
     """Return the checkpoints of which something was written when this object was, or later, by the store's clock."""
     written_at = entries[key].at if key in entries else None
-    late = (CheckpointKey.of(name) for name, entry in entries.items() if written_at is None or entry.at >= written_at)
-    return {where[0] for where in late if where and not where[1].startswith(f"{READERS}/")}
+    written_keys = (
+        CheckpointKey.of(name) for name, entry in entries.items() if written_at is None or entry.at >= written_at
+    )
+    return {where[0] for where in written_keys if where and not where[1].startswith(f"{READERS}/")}
 
 
 def remove(folder: ObjectPrefix, checkpoint: CheckpointKey, now: datetime.datetime) -> bool:

@@ -32,16 +32,16 @@ def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
 
     def without(latest: Latest | None) -> Latest | None:
         before = latest.undid(uid) if latest else ()
-        void = joined(before, undone)
+        all_undone = joined(before, undone)
         named = latest.durable if latest else None
-        if void == before or (named and named.uid == uid and named.round > undone.round):
+        if all_undone == before or (named and named.uid == uid and named.round > undone.round):
             return None
         if latest and named and not (named.uid == uid and undone.covers(named.round, named.step)):
-            return Latest(named, latest.manifest, latest.crc32, void, uid)
-        return newest(folder, uid, void) or Latest(None, "", 0, void, uid)
+            return Latest(named, latest.manifest, latest.crc32, all_undone, uid)
+        return newest(folder, uid, all_undone) or Latest(None, "", 0, all_undone, uid)
 
-    now = change_latest(folder, without)
-    return now.durable if now else None
+    latest_after = change_latest(folder, without)
+    return latest_after.durable if latest_after else None
 
 
 def go_back(uri: str, uid: str, *undone: Undone, damaged: Collection[str] = ()) -> Durable | None:
@@ -54,8 +54,8 @@ def go_back(uri: str, uid: str, *undone: Undone, damaged: Collection[str] = ()) 
     """
     folder = ObjectPrefix(uri)
     latest = read_all_of_latest(folder)
-    good = newest(folder, uid, reduce(joined, undone, latest.undid(uid) if latest else ()), damaged)
-    return good.durable if good else None
+    newest_good = newest(folder, uid, reduce(joined, undone, latest.undid(uid) if latest else ()), damaged)
+    return newest_good.durable if newest_good else None
 
 
 def before_damaged(damaged: DamagedInput, uri: str, uid: str, restore: Restore) -> Rollback | None:
@@ -124,10 +124,10 @@ def newest(folder: ObjectPrefix, uid: str, undone: tuple[Undone, ...], damaged: 
         whole = (key for key in keys if f"{folder.uri}/{key.folder}" not in damaged)
         return next(_readable(folder, whole), None)
 
-    good = first(ours) or first(_before(folder, uid, finished, undone))
-    if good is None:
+    newest_good = first(ours) or first(_before(folder, uid, finished, undone))
+    if newest_good is None:
         return None
-    key, text, manifest = good
+    key, text, manifest = newest_good
     uri = f"{folder.uri}/{key.folder}"
     durable = Durable(key.uid, key.round, key.step, uri, manifest.complete, manifest.at)
     return Latest(durable, f"{key.folder}/{NAME}", zlib.crc32(text), undone, uid)
@@ -141,15 +141,15 @@ def _before(
     Those that a rollback prefers are first: those of steps before everything that was undone.
     """
     ours = _readable(folder, sorted(finished, key=_age, reverse=True))
-    begun = next((manifest.continued for _, _, manifest in ours), None)
-    if begun is None or begun.uid == uid:
+    continued = next((manifest.continued for _, _, manifest in ours), None)
+    if continued is None or continued.uid == uid:
         return []
-    begin = CheckpointKey(begun.uid, begun.round, begun.step)
-    void = next((manifest.undone for _, _, manifest in _readable(folder, [begin])), ())
+    begin = CheckpointKey(continued.uid, continued.round, continued.step)
+    other_undone = next((manifest.undone for _, _, manifest in _readable(folder, [begin])), ())
     _, other_finished = found(folder.entries(begin.uid))
-    good = [key for key in _not_void(other_finished, void) if _age(key) <= _age(begin)]
+    good_keys = [key for key in _not_void(other_finished, other_undone) if _age(key) <= _age(begin)]
     return sorted(
-        good, key=lambda key: (all(key.step <= rollback.step for rollback in undone), *_age(key)), reverse=True
+        good_keys, key=lambda key: (all(key.step <= rollback.step for rollback in undone), *_age(key)), reverse=True
     )
 
 

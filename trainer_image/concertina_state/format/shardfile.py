@@ -144,8 +144,10 @@ class Layout:
 
     def _json(self, metadata: ShardMetadata) -> bytes:
         facts = dataclasses.asdict(dataclasses.replace(metadata, origin=_NOTHING))
-        begun = json.dumps({**facts, "origin": _as_object(metadata.origin)}).removesuffix("}") + ', "global_shapes": '
-        ours = json.dumps(begun)[:-1] + self._global_shapes[1:-1] + '}"'
+        beginning = (
+            json.dumps({**facts, "origin": _as_object(metadata.origin)}).removesuffix("}") + ', "global_shapes": '
+        )
+        ours = json.dumps(beginning)[:-1] + self._global_shapes[1:-1] + '}"'
         file_metadata = (
             f'{{"format": "pt", "DCP_SHARDING_INFO": {self._sharding}, "concertina": {ours}{self._trainer}}}'
         )

@@ -318,12 +318,12 @@ class ObjectPrefix:
         Raises:
             GenericError: When the request failed for another reason, or patience has run out.
         """
-        begun, wait = time.monotonic(), AGAIN
+        started, wait = time.monotonic(), AGAIN
         while True:
             try:
                 return ask()
             except GenericError as error:
-                if time.monotonic() + wait > begun + self._patience or not messages.cut_off(error):
+                if time.monotonic() + wait > started + self._patience or not messages.cut_off(error):
                     raise
             time.sleep(wait)
             wait *= 2
@@ -359,8 +359,8 @@ def _read_file(path: Path, begin: int, views: Sequence[memoryview]) -> int:
     with path.open("rb", buffering=0) as file:
         size, read = sum(map(len, views)), 0
         while read < size:
-            several = itertools.islice(window(views, read, size), MOST_VIEWS)
-            count = os.preadv(file.fileno(), list(several), begin + read)
+            targets = itertools.islice(window(views, read, size), MOST_VIEWS)
+            count = os.preadv(file.fileno(), list(targets), begin + read)
             if not count:
                 break
             read += count

@@ -110,10 +110,10 @@ def _hugging_face(folder: ObjectPrefix, facts: TokenizerFacts, length: int) -> d
 
 def _text_of(content: Mapping[str, Any], token: int) -> str:
     """Return the text of a token."""
-    added = {token_entry["id"]: token_entry["content"] for token_entry in content["added_tokens"]}
+    added_texts = {token_entry["id"]: token_entry["content"] for token_entry in content["added_tokens"]}
     vocabulary = content["model"]["vocab"]  # by text, or in order with scores
     texts = enumerate(text for text, _ in vocabulary) if isinstance(vocabulary, list) else _turned(vocabulary)
-    return str({**dict(texts), **added}[token])
+    return str({**dict(texts), **added_texts}[token])
 
 
 def _turned(vocabulary: Mapping[str, int]) -> list[tuple[int, str]]:

@@ -105,8 +105,8 @@ def _differences(config: Mapping[str, Any], model: ModelConfig) -> Iterator[str]
         yield (f"sliding_window is {_shown(window)}, and in the bundled decoder a token attends to all before it: set "
                f"spec.trainer.model.sequenceLength ({model.sequence_length}) to at most that")  # fmt: skip
     if (scaling := file_fields["rope_type"]) != "default":
-        named = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-        yield _not_built(f"rope_type in {named}", scaling, "positions that are not scaled")
+        section = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+        yield _not_built(f"rope_type in {section}", scaling, "positions that are not scaled")
     if (part := file_fields["partial_rotary_factor"]) != 1:
         yield _not_built("partial_rotary_factor", part, "1 alone")
     if config.get("quantization_config"):

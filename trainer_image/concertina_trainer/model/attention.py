@@ -71,8 +71,8 @@ def _pairs(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor
     visible = queries[:, None] >= keys[None, :]
     if document_ids is None:
         return visible[None, None]
-    same = document_ids[:, queries][:, None, :, None] == document_ids[:, keys][:, None, None, :]
-    return same & visible
+    same_document = document_ids[:, queries][:, None, :, None] == document_ids[:, keys][:, None, None, :]
+    return same_document & visible
 
 
 def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Mask:

@@ -19,12 +19,12 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
 
     The schedule is a linear warm-up, then a cosine that reaches the minimum at the last step.
     """
-    warmup, least = config.resolved_warmup_steps(steps), config.min_learning_rate
+    warmup, minimum = config.resolved_warmup_steps(steps), config.min_learning_rate
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - 1 - warmup)
     cosine = (1 + math.cos(math.pi * min(1.0, progress))) / 2
-    return least + (config.learning_rate - least) * cosine
+    return minimum + (config.learning_rate - minimum) * cosine
 
 
 def local(tensor: Tensor) -> Tensor:

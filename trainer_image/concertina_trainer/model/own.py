@@ -212,8 +212,8 @@ class OwnModel(nn.Module):
         self.model = own.module()
         self.blocks = own.blocks(self.model)
         for block in self.blocks.values():
-            again = functools.partial(computed_again, own.config.memory.activations, True, block.forward)
-            block.forward = again  # FSDP's hooks are around it
+            recomputed = functools.partial(computed_again, own.config.memory.activations, True, block.forward)
+            block.forward = recomputed  # FSDP's hooks are around it
         self._still = [module for module in self.model.modules() if not module.training]
         """Parts that their author has put into eval(), and that stay so."""
         self.weights = sum(parameter.numel() for parameter in self.model.parameters())
@@ -265,8 +265,10 @@ class OwnModel(nn.Module):
         self.proved = True
         name, weights = self.own.config.model.entrypoint, batch.weights.detach()
         value, gradient = float(loss), batch.weights.grad
-        added = None if gradient is None else float((weights * gradient).sum())
-        if math.isfinite(value) and (added is None or not math.isclose(value, added, rel_tol=SAME, abs_tol=1e-6)):
+        weighted_gradient = None if gradient is None else float((weights * gradient).sum())
+        if math.isfinite(value) and (
+            weighted_gradient is None or not math.isclose(value, weighted_gradient, rel_tol=SAME, abs_tol=1e-6)
+        ):
             raise InvalidInput(
                 f"the loss of {name} is not the sum of each prediction's loss times its weight: with other numbers of "
                 "workers it would be another. Multiply by microbatch.weights, add up, and divide by nothing."

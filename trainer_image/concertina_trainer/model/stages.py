@@ -82,9 +82,9 @@ def divided(config: ModelConfig, stages: int) -> list[StageLayers]:
         return max(last + head, math.ceil((config.layers - last) / others) if others else 0)
 
     last = config.layers if not others else min(range(1, config.layers - others + 1), key=dearest)
-    even, more = divmod(config.layers - last, max(1, others))
+    blocks_per_stage, remainder = divmod(config.layers - last, max(1, others))
     # The later stages get the remainder, because the first stage has the most activations waiting.
-    sizes = [even + (i >= others - more) for i in range(others)] + [last]
+    sizes = [blocks_per_stage + (i >= others - remainder) for i in range(others)] + [last]
     ends = list(itertools.accumulate(sizes))
     return [
         StageLayers(range(end - size, end), first=i == 0, last=i == others)

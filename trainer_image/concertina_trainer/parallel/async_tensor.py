@@ -82,10 +82,10 @@ class _Columns(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         own_rows, *weights = ctx.saved_tensors
-        begun = functional.all_gather_single(own_rows, 0, ctx.group)
+        gathering = functional.all_gather_single(own_rows, 0, ctx.group)
         gradient = torch.cat(gradients, 1)
         own_gradient = MULTIPLY_REDUCE(gradient, torch.cat(weights), "sum", 0, ctx.group)
-        weight_gradients = gradient.t() @ _arrived(begun)
+        weight_gradients = gradient.t() @ _arrived(gathering)
         return own_gradient, None, *weight_gradients.split([len(weight) for weight in weights])
 
 

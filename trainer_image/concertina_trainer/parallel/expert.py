@@ -57,32 +57,34 @@ class AllToAll:
         with self._times.measured(StepPart.ALL_TO_ALL):
             dist.all_to_all_single(received, counts, group=self._group)
         by_rank = received.view(self._size, -1)  # [sending ranks, experts of this rank]
-        sent, received_counts = rows_by_rank(counts.view(self._size, -1), by_rank, len(rows))
-        arrived = _Exchange.apply(rows, received_counts, sent, self)
+        sent_counts, received_counts = rows_by_rank(counts.view(self._size, -1), by_rank, len(rows))
+        arrived = _Exchange.apply(rows, received_counts, sent_counts, self)
         # Rows arrive by rank, and within a rank by expert.
         numbers = torch.arange(by_rank.size(1), device=rows.device).repeat(self._size)
         order = numbers.repeat_interleave(received, output_size=len(arrived)).argsort(stable=True)
         results = experts(arrived.index_select(0, order), by_rank.sum(0))
-        back: Tensor = _Exchange.apply(results.index_select(0, order.argsort()), sent, received_counts, self)
+        back: Tensor = _Exchange.apply(results.index_select(0, order.argsort()), sent_counts, received_counts, self)
         return back
 
-    def exchange(self, rows: Tensor, received_counts: Sequence[int], sent: Sequence[int]) -> Tensor:
-        """Send sent[r] of the rows `[sum(sent), dim]` to rank r of the group, and return those received.
+    def exchange(self, rows: Tensor, received_counts: Sequence[int], sent_counts: Sequence[int]) -> Tensor:
+        """Send sent_counts[r] of the rows `[sum(sent_counts), dim]` to rank r of the group, and return those received.
 
         The result is `[sum(received_counts), dim]`, with received_counts[r] rows from rank r.
         """
         received = rows.new_empty(sum(received_counts), *rows.shape[1:])
         with self._times.measured(StepPart.ALL_TO_ALL):
-            dist.all_to_all_single(received, rows.contiguous(), list(received_counts), list(sent), group=self._group)
+            dist.all_to_all_single(
+                received, rows.contiguous(), list(received_counts), list(sent_counts), group=self._group
+            )
         return received
 
 
-def rows_by_rank(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
+def rows_by_rank(sent_by_expert: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
     """Return how many of this rank's `rows` go to each rank, and how many come from it.
 
     The host waits for the device once.
     """
-    to, of = torch.stack([sent.sum(1), received.sum(1)]).tolist()
+    to, of = torch.stack([sent_by_expert.sum(1), received.sum(1)]).tolist()
     return to, of
 
 
@@ -93,10 +95,10 @@ class _Exchange(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, received_counts: list[int], sent: list[int], way: AllToAll) -> Tensor:
-        ctx.received_counts, ctx.sent, ctx.way = received_counts, sent, way
-        return way.exchange(rows, received_counts, sent)
+    def forward(ctx: Any, rows: Tensor, received_counts: list[int], sent_counts: list[int], way: AllToAll) -> Tensor:
+        ctx.received_counts, ctx.sent_counts, ctx.way = received_counts, sent_counts, way
+        return way.exchange(rows, received_counts, sent_counts)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.way.exchange(gradients[0], ctx.sent, ctx.received_counts), None, None, None
+        return ctx.way.exchange(gradients[0], ctx.sent_counts, ctx.received_counts), None, None, None

@@ -181,7 +181,7 @@ class Operations(TorchDispatchMode):
         read, written = (
             [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in ((args, kwargs), result)
         )
-        there = {tensor.untyped_storage()._cdata for tensor in read}
-        if func._schema.is_mutable or any(tensor.untyped_storage()._cdata not in there for tensor in written):
+        read_storages = {tensor.untyped_storage()._cdata for tensor in read}
+        if func._schema.is_mutable or any(tensor.untyped_storage()._cdata not in read_storages for tensor in written):
             self.moved += sum(math.prod(tensor.shape) * tensor.itemsize for tensor in (*read, *written))
         return result

@@ -83,8 +83,8 @@ def zeros_where_looked_at() -> AbstractContextManager[object]:
 
 def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
     """Return even loads, as a router's choices are not known beforehand."""
-    even, more = divmod(rows, len(sent))
-    loads = [even + (i < more) for i in range(len(sent))]
+    rows_per_rank, remainder = divmod(rows, len(sent))
+    loads = [rows_per_rank + (i < remainder) for i in range(len(sent))]
     return loads, loads
 
 

@@ -132,8 +132,8 @@ def _axis(target: int, run: tuple[int, int]) -> dict[int, float]:
     low, high = run
     if target <= high:
         return {target: 1.0}
-    beyond = (target - low) / (high - low)
-    return {low: 1 - beyond, high: beyond}
+    high_weight = (target - low) / (high - low)
+    return {low: 1 - high_weight, high: high_weight}
 
 
 def _extended(

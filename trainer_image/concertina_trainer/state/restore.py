@@ -163,13 +163,13 @@ def _check_identity(header: Header, config: TrainerConfig) -> None:
         InvalidInput: When it can't.
     """
     if changed := identity_changes(_trainer_of(header), config):
-        named = "; ".join(
+        descriptions = "; ".join(
             f"{change.field} was {change.saved} and is {change.now} now" for change in changed[:MOST_NAMED]
         )
-        more = f"; and {len(changed) - MOST_NAMED} more fields" if len(changed) > MOST_NAMED else ""
+        suffix = f"; and {len(changed) - MOST_NAMED} more fields" if len(changed) > MOST_NAMED else ""
         raise InvalidInput(
             f"spec.trainer has changed since step {header.metadata.id.step} in what makes the model or the order of "
-            f"its data: {named}{more}. Set it back to resume, or start a new run under another checkpoint.uri."
+            f"its data: {descriptions}{suffix}. Set it back to resume, or start a new run under another checkpoint.uri."
         )
 
 

@@ -134,19 +134,22 @@ class Digests:
         for ranks in self._alike:
             counts = collections.Counter(gathered[rank] for rank in ranks).most_common()
             if len(counts) > 1:
-                sure = counts[0][1] > len(ranks) - counts[0][1]
-                odd = [rank for rank in ranks if not sure or gathered[rank] != counts[0][0]]
-                verdict = "has other weights than most" if sure else "is one of those that have different weights"
-                bad |= dict.fromkeys(odd, verdict)
+                has_majority = counts[0][1] > len(ranks) - counts[0][1]
+                deviating = [rank for rank in ranks if not has_majority or gathered[rank] != counts[0][0]]
+                verdict = (
+                    "has other weights than most" if has_majority else "is one of those that have different weights"
+                )
+                bad |= dict.fromkeys(deviating, verdict)
         if not bad:
             self._agreed = step
             return
-        named = "; ".join(f"rank {rank} {why}" for rank, why in sorted(bad.items())[:5])
+        descriptions = "; ".join(f"rank {rank} {why}" for rank, why in sorted(bad.items())[:5])
         reason = FailureReason.SILENT_CORRUPTION if self._rank in bad else FailureReason.ROLLED_BACK
         node = os.environ.get("CONCERTINA_NODE", "")
         here = f" (this is rank {self._rank} on node {node})" if self._rank in bad and node else ""
         message = (
-            f"silent corruption seen after step {step}: {named}{here}; all go back to step {self._agreed} or before"
+            f"silent corruption seen after step {step}: {descriptions}{here}; all go back to step {self._agreed} or "
+            "before"
         )
         raise RollBack(reason, message, self._agreed, skipped)
 

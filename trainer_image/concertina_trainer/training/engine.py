@@ -46,7 +46,7 @@ class WholeModel:
         """Whether this rank counts the loss: ranks of a tensor group compute the same loss."""
 
     def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        added, times = [], self._world.times
+        losses, times = [], self._world.times
         for i, microbatch in enumerate(microbatches):
             self._sums.begin(self._model, i, len(microbatches))
             with times.measured(StepPart.FORWARD):
@@ -55,9 +55,9 @@ class WholeModel:
                 torch.autograd.backward(loss)
             if isinstance(self._model, OwnModel):
                 self._model.prove(microbatch, loss.detach())
-            added.append(loss.detach())
+            losses.append(loss.detach())
         self._sums.finish(self._optimizer.gradients())
-        return added if self._counts else []
+        return losses if self._counts else []
 
     def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         losses = [self._loss(microbatch.to(self._world.device)) for microbatch in microbatches]

@@ -40,22 +40,24 @@ def soonest(total: int, seconds: Sequence[float]) -> Shares:
     world = len(seconds)
     if total < world:
         return even(total, world)
-    least, most = max(1, total // (BOUND * world)), math.ceil(BOUND * total / world)
+    smallest, largest = max(1, total // (BOUND * world)), math.ceil(BOUND * total / world)
 
     def within(limit: float) -> list[int]:
-        return [max(least, min(most, int(limit / own_seconds))) for own_seconds in seconds]
+        return [max(smallest, min(largest, int(limit / own_seconds))) for own_seconds in seconds]
 
-    low, high = 0.0, max(seconds) * (most + 1)
+    low, high = 0.0, max(seconds) * (largest + 1)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if sum(within(middle)) <= total else (low, middle)
     shares = within(low)
-    ends = [((shares[rank] + 1) * seconds[rank], seconds[rank], rank) for rank in range(world) if shares[rank] < most]
+    ends = [
+        ((shares[rank] + 1) * seconds[rank], seconds[rank], rank) for rank in range(world) if shares[rank] < largest
+    ]
     heapq.heapify(ends)
     for _ in range(total - sum(shares)):  # ranks that finish at the same time
         _, own_seconds, rank = heapq.heappop(ends)
         shares[rank] += 1
-        if shares[rank] < most:
+        if shares[rank] < largest:
             heapq.heappush(ends, ((shares[rank] + 1) * own_seconds, own_seconds, rank))
     return tuple(shares)
 

@@ -28,7 +28,7 @@ class InputFile:
     """File that a build may take."""
 
     name: str
-    """Name relative to its place."""
+    """Name relative to its location."""
     source: DataSource
     identity: str
     """Identity of the file, the same for all its names: its path without links, or its URI."""
@@ -48,7 +48,7 @@ Listing = list[InputFile | LeftOut]
 
 
 def find(
-    places: Sequence[str],
+    locations: Sequence[str],
     pattern: str = "",
     allow_left_out: bool = False,
     out: str = "",
@@ -65,8 +65,8 @@ def find(
             would be left out and `allow_left_out` is false.
     """
     listing: Listing = []
-    for place in places:
-        listing += [_named(place, item) for item in _within(_plain(place), pattern, _plain(out))]
+    for location in locations:
+        listing += [_named(location, item) for item in _within(_plain(location), pattern, _plain(out))]
     listing = _each_once(listing)
     taken_files = [item for item in listing if isinstance(item, InputFile)]
     left_out = [item for item in listing if isinstance(item, LeftOut)]
@@ -74,55 +74,55 @@ def find(
         say(line)
     problems = [] if allow_left_out else [item for item in left_out if item.data]
     if problems:
-        named = [f"{item.name} ({item.reason})" for item in problems]
+        names = [f"{item.name} ({item.reason})" for item in problems]
         raise InvalidInput(
-            f"These would be left out and may hold data: {_bounded(named)}. Nothing was built: {advice}."
+            f"These would be left out and may hold data: {_bounded(names)}. Nothing was built: {advice}."
         )
     if not taken_files:
-        raise InvalidInput(f"no file matches {pattern or '**/*'} in {', '.join(places)}.")
+        raise InvalidInput(f"no file matches {pattern or '**/*'} in {', '.join(locations)}.")
     return [item.source for item in taken_files]
 
 
-def find_evaluation(places: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[DataSource]:
+def find_evaluation(locations: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[DataSource]:
     """Return the files of evaluation data, which `--against` names."""
-    return find(places, say=lambda line: say(f"--against: {line}"), advice="name the files themselves by --against")
+    return find(locations, say=lambda line: say(f"--against: {line}"), advice="name the files themselves by --against")
 
 
-def _plain(place: str) -> str:
+def _plain(location: str) -> str:
     """Return a place as a path or as the URI of a store."""
-    plain = place.removeprefix("file://").rstrip("/")
-    return plain or (place and "/")
+    plain = location.removeprefix("file://").rstrip("/")
+    return plain or (location and "/")
 
 
-def _within(place: str, pattern: str, out: str) -> Listing:
-    """Return the files of a place, relative to it.
+def _within(location: str, pattern: str, out: str) -> Listing:
+    """Return the files of a location, relative to it.
 
     Raises:
-        InvalidInput: When the place does not exist, or is neither a file nor a folder.
+        InvalidInput: When the location does not exist, or is neither a file nor a folder.
     """
-    if "://" in place:
-        listed = ObjectPrefix(place).entries()
-        if not listed:
-            folder, key = split(place)
+    if "://" in location:
+        objects = ObjectPrefix(location).entries()
+        if not objects:
+            folder, key = split(location)
             entries = ObjectPrefix(folder).entries()
-            return _named_file(InputFile("", _object(place, entries[key]), place)) if key in entries else []
-        return _select(place, _stored(place, listed, out), pattern)
-    root = Path(place).absolute()
+            return _named_file(InputFile("", _object(location, entries[key]), location)) if key in entries else []
+        return _select(location, _stored(location, objects, out), pattern)
+    root = Path(location).absolute()
     try:
         status = root.stat()
     except OSError as error:
         problem = "is a broken link" if root.is_symlink() else "does not exist"
-        raise InvalidInput(f"{place} {problem}: correct it.") from error
+        raise InvalidInput(f"{location} {problem}: correct it.") from error
     if stat.S_ISREG(status.st_mode):
         return _named_file(InputFile("", _local(str(root), status), os.path.realpath(root)))
     if not stat.S_ISDIR(status.st_mode):
-        raise InvalidInput(f"{place} is neither a file nor a folder: write its content to a file first.")
+        raise InvalidInput(f"{location} is neither a file nor a folder: write its content to a file first.")
     return _select(str(root), _Walk(os.path.realpath(out) if out else "").files(str(root)), pattern)
 
 
-def _named(place: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
+def _named(location: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
     """Name an item as a person would: below the place as it was given."""
-    return dataclasses.replace(item, name=f"{place.rstrip('/')}/{item.name}" if item.name else place)
+    return dataclasses.replace(item, name=f"{location.rstrip('/')}/{item.name}" if item.name else location)
 
 
 def _named_file(file: InputFile) -> Listing:
@@ -139,7 +139,7 @@ def _object(uri: str, entry: ObjectEntry) -> DataSource:
     return DataSource(uri, entry.size, int(entry.at.timestamp()) * 10**9)
 
 
-def _stored(uri: str, listed: dict[str, ObjectEntry], out: str) -> Listing:
+def _stored(uri: str, objects: dict[str, ObjectEntry], out: str) -> Listing:
     """Return objects as files, without empty ones that stand for folders, and without those of the result.
 
     Raises:
@@ -148,19 +148,19 @@ def _stored(uri: str, listed: dict[str, ObjectEntry], out: str) -> Listing:
     if uri == out:
         refusal = _into_itself(uri)
         raise refusal
-    listed = {key: entry for key, entry in listed.items() if not f"{uri}/{key}".startswith(f"{out}/")}
-    folders = {key[:end] for key in listed for end, letter in enumerate(key) if letter == "/"}
-    hidden = {key: part for key in listed if (part := _hidden_part(key))}
+    objects = {key: entry for key, entry in objects.items() if not f"{uri}/{key}".startswith(f"{out}/")}
+    folders = {key[:end] for key in objects for end, letter in enumerate(key) if letter == "/"}
+    hidden = {key: part for key in objects if (part := _hidden_part(key))}
     candidates = [
         InputFile(key, _object(f"{uri}/{key}", entry), f"{uri}/{key}")
-        for key, entry in listed.items()
+        for key, entry in objects.items()
         if key not in hidden and not (key in folders and not entry.size)
     ]
     return [*candidates, *(LeftOut(part, "hidden") for part in dict.fromkeys(hidden.values()))]
 
 
-def _into_itself(place: str) -> InvalidInput:
-    return InvalidInput(f"--out is {place}, a folder of sources: build into another folder.")
+def _into_itself(location: str) -> InvalidInput:
+    return InvalidInput(f"--out is {location}, a folder of sources: build into another folder.")
 
 
 def _hidden_part(key: str) -> str:
@@ -232,11 +232,11 @@ class _Walk:
             yield from self._folder(entry.path, name, real)
 
 
-def _select(place: str, listing: Iterable[InputFile | LeftOut], pattern: str) -> Listing:
+def _select(location: str, listing: Iterable[InputFile | LeftOut], pattern: str) -> Listing:
     """Return which of the files of one folder to take."""
     listing = sorted(listing, key=lambda item: item.name.split("/"))
     files = [item for item in listing if isinstance(item, InputFile)]
-    chosen = _matching(files, pattern) if pattern else _training(place, files)
+    chosen = _matching(files, pattern) if pattern else _training(location, files)
     return [*(item for item in listing if isinstance(item, LeftOut)), *chosen]
 
 
@@ -276,7 +276,7 @@ _REASONS = {
 }
 
 
-def _training(place: str, files: Sequence[InputFile]) -> Listing:
+def _training(location: str, files: Sequence[InputFile]) -> Listing:
     """Return a folder's data, or its text if it has no data; if these are splits, the split `train`."""
     role_by_name = {file.name: role_of(file.name) for file in files}
     present = set(role_by_name.values())
@@ -289,11 +289,11 @@ def _training(place: str, files: Sequence[InputFile]) -> Listing:
             chosen.append(LeftOut(file.name, why_unreadable(file.name), data=True))
         elif role not in chosen_roles:
             chosen.append(LeftOut(file.name, _REASONS[role], data=role in doubtful))
-    return [*chosen, *_of_split(place, taken_files, files, role_by_name)]
+    return [*chosen, *_of_split(location, taken_files, files, role_by_name)]
 
 
 def _of_split(
-    place: str, taken_files: Sequence[InputFile], files: Sequence[InputFile], role_by_name: dict[str, Role]
+    location: str, taken_files: Sequence[InputFile], files: Sequence[InputFile], role_by_name: dict[str, Role]
 ) -> Listing:
     dataset = any(file.name.lower() == "dataset_dict.json" for file in files)
     split_by_name = {
@@ -306,7 +306,7 @@ def _of_split(
         return list(taken_files)
     if TRAINING not in kinds:
         raise InvalidInput(
-            f"{place} holds the splits {', '.join(kinds)}, and no {TRAINING}: choose files by --pattern."
+            f"{location} holds the splits {', '.join(kinds)}, and no {TRAINING}: choose files by --pattern."
         )
     return [
         file if kind == TRAINING else LeftOut(file.name, f"split {kind}" if kind else _REASONS[Role.OTHER])

@@ -38,8 +38,8 @@ class Interleave:
     def before(self, position: int) -> list[int]:
         """Return how many positions before this one each source has."""
         period, offset = divmod(position, len(self._table))
-        rest = np.bincount(self._table[:offset], minlength=len(self._weights))
-        return [int(count) for count in period * self._weights + rest]
+        partial_counts = np.bincount(self._table[:offset], minlength=len(self._weights))
+        return [int(count) for count in period * self._weights + partial_counts]
 
 
 def _period(weights: Sequence[int]) -> _Numbers:
