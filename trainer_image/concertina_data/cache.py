@@ -1,9 +1,9 @@
-"""Files of data in a store, fetched into a bounded folder that the node's workers share.
+"""Cache of data files from a store, in a bounded folder that the node's workers share.
 
-A file is compared with its checksum each time it is opened. A store that is slow or lost is asked again and again until
-the deadline, and between tries the other workers have their turn: they may be of another job, whose store answers. What
-is not there, cut off or wrong is asked for again within seconds, and named where it stays so; so is what a store
-refuses, unless it has been given before: a token that expired is a reason to wait.
+A file is compared with its checksum each time it is opened. If a store is slow or unreachable, requests are retried
+until the deadline. Between attempts the other workers have their turn: they may belong to another job, whose store
+answers. A file that is missing, incomplete or wrong is requested again within seconds, and is an error if it stays so.
+The same applies to a refusal, unless the store has answered before: then an expired token is a reason to wait.
 """
 
 from __future__ import annotations
@@ -29,33 +29,42 @@ from concertina_state.objects.stores import REQUEST
 
 _BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
 _LONG = 10.0
-"""Seconds after which a file that comes slowly, or that another worker fetches, is told as waited for."""
+"""Seconds after which a file that arrives slowly, or that another worker fetches, is reported as waited for."""
 _SLICE = 0.05
-"""Seconds from one look at a lock to the next: a wait in the kernel would have no end."""
+"""Seconds between attempts to take a lock. Waiting in the kernel would have no time limit."""
 T = TypeVar("T")
 
 
 class _Unanswered(Exception):
-    """A request to the store that gave nothing."""
+    """A request to the store failed."""
 
-    def __init__(self, error: StorageError, asked: float) -> None:
-        """`asked`: when, in monotonic seconds."""
+    def __init__(self, error: StorageError, requested_at: float) -> None:
+        """Wrap the error of a request that was sent at `requested_at`, in monotonic seconds."""
         super().__init__(str(error))
-        self.error, self.asked = error, asked
+        self.error, self.requested_at = error, requested_at
 
 
 class Stored:
-    """A data set in a store. The folder of copies has at most `cache.limit` bytes, for all data sets and rounds; files
-    that were not used for longest give way."""
+    """Data set in a store.
+
+    The folder of copies has at most `cache.limit` bytes, for all data sets and rounds. The least recently used files
+    are deleted.
+    """
 
     def __init__(self, uri: str, cache: CacheSettings) -> None:
-        """Raises InvalidInput, or StorageError, where the settings for it can't be used."""
+        """Open the store.
+
+        Raises:
+            InvalidInput: When the settings for the store can't be used.
+            StoreRefused: When the store refuses, and had answered in an earlier round.
+            StorageError: When the cache folder can't be used.
+        """
         self._cache, self._folder = cache, cache.folder
-        self._gave = cache.begun
-        """Whether the store has given anything, now or in an earlier round."""
+        self._has_answered = cache.begun
+        """Whether the store has answered, now or in an earlier round."""
         self._waiting: dict[int, str] = {}
         self._opening: dict[int, tuple[float, ManifestFile]] = {}
-        """By thread: since when, and what."""
+        """Start of an open call in monotonic seconds, and its file, by thread."""
         with self._usable():
             self._folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -71,38 +80,51 @@ class Stored:
         return next(itertools.chain(list(self._waiting.values()), self._late()), "")
 
     def _late(self) -> Iterator[str]:
-        now, most = time.monotonic(), self._cache.patience + REQUEST.total_seconds()
-        for since, wanted in list(self._opening.values()):
-            if _LONG < now - since < most:  # for longer it hangs
-                yield f"{self.uri}/{wanted.file} ({wanted.size} bytes) is long in coming"
+        """Yield a sentence for each file that takes long to arrive."""
+        now, limit = time.monotonic(), self._cache.patience + REQUEST.total_seconds()
+        for since, file in list(self._opening.values()):
+            if _LONG < now - since < limit:  # beyond that it hangs
+                yield f"{self.uri}/{file.file} ({file.size} bytes) is long in coming"
 
-    def open(self, wanted: ManifestFile) -> Content:
-        """The whole file. Raises InvalidInput where it is missing or damaged, StorageError after the deadline, or where
-        the node has no room for it or lets nobody write it."""
-        self._opening[threading.get_ident()] = time.monotonic(), wanted
+    def open(self, file: ManifestFile) -> Content:
+        """Return the whole file.
+
+        Raises:
+            InvalidInput: When the file is missing or damaged.
+            StorageError: When the deadline has passed, or the cache folder is full or not writable.
+        """
+        self._opening[threading.get_ident()] = time.monotonic(), file
         try:
-            return self._patiently(lambda: self._open(wanted))
+            return self._patiently(lambda: self._open(file))
         finally:
             del self._opening[threading.get_ident()]
 
-    def _open(self, wanted: ManifestFile) -> Content:
-        """Raises _Unanswered, too."""
-        path = self._folder / f"{wanted.sha256[:32]}.data"
-        # The node's other workers want the same one; past who stands still with the lock we fetch for ourselves.
+    def _open(self, file: ManifestFile) -> Content:
+        """Return the whole file, from the cache or after fetching it.
+
+        Raises:
+            _Unanswered: When the store does not answer.
+        """
+        path = self._folder / f"{file.sha256[:32]}.data"
+        # Other workers of the node need the same file. If one of them hangs with the lock, fetch the file without it.
         with self._locked(path.with_suffix(".lock")):
-            held = self._held(path, wanted)
-            if held is not None:
-                with contextlib.suppress(OSError):  # it gave way just now, but it is mapped
+            cached = self._cached(path, file)
+            if cached is not None:
+                with contextlib.suppress(OSError):  # another worker deleted it just now, but it is mapped
                     path.touch()
-                return held
-            content = self._fetch(wanted)
+                return cached
+            content = self._fetch(file)
             self._keep(path, content)
-        kept = self._held(path, wanted)
-        return content if kept is None else kept
+        stored = self._cached(path, file)
+        return content if stored is None else stored
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
-        """Around what is done in the folder."""
+        """Convert errors of the cache folder.
+
+        Raises:
+            StorageError: When the folder can't be used.
+        """
         try:
             yield
         except OSError as error:
@@ -113,84 +135,119 @@ class Stored:
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[bool]:
-        """Others have it for a request at most; false where one of them stands still with it."""
+        """Hold a lock, and yield whether it was obtained.
+
+        Other workers hold it for one request at most. The result is False if one of them hangs with it.
+        """
         with contextlib.ExitStack() as stack:
             with self._usable():
                 lock = stack.enter_context(path.open("w"))
-                locked = _taken(lock, REQUEST.total_seconds())
+                locked = _try_lock(lock, REQUEST.total_seconds())
             yield locked
 
-    def _held(self, path: Path, wanted: ManifestFile) -> Content | None:
+    def _cached(self, path: Path, file: ManifestFile) -> Content | None:
         with self._usable():
-            held = mapped(path)
-        return held if held is not None and wanted.matches(held) else None
+            content = mapped(path)
+        return content if content is not None and file.matches(content) else None
 
-    def _fetch(self, wanted: ManifestFile) -> bytes:
+    def _fetch(self, file: ManifestFile) -> bytes:
+        """Fetch a file from the store, with short retries.
+
+        Raises:
+            InvalidInput: When the file is missing or damaged.
+            _Unanswered: When the store does not answer.
+        """
         content = None
         for wait in (*GRACE, 0.0):
-            content = self._ask(wanted.file)
+            content = self._ask(file.file)
             if content is None:
                 time.sleep(wait)
-            elif wanted.matches(content):
+            elif file.matches(content):
                 return content
-        raise wanted.missing(self.uri) if content is None else wanted.damaged(self.uri, len(content))
+        raise file.missing(self.uri) if content is None else file.damaged(self.uri, len(content))
 
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
-        """Patiently; None where there is no such object. `on_wait`: why it is waited for, again and again. Raises
-        StorageError after the deadline, and InvalidInput where a store that has given nothing yet refuses."""
+        """Return a small file, with retries, or None if it does not exist.
+
+        `on_wait` is called repeatedly with the reason for a wait.
+
+        Raises:
+            InvalidInput: When a store that has not answered before refuses.
+            StorageError: When the deadline has passed.
+        """
         return self._patiently(lambda: self._ask(name), on_wait)
 
     def _ask(self, name: str) -> bytes | None:
-        asked = time.monotonic()
+        """Request an object once.
+
+        Raises:
+            _Unanswered: When the store does not answer.
+        """
+        requested_at = time.monotonic()
         try:
             content = self._source.get(name)
         except StorageError as error:
-            raise _Unanswered(error, asked) from error
-        self._gave = True
+            raise _Unanswered(error, requested_at) from error
+        self._has_answered = True
         return content
 
     def _patiently(self, ask: Callable[[], T], on_wait: OnWait = lambda reason, seconds: None) -> T:
-        """What `ask` returns, which is called again where the store did not answer it."""
-        begun, patience = math.inf, self._cache.patience
+        """Return what `ask` returns, calling it again if the store did not answer.
+
+        Raises:
+            InvalidInput: When a store that has not answered before refuses.
+            StorageError: When the deadline has passed.
+            AssertionError: Never: there is always another wait.
+        """
+        first_request_at, patience = math.inf, self._cache.patience
         grace = iter(GRACE)
         try:
             for seconds in _waits():
                 try:
                     return ask()
                 except _Unanswered as unanswered:
-                    error, begun = unanswered.error, min(begun, unanswered.asked)  # not since it waited for its turn
-                    final = isinstance(error, StoreRefused) and not self._gave
+                    error, first_request_at = (
+                        unanswered.error,
+                        min(first_request_at, unanswered.requested_at),
+                    )  # without the wait for a lock
+                    final = isinstance(error, StoreRefused) and not self._has_answered
                     wait = next(grace, None) if final else seconds
                     if wait is None:
                         raise InvalidInput(str(error)) from error
-                    if time.monotonic() + wait > begun + patience:
+                    if time.monotonic() + wait > first_request_at + patience:
                         raise StorageError(f"{error} It was tried for {patience:.0f} s.") from error
                     self._waiting[threading.get_ident()] = str(error)
-                    on_wait(str(error), time.monotonic() - begun)
+                    on_wait(str(error), time.monotonic() - first_request_at)
                     time.sleep(wait)
             raise AssertionError("there is always another wait")
         finally:
             self._waiting.pop(threading.get_ident(), None)
 
     def _keep(self, path: Path, content: bytes) -> None:
-        """Write it, after room was made; one process at a time, so that the bound holds. Raises StorageError."""
+        """Write a file to the cache, after making room for it.
+
+        One process does this at a time, so that the limit holds.
+
+        Raises:
+            StorageError: When the folder is full or can't be used.
+        """
         with self._locked(self._folder / "room.lock") as alone, self._usable():
             if not alone:
                 return
-            for left in self._folder.glob("*.draft"):  # by who was killed: nobody else writes now
-                left.unlink(missing_ok=True)
-            held = {other: _used(other) for other in self._folder.glob("*.data") if other != path}
-            total = len(content) + sum(size for _, size in held.values())
-            for other in sorted(held, key=lambda other: held[other]):
+            for leftover in self._folder.glob("*.draft"):  # of killed processes: no other process writes now
+                leftover.unlink(missing_ok=True)
+            cached = {file: _used(file) for file in self._folder.glob("*.data") if file != path}
+            total = len(content) + sum(size for _, size in cached.values())
+            for file in sorted(cached, key=lambda file: cached[file]):
                 if total <= self._cache.limit:
                     break
-                total -= held[other][1]
-                other.unlink(missing_ok=True)  # who has it mapped keeps it
+                total -= cached[file][1]
+                file.unlink(missing_ok=True)  # existing mappings stay valid
             draft = path.with_suffix(".draft")
             try:
                 draft.write_bytes(content)
             except OSError as error:
-                with contextlib.suppress(OSError):  # perhaps it could not even be made
+                with contextlib.suppress(OSError):  # it may not exist
                     draft.unlink()
                 raise StorageError(
                     f"{self._folder} can't take a shard of {len(content)} bytes ({error.strerror}): make room on this "
@@ -199,8 +256,8 @@ class Stored:
             draft.replace(path)
 
 
-def _taken(lock: IO[str], seconds: float) -> bool:
-    """Whether nobody else had it at some time within so many seconds; it is ours then."""
+def _try_lock(lock: IO[str], seconds: float) -> bool:
+    """Try for `seconds` to lock a file, and return whether it succeeded."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -218,7 +275,7 @@ def _waits() -> Iterator[float]:
 
 
 def _used(path: Path) -> tuple[float, int]:
-    """When it was used last, and its size."""
+    """Return when a file was used last (Unix seconds), and its size in bytes."""
     with contextlib.suppress(FileNotFoundError):
         status = path.stat()
         return status.st_mtime, status.st_size

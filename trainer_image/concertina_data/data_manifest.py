@@ -1,4 +1,4 @@
-"""The manifest of a data set: its shards, their sizes and checksums."""
+"""Manifest of a data set: its shards, their sizes and checksums."""
 
 from __future__ import annotations
 
@@ -14,45 +14,49 @@ from concertina_state.errors import InvalidInput
 NAME = "manifest.json"
 FORMAT = 2
 OF_FRAMES = 3
-"""The format where elements are no tokens."""
+"""Format of a data set whose elements are frames, not tokens."""
 VALIDATION = "validation"
-"""The folder, below the training data, of documents set aside."""
+"""Folder, below the training data, of documents that were set aside."""
 TOO_SHORT = "no shard of {uri} is as long as one sequence of {length} tokens."
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenShard:
+    """Shard of a data set."""
+
     file: str
     tokens: int
     size: int
-    """Bytes."""
+    """Size in bytes."""
     sha256: str
-    """Names the content; `crc32` is what every use is checked by."""
+    """Identity of the content. Each use verifies `crc32`."""
     crc32: int
     documents_file: str
-    """Where each document begins, in tokens: little-endian uint64."""
+    """File with the beginning of each document, in tokens: little-endian uint64."""
     documents: int
     documents_sha256: str
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFacts:
+    """Tokenizer that the tokens are from."""
+
     name: str
     digest: str
     separator: int
-    """The token that ends each document."""
+    """Token that ends each document."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FrameFacts:
-    """Of data that are frames of features: a token is one then."""
+    """Format of data whose elements are frames of features instead of tokens."""
 
     width: int
-    """Numbers of a frame."""
+    """Numbers per frame."""
     number_bytes: int
-    """2 or 4: float16 or float32, little-endian."""
+    """Bytes per number, 2 or 4: float16 or float32, little-endian."""
     classes: int = 0
-    """After its numbers each frame has a target below this, uint32; 0: none has."""
+    """Number of classes of the target (uint32) that follows each frame's numbers. 0: there are no targets."""
 
     def __str__(self) -> str:
         targets = f" with {self.classes} targets" if self.classes else ""
@@ -61,9 +65,11 @@ class FrameFacts:
 
 @dataclasses.dataclass(frozen=True)
 class DataManifest:
+    """Manifest of a data set."""
+
     format: int
     token_bytes: int
-    """Bytes of a token: 1, 2 or 4, little-endian."""
+    """Bytes per token: 1, 2 or 4, little-endian."""
     vocab_size: int
     tokenizer: TokenizerFacts
     shards: tuple[TokenShard, ...]
@@ -79,7 +85,7 @@ class DataManifest:
 
     @property
     def digest(self) -> str:
-        """Names the content: the same data has the same digest wherever it lies."""
+        """Digest of the content. The same data has the same digest wherever it lies."""
         shards = [[s.tokens, s.sha256, s.documents_sha256] for s in self.shards]
         content: list[object] = [self.token_bytes, self.vocab_size, self.tokenizer.digest, shards]
         if self.frames is not None:
@@ -87,12 +93,15 @@ class DataManifest:
         return short_digest(json.dumps(content).encode())
 
     def sequences(self, length: int) -> list[int]:
-        """How many sequences of `length` tokens to predict each shard holds (the token before the first is input)."""
+        """Return how many sequences each shard holds.
+
+        A sequence has `length` tokens to predict, and the token before the first one as input.
+        """
         return [max(0, (shard.tokens - 1) // length) for shard in self.shards]
 
     def to_json(self) -> bytes:
         fields = dataclasses.asdict(self)
-        if self.frames is None:  # as before there were any
+        if self.frames is None:  # unchanged bytes for manifests of tokens
             del fields["frames"]
         return json.dumps({**fields, "digest": self.digest}, indent=1).encode()
 
@@ -102,20 +111,24 @@ def short_digest(content: bytes) -> str:
 
 
 def digest_of(mode: str, digests: Sequence[str], weights: Sequence[int]) -> str:
-    """Names data sets, given by their manifests' digests, and how sequences are made of them."""
+    """Return a digest of data sets, given by their manifests' digests, and of how sequences are made of them."""
     if len(digests) == 1 and mode == "joined":
         return digests[0]
     return short_digest(json.dumps([mode, list(zip(digests, weights, strict=True))]).encode())
 
 
 def parse(text: bytes, uri: str) -> DataManifest:
-    """Raises InvalidInput with a sentence."""
+    """Parse a manifest.
+
+    Raises:
+        InvalidInput: When it is damaged, has another format, or was changed after it was built.
+    """
     try:
         value = json.loads(text)
-        wanted = OF_FRAMES if isinstance(value, dict) and "frames" in value else FORMAT
-        if isinstance(value, dict) and value.get("format", wanted) != wanted:
+        expected = OF_FRAMES if isinstance(value, dict) and "frames" in value else FORMAT
+        if isinstance(value, dict) and value.get("format", expected) != expected:
             raise InvalidInput(
-                f"{uri}/{NAME} has format {value['format']!s:.80} and {wanted} is what is read here: build it again."
+                f"{uri}/{NAME} has format {value['format']!s:.80} and {expected} is what is read here: build it again."
             )
         manifest = from_json(DataManifest, value)
     except (ValueError, RecursionError) as error:

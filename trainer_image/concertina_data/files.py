@@ -1,4 +1,4 @@
-"""The files that a manifest names, and whether a content is theirs."""
+"""Files that a manifest names, and verification of their contents."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Content = mmap.mmap | bytes
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """A file as the manifest describes it."""
+    """File as the manifest describes it."""
 
     file: str
     size: int
     sha256: str
     crc32: int | None = None
-    """Where it is known, it is what is compared: twice as fast."""
+    """Checksum to compare if it is known, which is twice as fast as SHA-256."""
 
     def matches(self, content: Content) -> bool:
         if len(content) != self.size:
@@ -54,8 +54,8 @@ def documents_file(shard: TokenShard) -> ManifestFile:
 
 
 def mapped(path: Path) -> Content | None:
-    """None where there is no such file."""
+    """Return a mapping of the file, or None if it does not exist."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        # A private mapping: torch warns of memory that can't be written to, though nobody writes.
+        # A private mapping, because torch warns about read-only memory even if it is never written.
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if os.fstat(file.fileno()).st_size else b""
     return None

@@ -1,4 +1,4 @@
-"""How a data set is opened: its place and manifest, and its shards, ahead of their use and a bounded number of them."""
+"""Opening of a data set: its place and manifest, and a bounded number of its shards ahead of their use."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ from concertina_data.places import CacheSettings, DataPlace, InPlace, OnWait
 from concertina_state.errors import InvalidInput
 
 FETCH_THREADS = 4
-"""Shards that a worker fetches and checks at once: of one store more make nothing faster, and all share the cores."""
+"""Shards that a worker fetches and verifies at once.
+
+More requests to one store are not faster, and all workers share the cores.
+"""
 LAST_SECONDS = 5.0
-"""For which the interpreter's end waits for what is being fetched: a thread that comes back from a library after that
-would abort the process."""
+"""Seconds for which the end of the interpreter waits for fetches under way.
+
+A thread that returns from a library after that would abort the process.
+"""
 T = TypeVar("T")
 
 
@@ -58,7 +63,10 @@ def read_manifest(place: DataPlace, on_wait: OnWait = lambda reason, seconds: No
 
 
 class Threads:
-    """Some that work off what they are given, in order, and leave what has not begun when the interpreter ends."""
+    """Threads that process submitted work in order.
+
+    When the interpreter ends, work that has not begun is abandoned.
+    """
 
     def __init__(self, count: int) -> None:
         self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -77,7 +85,7 @@ class Threads:
         return future
 
     def end(self) -> None:
-        """After what they are at."""
+        """End the threads after their present work."""
         self._ended.set()
         for _ in self._threads:
             self._waiting.put(lambda: None)
@@ -86,7 +94,7 @@ class Threads:
         self.end()
 
     def join(self, until: float) -> None:
-        """Returns at `until` (monotonic seconds) at the latest."""
+        """Wait for the threads until `until` (monotonic seconds) at the latest."""
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
@@ -97,10 +105,10 @@ _live: weakref.WeakSet[Threads] = weakref.WeakSet()
 @atexit.register
 def _end() -> None:
     every, until = list(_live), time.monotonic() + LAST_SECONDS
-    for each in every:
-        each.end()
-    for each in every:
-        each.join(until)
+    for threads in every:
+        threads.end()
+    for threads in every:
+        threads.join(until)
 
 
 def _work(waiting: queue.SimpleQueue[Callable[[], None]], ended: threading.Event) -> None:
@@ -113,27 +121,34 @@ def _settle(future: Future[T], work: Callable[[], T]) -> None:
         return
     try:
         future.set_result(work())
-    except BaseException as error:  # raised for who asks
+    except BaseException as error:  # the caller of `result` gets it
         future.set_exception(error)
 
 
 class OpenShards(Generic[T]):
-    """A bounded number of open shards, for one thread: `open_one` opens each of them ahead of its use.
+    """Bounded number of open shards, for one thread: `open_one` opens each of them ahead of its use.
 
     `open_one` must not refer to the owner of this object. Otherwise the owner is part of a reference cycle, and its
     threads, file mappings and connections stay until Python looks for cycles, which it does rarely in a process with
-    many objects."""
+    many objects.
+    """
 
-    def __init__(self, sizes: Sequence[int], most: int, open_one: Callable[[int], T], threads: Threads) -> None:
-        """`sizes`: of the shards, in bytes; of those that are open it is `most` in all, but for one."""
-        self._sizes, self._most, self._open_one, self._threads = sizes, most, open_one, threads
+    def __init__(self, sizes: Sequence[int], most_bytes: int, open_one: Callable[[int], T], threads: Threads) -> None:
+        """Prepare to open shards of these sizes in bytes.
+
+        The open shards have `most` bytes in total, except for one that is larger.
+        """
+        self._sizes, self._most, self._open_one, self._threads = sizes, most_bytes, open_one, threads
         self._open: OrderedDict[int, Future[T]] = OrderedDict()
         self._bytes = 0
 
     def get(self, index: int) -> T:
-        """Waits where it is not there yet. Raises what opening it raised; the next call tries again."""
+        """Return a shard, waiting until it is open.
+
+        An error of opening it is raised here. The next call tries again.
+        """
         future = self._opening(index)
-        if future.done() and future.exception() is not None:  # ahead of its use, and perhaps long ago
+        if future.done() and future.exception() is not None:  # failed ahead of its use, perhaps long ago
             self._drop(index)
             future = self._opening(index)
         try:
@@ -147,7 +162,7 @@ class OpenShards(Generic[T]):
         self._bytes -= self._sizes[index]
 
     def expect(self, indexes: Iterable[int]) -> None:
-        """Begin to open these, the first of them first, as far as there is room."""
+        """Begin to open these shards, in order, as far as there is room."""
         room = self._most
         for index in indexes:
             room -= self._sizes[index]

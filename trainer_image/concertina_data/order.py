@@ -1,10 +1,10 @@
-"""Which sequence stands at which position: a pure function of the manifest's counts, the seed and the position.
+"""Order of the sequences: a pure function of the manifest's counts, the seed and the position.
 
-An epoch visits every sequence once. Its shards are permuted and taken in windows of WINDOW shards; within a window all
-sequences are permuted together, so a reader needs WINDOW shards at hand and no more (decision "Data order in two
+An epoch visits every sequence once. Its shards are permuted and divided into windows of WINDOW shards. Within a window
+all sequences are permuted together, so a reader needs no more than WINDOW shards at hand (decision "Data order in two
 levels"). Both permutations are keyed Feistel networks with cycle walking: any position is computed by itself, without
-state and without a table of sequences. In plain integers; `concertina_trainer.data.batch_order` finds many positions at
-once.
+state and without a table of sequences. This module computes with plain integers; `concertina_trainer.data.batch_order`
+finds many positions at once.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from collections.abc import Sequence
 WINDOW = 16
 ROUNDS = 6
 _TABLE_BITS = 12
-"""Up to which there are tables of the rounds' functions: some milliseconds once, and each position takes half a
-microsecond."""
+"""Maximum bits of a network's half for which the round functions are tabulated.
+
+A table takes some milliseconds once, and each position half a microsecond.
+"""
 _MASK = 2**64 - 1
 
 
 class Permutation:
-    """Of 0 ... size-1; `key` (64 bits) chooses it."""
+    """Permutation of 0 ... size-1, chosen by `key` (64 bits)."""
 
     def __init__(self, size: int, key: int) -> None:
         self._size, self._half = size, half_bits(size)
@@ -33,7 +35,7 @@ class Permutation:
 
     def at(self, value: int) -> int:
         value = self._network(value)
-        while value >= self._size:  # it permutes a power of 4 >= size: walk on until within
+        while value >= self._size:  # the network permutes a power of 4 >= size: repeat until within size
             value = self._network(value)
         return value
 
@@ -54,14 +56,14 @@ def half_bits(size: int) -> int:
 
 
 def mix(x: int) -> int:
-    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
+    """Return the finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
     return x ^ x >> 31
 
 
 def mixed(x: int) -> int:
-    """One step of SplitMix64."""
+    """Return the result of one step of SplitMix64."""
     return mix(x + 0x9E3779B97F4A7C15 & _MASK)
 
 
@@ -73,9 +75,14 @@ def key_of(*numbers: int) -> int:
 
 
 class Order:
-    """The order of sequences over shards that hold `counts` of them each."""
+    """Order of sequences over shards that hold `counts` sequences each."""
 
     def __init__(self, counts: Sequence[int], seed: int) -> None:
+        """Prepare the order.
+
+        Raises:
+            ValueError: When no shard has a whole sequence.
+        """
         self._counts, self._seed = counts, seed
         self.epoch_size = self._total()
         if not self.epoch_size:
@@ -87,7 +94,7 @@ class Order:
         return sum(self._counts)
 
     def _epoch_tables(self, epoch: int) -> tuple[array[int], array[int]]:
-        """Shards in this epoch's order, and where each begins in it (counted in sequences)."""
+        """Return the shards in this epoch's order, and where each begins in the epoch, in sequences."""
         permutation = Permutation(len(self._counts), key_of(self._seed, epoch, 1))
         shards, begins = array("i", map(permutation.at, range(len(self._counts)))), array("q", [0])
         for shard in shards:
@@ -95,26 +102,26 @@ class Order:
         return shards, begins
 
     def _permuted_window(self, epoch: int, window: int) -> tuple[int, Permutation]:
-        """Where it begins in the epoch, and the order of its sequences."""
+        """Return where the window begins in the epoch, and the order of its sequences."""
         _, begins = self._epoch(epoch)
         first, last = begins[window * WINDOW], begins[min((window + 1) * WINDOW, len(begins) - 1)]
         return first, Permutation(last - first, key_of(self._seed, epoch, 2, window))
 
     def find(self, position: int) -> tuple[int, int]:
-        """Its shard, and which of the shard's sequences it is, from 0 on."""
-        epoch, place = divmod(position, self.epoch_size)
+        """Return the shard of a position, and the index of the sequence in the shard."""
+        epoch, offset = divmod(position, self.epoch_size)
         shards, begins = self._epoch(epoch)
-        first, permutation = self._window(epoch, (bisect_right(begins, place) - 1) // WINDOW)
-        shuffled = first + permutation.at(place - first)
-        found = bisect_right(begins, shuffled) - 1
-        return shards[found], shuffled - begins[found]
+        first, permutation = self._window(epoch, (bisect_right(begins, offset) - 1) // WINDOW)
+        shuffled = first + permutation.at(offset - first)
+        index = bisect_right(begins, shuffled) - 1
+        return shards[index], shuffled - begins[index]
 
     def nearby(self, position: int) -> list[int]:
-        """The shards of this position's window, and then those of the next one."""
-        epoch, place = divmod(position, self.epoch_size)
+        """Return the shards of this position's window, followed by those of the next window."""
+        epoch, offset = divmod(position, self.epoch_size)
         shards, begins = self._epoch(epoch)
-        first = (bisect_right(begins, place) - 1) // WINDOW * WINDOW
-        found = [*shards[first : first + 2 * WINDOW]]
+        first = (bisect_right(begins, offset) - 1) // WINDOW * WINDOW
+        nearby_shards = [*shards[first : first + 2 * WINDOW]]
         if first + WINDOW >= len(shards):
-            found += self._epoch(epoch + 1)[0][:WINDOW]
-        return [shard for shard in dict.fromkeys(found) if self._counts[shard]]
+            nearby_shards += self._epoch(epoch + 1)[0][:WINDOW]
+        return [shard for shard in dict.fromkeys(nearby_shards) if self._counts[shard]]

@@ -1,4 +1,4 @@
-"""Where data lie: a folder of this machine, or a store, of which a bounded folder of this machine keeps copies."""
+"""Places of data: a folder of this machine, or a store with copies in a bounded folder of this machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from concertina_data.files import Content, ManifestFile, mapped
 from concertina_state.errors import InvalidInput
 
 OnWait = Callable[[str, float], None]
-"""Why something is waited for, in a sentence, and for how many seconds now."""
+"""Function that receives the reason for a wait, as a sentence, and the seconds waited so far."""
 PATIENCE_SECONDS = 600
-"""For which a store that is slow or away only stalls the training. Then the round fails and the next one waits anew:
-how long in all is failurePolicy's to say."""
+"""Seconds for which a slow or unreachable store only stalls the training.
+
+Then the round fails and the next one waits anew. failurePolicy limits the total.
+"""
 
 
 def folder_on_node() -> Path:
-    """Return the folder that keeps what stores give: one for each user of the machine."""
+    """Return the folder with copies of stored files: one for each user of the machine."""
     return Path(os.environ.get("CONCERTINA_CACHE", Path(tempfile.gettempdir(), f"concertina-data-{_user()}")))
 
 
@@ -38,54 +40,63 @@ def _user() -> int:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """Of the folder that keeps what stores give."""
+    """Settings of the folder with copies of stored files."""
 
     limit: int
-    """Bytes, for all data sets and rounds."""
+    """Maximum bytes, for all data sets and rounds."""
     patience: float = PATIENCE_SECONDS
-    """Seconds for which a store that doesn't answer is asked again."""
+    """Seconds for which requests to a store that does not answer are retried."""
     begun: bool = False
-    """The run has read its data before, in an earlier round, so that a store that refuses now is waited for."""
+    """Whether the run has read its data in an earlier round, so that a refusal is a reason to wait."""
     folder: Path = field(default_factory=folder_on_node)
 
 
 class DataPlace(Protocol):
+    """Place of a data set."""
+
     uri: str
 
     @property
     def waiting_for(self) -> str:
-        """Why a thread is waiting for a store right now: a sentence; "" where none is."""
+        """Sentence about why a thread is waiting for a store right now; "" if none is."""
         ...
 
     def get(self, name: str, on_wait: OnWait = ...) -> bytes | None:
-        """A small file; None where there is no such one. `on_wait`: why it is waited for, again and again."""
+        """Return a small file, or None if it does not exist.
+
+        `on_wait` is called repeatedly with the reason for a wait.
+        """
         ...
 
-    def open(self, wanted: ManifestFile) -> Content:
-        """The whole file, checked. Raises InvalidInput where it is missing or damaged."""
+    def open(self, file: ManifestFile) -> Content:
+        """Return the whole file, verified.
+
+        Raises:
+            InvalidInput: When the file is missing or damaged.
+        """
         ...
 
 
 @contextlib.contextmanager
-def _readable(what: str) -> Iterator[None]:
+def _readable(path: str) -> Iterator[None]:
     try:
         yield
     except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
         raise InvalidInput(
-            f"{what} can't be read ({error.strerror}): let user {os.getuid()} read it, or correct the URI of the data."
+            f"{path} can't be read ({error.strerror}): let user {os.getuid()} read it, or correct the URI of the data."
         ) from error
 
 
 class InPlace:
-    """A folder, whose files are read where they lie."""
+    """Folder whose files are read in place."""
 
     waiting_for = ""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri.removeprefix("file://").rstrip("/") or "/"
         with _readable(self.uri):
-            there = Path(self.uri).is_dir()
-        if not there:
+            exists = Path(self.uri).is_dir()
+        if not exists:
             raise InvalidInput(f"{uri} does not exist: build the data there, or correct the URI of the data.")
 
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
@@ -93,11 +104,11 @@ class InPlace:
             return Path(self.uri, name).read_bytes()
         return None
 
-    def open(self, wanted: ManifestFile) -> Content:
-        with _readable(f"{self.uri}/{wanted.file}"):
-            content = mapped(Path(self.uri, wanted.file))
+    def open(self, file: ManifestFile) -> Content:
+        with _readable(f"{self.uri}/{file.file}"):
+            content = mapped(Path(self.uri, file.file))
         if content is None:
-            raise wanted.missing(self.uri)
-        if not wanted.matches(content):
-            raise wanted.damaged(self.uri, len(content))
+            raise file.missing(self.uri)
+        if not file.matches(content):
+            raise file.damaged(self.uri, len(content))
         return content

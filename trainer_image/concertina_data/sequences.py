@@ -1,4 +1,4 @@
-"""Rows of tokens by position, of one data set."""
+"""Rows of tokens by position, from one data set."""
 
 from __future__ import annotations
 
@@ -15,16 +15,24 @@ from concertina_data.places import CacheSettings, DataPlace
 from concertina_state.errors import InvalidInput
 
 TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
-"""By bytes of a token."""
+"""Dtype by the bytes of a token."""
 PIECE = 1 << 14
-"""Tokens that are copied at once: with twice as many torch would use threads of its own, which the training needs."""
+"""Tokens to copy at once. With twice as many, torch would use threads of its own, and training needs the cores."""
 
 
 class Sequences:
-    """Cut out of the stream of documents, `length` tokens each and the one after them, in the order of a seed."""
+    """Sequences that are cut out of the stream of documents, in the order of a seed.
+
+    Each has `length` tokens and the one after them.
+    """
 
     def __init__(self, uri: str, length: int, seed: int, cache: CacheSettings) -> None:
-        """Raises InvalidInput, or StorageError."""
+        """Open a data set.
+
+        Raises:
+            InvalidInput: When the data set can't be used.
+            StorageError: When the store can't be reached.
+        """
         self._place, self._length = open_place(uri, cache), length
         self._manifest = read_manifest(self._place)
         if self._manifest.frames is not None:
@@ -43,29 +51,34 @@ class Sequences:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens are below this."""
+        """Size of the vocabulary: all tokens are below it."""
         return self._manifest.vocab_size
 
     @property
     def waiting_for(self) -> str:
-        """Why reading waits for a store: a sentence; "" where it doesn't."""
+        """Sentence about why reading waits for a store; "" if it does not."""
         return self._place.waiting_for
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """int64 [stop - start, length + 1]. Raises InvalidInput, or StorageError."""
+        """Return the sequences of the positions [start, stop), as int64 `[stop - start, length + 1]`.
+
+        Raises:
+            InvalidInput: When a file is missing or damaged.
+            StorageError: When the store can't be reached.
+        """
         self._shards.expect(self._order.nearby(start))
         rows = torch.empty(stop - start, self._length + 1, dtype=torch.int64)
         for row, position in enumerate(range(start, stop)):
             shard, index = self._order.find(position)
             tokens, begin = self._shards.get(shard), index * self._length
-            for at in range(0, self._length + 1, PIECE):
-                to = min(at + PIECE, self._length + 1)
-                rows[row, at:to] = tokens[begin + at : begin + to]
+            for offset in range(0, self._length + 1, PIECE):
+                piece_end = min(offset + PIECE, self._length + 1)
+                rows[row, offset:piece_end] = tokens[begin + offset : begin + piece_end]
         return rows
 
 
 def _open(place: DataPlace, manifest: DataManifest, index: int) -> Tensor:
     content = place.open(tokens_file(manifest.shards[index]))
-    # What a store has just given is bytes, which torch warns of, where the folder did not keep it.
+    # A file that is not in the cache folder is of type bytes, about which torch warns because it is read-only.
     writable = bytearray(content) if isinstance(content, bytes) else content
     return torch.frombuffer(writable, dtype=TYPES[manifest.token_bytes])

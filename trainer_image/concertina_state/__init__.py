@@ -1,11 +1,12 @@
-"""The state of a training job: boxes of global tensors, in node memory, on peers and in durable storage.
+"""State of a training job: boxes of global tensors, in node memory, on peers and in durable storage.
 
-The bundled trainer keeps its state by it, and scripts do by `trainingjob.State`, in images of their own: Python 3.10+,
-nothing beside it but `concertina_protocol`, obstore where there is durable storage, and torch where there are tensors
-(`catalogue` and `tensors` alone import it; `buffers` is both of them for plain memory).
+The bundled trainer saves its state through this package. Training scripts use it through `trainingjob.State`, in images
+of their own. It requires Python 3.10 or later and `concertina_protocol`. Durable storage requires obstore, and tensors
+require torch (only `catalogue` and `tensors` import it; `buffers` does the work of both for plain memory).
 
-Out:   `catalogue` (which boxes a rank has; `placement` computes them, `holdings` shares them out) -> `saving` and
-       `interval` (when) -> `snapshots` (files in node memory, of `format.shardfile`) -> `uploader` and `checkpoints`
-       (durable storage, by `objects`); `lineage` is what went into it
-Back:  `saved` (wherever it lies) -> `format.read_plan` (which bytes) -> `filling` (read) -> `tensors` (into place)
+Saving:    `catalogue` (which boxes a rank has; `placement` computes them, `holdings` shares them out) -> `saving` and
+           `interval` (when) -> `snapshots` (files in node memory, in the format of `format.shardfile`) -> `uploader`
+           and `checkpoints` (durable storage, through `objects`); `lineage` records what went into the state
+Restoring: `saved` (wherever the state lies) -> `format.read_plan` (which bytes) -> `filling` (read them) -> `tensors`
+           (copy them into place)
 """

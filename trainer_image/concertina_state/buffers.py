@@ -1,5 +1,7 @@
-"""Arrays that are plain memory (numpy's, the standard library's, what JAX was asked for): how they are saved and filled
-where there is no torch."""
+"""Arrays in plain memory, and how they are saved and filled without torch.
+
+Plain memory is what numpy, the standard library and JAX (on request) provide.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,18 @@ DTYPES = {
     "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
     "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
-"""As numpy names them (ml_dtypes those that numpy has not), and safetensors."""
+"""Name of a dtype in safetensors, by its name in numpy, or in ml_dtypes for dtypes that numpy lacks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """Elements of one dtype, row-major and without a gap."""
+    """Elements of one dtype, row-major and without gaps."""
 
     dtype: str
-    """As safetensors names it."""
+    """Name of the dtype in safetensors."""
     shape: tuple[int, ...]
     memory: memoryview
-    """Live, as bytes. It can be written to."""
+    """Live bytes of the array, writable."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -49,73 +51,90 @@ class Buffer:
 
 
 class Buffers:
-    """What a shard holds: places in a file, and the memory that belongs into each."""
+    """Contents of a shard: places in a file, and the memory that belongs in each of them."""
 
     def __init__(self, layout: Layout, buffers: Sequence[Buffer]) -> None:
-        """`buffers`: live, in the layout's order."""
+        """Describe `buffers`, which are live and in the order of the layout."""
         self.layout, self._buffers = layout, buffers
 
     def views(self, file: mmap) -> list[memoryview]:
-        """Of the places."""
+        """Return a view of each place in the mapped file, for `copy_to`."""
         whole = memoryview(file)
         begins = zip(self.layout.chunks, self.layout.begins, strict=True)
         return [whole[begin : begin + chunk.size] for chunk, begin in begins]
 
     def copy_to(self, views: Sequence[memoryview]) -> Arrival:
-        """What the arrays hold now."""
+        """Copy the present contents of the arrays into the views.
+
+        The copy is complete when this method returns, so the returned function does nothing and returns 0.
+        """
         for view, buffer in zip(views, self._buffers, strict=True):
             view[:] = buffer.memory
         return lambda: 0.0
 
     def before_change(self) -> None:
-        """Nothing is being copied."""
+        """Do nothing, as no copy is running."""
 
 
 class BufferCatalogue(LocalState[Buffer]):
-    """Ranks read all that they hold, each by itself: what several hold alike is saved once, and read by each, as this
-    knows no way to hand arrays from rank to rank."""
+    """Catalogue of arrays in plain memory.
+
+    Contents that several ranks hold alike are saved once. Each rank reads all its arrays by itself, because this class
+    has no means of sending arrays from rank to rank.
+    """
 
     def __init__(
         self, arrays: Mapping[str, Buffer | ArrayShard], own: Mapping[str, Buffer], rank: int, world: int
     ) -> None:
-        """`arrays`: by names that all ranks know, each Buffer the same on all ranks. `own`: bytes that this rank alone
-        has, by names of its own. Raises InvalidInput for what can't be saved."""
+        """Describe the arrays of this rank.
+
+        Args:
+            arrays: Arrays by names that all ranks know. Each Buffer is the same on all ranks.
+            own: Buffers that only this rank has, by names of their own.
+            rank: This rank.
+            world: Number of ranks.
+
+        Raises:
+            InvalidInput: When an array can't be saved.
+        """
         everyone = Copies(tuple(range(world)), rank)
-        held = [_held(name, array, everyone) for name, array in sorted(arrays.items())]
-        alone = [(own_chunk(name, each.dtype, each.shape), each) for name, each in own.items()]
-        super().__init__(held, alone, f"{world}, buffers")
+        local_arrays = [_local_array(name, array, everyone) for name, array in sorted(arrays.items())]
+        alone = [(own_chunk(name, buffer.dtype, buffer.shape), buffer) for name, buffer in own.items()]
+        super().__init__(local_arrays, alone, f"{world}, buffers")
         self.saved = Buffers(self.layout, self._saved)
-        self._addresses = {each.name: each.local.address for each in held} | {name: own[name].address for name in own}
+        self._addresses = {local_array.name: local_array.local.address for local_array in local_arrays} | {
+            name: own[name].address for name in own
+        }
 
     @property
     def alone(self) -> bool:
-        """See LocalState."""
-        return all(len(each.copies.ranks) == 1 for each in self.held)
+        """Whether this rank reads exactly what it saves; see LocalState."""
+        return all(len(local_array.copies.ranks) == 1 for local_array in self.held)
 
     def wanted(self) -> dict[str, tuple[Chunk, Buffer]]:
-        """See LocalState."""
-        whole = (each.part(0, each.box.shape[0] if each.whole else 1) for each in self.held)
+        """Return the whole box of each array; see LocalState."""
+        whole = (local_array.part(0, local_array.box.shape[0] if local_array.whole else 1) for local_array in self.held)
         return {chunk.name: (chunk, buffer) for chunk, buffer in whole}
 
     def still(self, arrays: Mapping[str, Buffer | ArrayShard]) -> bool:
-        """Whether these are the very arrays that it was made of."""
+        """Return whether these are the very arrays that the catalogue was made of."""
         return arrays.keys() == self._addresses.keys() and all(
             _buffer(array).address == self._addresses[name] for name, array in arrays.items()
         )
 
     def fill(self, plan: ReadPlan, shards: Mapping[int, ShardReader]) -> None:
-        """All arrays."""
-        wanted = self.wanted()
-        filling.execute(plan, shards, lambda item: _place(item, wanted[item.target.name][1]))
+        """Read all arrays of this rank."""
+        chunks = self.wanted()
+        filling.execute(plan, shards, lambda item: _place_for(item, chunks[item.target.name][1]))
 
 
 def _buffer(array: Buffer | ArrayShard) -> Buffer:
-    found = array.array if isinstance(array, ArrayShard) else array
-    assert isinstance(found, Buffer)
-    return found
+    buffer = array.array if isinstance(array, ArrayShard) else array
+    assert isinstance(buffer, Buffer)
+    return buffer
 
 
-def _held(name: str, array: Buffer | ArrayShard, everyone: Copies) -> LocalArray[Buffer]:
+def _local_array(name: str, array: Buffer | ArrayShard, everyone: Copies) -> LocalArray[Buffer]:
     buffer = _buffer(array)
     if isinstance(array, ArrayShard):
         return held_part(name, array, buffer, buffer.shape, buffer.dtype)
@@ -123,39 +142,52 @@ def _held(name: str, array: Buffer | ArrayShard, everyone: Copies) -> LocalArray
     return LocalArray(name, whole, Box((0,) * len(whole), whole), buffer.dtype, buffer, everyone, "whole")
 
 
-def _place(item: ReadItem, buffer: Buffer) -> Place:
-    """Read where it belongs, if the bytes lie there as they do in the file; else copied there, stretch by stretch."""
-    found = _stretches(item.box, item.rows, Box.of(item.target), ITEM_SIZES[item.dtype])
-    first = list(itertools.islice(found, 2))
+def _place_for(item: ReadItem, buffer: Buffer) -> Place:
+    """Return the place for what `item` reads.
+
+    If the bytes lie in the buffer as they do in the file, they are read straight into it. Otherwise they are read into
+    memory of their own and copied one contiguous stretch at a time.
+    """
+    stretches = _stretches(item.box, item.rows, Box.of(item.target), ITEM_SIZES[item.dtype])
+    first = list(itertools.islice(stretches, 2))
     if item.rows == item.box and len(first) == 1:
         _, begin, size = first[0]
         return buffer.memory[begin : begin + size], None
     read = memoryview(bytearray(item.size))
 
     def take() -> None:
-        for source, begin, size in itertools.chain(first, found):
+        for source, begin, size in itertools.chain(first, stretches):
             buffer.memory[begin : begin + size] = read[source : source + size]
 
     return read, take
 
 
 def _stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[int, int, int]]:
-    """Of elements of `width` bytes that two arrays hold: where each stretch that lies together in both begins in the
-    one and in the other, and how long it is, in bytes."""
+    """Yield the contiguous stretches of the elements of `box`, which two arrays hold.
+
+    Args:
+        box: Elements that are in both arrays.
+        source: Box that the first array holds.
+        target: Box that the second array holds.
+        width: Bytes of an element.
+
+    Yields:
+        Offset of a stretch in the first array, its offset in the second, and its length, all in bytes.
+    """
     axis = len(box.shape)
     while axis and box.shape[axis:] == source.shape[axis:] == target.shape[axis:]:
-        axis -= 1  # all that is further in is whole in both
+        axis -= 1  # both arrays hold all inner dimensions whole
     size = math.prod(box.shape[axis:]) * width
     for index in itertools.product(
         *(range(o, o + n) for o, n in zip(box.offsets[:axis], box.shape[:axis], strict=True))
     ):
-        at = (*index, *box.offsets[axis:])
-        yield _begin(at, source) * width, _begin(at, target) * width, size
+        coordinate = (*index, *box.offsets[axis:])
+        yield _begin(coordinate, source) * width, _begin(coordinate, target) * width, size
 
 
-def _begin(at: Sequence[int], outer: Box) -> int:
-    """Which element of an array that holds `outer`."""
-    found = 0
-    for place, offset, length in zip(at, outer.offsets, outer.shape, strict=True):
-        found = found * length + place - offset
-    return found
+def _begin(coordinate: Sequence[int], outer: Box) -> int:
+    """Return the index of the element at a coordinate in an array that holds the box `outer`."""
+    index = 0
+    for position, offset, length in zip(coordinate, outer.offsets, outer.shape, strict=True):
+        index = index * length + position - offset
+    return index

@@ -1,4 +1,4 @@
-"""crc32 by several threads: one part each, put together as if it were of the whole."""
+"""crc32 computed by several threads: each checksums a part, and the results are combined into that of the whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concertina_protocol.checksums import followed_by
 
 LEAST = 4 << 20
-"""Bytes of a part: a thread's start costs as much as some of them."""
+"""Minimum size of a part in bytes. Starting a thread costs as much as checksumming a part of this order."""
 
 
 def crc32(data: memoryview, threads: int) -> int:

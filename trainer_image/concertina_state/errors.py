@@ -1,4 +1,4 @@
-"""What keeps a state from being saved or restored, as a sentence for a person."""
+"""Errors that prevent a state from being saved or restored. Their messages are sentences for a person."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from concertina_protocol import FailureReason, Rollback
 
 
 class InvalidInput(Exception):
-    """Trying again can't help: the message says what is wrong and what to do."""
+    """Error that a retry can't resolve. The message says what is wrong and what to do."""
 
     reason = FailureReason.INVALID_INPUT
-    """By which alerts and runbooks know it."""
+    """Reason by which alerts and runbooks identify the error."""
 
 
 class DataChanged(InvalidInput):
-    """A position in the data that the state was trained on is another sequence in those that there are."""
+    """A position in the data that the state was trained on is a different sequence in the data that are there now."""
 
     reason = FailureReason.DATA_CHANGED
 
 
 class DamagedInput(InvalidInput):
-    """What is read is not what was written, however often it is read."""
+    """Bytes that differ from what was written, however often they are read."""
 
     reason = FailureReason.DAMAGED
 
     def __init__(self, message: str, checkpoint: str = "") -> None:
-        """`checkpoint`: the URI of the checkpoint's own folder; empty where data are damaged."""
+        """Set the message and the URI of the damaged checkpoint's own folder, which is empty if data are damaged."""
         super().__init__(message)
         self.checkpoint = checkpoint
         self.rollback: Rollback | None = None
-        """To an older checkpoint; None: the job ends."""
+        """Rollback to an older checkpoint; None if the job ends."""
 
 
 class RestoreFailed(Exception):
-    """The state could not be read; another source, or another try, may help."""
+    """The state could not be read. Another source, or another attempt, may succeed."""

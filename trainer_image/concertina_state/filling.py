@@ -1,4 +1,4 @@
-"""A plan of byte ranges, carried out: what it reads goes into live arrays, of whatever library. No torch."""
+"""Execution of a read plan: the bytes that it reads go into live arrays of any library. No torch."""
 
 from __future__ import annotations
 
@@ -11,41 +11,47 @@ from concertina_state.format.read_plan import ReadItem, ReadPlan
 from concertina_state.format.shardfile import Header
 
 THREADS = 4
-"""That read: one alone does not fill a memory bus."""
+"""Number of threads that read. A single thread does not saturate a memory bus."""
 
 
 class ShardReader(Protocol):
-    """Something that holds one shard's file."""
+    """Reader of one shard's file."""
 
     @property
     def header(self) -> Header: ...
 
     @property
     def batch_bytes(self) -> int:
-        """So many are best asked for at once."""
+        """Preferred number of bytes per request."""
         ...
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each with the file's bytes from that offset on. From several threads at a time."""
+        """Fill each memoryview with the file's bytes from its offset on. Several threads call this at a time."""
         ...
 
 
 Place = tuple[memoryview, Callable[[], None] | None]
-"""Memory for what an item reads, and what takes it to where it belongs; None where that is the memory itself."""
+"""Memory for the bytes of an item, and a function that copies them to where they belong.
+
+The function is None if the memory itself is where they belong.
+"""
 
 
-def execute(plan: ReadPlan, shards: Mapping[int, ShardReader], place: Callable[[ReadItem], Place]) -> None:
-    """Read what was planned. What is held meanwhile is a batch for each thread."""
+def execute(plan: ReadPlan, shards: Mapping[int, ShardReader], place_for: Callable[[ReadItem], Place]) -> None:
+    """Read what was planned.
+
+    At any time, one batch per thread is in memory.
+    """
     batches = [
         (shards[number], batch) for number in plan.shards for batch in plan.batches(number, shards[number].batch_bytes)
     ]
     with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0))), "restore") as pool:
-        for _ in pool.map(lambda each: _read(each[0], each[1], place), batches):
+        for _ in pool.map(lambda work: _read(work[0], work[1], place_for), batches):
             pass
 
 
-def _read(shard: ShardReader, batch: Sequence[ReadItem], place: Callable[[ReadItem], Place]) -> None:
-    places = [place(item) for item in batch]
+def _read(shard: ShardReader, batch: Sequence[ReadItem], place_for: Callable[[ReadItem], Place]) -> None:
+    places = [place_for(item) for item in batch]
     shard.read_into([(item.begin, memory) for item, (memory, _) in zip(batch, places, strict=True)])
     for _, take in places:
         if take is not None:

@@ -1,5 +1,7 @@
-"""How often to write durable checkpoints: what saves cost against what failures cost (decision "everySeconds: Auto is
-Daly's estimate")."""
+"""Interval between durable checkpoints.
+
+The interval balances the cost of saves against the cost of failures (decision "everySeconds: Auto is Daly's estimate").
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,15 @@ import time
 from concertina_protocol import CheckpointInterval, JobHistory
 
 SHORTEST, UNKNOWN_COST = 10.0, 1.0
-"""Seconds: between checkpoints at least; and what a save is taken to cost before one was made."""
+"""Minimum seconds between checkpoints, and the assumed cost in seconds of a save before the first one."""
 
 
 def best(cost: float, between_failures: float) -> float:
-    """Seconds of training between saves that lose the least time (Daly 2006, A higher order estimate of the optimum
-    checkpoint interval, eq. 37; its first term is Young's of 1974). `cost`: seconds that training waits for a save."""
+    """Return the seconds of training between saves that lose the least time.
+
+    The formula is from Daly 2006, A higher order estimate of the optimum checkpoint interval, eq. 37. Its first term is
+    Young's of 1974. `cost` is the number of seconds that training waits for a save.
+    """
     if cost >= 2 * between_failures:
         return between_failures
     ratio = cost / (2 * between_failures)
@@ -22,7 +27,10 @@ def best(cost: float, between_failures: float) -> float:
 
 
 class Interval:
-    """Of one round: `seconds` as spec.checkpoint says; with `Auto` the best one, by what was measured so far."""
+    """Checkpoint interval of one round.
+
+    `seconds` is the value in spec.checkpoint or, with `Auto`, the best interval according to the measurements so far.
+    """
 
     def __init__(self, setting: int | str | None, history: JobHistory) -> None:
         self._setting, self._history = setting, history
@@ -31,18 +39,21 @@ class Interval:
         self._wanted_at: float | None = None
 
     def saved(self, cost: float) -> None:
-        """Training waited so long for a snapshot that is now on its way to storage."""
+        """Record the seconds that training waited for a snapshot that is now on its way to storage."""
         self._cost, self._wanted_at = max(self._cost, cost), time.monotonic()
 
     def shipped(self) -> None:
-        """It has arrived."""
+        """Record that the snapshot has arrived in storage."""
         if self._wanted_at is not None:
             self._shipping = max(self._shipping, time.monotonic() - self._wanted_at)
             self._wanted_at = None
 
     @property
     def between_failures(self) -> float:
-        """One failure more than was seen: that of now may come at any time."""
+        """Mean seconds between failures.
+
+        One failure more than occurred is counted, as the next one can come at any time.
+        """
         return (self._history.seconds + time.monotonic() - self._began) / (self._history.failures + 1)
 
     @property
@@ -51,7 +62,7 @@ class Interval:
 
     @property
     def seconds(self) -> float | None:
-        """None: not by the clock."""
+        """Seconds between checkpoints, or None if they are not taken by the clock."""
         return self.suggested if self._setting == "Auto" else None if self._setting is None else float(self._setting)
 
     @property

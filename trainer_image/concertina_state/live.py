@@ -1,4 +1,4 @@
-"""What snapshots ask of a state that changes."""
+"""Interface of a changing state to its snapshots."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import Any, Protocol, TypeAlias
 from concertina_state.format.shardfile import Layout
 
 Arrival: TypeAlias = Callable[[], float]
-"""Waits until a copy is where it belongs. Returns how many seconds a device took for it: 0 where the caller of
-`copy_to` did it."""
+"""Function that waits until a copy has arrived, and returns the seconds that a device took for it.
+
+The result is 0 if the caller of `copy_to` made the copy.
+"""
 
 
 class SnapshotSource(Protocol):
-    """What is saved: arrays that change, and the place of each in a file."""
+    """Contents of a snapshot: arrays that change, and the place of each in a file."""
 
     @property
     def layout(self) -> Layout: ...
 
     def views(self, file: mmap.mmap) -> Any:
-        """Of the places, for `copy_to`."""
+        """Return views of the places in the mapped file, for `copy_to`."""
         ...
 
     def copy_to(self, views: Any) -> Arrival:
-        """What the arrays hold now."""
+        """Copy the present contents of the arrays into the views, or have a device copy them."""
         ...
 
     def before_change(self) -> None:
-        """What is told a device from now on may change the arrays: it is done after the last copy."""
+        """Order the following work of devices, which may change the arrays, after the last copy."""
         ...

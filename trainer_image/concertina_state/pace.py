@@ -1,37 +1,42 @@
-"""How many steps lie between two snapshots, so that snapshots take only a small share of the training time. Pure."""
+"""Number of steps between two snapshots, such that snapshots take only a small share of the training time. Pure."""
 
 from __future__ import annotations
 
 import math
 
 OVERHEAD = 0.01
-"""Share of the training time that snapshots may take by default."""
+"""Default share of the training time that snapshots may take."""
 SMOOTH = 0.5
 """Weight of the newest measurement."""
 LEAP = 2.0
-"""Most that one measurement counts, as a multiple of the average. One alone may meet a collection of Python's garbage
-(95 ms with torch), which would keep snapshots away for as long as a hundred usual ones take."""
+"""Limit of one measurement, as a multiple of the average.
+
+A single measurement can coincide with a collection of Python's garbage (95 ms with torch), which would prevent
+snapshots for as long as a hundred usual ones take.
+"""
 FADES = 0.97
-"""Weight that a comparison keeps with each further step: the rarer snapshots are, the more the last one says."""
+"""Weight that a comparison keeps with each further step. The rarer snapshots are, the more the last one counts."""
 ENOUGH = 20
-"""Comparisons that are needed before they count."""
+"""Number of comparisons that are needed before they count."""
 IN_A_ROW = 15
-"""Snapshots in consecutive steps, after which one step goes without a snapshot, for comparison."""
+"""Number of snapshots in consecutive steps after which one step goes without a snapshot, for comparison."""
 
 
 class Pace:
-    """The number of steps between two snapshots, from what they cost. Rank 0 decides; the other ranks follow.
+    """Number of steps between two snapshots, from what they cost. Rank 0 decides; the other ranks follow.
 
-    A snapshot costs what the loop waits for, and what the threads behind it (its checksum, its copy to a peer) take
-    from the step that follows: nothing if there are free cores for them, several times as much if there are none. So
-    each step with a snapshot is compared with the steps without one before it."""
+    The cost of a snapshot has two parts: the time that the loop waits for it, and the time that the threads behind it
+    (its checksum, its copy to a peer) take from the following step. The second part is zero if there are free cores for
+    them, and several times the first if there are none. So each step with a snapshot is compared with the steps without
+    one before it.
+    """
 
     def __init__(self, overhead: float = OVERHEAD) -> None:
-        """`overhead` is the share of the training time that snapshots may take."""
+        """Set the share of the training time that snapshots may take."""
         self._overhead = overhead
         self._stall = self._step = 0.0
         self._plain, self._plain_seconds = 0, 0.0
-        """Steps that no snapshot slows down, since the last one that does, and the seconds that they took."""
+        """Number of steps since the last snapshot that no snapshot slowed down, and the seconds that they took."""
         self._before: tuple[int, float] | None = None
         """Number and mean seconds of the plain steps before the last snapshot, until all steps behind it are known."""
         self._behind_seconds = 0.0
@@ -41,8 +46,11 @@ class Pace:
     def stepped(self, seconds: float, behind_snapshot: bool, committing: bool = False) -> None:
         """Record the time from the beginning of one commit to the beginning of the next.
 
-        `behind_snapshot` says whether the first of the two took a snapshot, `committing` whether the snapshot before it
-        was still being committed, beside this step."""
+        Args:
+            seconds: The time.
+            behind_snapshot: Whether the first of the two commits took a snapshot.
+            committing: Whether the snapshot before it was still being committed, beside this step.
+        """
         usual = min(seconds, LEAP * self._step) if self._step else seconds
         self._step += (SMOOTH if self._step else 1.0) * (usual - self._step)
         if committing and not behind_snapshot:
@@ -71,8 +79,8 @@ class Pace:
 
     def took(self, stall: float) -> None:
         """Record the seconds that the loop waited for a snapshot."""
-        known = self._stall
-        self._stall = known + SMOOTH * (min(stall, LEAP * known) - known) if known else stall
+        average = self._stall
+        self._stall = average + SMOOTH * (min(stall, LEAP * average) - average) if average else stall
 
     @property
     def cost(self) -> float:

@@ -1,7 +1,8 @@
-"""Which box of a global tensor each rank holds, and which part of it the rank saves where others hold the same. Pure.
+"""Which box of a global tensor each rank holds, and which part of it the rank saves if others hold the same. Pure.
 
-The box of a cut tensor is computed from its mesh and placements alone, as torch.distributed.checkpoint's own names the
-wrong one where a dimension is cut twice and not evenly (decision "Boxes are computed")."""
+The box of a cut tensor is computed from its mesh and placements alone. The box that torch.distributed.checkpoint names
+is wrong if a dimension is cut twice and not evenly (decision "Boxes are computed").
+"""
 
 from __future__ import annotations
 
@@ -14,15 +15,18 @@ from concertina_state.format.read_plan import Box
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """How one dimension of a mesh treats a tensor: it cuts `dim`, or holds copies (None)."""
+    """Treatment of a tensor by one dimension of a mesh: it cuts `dim`, or holds copies (None)."""
 
     dim: int | None
     late: bool = False
-    """A strided shard (FSDP over a dimension that tensor parallelism cut before): cut after all others."""
+    """Whether this is a strided shard, which is cut after all others.
+
+    FSDP makes these over a dimension that tensor parallelism cut before.
+    """
 
 
 def box(shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], cuts: Sequence[Cut]) -> Box:
-    """Of the rank at this coordinate; empty where nothing is left for it."""
+    """Return the box of the rank at this coordinate of the mesh; empty if nothing remains for it."""
     offsets, sizes = [0] * len(shape), list(shape)
     order = [axis for axis, cut in enumerate(cuts) if cut.dim is not None]
     for axis in sorted(order, key=lambda axis: cuts[axis].late):
@@ -36,17 +40,20 @@ def box(shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], cu
 
 
 def rows(boxes: Sequence[tuple[tuple[int, ...], int]], parts: int, part: int) -> list[tuple[int, int]]:
-    """Of boxes (shape, bytes an element) that `parts` ranks hold alike: the rows [begin, end) of each that rank `part`
-    of them saves. They are laid end to end and that line is cut evenly, so a rank has a part of few of them, and each
-    row is saved once. A single number counts as one row."""
+    """Return the rows [begin, end) of each box that rank `part` of `parts` ranks saves.
+
+    The ranks hold the same boxes, each given as its shape and the bytes of an element. The boxes are laid end to end,
+    and that line is cut evenly. So each rank has parts of few boxes, and each row is saved once. A single number counts
+    as one row.
+    """
     lengths = [shape[0] if shape else 1 for shape, _ in boxes]
     widths = [math.prod(shape[1:]) * size for shape, size in boxes]
     total = sum(length * width for length, width in zip(lengths, widths, strict=True))
     low, high = total * part // parts, total * (part + 1) // parts
-    found, at = [], 0
+    ranges, offset = [], 0
     for length, width in zip(lengths, widths, strict=True):
-        # A row belongs to whoever has its first byte.
-        begin, end = (min(length, max(0, -(-(edge - at) // width))) if width else 0 for edge in (low, high))
-        found.append((begin, end))
-        at += length * width
-    return found
+        # A row belongs to the rank that has its first byte.
+        begin, end = (min(length, max(0, -(-(edge - offset) // width))) if width else 0 for edge in (low, high))
+        ranges.append((begin, end))
+        offset += length * width
+    return ranges

@@ -1,4 +1,4 @@
-"""A saved state, wherever it lies: what its shards hold is known before a byte of a tensor is brought here."""
+"""Saved state, wherever it lies. The contents of its shards are known before any tensor bytes are brought here."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 
 class SavedState(Protocol):
+    """Saved state, by the headers and files of its shards."""
+
     @property
     def id(self) -> SnapshotId: ...
 
@@ -29,17 +31,22 @@ class SavedState(Protocol):
 
 
 class Requests(Protocol):
-    """To the agent, which answers."""
+    """Channel to the agent for requests that it answers."""
 
     def request(self, message: Message, kind: type[T]) -> T: ...
 
 
 class LocalShard:
-    """A shard file on this machine, in memory as a rule. Raises RestoreFailed."""
+    """Shard file on this machine, usually in memory. Methods raise RestoreFailed."""
 
     batch_bytes = 16 << 20
 
     def __init__(self, path: Path, expected: SnapshotId) -> None:
+        """Open the file and read its header.
+
+        Raises:
+            RestoreFailed: When the file can't be read, or holds another snapshot than the expected one.
+        """
         try:
             self._path, self._file = path, path.open("rb", buffering=0)
             self.header = parse_header(self._file.read(header_length(self._file.read(8)) - 8))
@@ -49,7 +56,14 @@ class LocalShard:
             raise RestoreFailed(f"{path} holds {self.header.metadata.id} where {expected} was expected")
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
-        """Cheaper than to copy out of a mapping, whose pages would have to be faulted in; and this needs no GIL."""
+        """Fill each memoryview with the file's bytes from its offset on.
+
+        Reading is cheaper than copying from a mapping, whose pages would have to be faulted in, and does not need the
+        GIL.
+
+        Raises:
+            RestoreFailed: When the file ends early.
+        """
         for begin, target in parts:
             while target:
                 count = os.preadv(self._file.fileno(), [target], begin)
@@ -59,7 +73,10 @@ class LocalShard:
 
 
 class InMemory:
-    """What agents hold; ours brings a shard here from another one if need be. Raises RestoreFailed."""
+    """State in the memory of agents. The agent of this pod fetches a shard from another agent if necessary.
+
+    Methods raise RestoreFailed.
+    """
 
     def __init__(self, id: SnapshotId, channel: Requests) -> None:
         self.id, self._channel = id, channel
@@ -82,31 +99,39 @@ class InMemory:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a rank is to read of a saved state, and from where."""
+    """Parts of a saved state that a rank is to read, and where they are."""
 
     plan: ReadPlan
     shards: Mapping[int, ShardReader]
-    """Those of the plan, by number."""
+    """Readers of the plan's shards, by number."""
     headers: Mapping[int, Header]
 
     @property
     def metadata(self) -> ShardMetadata:
-        """Of the state: any header has it, and a rank may have nothing to read."""
+        """Metadata of the state, from any header: a rank may have nothing to read."""
         return next(iter(self.headers.values())).metadata
 
 
 def find(saved: SavedState, alone: int | None, plan: Callable[[Mapping[int, Header]], ReadPlan]) -> Found:
-    """`alone`: the one shard that this rank needs, where nothing was resized. Else all headers are compared with what
-    it wants, and the shards that have some of it are brought here."""
+    """Find what this rank reads of a saved state, and open the shards that have it.
+
+    Args:
+        saved: The state.
+        alone: Number of the only shard that this rank needs, if nothing was resized. Otherwise `plan` gets all headers.
+        plan: Function that plans the reads from the shards' headers.
+
+    Raises:
+        RestoreFailed: When a shard can't be read, or is not what its header said.
+    """
     shards: dict[int, ShardReader] = {}
     if alone is not None:
         shards[alone] = saved.open(alone)
-        held = {alone: shards[alone].header}
+        headers = {alone: shards[alone].header}
     else:
-        held = {shard: saved.header(shard) for shard in range(saved.id.shards)}
-    made = plan(held)
-    for shard in made.shards:
+        headers = {shard: saved.header(shard) for shard in range(saved.id.shards)}
+    read_plan = plan(headers)
+    for shard in read_plan.shards:
         shards[shard] = shards.get(shard) or saved.open(shard)
-        if shards[shard].header != held[shard]:
+        if shards[shard].header != headers[shard]:
             raise RestoreFailed(f"shard {shard} of step {saved.id.step} is not what its header said: one is damaged.")
-    return Found(made, shards, held)
+    return Found(read_plan, shards, headers)

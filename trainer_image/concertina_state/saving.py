@@ -1,4 +1,7 @@
-"""When a step is saved, and where it goes: decided from what all ranks agreed on, so the same on every rank."""
+"""Decides when a step is saved and where it goes.
+
+Decisions depend only on what all ranks agreed on, so they are the same on every rank.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from concertina_state.step_trace import Traces
 
 @dataclasses.dataclass(frozen=True)
 class StepFlags:
-    """One rank's flags; as the result of the all-reduce, how many ranks raised them."""
+    """Flags of one rank. As the result of the all-reduce, the number of ranks that raised each of them."""
 
     drain: int = 0
     """Rank 0: stop after this step."""
@@ -38,52 +41,58 @@ class StepFlags:
     copied_last: int = 0
     """This rank's last snapshot is complete on its peer."""
     copied_before: int = 0
-    """The one before it is."""
+    """This rank's snapshot before the last one is complete on its peer."""
     shipping: int = 0
     """A shard of this rank is still on its way to storage."""
     snapshot_due: int = 0
-    """Rank 0: enough steps have passed since the last snapshot. Without a pace, each rank says so."""
+    """Rank 0: enough steps have passed since the last snapshot. Without a pace, each rank raises this."""
     snapshot_waits: int = 0
     """Another snapshot would have to wait for this rank's last one, or for its file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveDecision:
-    """What becomes of the state after one step."""
+    """Decision about the state after one step."""
 
     step: int
     snapshot: bool
     durable: bool
-    """The snapshot becomes a checkpoint."""
+    """Whether the snapshot becomes a checkpoint."""
     outcome: Outcome | None
-    """The round ends with this step."""
+    """Outcome of the round if it ends with this step, else None."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SavePolicy:
     steps: int
-    """The run's last one."""
+    """Number of the run's last step."""
     snapshot_every: int
-    """Snapshots are taken after multiples of so many steps."""
+    """Steps between snapshots: they are taken after multiples of this number."""
     has_storage: bool
     checkpoint_every: int | None
-    """Steps."""
+    """Steps between checkpoints."""
 
     def is_due(self, step: int, flags: StepFlags) -> bool:
-        """Whether a checkpoint becomes due with this step; it stays due until one is begun."""
+        """Return whether a checkpoint becomes due with this step. It stays due until one is begun."""
         every = self.checkpoint_every
         return self.has_storage and (flags.checkpoint_due > 0 or (every is not None and step % every == 0))
 
     def decide(self, step: int, flags: StepFlags, due: bool, keeping_up: bool, required: bool = False) -> SaveDecision:
-        """Decide what becomes of the state after `step` steps.
+        """Decide what happens to the state after `step` steps.
 
-        `flags` are the sums over all ranks. `due` says that a checkpoint is due, `keeping_up` that peers have copied
-        what another snapshot would overwrite. With `required`, which must be the same on all ranks, the snapshot is
-        taken regardless. A snapshot for the pace alone is left out while a rank is not ready for it, so that no step
-        waits for an earlier checksum. A checkpoint waits for its own checksum anyway."""
+        A snapshot for the pace alone is left out while a rank is not ready for it, so that no step waits for an earlier
+        checksum. A checkpoint waits for its own checksum anyway.
+
+        Args:
+            step: Number of finished steps.
+            flags: Sums over all ranks.
+            due: Whether a checkpoint is due.
+            keeping_up: Whether peers have copied what another snapshot would overwrite.
+            required: Whether to take the snapshot regardless. Must be the same on all ranks.
+        """
         outcome = Outcome.COMPLETE if step >= self.steps else Outcome.DRAINED if flags.drain > 0 else None
-        now = outcome is Outcome.COMPLETE or flags.drain_durable > 0 or (due and flags.shipping == 0)
-        durable = self.has_storage and now
+        wants_checkpoint = outcome is Outcome.COMPLETE or flags.drain_durable > 0 or (due and flags.shipping == 0)
+        durable = self.has_storage and wants_checkpoint
         paced = step % self.snapshot_every == 0 and flags.snapshot_due > 0 and flags.snapshot_waits == 0
         regular = durable or paced
         snapshot = outcome is not None or required or (regular and keeping_up)
@@ -91,18 +100,21 @@ class SavePolicy:
 
 
 class AgentChannel(Protocol):
-    """To the agent."""
+    """Channel to the agent."""
 
     def send(self, message: Message) -> None: ...
 
     def poll(self) -> Sequence[object]:
-        """What has come from there."""
+        """Return the messages that have arrived from the agent."""
         ...
 
 
 class Saving:
-    """Snapshots to node memory, and which of them become durable. In each step, in this order: `local_flags`, `decide`
-    with those of all ranks, and `save` what was decided."""
+    """Snapshots to node memory, and the decision which of them become durable.
+
+    In each step, call these in order: `local_flags`, `decide` with the flags of all ranks, and `save` with the
+    decision.
+    """
 
     def __init__(
         self,
@@ -114,57 +126,69 @@ class Saving:
         channel: AgentChannel,
         pace: Pace | None = None,
     ) -> None:
-        """`restored` is the metadata of this round's snapshots, at the step that the round resumes from. `durable` is
-        the newest known checkpoint. `pace` decides how many steps lie between two snapshots; without it, the caller
-        decides in which steps it calls `decide`."""
+        """Prepare the saves of one round.
+
+        Args:
+            policy: When to save.
+            snapshots: Snapshots of this rank.
+            restored: Metadata of this round's snapshots, at the step that the round resumes from.
+            durable: Newest known checkpoint.
+            interval: Interval between checkpoints.
+            channel: Channel to the agent.
+            pace: Number of steps between two snapshots. Without it, the caller decides in which steps it calls
+                `decide`.
+        """
         self._policy, self._snapshots, self._metadata, self._channel = policy, snapshots, restored, channel
         self._copied_step: int | None = None
         self._drain: DrainRequest | None = None
         self._due = False
         self._asked = False
-        """A person wants a checkpoint."""
+        """Whether a person requested a checkpoint."""
         self._durable_step = durable.step if durable else 0
         self._durable_at = (durable.at or 0.0) if durable else (0.0 if restored.id.step else time.time())
         self.traces = Traces(restored.shard)
         self.interval = interval
         self.seconds = 0.0
-        """Spent on snapshots in this round."""
+        """Seconds spent on snapshots in this round."""
         self._pace = pace
         self._began: float | None = None
-        """When the last `save` began; None if the time since then is not a step's alone."""
+        """Time at which the last `save` began. None if the time since then is not that of a step alone."""
         self._saved = self._waited = False
-        """Whether that `save` took a snapshot, and whether the one before was still worked on."""
+        """Whether that `save` took a snapshot, and whether the snapshot before was still being committed."""
         self._since = self._stretch = 0
         """Steps since the last snapshot, and from the one before to it."""
         self._copying_since: float | None = None
-        """When the last snapshot was begun; None once the state has been changed."""
+        """Time at which the last snapshot was begun. None once the state has been changed."""
         self._beside = 0.0
         """Seconds in which a device could copy the last snapshot beside the training."""
 
     @property
     def snapshot_step(self) -> int | None:
-        """Newest snapshot that is complete on the peers of all ranks."""
+        """Step of the newest snapshot that is complete on the peers of all ranks."""
         return self._snapshots.step_of(self._snapshots.complete)
 
     @property
     def reported_interval(self) -> CheckpointInterval | None:
-        """With durable storage."""
+        """Interval between checkpoints for the report; None without durable storage."""
         return self.interval.reported if self._policy.has_storage else None
 
     @property
     def reported_snapshots(self) -> SnapshotInterval | None:
-        """How often snapshots are taken; None before the second one."""
+        """Interval between snapshots for the report; None before the second one."""
         if self._pace is None or not self._stretch:
             return None
         return SnapshotInterval(self._stretch, self._pace.share(self._stretch))
 
     def of_layout(self, layout: str, waited_for: bool) -> None:
-        """What snapshots are said to be of, from now on."""
+        """Set the layout of the following snapshots, and whether a script waits for them."""
         id = dataclasses.replace(self._metadata.id, layout=layout)
         self._metadata = dataclasses.replace(self._metadata, id=id, waited_for=waited_for)
 
     def local_flags(self, step: int | None = None) -> StepFlags:
-        """This rank's, for the coming all-reduce. `step`: finished ones, where not each of them is agreed on."""
+        """Return this rank's flags for the coming all-reduce.
+
+        `step` is the number of finished steps, for callers that do not agree on each of them.
+        """
         for message in self._channel.poll():
             if isinstance(message, CopiedUpTo):
                 self._copied_step = max(self._copied_step or 0, message.step)
@@ -192,17 +216,23 @@ class Saving:
         return self._metadata.shard == 0 and (self._snapshots.count == 0 or self._since + 1 >= self._pace.every)
 
     def _overdue(self, step: int | None) -> bool:
-        """By the clock, or because a round ended before its checkpoint was in storage."""
+        """Return whether a checkpoint is overdue.
+
+        It is overdue by the clock, or because a round ended before its checkpoint was in storage.
+        """
         if not self._policy.has_storage:
             return False
         seconds, steps = self.interval.seconds, self._policy.checkpoint_every
         by_clock = seconds is not None and time.time() - self._durable_at >= seconds
-        now = self._metadata.id.step if step is None else step
-        return by_clock or (steps is not None and now // steps > self._durable_step // steps)
+        finished_steps = self._metadata.id.step if step is None else step
+        return by_clock or (steps is not None and finished_steps // steps > self._durable_step // steps)
 
     def decide(self, step: int, flags: StepFlags, required: bool = False) -> SaveDecision:
-        """After `step` steps, by the flags of all ranks. They also say which snapshot is complete on the peers of all
-        ranks; agents then drop those of older rounds, whose room the next one may need."""
+        """Decide what happens to the state after `step` steps, by the flags of all ranks.
+
+        The flags also say which snapshot is complete on the peers of all ranks. Agents then drop snapshots of older
+        rounds, whose memory the next one may need.
+        """
         last, world = self._snapshots.count - 1, self._metadata.id.shards
         if flags.copied_last == world:
             self._snapshots.complete = last
@@ -214,7 +244,10 @@ class Saving:
         return self._policy.decide(step, flags, self._due, self._snapshots.keeping_up, required)
 
     def save(self, decision: SaveDecision, position: int, skipped: Ranges = (), trend: Trend = Trend()) -> None:  # noqa: B008
-        """Save the state as decided. `position` counts the samples consumed; for the others see ShardMetadata."""
+        """Save the state as decided.
+
+        `position` is the number of samples consumed. See ShardMetadata for `skipped` and `trend`.
+        """
         started = time.perf_counter()
         self._after_step(started, decision)
         if decision.snapshot:
@@ -229,7 +262,10 @@ class Saving:
             self._snapshots.make_room()
 
     def _after_step(self, now: float, decision: SaveDecision) -> None:
-        """Tell the pace what the last step took. A step that began with a wait for a checkpoint says nothing."""
+        """Report the duration of the last step to the pace.
+
+        A step that began with a wait for a checkpoint is left out.
+        """
         if self._pace is not None and self._began is not None:
             self._pace.stepped(now - self._began, self._saved, self._waited)
         self._began = None if decision.durable else now
@@ -239,29 +275,39 @@ class Saving:
             self._stretch, self._since = self._since if self._snapshots.count else 0, 0
 
     def _after_snapshot(self, stall: float) -> None:
-        """Tell the pace what a snapshot costs the loop: this call, and what the update of the weights waited for a
-        device's copy. That is known of the snapshot before, and not of the first one, which finds its memory."""
+        """Report the cost of a snapshot to the pace.
+
+        The cost is the time of this call, plus the time that the update of the weights waited for a device's copy. The
+        latter is known only of the previous snapshot. The first snapshot does not count, because it has to allocate its
+        memory.
+        """
         if self._pace is not None and self._snapshots.count > 1:
             self._pace.took(stall + max(0.0, self.device_seconds - self._beside))
         self._copying_since = time.perf_counter()
 
     @property
     def device_seconds(self) -> float:
-        """See Snapshots."""
+        """Seconds of a device's time; see Snapshots."""
         return self._snapshots.device_seconds
 
     def before_change(self) -> None:
-        """See Live. On a device, the training that was queued before has ended by now."""
+        """Order following changes after the last copy; see SnapshotSource.
+
+        On a device, the training that was queued before has ended by now.
+        """
         if self._copying_since is not None:
             self._beside, self._copying_since = time.perf_counter() - self._copying_since, None
         self._snapshots.before_change()
 
     def finish(self) -> None:
-        """Until the last snapshot is committed."""
+        """Wait until the last snapshot is committed."""
         self._snapshots.finish()
 
     def stop_at(self, step: int, position: int, skipped: Ranges, trend: Trend) -> None:
-        """A drain has come while `step` steps are evaluated. Should it be durable, the agents ship its snapshot."""
+        """Save the state for a drain that arrives while `step` steps are evaluated.
+
+        If the drain is durable, the agents ship this snapshot.
+        """
         if self._snapshots.step_of(self._snapshots.count - 1) == step:
             self._snapshots.finish()
         else:
@@ -272,14 +318,14 @@ class Saving:
         id = dataclasses.replace(self._metadata.id, step=decision.step)
         metadata = dataclasses.replace(self._metadata, id=id, position=position, skipped=skipped, trend=trend)
         at_once = decision.durable or decision.outcome is not None
-        taken = self._snapshots.begin(metadata, self._committed, at_once)
+        snapshot = self._snapshots.begin(metadata, self._committed, at_once)
         if at_once:
             self._snapshots.finish()
         if decision.durable:
-            link = self._snapshots.link_for_shipping(taken)
+            link = self._snapshots.link_for_shipping(snapshot)
             complete = decision.outcome is Outcome.COMPLETE
             self._channel.send(WantDurable(id, self._metadata.shard, str(link), complete))
             self._due, self._asked, self._durable_step, self._durable_at = False, False, id.step, time.time()
 
-    def _committed(self, taken: TakenSnapshot) -> None:
-        self._channel.send(Committed(taken.id, self._metadata.shard, str(taken.path)))
+    def _committed(self, snapshot: TakenSnapshot) -> None:
+        self._channel.send(Committed(snapshot.id, self._metadata.shard, str(snapshot.path)))

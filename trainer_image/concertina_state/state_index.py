@@ -1,8 +1,8 @@
-"""The tensors of a state as one rank has them: which box of which global tensor each is, and how all of it is filled
-again from any world's shards. With torch.
+"""Tensors of a state as one rank has them: which box of which global tensor each is, and how all are filled again.
 
-Filling goes the way of saving: of what several ranks hold alike each reads the part that it would save, and gets the
-others' from them."""
+A state can be filled from any world's shards. Filling mirrors saving: if several ranks hold the same, each reads the
+part that it would save, and receives the other parts from the other ranks. Requires torch.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ BUCKET = 64 << 20
 
 
 class StateIndex(LocalState[Tensor]):
+    """Index of the tensors of one rank."""
+
     def __init__(
         self,
         tensors: Mapping[str, Tensor | ArrayShard | RemoteArray],
@@ -51,48 +53,63 @@ class StateIndex(LocalState[Tensor]):
         whole_cut: str = "",
         buffers: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        """`tensors`: by names that all ranks know, each a whole tensor that is the same on all ranks, a DTensor, or an
-        ArrayShard. `whole_cut`: see LocalState.
-        `own`: what this rank alone has, by names of its own. `together`: ranks can talk to each other by
-        torch.distributed; else each saves, and reads, all that it has. `buffers`: tensors that are the same on all
-        ranks, and of which rank 0 saves each whole. Raises InvalidInput for what can't be saved."""
+        """Index the tensors of this rank.
+
+        Args:
+            tensors: Tensors by names that all ranks know. Each is a whole tensor that is the same on all ranks, a
+                DTensor, an ArrayShard, or a RemoteArray.
+            own: Tensors that only this rank has, by names of their own.
+            rank: This rank.
+            world: Number of ranks.
+            together: Whether ranks can communicate by torch.distributed. If not, each saves and reads all that it has.
+            whole_cut: See LocalState.
+            buffers: Tensors that are the same on all ranks, each of which rank 0 saves whole.
+
+        Raises:
+            InvalidInput: When a tensor can't be saved.
+        """
         ranks = tuple(range(world))
         everyone = Copies(ranks, rank) if together else ALONE
         once = Copies(ranks, rank, saved_whole=True) if together else ALONE
-        given = {**dict.fromkeys(tensors, everyone), **dict.fromkeys(buffers, once)}
+        copies_by_name = {**dict.fromkeys(tensors, everyone), **dict.fromkeys(buffers, once)}
         of_all = {**tensors, **buffers}
-        held = [_held(name, of_all[name], given[name]) for name in sorted(of_all)]
+        local_arrays = [_local_array(name, of_all[name], copies_by_name[name]) for name in sorted(of_all)]
         alone = [(_own(name, tensor), tensor.detach()) for name, tensor in sorted(own.items())]
-        super().__init__(held, alone, f"{world}, {together}", whole_cut)
+        super().__init__(local_arrays, alone, f"{world}, {together}", whole_cut)
         self.saved = Tensors(self.layout, self._saved)
-        places = [(each.name, each.local) for each in self.held] + [(chunk.name, tensor) for chunk, tensor in alone]
+        places = [(local_array.name, local_array.local) for local_array in self.held] + [
+            (chunk.name, tensor) for chunk, tensor in alone
+        ]
         self._addresses = {name: tensor.data_ptr() for name, tensor in places}
 
     def still(self, tensors: Mapping[str, Tensor | ArrayShard]) -> bool:
-        """Whether these are the very tensors that it was made of: arrays, buffers and what this rank alone has."""
+        """Return whether these are the very tensors that the index was made of.
+
+        They include buffers and the tensors that only this rank has.
+        """
         return tensors.keys() == self._addresses.keys() and all(
             live(tensor).data_ptr() == self._addresses[name] for name, tensor in tensors.items()
         )
 
     @torch.no_grad()
     def fill(self, plan: ReadPlan, shards: Mapping[int, ShardReader]) -> None:
-        """All tensors, on all ranks at once."""
+        """Fill all tensors. All ranks must call this at the same time."""
         execute(plan, shards, {name: tensor for name, (_, tensor) in self._parts.items()})
-        for copies, alike in self._by_copies().items():
+        for copies, same_tensors in self._by_copies().items():
             if len(copies.ranks) > 1:
-                _exchange(alike, copies)
+                _exchange(same_tensors, copies)
 
 
-def _exchange(alike: Sequence[LocalArray[Tensor]], copies: Copies) -> None:
-    """Each rank's part to the others."""
+def _exchange(same_tensors: Sequence[LocalArray[Tensor]], copies: Copies) -> None:
+    """Send the part of each rank to the other ranks."""
     group = copies.group or dist.group.WORLD
     assert group is not None
     for number, source in enumerate(copies.ranks):
-        for device, bucket in _buckets([tensor for _, tensor in parts(alike, copies, number)], group):
+        for device, bucket in _buckets([tensor for _, tensor in parts(same_tensors, copies, number)], group):
             dense = [part.to(device).contiguous() for part in bucket]
             root = dist.get_group_rank(group, source)
-            # As bytes: backends have no word for some dtypes.
-            bytes_ = [each.reshape(-1).view(torch.uint8) for each in dense]
+            # As bytes, because backends do not support some dtypes.
+            bytes_ = [tensor.reshape(-1).view(torch.uint8) for tensor in dense]
             dist._broadcast_coalesced(group, bytes_, BUCKET, root)
             for part, filled in zip(bucket, dense, strict=True):
                 if part is not filled:
@@ -100,38 +117,43 @@ def _exchange(alike: Sequence[LocalArray[Tensor]], copies: Copies) -> None:
 
 
 def _buckets(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Iterator[tuple[torch.device, list[Tensor]]]:
-    """Those that can be sent together, and from which device: NCCL does not send from the host's memory, and takes it
-    by the device in pieces, as there may be no room for all."""
-    found: dict[torch.device, list[Tensor]] = {}
+    """Yield the tensors that can be sent together, with the device to send them from.
+
+    NCCL does not send from host memory. Such tensors go through the device in pieces, as there may not be space for
+    all.
+    """
+    parts_by_device: dict[torch.device, list[Tensor]] = {}
     for part in parts:
-        found.setdefault(part.device, []).append(part)
+        parts_by_device.setdefault(part.device, []).append(part)
     devices = group._device_types
-    for device, alike in found.items():
-        if not devices or device.type in {each.type for each in devices}:
-            yield device, alike
+    for device, same_device in parts_by_device.items():
+        if not devices or device.type in {group_device.type for group_device in devices}:
+            yield device, same_device
             continue
-        ends = itertools.accumulate(part.nbytes for part in alike)
-        for _, piece in itertools.groupby(zip(ends, alike, strict=True), lambda each: each[0] // BUCKET):
+        ends = itertools.accumulate(part.nbytes for part in same_device)
+        for _, piece in itertools.groupby(
+            zip(ends, same_device, strict=True), lambda end_and_part: end_and_part[0] // BUCKET
+        ):
             yield devices[0], [part for _, part in piece]
 
 
-def _held(name: str, given: Tensor | ArrayShard | RemoteArray, everyone: Copies) -> LocalArray[Tensor]:
-    if isinstance(given, RemoteArray):
-        zeros = (0,) * len(given.shape)
+def _local_array(name: str, array: Tensor | ArrayShard | RemoteArray, everyone: Copies) -> LocalArray[Tensor]:
+    if isinstance(array, RemoteArray):
+        zeros = (0,) * len(array.shape)
         return LocalArray(
-            name, tuple(given.shape), Box(zeros, zeros), NAMES[given.dtype], torch.empty(zeros, dtype=given.dtype),
+            name, tuple(array.shape), Box(zeros, zeros), NAMES[array.dtype], torch.empty(zeros, dtype=array.dtype),
             ALONE, "elsewhere",
         )  # fmt: skip
-    tensor: Tensor = given.array if isinstance(given, ArrayShard) else given
+    tensor: Tensor = array.array if isinstance(array, ArrayShard) else array
     check_kind(name, tensor)
     dtype, whole = NAMES[tensor.dtype], tuple(tensor.shape)
-    if isinstance(given, ArrayShard):
-        return held_part(name, given, tensor.detach(), whole, dtype)
+    if isinstance(array, ArrayShard):
+        return held_part(name, array, tensor.detach(), whole, dtype)
     if isinstance(tensor, ShardedTensor):  # FSDP1's
-        found = tensor.local_shards()
-        offsets, sizes = (found[0].metadata.shard_offsets, found[0].metadata.shard_sizes) if found else ((), ())
-        mine = Box(tuple(offsets), tuple(sizes)) if found else Box((0,) * len(whole), (0,) * len(whole))
-        return LocalArray(name, whole, mine, dtype, _local(tensor), ALONE, f"shards of {dist.get_world_size()}")
+        shards = tensor.local_shards()
+        offsets, sizes = (shards[0].metadata.shard_offsets, shards[0].metadata.shard_sizes) if shards else ((), ())
+        own_box = Box(tuple(offsets), tuple(sizes)) if shards else Box((0,) * len(whole), (0,) * len(whole))
+        return LocalArray(name, whole, own_box, dtype, _local(tensor), ALONE, f"shards of {dist.get_world_size()}")
     if not isinstance(tensor, DTensor):
         return LocalArray(name, whole, Box((0,) * len(whole), whole), dtype, tensor.detach(), everyone, "whole")
     mesh, placements = tensor.device_mesh, tensor.placements
@@ -149,11 +171,11 @@ def _held(name: str, given: Tensor | ArrayShard | RemoteArray, everyone: Copies)
         return LocalArray(name, whole, nothing, dtype, _local(tensor), ALONE, f"{shape} {placements}")
     copied = [axis for axis, cut in enumerate(cuts) if cut.dim is None and shape[axis] > 1]
     copies = ALONE
-    if len(copied) == 1:  # of more dimensions each rank saves all that it has: right, and more than is needed
+    if len(copied) == 1:  # with more dimensions each rank saves all that it has, which is correct but more than needed
         group = mesh.get_group(copied[0])
         copies = Copies(tuple(dist.get_process_group_ranks(group)), coordinate[copied[0]], group)
-    mine = box(whole, shape, coordinate, cuts)
-    return LocalArray(name, whole, mine, dtype, _local(tensor), copies, f"{shape} {placements}")
+    own_box = box(whole, shape, coordinate, cuts)
+    return LocalArray(name, whole, own_box, dtype, _local(tensor), copies, f"{shape} {placements}")
 
 
 def _own(name: str, tensor: Tensor) -> Chunk:
@@ -162,10 +184,14 @@ def _own(name: str, tensor: Tensor) -> Chunk:
 
 
 def check_kind(name: str, tensor: Tensor) -> None:
-    """Raise InvalidInput for a tensor that has no plain memory to save."""
+    """Check that a tensor has plain memory to save.
+
+    Raises:
+        InvalidInput: When it does not.
+    """
     if tensor.dtype not in NAMES:
-        known = ", ".join(NAMES.values())
-        raise InvalidInput(f"{name} has the dtype {tensor.dtype}, which can't be saved: convert it to one of {known}.")
+        names = ", ".join(NAMES.values())
+        raise InvalidInput(f"{name} has the dtype {tensor.dtype}, which can't be saved: convert it to one of {names}.")
     if isinstance(tensor, ShardedTensor):
         return
     if tensor.layout != torch.strided or tensor.is_nested:
@@ -184,17 +210,20 @@ def check_kind(name: str, tensor: Tensor) -> None:
 def _has_memory(tensor: Tensor) -> bool:
     try:
         return tensor.data_ptr() != 0
-    except RuntimeError:  # torch's word for a wrapper without a storage
+    except RuntimeError:  # raised for a wrapper without a storage
         return False
 
 
-def live(given: Tensor | ArrayShard) -> Tensor:
-    """What this rank has of it, itself: of a thousand tensors a view of each takes longer than to ask where it lies."""
-    tensor: Tensor = given.array if isinstance(given, ArrayShard) else given
+def live(array: Tensor | ArrayShard) -> Tensor:
+    """Return the local tensor itself, which is not a view.
+
+    For a thousand tensors, making views takes longer than asking for their addresses.
+    """
+    tensor: Tensor = array.array if isinstance(array, ArrayShard) else array
     if isinstance(tensor, ShardedTensor):
         shards = tensor.local_shards()
-        found: Tensor = shards[0].tensor if shards else torch.empty((0,) * tensor.dim(), dtype=tensor.dtype)
-        return found
+        local: Tensor = shards[0].tensor if shards else torch.empty((0,) * tensor.dim(), dtype=tensor.dtype)
+        return local
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 

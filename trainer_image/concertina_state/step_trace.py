@@ -1,4 +1,4 @@
-"""A trace of some steps of one rank, by torch.profiler, where a person has asked for one (`concertina trace`)."""
+"""Trace of some steps of one rank by torch.profiler, on request (`concertina trace`)."""
 
 from __future__ import annotations
 
@@ -16,47 +16,50 @@ from concertina_protocol.worker_channel import TraceSteps
 
 
 class Traces:
-    """Of one worker: one at a time. Without a wish a step costs a comparison."""
+    """Traces of one worker, one at a time. Without a request, a step costs one comparison."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._wish: TraceSteps | None = None
+        self._request: TraceSteps | None = None
         self._trace: StepTrace | None = None
 
-    def ask(self, wish: TraceSteps) -> None:
-        """From any thread. One that comes while another is made takes its turn after it."""
-        self._wish = wish
+    def ask(self, request: TraceSteps) -> None:
+        """Request a trace. Any thread may call this. A request during another trace starts after that trace."""
+        self._request = request
 
     def after(self, step: int) -> None:
-        """From the thread that trains."""
-        if self._trace is None and self._wish is not None:
-            self._trace, self._wish = StepTrace(self._wish, self._rank), None
+        """Note the end of a step. The training thread calls this."""
+        if self._trace is None and self._request is not None:
+            self._trace, self._request = StepTrace(self._request, self._rank), None
         if self._trace is not None and not self._trace.after(step):
             self._trace = None
 
 
 class StepTrace:
-    """`after` is called after each step, from the thread that trains. It never raises: what goes wrong is written where
-    the trace should be."""
+    """Trace under way.
 
-    def __init__(self, asked: TraceSteps, rank: int) -> None:
-        self._asked, self._rank = asked, rank
-        self._path = step_traces.trace_file(step_traces.folder_of_worker(), asked.name, rank)
+    The training thread calls `after` after each step. That method never raises: errors are written where the trace
+    should be.
+    """
+
+    def __init__(self, request: TraceSteps, rank: int) -> None:
+        self._request, self._rank = request, rank
+        self._path = step_traces.trace_file(step_traces.folder_of_worker(), request.name, rank)
         self._profiler: Any = None
         self._step: Any = None
-        """The mark of the one under way."""
-        self._seen = self._last = 0
+        """Mark of the step under way."""
+        self._current = self._last = 0
 
     def after(self, step: int) -> bool:
-        """False when it is over."""
-        if step == self._seen:
-            return True  # a script may tell of one twice
-        self._seen = step
+        """Note the end of a step, and return False once the trace is over."""
+        if step == self._current:
+            return True  # a script may report a step twice
+        self._current = step
         try:
             if self._profiler is None:
                 if not step_traces.wanted_file(self._path).exists():
                     return False
-                if step + 1 >= self._asked.first_step:
+                if step + 1 >= self._request.first_step:
                     self._begin(step)
                 return True
             self._step.__exit__(None, None, None)
@@ -78,7 +81,7 @@ class StepTrace:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
         self._profiler = profile(activities=activities)
         self._profiler.start()
-        self._last = step + self._asked.steps
+        self._last = step + self._request.steps
         self._mark(step)
 
     def _mark(self, step: int) -> None:
@@ -88,17 +91,19 @@ class StepTrace:
         self._step.__enter__()
 
     def _write(self) -> None:
-        """Beside the steps that follow."""
+        """Write the trace, beside the steps that follow."""
         raw = self._path.with_suffix(".raw")
         try:
             self._profiler.export_chrome_trace(str(raw))
             trace = json.loads(raw.read_bytes())
             raw.unlink()
-            found = {"rank": self._rank, "trace": trace, "flightRecorder": flight_record()}
-            packed = gzip.compress(json.dumps(found).encode(), 6)
-            if len(packed) > step_traces.MOST_BYTES:
-                raise ValueError(f"it has {len(packed)} bytes, more than {step_traces.MOST_BYTES}: ask for fewer steps")
-            self._put(self._path, packed)
+            content = {"rank": self._rank, "trace": trace, "flightRecorder": flight_record()}
+            packed = gzip.compress(json.dumps(content).encode(), 6)
+            if len(packed) <= step_traces.MOST_BYTES:
+                self._put(self._path, packed)
+                return
+            problem = f"it has {len(packed)} bytes, more than {step_traces.MOST_BYTES}: ask for fewer steps"
+            self._fail(ValueError(problem))
         except Exception as error:
             self._fail(error)
         finally:
@@ -110,7 +115,7 @@ class StepTrace:
         self._put(step_traces.error_file(self._path), sentence.encode())
 
     def _put(self, path: Path, content: bytes) -> None:
-        """Whole, or not there; and not where nobody waits for it any more."""
+        """Write a file as a whole, or not at all, and only if the trace is still wanted."""
         part = path.with_name(f"{path.name}.part")
         try:
             if step_traces.wanted_file(self._path).exists():
@@ -121,7 +126,7 @@ class StepTrace:
 
 
 def flight_record() -> dict[str, Any]:
-    """What torch's flight recorder holds of collectives; empty where it is off (TORCH_FR_BUFFER_SIZE)."""
+    """Return the collectives in torch's flight recorder; empty if it is off (TORCH_FR_BUFFER_SIZE)."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
@@ -130,5 +135,5 @@ def flight_record() -> dict[str, Any]:
 
     backend = "nccl" if "nccl" in dist.get_backend() else "gloo"
     dump = getattr(c10d, "_dump_nccl_trace_json" if backend == "nccl" else "_dump_fr_trace_json", None)
-    found = json.loads(dump()) if dump else {}
-    return found if isinstance(found, dict) else {}
+    record = json.loads(dump()) if dump else {}
+    return record if isinstance(record, dict) else {}

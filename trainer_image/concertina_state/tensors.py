@@ -1,4 +1,4 @@
-"""Tensors by name: how they are filled by a plan of byte ranges, and copied into a shard's file. With torch."""
+"""Tensors by name, filled by a plan of byte ranges and copied into a shard's file. Requires torch."""
 
 from __future__ import annotations
 
@@ -26,29 +26,33 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Views(list[Tensor]):
-    """Of places in a file; with a name of its own, as a list can't be asked when it goes."""
+    """Views of places in a file.
+
+    This is a subclass because `pin` needs a weak reference, which a plain list does not support.
+    """
 
 
 class Tensors:
-    """What a shard holds: places in a file, and the tensor that belongs into each.
+    """Contents of a shard: places in a file, and the tensor that belongs in each of them.
 
-    What is on a GPU it copies itself, on a stream of its own, while whoever has asked goes on: pageable memory would
-    keep the host waiting, at a quarter of the rate (decision "A GPU copies its snapshots beside its work")."""
+    A GPU copies its tensors itself, on a stream of its own, while the caller continues. Pageable memory would block the
+    host, at a quarter of the rate (decision "A GPU copies its snapshots beside its work").
+    """
 
     def __init__(self, layout: Layout, tensors: Sequence[Tensor]) -> None:
-        """`tensors`: live, in the layout's order."""
+        """Describe `tensors`, which are live and in the order of the layout."""
         self.layout, self.tensors = layout, tensors
         self._devices = sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=str)
         self._places = {
-            device: [place for place, tensor in enumerate(tensors) if tensor.is_cuda and tensor.device == device]
+            device: [index for index, tensor in enumerate(tensors) if tensor.is_cuda and tensor.device == device]
             for device in self._devices
         }
-        self._host = [place for place, tensor in enumerate(tensors) if not tensor.is_cuda]
+        self._host = [index for index, tensor in enumerate(tensors) if not tensor.is_cuda]
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._copied: dict[torch.device, torch.cuda.Event] = {}
 
     def views(self, file: mmap) -> Views:
-        """Of the places."""
+        """Return a view of each place in the mapped file, pinned if a GPU has tensors."""
         whole = torch.frombuffer(file, dtype=torch.uint8)
         views = Views(
             whole[begin : begin + chunk.size].view(DTYPES[chunk.dtype]).view(chunk.shape)
@@ -60,16 +64,16 @@ class Tensors:
 
     @torch.no_grad()
     def copy_to(self, views: Views) -> Arrival:
-        """What the tensors hold now."""
-        begun = [self._begin(device, views) for device in self._devices]
+        """Copy the present contents of the tensors into the views, or have devices copy them."""
+        events = [self._begin(device, views) for device in self._devices]
         self._copy(views, self._host)
-        return lambda: max((_seconds(*each) for each in begun), default=0.0)
+        return lambda: max((_seconds(begin, end) for begin, end in events), default=0.0)
 
-    def _copy(self, views: Views, places: Sequence[int]) -> None:
-        """By one call: of hundreds of small tensors Python took longer than their bytes."""
-        if places:
-            into, tensors = [views[place] for place in places], [self.tensors[place] for place in places]
-            torch._foreach_copy_(into, tensors, non_blocking=True)  # which devices alone heed
+    def _copy(self, views: Views, indices: Sequence[int]) -> None:
+        """Copy in one call: for hundreds of small tensors, a loop in Python takes longer than their bytes."""
+        if indices:
+            into, tensors = [views[index] for index in indices], [self.tensors[index] for index in indices]
+            torch._foreach_copy_(into, tensors, non_blocking=True)  # has an effect on devices only
 
     def _begin(self, device: torch.device, views: Views) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         if device not in self._streams:
@@ -85,7 +89,7 @@ class Tensors:
         return begin, end
 
     def before_change(self) -> None:
-        """Devices wait, the host does not."""
+        """Make devices wait for their copies. The host does not wait."""
         for device, end in self._copied.items():
             torch.cuda.current_stream(device).wait_event(end)
 
@@ -97,12 +101,12 @@ def _seconds(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
 
 
 def execute(plan: ReadPlan, shards: Mapping[int, ShardReader], tensors: Mapping[str, Tensor]) -> None:
-    """Read what was planned into the wanted chunks' tensors."""
-    filling.execute(plan, shards, lambda item: _place(item, tensors[item.target.name]))
+    """Read what was planned into the requested chunks' tensors."""
+    filling.execute(plan, shards, lambda item: _place_for(item, tensors[item.target.name]))
 
 
 @torch.no_grad()
-def _place(item: ReadItem, whole: Tensor) -> Place:
+def _place_for(item: ReadItem, whole: Tensor) -> Place:
     dtype, target = DTYPES[item.dtype], whole[item.box.within(Box.of(item.target))]
     if item.rows == item.box and target.dtype == dtype and target.is_cpu and target.is_contiguous():
         return memory(target), None
@@ -117,7 +121,10 @@ def _place(item: ReadItem, whole: Tensor) -> Place:
 
 
 def memory(tensor: Tensor) -> memoryview:
-    """A contiguous CPU tensor's bytes, as they are: without numpy, which an image with torch need not have."""
+    """Return the bytes of a contiguous CPU tensor, without a copy.
+
+    This does without numpy, which an image with torch need not have.
+    """
     size = tensor.numel() * tensor.element_size()
     if not size:
         return memoryview(b"")

@@ -1,9 +1,9 @@
-"""The uploader: a process of the agent that lives across rounds and writes checkpoints to durable storage.
+"""Uploader: a process of the agent that lives across rounds and writes checkpoints to durable storage.
 
 <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors   a shard: its file in node memory as it is
-<uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its sidecar: a shard without it is not there
+<uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its sidecar: a shard without it counts as missing
 <uri>/<uid>/round-<r>/step-<s>/manifest.json                  written when every shard is there
-<uri>/<uid>/round-<r>/step-<s>/readers/*                      leases of who reads it (see `retention`)
+<uri>/<uid>/round-<r>/step-<s>/readers/*                      leases of readers (see `retention`)
 <uri>/LATEST                                                  names one manifest; moved last (see `latest`)
 <uri>/OWNER                                                   the job that writes here (see `owner`)
 """
@@ -70,12 +70,12 @@ from concertina_state.objects.prefix import HELD, IMPATIENCE, ObjectPrefix, Stor
 
 @dataclasses.dataclass(frozen=True)
 class UploadedRun:
-    """What is known of the run beside its state."""
+    """Facts about the run beside its state."""
 
     trainer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """spec.trainer, with its defaults; empty for a script."""
+    """spec.trainer with its defaults; empty for a script."""
     reaches: Sequence[int] = ()
-    """How many steps a rollback may go back: see `Keeping`."""
+    """Numbers of steps that a rollback may go back (see `Keeping`)."""
 
 
 UNKNOWN = UploadedRun()
@@ -83,18 +83,18 @@ UNKNOWN = UploadedRun()
 
 @dataclasses.dataclass(frozen=True)
 class Destination:
-    """Of spec.checkpoint, what matters here."""
+    """Fields of spec.checkpoint that the uploader uses."""
 
     uri: str
     keep: int = 5
-    """As in the schema, where nothing is said."""
+    """Number of checkpoints to keep. The default is that of the schema."""
     keep_every_steps: int | None = None
     take_over: str = ""
     """Uid of the owner whose folder this job takes over."""
 
     @staticmethod
     def of(text: str) -> Destination:
-        """From spec.checkpoint as JSON."""
+        """Parse spec.checkpoint from JSON."""
         fields = json.loads(text)
         return Destination(
             uri=fields["uri"],
@@ -105,7 +105,7 @@ class Destination:
 
 
 def main(run: UploadedRun = UNKNOWN) -> NoReturn:
-    """Answers the agent's requests one by one until the agent is gone."""
+    """Answer the agent's requests one by one until the agent ends."""
     channel = WorkerEnd(os.environ["CONCERTINA_SOCKET"])
     channel.send(UploaderHello(os.getpid()))
     destination = Destination.of(os.environ["CONCERTINA_CHECKPOINT"])
@@ -118,7 +118,7 @@ def main(run: UploadedRun = UNKNOWN) -> NoReturn:
 
 
 def answer(request: object, destination: Destination, uid: str, run: UploadedRun = UNKNOWN) -> Message:
-    """Every error is in the answer, as a sentence."""
+    """Answer a request. Every error is in the answer, as a sentence."""
     if isinstance(request, Ship):
         return _ship(request, destination, uid)
     if isinstance(request, Publish):
@@ -161,7 +161,12 @@ def _ship(request: Ship, destination: Destination, uid: str) -> Shipped:
 
 
 def ship(folder: ObjectPrefix, uid: str, id: SnapshotId, shard: int, path: Path) -> None:
-    """Put one shard file into storage, to stay. Raises StorageError or Damaged."""
+    """Write one shard file to durable storage.
+
+    Raises:
+        StorageError: When durable storage can't be written.
+        Damaged: When the file is damaged, or holds another shard.
+    """
     name, ends = part_name(id, shard), list[int]()
     keys = [f"{here(uid, id)}/{name}{ending}" for ending in (".safetensors", ".json")]
     with path.open("rb", buffering=0) as file:
@@ -179,8 +184,13 @@ def ship(folder: ObjectPrefix, uid: str, id: SnapshotId, shard: int, path: Path)
 
 
 def _blocks(file: io.FileIO, size: int) -> Iterator[memoryview]:
-    """Each good until there are HELD more. Read, not mapped: what is given up is emptied (decision "What is freed is
-    emptied"). Raises Damaged then."""
+    """Yield the blocks of a file, each of which is valid until HELD more have been produced.
+
+    The file is read, not mapped, because a snapshot that is given up is emptied (decision "What is freed is emptied").
+
+    Raises:
+        Damaged: When the snapshot was given up.
+    """
     buffers = itertools.cycle([memoryview(bytearray(BLOCK)) for _ in range(HELD + 1)])
     for begin in range(0, size, BLOCK):
         block = next(buffers)[: size - begin]
@@ -202,18 +212,22 @@ def _publish(request: Publish, destination: Destination, uid: str, run: Uploaded
 def publish(
     folder: ObjectPrefix, destination: Destination, uid: str, id: SnapshotId, complete: bool, run: UploadedRun = UNKNOWN
 ) -> Published:
-    """Write the manifest of a wholly shipped snapshot, move LATEST, delete what is not kept. Raises StorageError, or
-    Fenced, as long as LATEST has not moved."""
+    """Write the manifest of a completely shipped snapshot, move LATEST, and delete old checkpoints.
+
+    Raises:
+        StorageError: When durable storage fails before LATEST has moved.
+        Fenced: When another job, or a later round, has the right to write here.
+    """
     job, code = about_this_process()
-    place, now = here(uid, id), time.time()
-    durable = Durable(uid, id.round, id.step, f"{folder.uri}/{place}", complete, now)
-    found = read_all_of_latest(folder)
-    check_round(durable, found)  # first: a later round may have collected the shards
-    sidecars = _shipped(folder, place, id)
+    prefix, now = here(uid, id), time.time()
+    durable = Durable(uid, id.round, id.step, f"{folder.uri}/{prefix}", complete, now)
+    latest = read_all_of_latest(folder)
+    check_round(durable, latest)  # first, because a later round may have deleted the shards
+    sidecars = _shipped(folder, prefix, id)
     metadata = sidecars[0].facts
-    replaced = _replaced(folder, durable, metadata.continued, found)
-    undone = found.undid(uid) if found else ()
-    parent = parent_of(folder, uid, id, metadata.origin, metadata.continued, found)
+    replaced = _replaced(folder, durable, metadata.continued, latest)
+    undone = latest.undid(uid) if latest else ()
+    parent = parent_of(folder, uid, id, metadata.origin, metadata.continued, latest)
     manifest = to_json(
         Manifest(
             version=VERSION,
@@ -225,7 +239,7 @@ def publish(
             data=metadata.data,
             complete=complete,
             at=now,
-            parts=tuple(each.part for each in sidecars),
+            parts=tuple(sidecar.part for sidecar in sidecars),
             parallelism=_parallelism(id.shards),
             trainer=run.trainer,
             code=code,
@@ -235,41 +249,48 @@ def publish(
             lineage=lineage_of(sidecars, parent, spec_of_this_job()),
         )
     )
-    folder.put(f"{place}/{NAME}", manifest)
-    folder.settle([f"{place}/{NAME}"])
+    folder.put(f"{prefix}/{NAME}", manifest)
+    folder.settle([f"{prefix}/{NAME}"])
     try:
-        durable = move_latest(folder, durable, f"{place}/{NAME}", zlib.crc32(manifest), replaced)
+        durable = move_latest(folder, durable, f"{prefix}/{NAME}", zlib.crc32(manifest), replaced)
     except Fenced:
-        with contextlib.suppress(StorageError):  # it will never be named: a leftover without a manifest
-            folder.delete([f"{place}/{NAME}"])
+        with contextlib.suppress(StorageError):  # LATEST will never name it, so it should have no manifest
+            folder.delete([f"{prefix}/{NAME}"])
         raise
     before = metadata.continued.uid if metadata.continued and metadata.continued.uid != uid else ""
     keeping = retention.Keeping(destination.keep, destination.keep_every_steps, tuple(run.reaches))
     try:
         retention.sweep(folder, durable, before, undone, keeping)
-    except StorageError as error:  # who may not delete keeps all of them; the next one asks again
+    except StorageError as error:  # without permission to delete, all are kept; the next publication tries again
         return Published(id, durable, str(error))
     return Published(id, durable)
 
 
 def _replaced(
-    folder: ObjectPrefix, durable: Durable, continued: Continued | None, found: Latest | None
+    folder: ObjectPrefix, durable: Durable, continued: Continued | None, latest: Latest | None
 ) -> Continued | None:
-    """The checkpoint of another job that `LATEST` may name: the one that this run goes on from, or whatever the owner
-    before this job has published since: a pod of it that was cut off, say. Raises Fenced, or StorageError."""
+    """Return the checkpoint of another job that `LATEST` may name.
+
+    It is the one that this run continues from, or whatever the owner before this job has published since. For example,
+    a pod of that owner may have been cut off.
+
+    Raises:
+        Fenced: When `LATEST` names another checkpoint.
+        StorageError: When durable storage can't be read.
+    """
     try:
-        check_fence(durable, continued, found)
+        check_fence(durable, continued, latest)
     except Fenced:
-        theirs = found.durable if found else None
-        if theirs is None or theirs.uid != owner.took_over_from(folder, durable.uid):
+        named_checkpoint = latest.durable if latest else None
+        if named_checkpoint is None or named_checkpoint.uid != owner.took_over_from(folder, durable.uid):
             raise
-        return Continued(theirs.uid, theirs.round, theirs.step)
+        return Continued(named_checkpoint.uid, named_checkpoint.round, named_checkpoint.step)
     return continued
 
 
-def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[StoredSidecar]:
-    present = folder.list(place)
-    names = [f"{place}/{part_name(id, shard)}" for shard in range(id.shards)]
+def _shipped(folder: ObjectPrefix, prefix: str, id: SnapshotId) -> list[StoredSidecar]:
+    present = folder.list(prefix)
+    names = [f"{prefix}/{part_name(id, shard)}" for shard in range(id.shards)]
     missing = next((shard for shard, name in enumerate(names) if f"{name}.json" not in present), None)
     if missing is not None:
         raise StorageError(f"Part {missing} of step {id.step} is not in storage yet.")
@@ -277,19 +298,23 @@ def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[StoredSid
     try:
         sidecars = [parse_json(StoredSidecar, text or b"null") for text in texts]
     except ValueError as error:
-        raise StorageError(f"The files beside the parts in {folder.uri}/{place} can't be read: {error}.") from error
-    for name, each in zip(names, sidecars, strict=True):
-        if present.get(f"{name}.safetensors") != each.part.size:
-            raise StorageError(f"{folder.uri}/{name}.safetensors is not the {each.part.size} bytes that were written.")
+        raise StorageError(f"The files beside the parts in {folder.uri}/{prefix} can't be read: {error}.") from error
+    for name, sidecar in zip(names, sidecars, strict=True):
+        if present.get(f"{name}.safetensors") != sidecar.part.size:
+            raise StorageError(
+                f"{folder.uri}/{name}.safetensors is not the {sidecar.part.size} bytes that were written."
+            )
     return sidecars
 
 
 def _parallelism(ranks: int) -> dict[str, int]:
-    """How many ranks each dimension had; "data": how many shares a batch was cut into."""
-    asked = json.loads(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
-    found = {kind: asked[kind] for kind in ("shard", "pipeline", "context", "tensor") if (asked.get(kind) or 1) > 1}
-    group = math.prod(count for kind, count in found.items() if kind != "shard")
-    return {"data": ranks // group, **found}
+    """Return the number of ranks in each dimension; "data" is the number of shares that a batch is cut into."""
+    requested = json.loads(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
+    counts = {
+        kind: requested[kind] for kind in ("shard", "pipeline", "context", "tensor") if (requested.get(kind) or 1) > 1
+    }
+    group = math.prod(count for kind, count in counts.items() if kind != "shard")
+    return {"data": ranks // group, **counts}
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from concertina_trainer.data.build.recipe import Recipe
 
 _WIDTH = 30
 _SHOWN = 20
-"""Shards that `show` lists unless all are asked for."""
+"""Shards that `show` lists unless all are requested."""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_trainer.cli") -> int:
@@ -82,7 +82,7 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
-    """What argparse makes a number of, and refuses a smaller one by."""
+    """Return a parser for argparse that refuses numbers below `least`."""
 
     def parsed(text: str) -> float:
         with contextlib.suppress(ValueError):
@@ -114,7 +114,7 @@ def _build(options: argparse.Namespace) -> None:
         raise InvalidInput("--against looks for words, and frames have none: leave it out.")
     if recipe.against:
         find_evaluation(recipe.against, _say)
-    recipe.load_tokenizer()  # what is wrong with it is said here, not by every process
+    recipe.load_tokenizer()  # reports an error here, instead of in every process
     size = int(options.shard_mebibytes * 2**20)
     bar = _Bar()
     last = None
@@ -135,7 +135,7 @@ def _say(line: str) -> None:
 
 
 class _Bar:
-    """Of progress, on a terminal only."""
+    """Progress bar, on a terminal only."""
 
     def __init__(self, unit: str = "MB", size: float = 1e6) -> None:
         self._unit, self._size = unit, size
@@ -148,10 +148,10 @@ class _Bar:
         if not self._shown:
             return
         speed = (done - self._first) / max(1e-9, time.monotonic() - self._started)
-        left = f"{(total - done) / speed:.0f} s left" if speed else ""
+        remaining_time = f"{(total - done) / speed:.0f} s left" if speed else ""
         bar = ("#" * (_WIDTH * done // max(1, total))).ljust(_WIDTH)
         done_, total_, speed_ = (number / self._size for number in (done, total, speed))
-        line = f"\r[{bar}] {done_:,.1f}/{total_:,.1f} {self._unit}  {speed_:,.1f} {self._unit}/s  {left}"
+        line = f"\r[{bar}] {done_:,.1f}/{total_:,.1f} {self._unit}  {speed_:,.1f} {self._unit}/s  {remaining_time}"
         print(line.ljust(90), end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
@@ -173,7 +173,12 @@ def _overlap_lines(overlap: dict[str, object] | None) -> list[str]:
 
 
 def _manifests(uri: str) -> Iterator[tuple[str, DataManifest]]:
-    """Of the data and, where documents were set aside, of those. Raises InvalidInput or StorageError."""
+    """Yield the manifest of the data and, if documents were set aside, the manifest of those.
+
+    Raises:
+        InvalidInput: When there is no manifest, or it is damaged.
+        StorageError: When storage can't be read.
+    """
     yield uri, _manifest(uri)
     aside = ObjectPrefix(uri).get(f"{VALIDATION}/{NAME}")
     if aside is not None:

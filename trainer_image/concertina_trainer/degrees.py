@@ -1,8 +1,9 @@
-"""Where each rank of a world stands in the dimensions of parallelism. No torch here: the operator imports this.
+"""Position of each rank of a world in the dimensions of parallelism.
 
-Ranks lie in the order of `Dimension`, the last one innermost: those of a tensor group are neighbours, since they
-talk the most, and those of a block are too, so that a world grows and shrinks at its end (decision "The order of
-ranks")."""
+The operator imports this module, so it does not import torch. Ranks are in the order of `Dimension`, the last one
+innermost. The ranks of a tensor group are neighbours, since they communicate the most. The ranks of a block are
+neighbours too, so that a world grows and shrinks at its end (decision "The order of ranks").
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from concertina_trainer.config.parallelism import ParallelismConfig
 
 
 class Dimension(enum.StrEnum):
-    """From the outermost on: ranks of the last one are neighbours."""
+    """Dimensions of parallelism from the outermost on: ranks of the last one are neighbours."""
 
     replicate = "replicate"
     shard = "shard"
@@ -25,7 +26,7 @@ class Dimension(enum.StrEnum):
 
 
 class Degrees(NamedTuple):
-    """How many ranks each dimension has; or a rank's place in each."""
+    """Number of ranks in each dimension, or a rank's position in each."""
 
     replicate: int = 1
     """Copies of weights and optimizer state."""
@@ -36,7 +37,11 @@ class Degrees(NamedTuple):
 
     @staticmethod
     def of(parallelism: ParallelismConfig, world: int) -> Degrees:
-        """Raises InvalidInput."""
+        """Return the degrees of a world.
+
+        Raises:
+            InvalidInput: When the world is no whole number of blocks.
+        """
         if world % parallelism.block:
             raise InvalidInput(
                 f"{world} workers are no whole number of blocks of {parallelism.block}, which spec.parallelism asks "
@@ -47,24 +52,28 @@ class Degrees(NamedTuple):
         return Degrees(data // shard, shard, parallelism.pipeline, parallelism.context, parallelism.tensor)
 
     def __str__(self) -> str:
-        return " x ".join(f"{each} {self.degree(each)}" for each in Dimension if self.degree(each) > 1) or "one rank"
+        return (
+            " x ".join(f"{dimension} {self.degree(dimension)}" for dimension in Dimension if self.degree(dimension) > 1)
+            or "one rank"
+        )
 
     @property
     def data(self) -> int:
-        """Ranks, or groups of them, that compute different sequences."""
+        """Number of ranks, or groups of them, that compute different sequences."""
         return self.replicate * self.shard
 
     @property
     def group(self) -> int:
-        """Ranks that compute the same sequences."""
+        """Number of ranks that compute the same sequences."""
         return self.pipeline * self.context * self.tensor
 
     def degree(self, dimension: Dimension) -> int:
         return self[list(Dimension).index(dimension)]
 
     def stride(self, dimension: Dimension) -> int:
-        """How far neighbours of this dimension are from each other."""
+        """Return the distance between the ranks of neighbours in this dimension."""
         return math.prod(self[list(Dimension).index(dimension) + 1 :])
 
     def place(self, rank: int) -> Degrees:
-        return Degrees(*(rank // self.stride(each) % self.degree(each) for each in Dimension))
+        """Return a rank's position in each dimension."""
+        return Degrees(*(rank // self.stride(dimension) % self.degree(dimension) for dimension in Dimension))

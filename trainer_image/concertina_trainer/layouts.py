@@ -1,5 +1,7 @@
-"""Which degrees of parallelism a model, its data and a world allow, and which are the nearest that they do. No torch
-here: the operator imports this."""
+"""Degrees of parallelism that a model, its data and a world allow, and the nearest allowed ones.
+
+The operator imports this module, so it does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,19 @@ from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSch
 from concertina_trainer.config.trainer import TrainerConfig
 
 DEGREES = ("tensor", "pipeline", "context", "expert")
-"""Of which the nearest that fit are named."""
+"""Degrees whose nearest allowed values are named in messages."""
 MOST_DEGREE = 1024
-"""Of one dimension, as ParallelismConfig bounds them."""
+"""Maximum degree of one dimension, as in ParallelismConfig."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LayoutRule:
-    """What the sections trainer and parallelism of a spec must obey together, in the API server's language and in
-    Python."""
+    """Rule on the sections trainer and parallelism of a spec, in the API server's language and in Python."""
 
     field: str
     """Path in the spec of what to change."""
     cel: str
-    """`self` is the spec, which has a trainer."""
+    """Rule in CEL. `self` is the spec, which has a trainer."""
     holds: Callable[[TrainerConfig, ParallelismConfig], bool]
     message: str
 
@@ -47,7 +48,7 @@ def _divides_shared(trainer: TrainerConfig, parallelism: ParallelismConfig) -> b
 
 
 def _whole(dimension: str) -> LayoutRule:
-    """Of a model that nobody here knows."""
+    """Return the rule that a model of one's own is not cut in this dimension."""
     return LayoutRule(
         f"parallelism.{dimension}",
         f"!has(self.trainer.model.entrypoint) || self.parallelism.{dimension} == 1",
@@ -171,52 +172,61 @@ RULES = (
 
 
 def refusal(rule: LayoutRule, trainer: TrainerConfig, parallelism: ParallelismConfig) -> str:
-    """Why the rule refuses this, in a sentence; of a degree with the nearest ones that all rules allow."""
+    """Return a sentence about why the rule refuses this, with the nearest degrees that all rules allow."""
     dimension = rule.field.removeprefix("parallelism.")
     if dimension not in DEGREES:
         return rule.message
-    wanted = getattr(parallelism, dimension)
+    requested_degree = getattr(parallelism, dimension)
 
     def allowed(degree: int) -> bool:
-        other = parallelism.model_copy(update={dimension: degree})
-        return all(each.holds(trainer, other) for each in RULES if each.field == rule.field)
+        candidate = parallelism.model_copy(update={dimension: degree})
+        return all(
+            rule_of_field.holds(trainer, candidate) for rule_of_field in RULES if rule_of_field.field == rule.field
+        )
 
-    return f"{rule.message}; {dimension} is {wanted}{_instead(_nearest(wanted, allowed, MOST_DEGREE))}"
+    return (
+        f"{rule.message}; {dimension} is {requested_degree}{_instead(_nearest(requested_degree, allowed, MOST_DEGREE))}"
+    )
 
 
 def problems(trainer: TrainerConfig, parallelism: ParallelismConfig, world: int | None = None) -> tuple[str, ...]:
-    """What keeps the bundled trainer from this layout, a sentence each; none: it trains in it. `world`: of so many
-    ranks, if that is known."""
-    found = [
+    """Return the reasons against this layout, a sentence each; none if the bundled trainer can train in it.
+
+    `world` is the number of ranks, if it is known.
+    """
+    sentences = [
         f"{rule.field}: {refusal(rule, trainer, parallelism)}" for rule in RULES if not rule.holds(trainer, parallelism)
     ]
     if world is not None and world % parallelism.block:
-        near = nearest_sizes(world, parallelism.block)
-        found.append(
-            f"parallelism: {world} workers are no whole number of blocks of {parallelism.block}{_instead(near)}"
+        nearest = nearest_sizes(world, parallelism.block)
+        sentences.append(
+            f"parallelism: {world} workers are no whole number of blocks of {parallelism.block}{_instead(nearest)}"
         )
-    return tuple(found)
+    return tuple(sentences)
 
 
 def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig, weights: int | None = None) -> bool:
-    """Whether blocks free their gathered weights between forward and backward. `weights`: of a model of one's own."""
+    """Return whether blocks free their gathered weights between forward and backward.
+
+    `weights` is the number of parameters of a model of one's own.
+    """
     if trainer.memory.reshard_after_forward is Resharding.auto:
         return (weights or trainer.model.weights) > RESHARD_ABOVE and not parallelism.backward_in_halves
     return trainer.memory.reshard_after_forward is Resharding.always
 
 
 def nearest_sizes(size: int, step: int) -> tuple[int, ...]:
-    """The multiples of `step`, at least one, next to `size` on either side."""
+    """Return the multiples of `step`, at least one, next to `size` on either side."""
     below = size - size % step
     return tuple(near for near in (below, below + step) if near)
 
 
-def _nearest(wanted: int, allowed: Callable[[int], bool], most: int) -> tuple[int, ...]:
-    """On either side, where there are any."""
-    below = next((degree for degree in range(wanted - 1, 0, -1) if allowed(degree)), None)
-    above = next((degree for degree in range(wanted + 1, most + 1) if allowed(degree)), None)
+def _nearest(requested_degree: int, allowed: Callable[[int], bool], most: int) -> tuple[int, ...]:
+    """Return the nearest allowed degree on either side, if there is one."""
+    below = next((degree for degree in range(requested_degree - 1, 0, -1) if allowed(degree)), None)
+    above = next((degree for degree in range(requested_degree + 1, most + 1) if allowed(degree)), None)
     return tuple(degree for degree in (below, above) if degree is not None)
 
 
-def _instead(near: tuple[int, ...]) -> str:
-    return f": the nearest that fit: {' and '.join(map(str, near))}" if near else ""
+def _instead(nearest: tuple[int, ...]) -> str:
+    return f": the nearest that fit: {' and '.join(map(str, nearest))}" if nearest else ""

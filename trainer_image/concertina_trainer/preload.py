@@ -1,8 +1,8 @@
-"""Everything that a worker or the uploader will need, imported once in the parent that they are forked from.
+"""Imports of everything that a worker or the uploader needs, made once in the parent that they are forked from.
 
-Only imports: a tensor operation here would start threads that don't survive a fork, and hang every child. The parent's
-environment must have OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1 (else `import torch` leaves a second thread), and
-PYTORCH_NVML_BASED_CUDA_CHECK=1 so that asking for GPUs doesn't open one.
+This module only imports. A tensor operation would start threads that do not survive a fork, and hang every child. The
+parent's environment must have OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1 (otherwise `import torch` leaves a second
+thread), and PYTORCH_NVML_BASED_CUDA_CHECK=1 so that asking for GPUs does not open one.
 """
 
 # ruff: noqa: F401

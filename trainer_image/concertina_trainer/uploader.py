@@ -1,4 +1,4 @@
-"""The bundled trainer's uploader: it says in manifests what was trained, and keeps what a rollback may go back to."""
+"""Uploader of the bundled trainer: it records in manifests what was trained, and keeps checkpoints for rollbacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 
 
 def main() -> NoReturn:
-    """Answers the agent's requests one by one until the agent is gone."""
+    """Answer the agent's requests one by one until the agent ends."""
     uploader.main(run(os.environ))
 
 

@@ -1,4 +1,4 @@
-"""A worker: one rank of one round. A fork of the preloaded parent (see `preload`) that ends with its round."""
+"""Worker: one rank of one round. It is a fork of the preloaded parent (see `preload`) and ends with its round."""
 
 from __future__ import annotations
 
@@ -56,11 +56,14 @@ from concertina_trainer.training.loop import TrainingRun, train
 from concertina_trainer.training.progress_report import Reporter, RoundInfo
 
 AFTER_THE_CULPRIT = 0.5
-"""Seconds by which who has nothing to do with a corruption lets the one that has speak first."""
+"""Seconds by which ranks without corruption delay their report, so that the corrupt one reports first."""
 
 
 def main() -> NoReturn:
-    """Never returns: exits 0 after Done, 78 after Fault InvalidInput, else 1 with the reason in stderr's last lines."""
+    """Run the worker, and exit.
+
+    The exit status is 0 after Done, 78 after Fault InvalidInput, else 1 with the reason in stderr's last lines.
+    """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     channel = WorkerEnd(os.environ["CONCERTINA_SOCKET"])
     channel.send(Hello(int(os.environ["RANK"]), os.getpid(), traces=True))
@@ -86,7 +89,7 @@ def main() -> NoReturn:
     except Exception:
         traceback.print_exc()
     channel.finish()
-    # At once: the interpreter's own end would wait for the group's threads and for a peer that may be gone.
+    # Exit at once. A regular exit would wait for the group's threads, and for a peer that may be gone.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -102,12 +105,16 @@ def _fault(
 
 
 def configuration() -> tuple[TrainerConfig, CheckpointConfig | None, ParallelismConfig]:
-    """Of the environment. Raises InvalidInput."""
+    """Return the configuration from the environment.
+
+    Raises:
+        InvalidInput: When it is invalid, or the model can't be trained in this layout.
+    """
     try:
         config = TrainerConfig.model_validate(json.loads(os.environ["CONCERTINA_TRAINER"]))
     except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise InvalidInput(f"spec.trainer can't be used: {said}") from error
+        messages = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise InvalidInput(f"spec.trainer can't be used: {messages}") from error
     checkpoint = json.loads(os.environ.get("CONCERTINA_CHECKPOINT", "null"))
     layout = ParallelismConfig.model_validate_json(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
     if wrong := problems(config, layout, int(os.environ["WORLD_SIZE"])):
@@ -117,21 +124,21 @@ def configuration() -> tuple[TrainerConfig, CheckpointConfig | None, Parallelism
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """What a round trains with, before there is a state in it."""
+    """Parts of a round, before they have a state."""
 
     config: TrainerConfig
     checkpoint: CheckpointConfig | None
     world: DistContext
     reader: Reader
     aside: Reader | None
-    """Of what was set aside, where trainer.evaluation asks for it."""
+    """Reader of documents that were set aside, if trainer.evaluation asks for it."""
     model: Stages
     optimizer: ShardedAdamW
     state: TrainState
 
 
 def run(channel: WorkerEnd) -> Done:
-    """The whole round: join, build, restore, train."""
+    """Run the whole round: join, build, restore, train."""
     config, checkpoint, parallelism = configuration()
     if config.bitwise:
         group.make_deterministic()
@@ -159,7 +166,11 @@ def run(channel: WorkerEnd) -> Done:
 def build(
     config: TrainerConfig, checkpoint: CheckpointConfig | None, world: DistContext, step: int, reporter: Reporter
 ) -> Built:
-    """Data, model and optimizer; nothing is in them yet. Raises InvalidInput."""
+    """Build data, model and optimizer, without a state.
+
+    Raises:
+        InvalidInput: When data and model do not fit each other, or can't be used.
+    """
     begun = step > 0
     reader = Reader(config.data, config.model.sequence_length, config.seed, on_wait=reporter.stalled, begun=begun)
     own = own_spec(config, reader)
@@ -183,21 +194,25 @@ def build(
 
 
 def _check_data(config: TrainerConfig, digest: str) -> None:
-    """Raises DataChanged where a run that trains a checkpoint again has got other data."""
-    wanted = config.reproduction and config.reproduction.data_digest
-    if wanted and wanted != digest:
+    """Check the data of a run that trains a checkpoint again.
+
+    Raises:
+        DataChanged: When they are other data.
+    """
+    required_digest = config.reproduction and config.reproduction.data_digest
+    if required_digest and required_digest != digest:
         raise DataChanged(
-            f"the data have digest {digest}, and the checkpoint to train again was trained on {wanted}: give "
+            f"the data have digest {digest}, and the checkpoint to train again was trained on {required_digest}: give "
             "trainer.data the same data, or take trainer.reproduction away to train on these."
         )
 
 
-def round_info(built: Built, asked: Restore, restored: ShardMetadata) -> RoundInfo:
+def round_info(built: Built, requested: Restore, restored: ShardMetadata) -> RoundInfo:
     peak = peak_flops(built.world.device)
-    resumed = asked.source == RestoreSource.FRESH and restored.id.step > 0  # checkpoint.resumeFrom
+    resumed = requested.source == RestoreSource.FRESH and restored.id.step > 0  # checkpoint.resumeFrom
     return RoundInfo(
         restored.id.step,
-        "Storage" if resumed else asked.source,
+        "Storage" if resumed else requested.source,
         built.world.times,
         built.model.own.own.flops() if built.model.own else token_flops(built.config.model),
         None if built.model.own else token_flops(built.config.model, full_attention=True),
@@ -208,10 +223,10 @@ def round_info(built: Built, asked: Restore, restored: ShardMetadata) -> RoundIn
 def assemble(
     built: Built, start: Start, restored: ShardMetadata, reporter: Reporter, channel: WorkerEnd
 ) -> TrainingRun:
-    """All that the loop needs, from where the restored state stands."""
+    """Return everything that the loop needs, at the position of the restored state."""
     config, world = built.config, built.world
-    again = config.reproduction.skipped if config.reproduction else ()
-    anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped, again), restored.trend)
+    reproduced = config.reproduction.skipped if config.reproduction else ()
+    anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped, reproduced), restored.trend)
     built.reader.leave_out(anomalies.skipped)
     plan = batch_plan(config, world.degrees)
     sums = summing.sums(config, built.model, plan, world)
@@ -233,11 +248,14 @@ def assemble(
 
 
 def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: WorkerEnd) -> Saving:
-    """Snapshots of this round, and checkpoints after the one that is durable and not undone."""
+    """Return the saving of this round.
+
+    It takes snapshots, and checkpoints after the newest durable one that was not undone.
+    """
     config, checkpoint, world, state = built.config, built.checkpoint, built.world, built.state
     round, digest = int(os.environ["CONCERTINA_ROUND"]), config.digest()
     trained = TrainedRound(round, restored.id.step, restored.position, world.size)
-    now = dataclasses.replace(
+    metadata = dataclasses.replace(
         restored,
         id=SnapshotId(round, restored.id.step, state.digest, world.size),
         shard=world.rank,
@@ -252,4 +270,4 @@ def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: W
     every = checkpoint.every_steps if checkpoint else None
     policy = SavePolicy(config.last_step, config.snapshot.every_steps, checkpoint is not None, every)
     interval = Interval(checkpoint.every_seconds if checkpoint else None, start.history)
-    return Saving(policy, snapshots, now, durable, interval, channel, Pace(config.snapshot.overhead))
+    return Saving(policy, snapshots, metadata, durable, interval, channel, Pace(config.snapshot.overhead))

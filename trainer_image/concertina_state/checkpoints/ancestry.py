@@ -1,4 +1,4 @@
-"""Which checkpoints a state was trained from: those that its rounds went through."""
+"""Ancestors of a state: the checkpoints that its rounds went through."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from concertina_state.lineage import Lineage, Origin, ParentCheckpoint, canonica
 from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
 
 
-def ancestors(
-    places: Iterable[CheckpointKey], uid: str, id: SnapshotId, origin: Origin | Lineage
-) -> list[CheckpointKey]:
-    """Those among `places` that the state `id` was trained from, oldest first."""
-    mine = [place for place in places if place.uid == uid and place.step < id.step]
-    on_the_way = [place for place in mine if went_through(origin.rounds, place.round, place.step)]
-    return sorted(on_the_way, key=lambda place: (place.step, place.round))
+def ancestors(keys: Iterable[CheckpointKey], uid: str, id: SnapshotId, origin: Origin | Lineage) -> list[CheckpointKey]:
+    """Return those of the checkpoints `keys` from which the state `id` was trained, oldest first."""
+    own_keys = [key for key in keys if key.uid == uid and key.step < id.step]
+    on_the_way = [key for key in own_keys if went_through(origin.rounds, key.round, key.step)]
+    return sorted(on_the_way, key=lambda key: (key.step, key.round))
 
 
 def parent_of(
@@ -35,34 +33,44 @@ def parent_of(
     continued: Continued | None,
     latest: Latest | None,
 ) -> ParentCheckpoint | None:
-    """The newest checkpoint that is there of those that the state was trained from. Mostly LATEST names it; but it may
-    name one of a round that this state was not made from (decision "The parent is on the way"). Raises StorageError."""
+    """Return the newest existing checkpoint that the state was trained from, or None.
+
+    Usually LATEST names it. LATEST can also name a checkpoint of a round that this state was not made from (decision
+    "The parent is on the way").
+
+    Raises:
+        StorageError: When durable storage can't be read.
+    """
     durable = latest.durable if latest else None
-    named = [CheckpointKey(durable.uid, durable.round, durable.step)] if durable else []
-    places = ancestors(named, uid, id, origin) or ancestors(found(folder.entries(uid))[1], uid, id, origin)
-    for place in reversed(places):
-        if text := folder.get(f"{place.folder}/{NAME}"):
-            return _parent(f"{folder.uri}/{place.folder}", place, text)
+    named_keys = [CheckpointKey(durable.uid, durable.round, durable.step)] if durable else []
+    keys = ancestors(named_keys, uid, id, origin) or ancestors(found(folder.entries(uid))[1], uid, id, origin)
+    for key in reversed(keys):
+        if text := folder.get(f"{key.folder}/{NAME}"):
+            return _parent(f"{folder.uri}/{key.folder}", key, text)
     if continued is None:
         return None
-    place, text = CheckpointKey(continued.uid, continued.round, continued.step), None
-    with contextlib.suppress(StorageError):  # another store, perhaps: what this run saves does not hang on it
+    key, text = CheckpointKey(continued.uid, continued.round, continued.step), None
+    with contextlib.suppress(StorageError):  # it may be in another store, on which this run's saves must not depend
         text = ObjectPrefix(origin.begun_from, IMPATIENCE).get(NAME) if origin.begun_from else None
-    return _parent(origin.begun_from, place, text)
+    return _parent(origin.begun_from, key, text)
 
 
-def _parent(uri: str, place: CheckpointKey, text: bytes | None) -> ParentCheckpoint:
+def _parent(uri: str, key: CheckpointKey, text: bytes | None) -> ParentCheckpoint:
     if text is None:
-        return ParentCheckpoint(uri, place.uid, place.round, place.step)
+        return ParentCheckpoint(uri, key.uid, key.round, key.step)
     position = 0
     with contextlib.suppress(InvalidInput):
         position = manifests.parse(text, uri).position
-    return ParentCheckpoint(uri, place.uid, place.round, place.step, position, hashlib.sha256(text).hexdigest())
+    return ParentCheckpoint(uri, key.uid, key.round, key.step, position, hashlib.sha256(text).hexdigest())
 
 
 def lineage_of(sidecars: Iterable[StoredSidecar], parent: ParentCheckpoint | None, spec: Mapping[str, Any]) -> Lineage:
-    """`sidecars`: of all shards, that of rank 0 first; what is the same on all ranks is taken from it."""
-    facts = [each.facts for each in sidecars]
+    """Return the lineage of a checkpoint.
+
+    `sidecars` are those of all shards, that of rank 0 first. Facts that are the same on all ranks are taken from that
+    one.
+    """
+    facts = [shard_facts.facts for shard_facts in sidecars]
     origin = facts[0].origin
     return Lineage(
         spec=spec,
@@ -72,6 +80,6 @@ def lineage_of(sidecars: Iterable[StoredSidecar], parent: ParentCheckpoint | Non
         rounds=origin.rounds,
         data_sets=origin.data_sets,
         images=origin.images,
-        devices=tuple(sorted({each.origin.device for each in facts} - {""})),
+        devices=tuple(sorted({shard_facts.origin.device for shard_facts in facts} - {""})),
         script=origin.script,
     )

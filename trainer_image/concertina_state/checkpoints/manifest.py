@@ -1,6 +1,6 @@
-"""What a checkpoint says of itself: its manifest, and each shard's sidecar. docs/checkpoints.md describes both.
+"""Description of a checkpoint: its manifest, and the sidecar of each shard. docs/checkpoints.md describes both.
 
-No torch. The forms are dataclasses, read by their type hints: fields that this version does not know are passed over.
+No torch. The formats are dataclasses, read by their type hints. Fields that this version does not know are ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from concertina_state.lineage import Lineage
 
 VERSION = 1
 BLOCK = 4 << 20
-"""Bytes of a file that have a checksum of their own, so that byte ranges can be checked."""
+"""Bytes of a file that have a checksum of their own, so that byte ranges can be verified."""
 NAME = "manifest.json"
 LIBRARIES = ("concertina", "torch", "numpy", "obstore")
 _PLACE = re.compile(r"^([^/]+)/round-(\d+)/step-(\d+)/(.+)$")
@@ -33,7 +33,7 @@ _PLACE = re.compile(r"^([^/]+)/round-(\d+)/step-(\d+)/(.+)$")
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointKey:
-    """Where a checkpoint lies below its run's URI."""
+    """Location of a checkpoint below its run's URI."""
 
     uid: str
     round: int
@@ -45,79 +45,81 @@ class CheckpointKey:
 
     @staticmethod
     def of(key: str) -> tuple[CheckpointKey, str] | None:
-        """The place that a key is in, and the rest of the key; None for a key of something else."""
-        found = _PLACE.match(key)
-        return (CheckpointKey(found[1], int(found[2]), int(found[3])), found[4]) if found else None
+        """Return the checkpoint that an object belongs to, and the rest of the object's key; None for other objects."""
+        match = _PLACE.match(key)
+        return (CheckpointKey(match[1], int(match[2]), int(match[3])), match[4]) if match else None
 
 
 def part_name(id: SnapshotId, shard: int) -> str:
-    """Without its ending."""
+    """Return the name of a shard's files, without the suffix."""
     return f"shard-{shard}-of-{id.shards}"
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardFile:
-    """One shard's file."""
+    """File of one shard."""
 
     key: str
-    """Within the checkpoint's folder."""
+    """Key within the checkpoint's folder."""
     size: int
     crc32: int
     header_size: int
-    """Bytes before the tensors' own."""
+    """Bytes before the tensor data."""
     header_crc32: int
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredSidecar:
-    """Beside a shard's file, which is not there without it."""
+    """Sidecar of a shard's file. A file without it counts as missing."""
 
     part: ShardFile
     facts: ShardMetadata
     blocks: tuple[int, ...]
-    """crc32 of the file up to the end of each block of BLOCK bytes; the last one is that of the whole."""
+    """crc32 of the file up to the end of each block of BLOCK bytes. The last one is that of the whole file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """What wrote it, as far as it is known."""
+    """Code that wrote a checkpoint, as far as it is known."""
 
     commit: str = ""
     image: str = ""
-    """As the pod's template names it, with its digest where the template gives one."""
+    """Image as the pod's template names it, with its digest if the template gives one."""
     python: str = ""
     libraries: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
+    """Manifest of one checkpoint."""
+
     version: int
     uid: str
     job: str
-    """namespace/name"""
+    """Job as namespace/name."""
     id: SnapshotId
     position: int
-    """Samples consumed."""
+    """Number of samples consumed."""
     config: str
-    """Digest of what decides the run's numbers."""
+    """Digest of the settings that determine the run's numbers."""
     data: str
     """Digest of the data's manifest."""
     complete: bool
     at: float
-    """Unix seconds."""
+    """Time in Unix seconds."""
     parts: tuple[ShardFile, ...]
     parallelism: Mapping[str, int]
-    """Ranks by kind; their product is the world's size."""
+    """Ranks by kind of parallelism. Their product is the world's size."""
     trainer: Mapping[str, Any]
-    """spec.trainer, with its defaults; empty where it is not known."""
+    """spec.trainer with its defaults; empty if it is not known."""
     code: Code
     continued: Optional[Continued] = None  # noqa: UP045 (typed_json knows typing's form)
     skipped: Ranges = ()
-    """Positions that were left out."""
+    """Positions that were skipped."""
     undone: tuple[Undone, ...] = ()
-    """What the run went back from before this: checkpoints of those rounds beyond those steps are void."""
+    """States that the run went back from before this checkpoint: those of these rounds beyond these steps are void."""
     lineage: Lineage = Lineage()  # noqa: RUF009 (frozen)
-    """What went into the checkpoint."""
+    """Lineage of the checkpoint."""
 
     @property
     def place(self) -> CheckpointKey:
@@ -125,18 +127,18 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Of all shards."""
+        """Bytes of all shards."""
         return sum(part.size for part in self.parts)
 
 
 def code(environment: Mapping[str, str], libraries: Sequence[str] = LIBRARIES) -> Code:
-    """Of this process."""
-    found = {name: _version(name) for name in libraries}
+    """Return the code that this process runs."""
+    versions = {name: _version(name) for name in libraries}
     return Code(
         environment.get("CONCERTINA_COMMIT", ""),
         environment.get("CONCERTINA_IMAGE", ""),
         platform.python_version(),
-        {name: version for name, version in found.items() if version},
+        {name: version for name, version in versions.items() if version},
     )
 
 
@@ -148,9 +150,11 @@ def _version(name: str) -> str:
 
 
 def running_crc32(blocks: Iterable[memoryview], ends: MutableSequence[int]) -> Iterator[memoryview]:
-    """These, of BLOCK bytes each; as they are taken, the crc32 up to the end of each is added to `ends`, since a
-    resized world reads byte ranges: one pass for the whole's checksum and the blocks' (decision "Checksums of blocks,
-    as running values")."""
+    """Yield the blocks, of BLOCK bytes each, and add the crc32 up to the end of each block to `ends`.
+
+    A resized world reads byte ranges. One pass computes the checksums of the whole and of the blocks (decision
+    "Checksums of blocks, as running values").
+    """
     value = 0
     for block in blocks:
         value = zlib.crc32(block, value)
@@ -159,7 +163,12 @@ def running_crc32(blocks: Iterable[memoryview], ends: MutableSequence[int]) -> I
 
 
 def parse(text: bytes, uri: str) -> Manifest:
-    """Raises InvalidInput with a sentence."""
+    """Parse a manifest.
+
+    Raises:
+        DamagedInput: When it is damaged.
+        InvalidInput: When a newer version wrote it.
+    """
     try:
         manifest = parse_json(Manifest, text)
     except ValueError as error:
@@ -177,29 +186,29 @@ def to_json(value: Any) -> bytes:
 
 
 def here(uid: str, id: SnapshotId) -> str:
-    """The folder of a snapshot's checkpoint."""
+    """Return the folder of a snapshot's checkpoint."""
     return CheckpointKey(uid, id.round, id.step).folder
 
 
 def about_this_process() -> tuple[str, Code]:
-    """The job's name and the code, for manifests."""
+    """Return the job's name and the code, for manifests."""
     return os.environ.get("CONCERTINA_JOB", ""), code(os.environ)
 
 
 def spec_of_this_job() -> dict[str, Any]:
-    """As the operator has handed it on, put together again; empty where it has not."""
+    """Return the job's spec, assembled from what the operator has passed on; empty if it has not."""
     spec = _object(os.environ.get("CONCERTINA_SPEC"))
     if not spec:
         return {}
     for section, variable in (("trainer", "CONCERTINA_TRAINER"), ("checkpoint", "CONCERTINA_CHECKPOINT")):
-        if found := _object(os.environ.get(variable)):
-            spec[section] = {name: value for name, value in found.items() if value is not None}
+        if section_fields := _object(os.environ.get(variable)):
+            spec[section] = {name: value for name, value in section_fields.items() if value is not None}
     return spec
 
 
 def _object(text: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(text or "null")
+        value = json.loads(text or "null")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

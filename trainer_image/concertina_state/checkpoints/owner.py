@@ -27,7 +27,7 @@ ATTEMPTS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """The checkpoint that `LATEST` named."""
+    """Checkpoint that `LATEST` named."""
 
     uid: str
     round: int
@@ -36,22 +36,24 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Owner:
+    """Owner of a folder."""
+
     uid: str
     namespace: str
     name: str
-    """Of the TrainingJob."""
+    """Name of the TrainingJob."""
     latest: Optional[Position] = None  # noqa: UP045 (typed_json knows typing's form)
-    """When this job became the owner; None: there was no checkpoint."""
+    """Checkpoint that `LATEST` named when this job became the owner. None: there was no checkpoint."""
 
 
 class Ownership(enum.Enum):
-    """A verdict on a job that wants to use a folder."""
+    """Verdict on a job that wants to use a folder."""
 
     OWNS = "Owns"
     CREATE = "Create"
     TAKE_OVER = "TakeOver"
     UNDECIDED = "Undecided"
-    """The owner was a job of the same namespace, and the operator has not said yet whether it lives."""
+    """The owner was a job of the same namespace, and the operator has not reported yet whether it still exists."""
     REFUSED = "Refused"
 
 
@@ -64,45 +66,62 @@ def this_job(uid: str) -> Owner:
     return Owner(uid, namespace, name)
 
 
-def decide(found: Owner | None, job: Owner, living: Collection[str] | None, take_over: str) -> Ownership:
-    """Decide what `job` may do in a folder whose owner is `found`.
+def decide(owner: Owner | None, job: Owner, living: Collection[str] | None, take_over: str) -> Ownership:
+    """Decide what `job` may do in a folder that `owner` owns.
 
-    `living`: uids of the other live jobs of its namespace that may use the folder; None: the operator has not said.
-    `take_over`: the uid in spec.checkpoint.takeOver."""
-    if found is None:
+    Args:
+        owner: Present owner of the folder, if there is one.
+        job: Job that wants to use the folder.
+        living: Uids of the other live jobs of its namespace that may use the folder. None: the operator has not
+            reported.
+        take_over: The uid in spec.checkpoint.takeOver.
+    """
+    if owner is None:
         return Ownership.CREATE
-    if found.uid == job.uid:
+    if owner.uid == job.uid:
         return Ownership.OWNS
-    if found.uid == take_over:
+    if owner.uid == take_over:
         return Ownership.TAKE_OVER
-    if found.namespace != job.namespace:
+    if owner.namespace != job.namespace:
         return Ownership.REFUSED
     if living is None:
         return Ownership.UNDECIDED
-    return Ownership.REFUSED if found.uid in living else Ownership.TAKE_OVER
+    return Ownership.REFUSED if owner.uid in living else Ownership.TAKE_OVER
 
 
 def look(folder: ObjectPrefix, job: Owner, take_over: str) -> bool:
-    """Return whether the job owns the folder. Writes nothing. Raises NotOwner where it never may, or StorageError."""
-    found, _ = _read(folder)
-    claim = decide(found, job, None, take_over)
+    """Return whether the job owns the folder, without writing.
+
+    Raises:
+        NotOwner: When the job can never own it.
+        StorageError: When durable storage can't be read.
+    """
+    owner, _ = _read(folder)
+    claim = decide(owner, job, None, take_over)
     if claim is Ownership.REFUSED:
-        raise _refusal(folder, found, job)
+        refusal = _refusal(folder, owner, job)
+        raise refusal
     return claim is Ownership.OWNS
 
 
 def claim(folder: ObjectPrefix, job: Owner, living: Collection[str], take_over: str, latest: Durable | None) -> None:
-    """Make the job the owner of the folder. `latest`: what `LATEST` names. Raises NotOwner, or StorageError."""
+    """Make the job the owner of the folder; `latest` is the checkpoint that `LATEST` names.
+
+    Raises:
+        NotOwner: When another job owns the folder.
+        StorageError: When durable storage can't be read or written.
+    """
     position = Position(latest.uid, latest.round, latest.step) if latest else None
     text = to_json(dataclasses.replace(job, latest=position))
     for _ in range(ATTEMPTS):
-        found, version = _read(folder)
-        verdict = decide(found, job, living, take_over)
+        owner, version = _read(folder)
+        verdict = decide(owner, job, living, take_over)
         if verdict is Ownership.OWNS:
             return
         if verdict is Ownership.REFUSED:
-            raise _refusal(folder, found, job)
-        with contextlib.suppress(Changed):  # by another first writer, or another pod of this job: look again
+            refusal = _refusal(folder, owner, job)
+            raise refusal
+        with contextlib.suppress(Changed):  # another writer, or another pod of this job, was first: read it again
             folder.put_if(OWNER, text, version)
             if verdict is Ownership.CREATE:
                 _check_conditional(folder, text)
@@ -111,19 +130,28 @@ def claim(folder: ObjectPrefix, job: Owner, living: Collection[str], take_over: 
 
 
 def took_over_from(folder: ObjectPrefix, uid: str) -> str:
-    """Uid of the job whose checkpoint `LATEST` named when this job became the owner; empty where this job is not the
-    owner, or there was none. Raises StorageError."""
-    found, _ = _read(folder)
-    return found.latest.uid if found and found.uid == uid and found.latest else ""
+    """Return the uid of the job whose checkpoint `LATEST` named when this job became the owner.
+
+    The result is empty if this job is not the owner, or there was no checkpoint.
+
+    Raises:
+        StorageError: When durable storage can't be read.
+    """
+    owner, _ = _read(folder)
+    return owner.latest.uid if owner and owner.uid == uid and owner.latest else ""
 
 
 def _check_conditional(folder: ObjectPrefix, text: bytes) -> None:
-    """Create the object once more, which a store must refuse: some ignore the condition and overwrite."""
+    """Check that the store refuses to create the object again: some stores ignore the condition and overwrite.
+
+    Raises:
+        StoreRefused: When the store ignores the condition.
+    """
     try:
         folder.put_if(OWNER, text, None)
     except Changed:
         return
-    folder.delete([OWNER])  # or a second try would find an owner, and ask no more
+    folder.delete([OWNER])  # otherwise a second attempt would find an owner, and skip this check
     raise StoreRefused(
         f"{folder.store_name} ignores conditional writes (If-None-Match), so two jobs in {folder.uri} would overwrite "
         "each other's checkpoints: use a store that has them, or switch them on there."
@@ -131,21 +159,21 @@ def _check_conditional(folder: ObjectPrefix, text: bytes) -> None:
 
 
 def _read(folder: ObjectPrefix) -> tuple[Owner | None, UpdateVersion | None]:
-    found = folder.get_version(OWNER)
-    if found is None:
+    versioned = folder.get_version(OWNER)
+    if versioned is None:
         return None, None
     try:
-        return parse_json(Owner, found[0]), found[1]
+        return parse_json(Owner, versioned[0]), versioned[1]
     except ValueError as error:
         raise StorageError(
             f"{folder.uri}/{OWNER} is damaged ({error}): delete it if no other job uses the folder, or use another URI."
         ) from error
 
 
-def _refusal(folder: ObjectPrefix, found: Owner | None, job: Owner) -> NotOwner:
-    assert found is not None
-    why = "of another namespace" if found.namespace != job.namespace else "which still exists"
+def _refusal(folder: ObjectPrefix, owner: Owner | None, job: Owner) -> NotOwner:
+    assert owner is not None
+    why = "of another namespace" if owner.namespace != job.namespace else "which still exists"
     return NotOwner(
-        f"{folder.uri} belongs to the TrainingJob {found.namespace}/{found.name} (uid {found.uid}), {why}: give this "
-        f"job another checkpoint.uri, or set checkpoint.takeOver: {found.uid} once that job writes there no more."
+        f"{folder.uri} belongs to the TrainingJob {owner.namespace}/{owner.name} (uid {owner.uid}), {why}: give this "
+        f"job another checkpoint.uri, or set checkpoint.takeOver: {owner.uid} once that job writes there no more."
     )

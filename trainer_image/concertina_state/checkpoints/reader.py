@@ -1,4 +1,4 @@
-"""Reading checkpoints from durable storage: every byte is checked against the manifest before it is used."""
+"""Reads checkpoints from durable storage. Every byte is verified against the manifest before it is used."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from concertina_state.objects.prefix import Missing, NoFolder, ObjectPrefix, Sto
 from concertina_state.objects.retry import GRACE, tries
 
 Span = tuple[int, int]
-"""The bytes [begin, end) of a file."""
+"""Bytes [begin, end) of a file."""
 
 
 class StoredShard:
     """One shard, read by byte ranges."""
 
     batch_bytes = 16 * BLOCK
-    """So many are best asked for at once: some requests of a cloud's store, and whole blocks."""
+    """Preferred bytes per request: several requests of a cloud store, and whole blocks."""
 
     def __init__(self, folder: ObjectPrefix, file: ShardFile) -> None:
         self._folder, self.file = folder, file
@@ -36,7 +36,12 @@ class StoredShard:
 
     @cached_property
     def header(self) -> Header:
-        """Raises InvalidInput or StorageError."""
+        """Header of the shard.
+
+        Raises:
+            InvalidInput: When the header is damaged.
+            StorageError: When it can't be read.
+        """
         data = memoryview(bytearray(self.file.header_size))
         self._read_checked(0, [data], lambda views: _crc32(views, 0) == self.file.header_crc32)
         try:
@@ -45,21 +50,33 @@ class StoredShard:
             raise InvalidInput(f"{self.uri} can't be used: {error}.") from error
 
     def read(self, ranges: Sequence[Span]) -> list[memoryview]:
-        """The bytes of each range. Raises InvalidInput or StorageError."""
-        held = [memoryview(bytearray(end - begin)) for begin, end in ranges]
-        self.read_into([(begin, target) for (begin, _), target in zip(ranges, held, strict=True)])
-        return held
+        """Return the bytes of each range.
+
+        Raises:
+            InvalidInput: When the file is damaged.
+            StorageError: When it can't be read.
+        """
+        buffers = [memoryview(bytearray(end - begin)) for begin, end in ranges]
+        self.read_into([(begin, target) for (begin, _), target in zip(ranges, buffers, strict=True)])
+        return buffers
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each with the file's bytes from that offset on; whole blocks are read, straight into place, and checked
-        there. Raises InvalidInput or StorageError, and what is in place is good for nothing then."""
+        """Fill each memoryview with the file's bytes from its offset on.
+
+        Whole blocks are read straight into place and verified there. After an error, the contents of the memory are
+        invalid.
+
+        Raises:
+            InvalidInput: When the file is damaged.
+            StorageError: When it can't be read.
+        """
         for run in _runs(parts):
             begin = run[0][0] // BLOCK * BLOCK
             end = min(self.file.size, -(-(run[-1][0] + len(run[-1][1])) // BLOCK) * BLOCK)
             self._read_checked(begin, _covering(run, begin, end), functools.partial(self._is_whole, begin))
 
     def blocks(self) -> Iterator[memoryview]:
-        """The whole file in order, some blocks at a time."""
+        """Yield the whole file in order, several blocks at a time."""
         step = 8 * BLOCK
         for begin in range(0, self.file.size, step):
             yield self.read([(begin, min(begin + step, self.file.size))])[0]
@@ -67,15 +84,19 @@ class StoredShard:
     def _is_whole(self, begin: int, views: Sequence[memoryview]) -> bool:
         first, size = begin // BLOCK, sum(map(len, views))
         value = self._ends[first - 1] if first else 0
-        for number, at in enumerate(range(0, size, BLOCK), first):
-            value = _crc32(window(views, at, at + BLOCK), value)
+        for number, offset in enumerate(range(0, size, BLOCK), first):
+            value = _crc32(window(views, offset, offset + BLOCK), value)
             if value != self._ends[number]:
                 return False
         return True
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
-        """Checksums up to the end of each block."""
+        """Checksums up to the end of each block.
+
+        Raises:
+            DamagedInput: When the sidecar is damaged, or does not fit the manifest.
+        """
         if self.file.size <= BLOCK:
             return (self.file.crc32,)
         key = self.file.key.removesuffix(".safetensors") + ".json"
@@ -116,13 +137,18 @@ class StoredShard:
         )
 
     def _check_not_deleted(self) -> None:
-        """A sweep takes the manifest first. Raises StorageError: another checkpoint is there to be read."""
+        """Check that the checkpoint still exists. A sweep deletes the manifest first.
+
+        Raises:
+            StorageError: When it was deleted, so that another checkpoint is there to be read.
+        """
         if self._folder.get(manifests.NAME) is None:
-            raise _gone(self._folder.uri)
+            deleted = _gone(self._folder.uri)
+            raise deleted
 
 
 class StoredCheckpoint:
-    """One finished checkpoint, by its own folder's URI. Raises StorageError or InvalidInput."""
+    """One finished checkpoint, by the URI of its own folder. Methods raise StorageError or InvalidInput."""
 
     def __init__(self, uri: str) -> None:
         self.folder = _folder(uri)
@@ -144,13 +170,13 @@ class StoredCheckpoint:
 
     @cached_property
     def shards(self) -> list[StoredShard]:
-        """By number of the shard."""
+        """Shards by number."""
         return [StoredShard(self.folder, file) for file in self.manifest.parts]
 
 
 @contextlib.contextmanager
 def opened(uri: str) -> Iterator[StoredCheckpoint]:
-    """As StoredCheckpoint, and it stays until the block is left."""
+    """Open a checkpoint as StoredCheckpoint does, and keep it from deletion until the block is left."""
     with lease(_folder(uri)):
         yield StoredCheckpoint(uri)
 
@@ -170,8 +196,12 @@ def _gone(uri: str) -> StorageError:
 
 
 def resolve(uri: str) -> str:
-    """The folder of one checkpoint: `uri` itself, or what LATEST names in a run's folder. Raises InvalidInput where
-    there is neither, or StorageError."""
+    """Return the folder of one checkpoint: `uri` itself, or the one that LATEST names in a run's folder.
+
+    Raises:
+        InvalidInput: When there is neither.
+        StorageError: When durable storage can't be read.
+    """
     folder = ObjectPrefix(uri)
     if folder.get(manifests.NAME) is not None:
         return folder.uri
@@ -191,8 +221,10 @@ def _crc32(views: Iterable[memoryview], value: int) -> int:
 
 
 def _runs(parts: Sequence[tuple[int, memoryview]]) -> Iterator[list[tuple[int, memoryview]]]:
-    """In the file's order, those that share a block or stand in neighbouring ones; of two that want the same bytes each
-    is in a run of its own."""
+    """Yield runs of parts, in the file's order, that share a block or are in neighbouring blocks.
+
+    If two parts request the same bytes, they are in different runs.
+    """
     run: list[tuple[int, memoryview]] = []
     end = 0
     for begin, target in sorted((part for part in parts if part[1]), key=lambda part: part[0]):
@@ -206,9 +238,9 @@ def _runs(parts: Sequence[tuple[int, memoryview]]) -> Iterator[list[tuple[int, m
 
 
 def _covering(run: Sequence[tuple[int, memoryview]], begin: int, end: int) -> list[memoryview]:
-    """Places for all bytes [begin, end) of the file: those of the run, and others for what nobody wants."""
+    """Return memory for all bytes [begin, end) of the file. Buffers receive the bytes that the run does not request."""
     views: list[memoryview] = []
-    for at, target in run:
-        views += [memoryview(bytearray(at - begin)), target]
-        begin = at + len(target)
+    for offset, target in run:
+        views += [memoryview(bytearray(offset - begin)), target]
+        begin = offset + len(target)
     return [*views, memoryview(bytearray(max(0, end - begin)))]

@@ -1,9 +1,9 @@
-"""Which checkpoints are kept, and how the others go without taking anything away from who is reading them.
+"""Retention of checkpoints, and deletion that takes nothing away from readers.
 
-A reader puts a lease (an object in `<checkpoint>/readers/`) before it looks at the manifest. Who deletes takes the
-manifest away first, and looks for leases then: where one is found, the manifest is put back. So either the reader finds
-no manifest and takes the newer checkpoint, or its lease is seen (decision "Readers hold leases"). Leases of readers
-that died run out.
+A reader creates a lease (an object in `<checkpoint>/readers/`) before it reads the manifest. A deleting process removes
+the manifest first and then looks for leases. If it finds one, it puts the manifest back. So either the reader finds no
+manifest and uses the newer checkpoint, or its lease is seen (decision "Readers hold leases"). Leases of readers that
+died expire.
 """
 
 from __future__ import annotations
@@ -26,50 +26,53 @@ READERS = "readers"
 
 @dataclasses.dataclass(frozen=True)
 class Keeping:
-    """What stays."""
+    """Rules for which checkpoints stay."""
 
     newest: int
     every: int | None = None
-    """Of every so many steps the first."""
+    """Steps of which the first checkpoint in each multiple stays."""
     back: tuple[int, ...] = ()
-    """Steps that a rollback may undo: for each of these, one from before stays, whatever `newest` says."""
+    """Numbers of steps that a rollback may undo. For each, one checkpoint from before stays, whatever `newest` says."""
 
 
 def doomed(
-    places: Collection[CheckpointKey],
+    keys: Collection[CheckpointKey],
     finished: Collection[CheckpointKey],
     latest: CheckpointKey,
     keeping: Keeping,
     undone: Iterable[Undone] = (),
 ) -> list[CheckpointKey]:
-    """What may go, oldest first. What was undone stays only as LATEST names it; parts of unfinished ones stay while
-    they can still be finished, which is as long as LATEST has not passed them. Other uids than `latest`'s are those of
-    jobs that it went on from, and older."""
-    void, age = tuple(undone), functools.partial(_age, latest)
+    """Return the checkpoints that may be deleted, oldest first.
 
-    def is_void(place: CheckpointKey) -> bool:
-        return place.uid == latest.uid and any(some.covers(place.round, place.step) for some in void)
+    An undone checkpoint stays only if LATEST names it. Parts of an unfinished checkpoint stay while it can still be
+    finished, which is as long as LATEST has not passed it. Checkpoints of uids other than `latest`'s belong to jobs
+    that it continued from, and are older.
+    """
+    rollbacks, age = tuple(undone), functools.partial(_age, latest)
 
-    ordered = [place for place in sorted(finished, key=age) if not is_void(place)]
-    kept = {*ordered[-keeping.newest :], latest}
+    def is_void(key: CheckpointKey) -> bool:
+        return key.uid == latest.uid and any(rollback.covers(key.round, key.step) for rollback in rollbacks)
+
+    ordered = [key for key in sorted(finished, key=age) if not is_void(key)]
+    kept_keys = {*ordered[-keeping.newest :], latest}
     if keeping.every is not None:
-        kept |= set(_milestones(ordered, keeping.every))
+        kept_keys |= set(_milestones(ordered, keeping.every))
     for steps in keeping.back:
-        kept |= set([place for place in ordered if place.step <= latest.step - steps][-1:])
-    passed = [place for place in places if place not in finished and age(place) < age(latest)]
-    return sorted([*(place for place in finished if place not in kept), *passed], key=age)
+        kept_keys |= set([key for key in ordered if key.step <= latest.step - steps][-1:])
+    passed = [key for key in keys if key not in finished and age(key) < age(latest)]
+    return sorted([*(key for key in finished if key not in kept_keys), *passed], key=age)
 
 
-def _age(latest: CheckpointKey, place: CheckpointKey) -> tuple[bool, int, int]:
-    return place.uid == latest.uid, place.round, place.step
+def _age(latest: CheckpointKey, key: CheckpointKey) -> tuple[bool, int, int]:
+    return key.uid == latest.uid, key.round, key.step
 
 
 def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[CheckpointKey]:
-    """The first of every `every` steps, of those that no later round has gone over again."""
+    """Yield the first checkpoint of every `every` steps, of those that no later round has trained again."""
     current: list[CheckpointKey] = []
-    for place in ordered:
-        current = [*(before for before in current if before.step < place.step), place]
-    for number, group in itertools.groupby(current, key=lambda place: place.step // every):
+    for key in ordered:
+        current = [*(before for before in current if before.step < key.step), key]
+    for number, group in itertools.groupby(current, key=lambda key: key.step // every):
         if number:
             yield next(group)
 
@@ -77,40 +80,48 @@ def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[Checkpoint
 def sweep(
     folder: ObjectPrefix, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping
 ) -> list[CheckpointKey]:
-    """Delete what may go, of this job and of the one with uid `before` that it went on from ("": none)."""
+    """Delete the checkpoints that may be deleted, and return them.
+
+    They are of this job, and of the job with uid `before` that it continued from ("": none).
+    """
     entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
     here = CheckpointKey(latest.uid, latest.round, latest.step)
-    begun = folder.drafts(latest.uid) + (folder.drafts(before) if before else ())
-    folder.drop_drafts(key for key in begun if _passed(key, here))  # by no listing are they seen
-    places, finished = found(entries)
+    drafts = folder.drafts(latest.uid) + (folder.drafts(before) if before else ())
+    folder.drop_drafts(key for key in drafts if _passed(key, here))  # listings do not show them
+    keys, finished = found(entries)
     now = max((entry.at for entry in entries.values()), default=None)
-    gone = doomed(places, finished, here, keeping, undone)
-    return [place for place in gone if now is not None and remove(folder, place, now)]
+    doomed_keys = doomed(keys, finished, here, keeping, undone)
+    return [checkpoint for checkpoint in doomed_keys if now is not None and remove(folder, checkpoint, now)]
 
 
 def _passed(key: str, latest: CheckpointKey) -> bool:
-    """Of a part of a checkpoint that can't be finished any more, or is without this one."""
+    """Return whether a key belongs to a checkpoint that LATEST has passed, so that it can't be finished any more."""
     where = CheckpointKey.of(key)
     return where is not None and _age(latest, where[0]) < _age(latest, latest)
 
 
 def found(entries: Mapping[str, ObjectEntry]) -> tuple[set[CheckpointKey], set[CheckpointKey]]:
-    """All places, and those with a manifest, in a listing of a run's folder."""
+    """Return the checkpoints in a listing of a run's folder: all of them, and those with a manifest."""
     keys = [where for key in entries if (where := CheckpointKey.of(key))]
-    return {place for place, _ in keys}, {place for place, rest in keys if rest == NAME}
+    return {checkpoint for checkpoint, _ in keys}, {checkpoint for checkpoint, rest in keys if rest == NAME}
 
 
 def since(entries: Mapping[str, ObjectEntry], key: str) -> set[CheckpointKey]:
-    """Places of which something was written when this object was, or later, by the store's clock."""
-    at = entries[key].at if key in entries else None
-    late = (CheckpointKey.of(each) for each, entry in entries.items() if at is None or entry.at >= at)
-    return {where[0] for where in late if where and not where[1].startswith(f"{READERS}/")}
+    """Return the checkpoints of which something was written when this object was, or later, by the store's clock."""
+    written_at = entries[key].at if key in entries else None
+    written_keys = (
+        CheckpointKey.of(name) for name, entry in entries.items() if written_at is None or entry.at >= written_at
+    )
+    return {where[0] for where in written_keys if where and not where[1].startswith(f"{READERS}/")}
 
 
-def remove(folder: ObjectPrefix, place: CheckpointKey, now: datetime.datetime) -> bool:
-    """Delete one checkpoint unless somebody reads it. `now`: by the store's clock. The manifest goes first, so that no
-    manifest ever names a part that is gone."""
-    here = place.folder
+def remove(folder: ObjectPrefix, checkpoint: CheckpointKey, now: datetime.datetime) -> bool:
+    """Delete one checkpoint unless it is being read, and return whether it was deleted.
+
+    `now` is the time by the store's clock. The manifest is deleted first, so that no manifest ever names a deleted
+    part.
+    """
+    here = checkpoint.folder
     if _leased(folder, here, now):
         return False
     manifest = folder.get(f"{here}/{NAME}")
@@ -130,8 +141,11 @@ def _leased(folder: ObjectPrefix, here: str, now: datetime.datetime) -> bool:
 
 @contextlib.contextmanager
 def lease(folder: ObjectPrefix) -> Iterator[None]:
-    """Around reading a checkpoint, `folder` being its own. Who may only read goes without: parts that are deleted
-    meanwhile are then named, with the advice to try again."""
+    """Hold a lease while a checkpoint is read; `folder` is its own folder.
+
+    A reader without write permission continues without a lease. If parts are deleted meanwhile, its error names them
+    and advises to try again.
+    """
     key = f"{READERS}/{secrets.token_hex(8)}"
     try:
         folder.put(key, b"{}")

@@ -1,1 +1,1 @@
-"""What a file of tensors looks like, ours and those of others. No torch, no storage."""
+"""Formats of tensor files, of this project and of others. No torch, no storage."""

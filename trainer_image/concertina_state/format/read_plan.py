@@ -1,8 +1,9 @@
-"""Which bytes of which shards make the boxes of tensors that are wanted, planned before a byte is read. No torch.
+"""Planning of reads: which bytes of which shards make up the requested boxes of tensors. No torch.
 
-What was saved is boxes of global tensors over the shards of one world, what is wanted are other boxes of the same
-tensors. As in torch.distributed.checkpoint's planner the answer is a list of ReadItem; its own overlap arithmetic knows
-no byte ranges, reads a replicated box once for each replica, and needs torch.
+A saved state is boxes of global tensors over the shards of one world. A restore requests other boxes of the same
+tensors. The whole plan is made before a byte is read. As in the planner of torch.distributed.checkpoint, it is a list
+of ReadItem. The overlap arithmetic of that planner has no byte ranges, reads a replicated box once for each replica,
+and needs torch.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ class Box:
     def elements(self) -> int:
         return math.prod(self.shape)
 
-    def common(self, other: Box) -> Box | None:
-        """What both hold; None where that is nothing."""
-        begins = tuple(map(max, self.offsets, other.offsets))
+    def common(self, second: Box) -> Box | None:
+        """Return the elements that both boxes hold, or None if there are none."""
+        begins = tuple(map(max, self.offsets, second.offsets))
         shape = tuple(
             min(a + n, b + m) - begin
-            for a, n, b, m, begin in zip(self.offsets, self.shape, other.offsets, other.shape, begins, strict=True)
+            for a, n, b, m, begin in zip(self.offsets, self.shape, second.offsets, second.shape, begins, strict=True)
         )
         return Box(begins, shape) if all(length > 0 for length in shape) else None
 
     def without(self, part: Box) -> Iterator[Box]:
-        """The rest, as boxes that share nothing; `part` lies within."""
+        """Yield the remainder as boxes that do not overlap; `part` lies within this box."""
         offsets, shape = list(self.offsets), list(self.shape)
         for axis, (first, length) in enumerate(zip(part.offsets, part.shape, strict=True)):
             begin, end = offsets[axis], offsets[axis] + shape[axis]
@@ -54,18 +55,20 @@ class Box:
             offsets[axis], shape[axis] = first, length
 
     def within(self, outer: Box) -> tuple[slice, ...]:
-        """Where it lies in an array that holds `outer`."""
+        """Return the index of this box in an array that holds `outer`."""
         return tuple(slice(a - o, a - o + n) for a, n, o in zip(self.offsets, self.shape, outer.offsets, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadItem:
-    """A stretch of one shard's file: whole rows (of the first dimension) of a stored box, row-major. Of what they hold,
-    `box` goes into the wanted `target`."""
+    """Stretch of one shard's file: whole rows (of the first dimension) of a stored box, row-major.
+
+    Of the elements in these rows, `box` goes into the requested chunk `target`.
+    """
 
     shard: int
     begin: int
-    """Bytes [begin, begin + size) of the file."""
+    """Offset of the first byte: the item is the bytes [begin, begin + size) of the file."""
     dtype: str
     rows: Box
     box: Box
@@ -76,7 +79,7 @@ class ReadItem:
         return self.rows.elements * ITEM_SIZES[self.dtype]
 
     def split(self, most: int) -> Iterator[ReadItem]:
-        """At multiples of `most` in the file, as far as rows allow."""
+        """Split the item at multiples of `most` bytes in the file, as far as whole rows allow."""
         if not self.rows.shape or self.begin % most + self.size <= most:
             yield self
             return
@@ -84,27 +87,31 @@ class ReadItem:
         row, first = self.size // count, 0
         while first < count:
             begin = self.begin + first * row
-            taken = min(count - first, max(1, (most - begin % most) // row))
-            rows = Box((start + first, *offsets), (taken, *shape))
+            row_count = min(count - first, max(1, (most - begin % most) // row))
+            rows = Box((start + first, *offsets), (row_count, *shape))
             box = rows.common(self.box)
-            assert box is not None  # each of the rows has some of what is wanted
+            assert box is not None  # each row has requested elements
             yield dataclasses.replace(self, begin=begin, rows=rows, box=box)
-            first += taken
+            first += row_count
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadPlan:
     items: tuple[ReadItem, ...]
-    """Each wanted element is in one of them."""
+    """Items that together hold each requested element."""
     lacking: tuple[tuple[Chunk, Box], ...] = ()
-    """Of which wanted chunk what is stored nowhere."""
+    """Requested chunks with their boxes that no shard stores."""
 
     @property
     def shards(self) -> list[int]:
         return sorted({item.shard for item in self.items})
 
     def require(self, whence: str) -> None:
-        """Raises InvalidInput where something is lacking."""
+        """Check that nothing is lacking.
+
+        Raises:
+            InvalidInput: When no shard stores some of the requested elements.
+        """
         for chunk, box in self.lacking:
             ends = [offset + length for offset, length in zip(box.offsets, box.shape, strict=True)]
             raise InvalidInput(
@@ -112,43 +119,48 @@ class ReadPlan:
                 "shard. It was written by another model."
             )
 
-    def of(self, wanted: Chunk) -> Sequence[ReadItem]:
-        return self._by_target.get(wanted, ())
+    def of(self, target: Chunk) -> Sequence[ReadItem]:
+        return self._by_target.get(target, ())
 
     @functools.cached_property
     def _by_target(self) -> Mapping[Chunk, Sequence[ReadItem]]:
-        found: dict[Chunk, list[ReadItem]] = {}
+        items_by_target: dict[Chunk, list[ReadItem]] = {}
         for item in self.items:
-            found.setdefault(item.target, []).append(item)
-        return found
+            items_by_target.setdefault(item.target, []).append(item)
+        return items_by_target
 
     def batches(self, shard: int, most: int) -> Iterator[list[ReadItem]]:
-        """Of one shard, in the file's order: what lies between two multiples of `most` bytes of the file together."""
+        """Yield batches of one shard's items in the file's order.
+
+        A batch holds the items between two multiples of `most` bytes of the file.
+        """
         items = sorted((item for item in self.items if item.shard == shard), key=lambda item: item.begin)
         parts = itertools.chain.from_iterable(item.split(most) for item in items)
         for _, batch in itertools.groupby(parts, key=lambda item: item.begin // most):
             yield list(batch)
 
 
-def reads(held: Mapping[int, Header], wanted: Sequence[Chunk]) -> ReadPlan:
-    """`held`: what shards hold, by number; what several of them hold is read from the first. Of another dtype than what
-    is wanted it may be."""
+def reads(headers: Mapping[int, Header], chunks: Sequence[Chunk]) -> ReadPlan:
+    """Plan the reads of `chunks` from shards, given the headers of the shards by number.
+
+    Elements that several shards hold are read from the first of them. A stored dtype may differ from the requested one.
+    """
     by_name: dict[str, list[tuple[int, StoredChunk]]] = {}
-    for shard, header in held.items():
+    for shard, header in headers.items():
         for name, stored in header.chunks.items():
             by_name.setdefault(name, []).append((shard, stored))
     items: list[ReadItem] = []
     lacking: list[tuple[Chunk, Box]] = []
-    for chunk in wanted:
-        left = [Box.of(chunk)] if all(chunk.shape) else []
+    for chunk in chunks:
+        remaining = [Box.of(chunk)] if all(chunk.shape) else []
         for shard, stored in by_name.get(chunk.name, ()):
-            if not left:
+            if not remaining:
                 break
             box = Box.of(stored.chunk)
-            found = [(part, part.common(box)) for part in left]
-            items += [_item(shard, stored, common, chunk) for _, common in found if common]
-            left = [rest for part, common in found for rest in (part.without(common) if common else (part,))]
-        lacking += [(chunk, rest) for rest in left]
+            overlaps = [(part, part.common(box)) for part in remaining]
+            items += [_item(shard, stored, common, chunk) for _, common in overlaps if common]
+            remaining = [rest for part, common in overlaps for rest in (part.without(common) if common else (part,))]
+        lacking += [(chunk, rest) for rest in remaining]
     return ReadPlan(tuple(items), tuple(lacking))
 
 

@@ -1,10 +1,12 @@
-"""One rank's state as a safetensors file: the same bytes in node memory, on a peer and in durable storage, so an upload
-is a copy (decision "A snapshot slot is a safetensors file"). No torch.
+"""State of one rank as a safetensors file.
 
-8 bytes of header length, the JSON header padded with blanks to a multiple of 64, raw tensor bytes. In the header's
-`__metadata__` stand `DCP_SHARDING_INFO` (torch's own key, by which torch.distributed.checkpoint's
-HuggingFaceStorageReader puts shards together), `concertina` (ours, see ShardMetadata), and in states of the bundled
-trainer `trainer`, its configuration as JSON.
+The file has the same bytes in node memory, on a peer and in durable storage, so an upload is a copy (decision "A
+snapshot slot is a safetensors file"). No torch.
+
+A file consists of 8 bytes of header length, the JSON header padded with blanks to a multiple of 64, and the raw tensor
+bytes. The header's `__metadata__` has these keys: `DCP_SHARDING_INFO` (torch's own, with which the
+HuggingFaceStorageReader of torch.distributed.checkpoint combines shards), `concertina` (see ShardMetadata), and, in
+states of the bundled trainer, `trainer` (its configuration as JSON).
 """
 
 from __future__ import annotations
@@ -34,24 +36,24 @@ ALIGNMENT = 64
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """A box of one tensor: `shape` elements from `offsets` on, of a whole of `global_shape`."""
+    """Box of one tensor: `shape` elements from `offsets` on, of a tensor with `global_shape`."""
 
     name: str
     dtype: str
-    """As safetensors names it: F32, BF16, ..."""
+    """Name of the dtype in safetensors: F32, BF16, ..."""
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
     global_shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
 @dataclasses.dataclass(frozen=True)
 class Continued:
-    """A checkpoint of another job that this run goes on from: its `LATEST` may be replaced by ours."""
+    """Checkpoint of another job that this run continues from: this run may replace that job's `LATEST`."""
 
     uid: str
     round: int
@@ -60,7 +62,7 @@ class Continued:
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """What is known of the losses so far (`anomalies`)."""
+    """Statistics of the losses so far (see `anomalies`)."""
 
     mean: float = 0.0
     variance: float = 0.0
@@ -69,23 +71,23 @@ class Trend:
 
 @dataclasses.dataclass(frozen=True)
 class ShardMetadata:
-    """What a shard says of the state it belongs to."""
+    """Facts about the state that a shard belongs to."""
 
     id: SnapshotId
     shard: int
     position: int
-    """Samples consumed."""
+    """Number of samples consumed."""
     config: str
     """Digest of the configuration."""
     data: str
-    """Digest of the data's manifest; positions mean nothing with other data."""
+    """Digest of the data's manifest. Positions are meaningless with other data."""
     continued: Optional[Continued] = None  # noqa: UP045 (from_json knows typing's form)
     skipped: Ranges = ()
-    """Positions that were left out."""
+    """Positions that were skipped."""
     trend: Trend = Trend()
     origin: Origin = Origin()  # noqa: RUF009 (frozen)
     waited_for: bool = False
-    """By a script, whose last step this may be."""
+    """Whether a script waits for this snapshot, which may be of its last step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,32 +102,34 @@ class Header:
     metadata: ShardMetadata
     chunks: dict[str, StoredChunk]
     trainer: str = ""
-    """Configuration of the bundled trainer, as JSON; empty in a script's state."""
+    """Configuration of the bundled trainer as JSON; empty in a script's state."""
 
 
 class Layout:
-    """The fixed places of one shard's chunks; only the metadata changes from snapshot to snapshot."""
+    """Fixed places of one shard's chunks. Only the metadata changes from snapshot to snapshot."""
 
     def __init__(self, chunks: Sequence[Chunk], trainer: str = "") -> None:
-        """`trainer` is the configuration of the bundled trainer, as JSON."""
+        """Lay out the chunks; `trainer` is the configuration of the bundled trainer as JSON."""
         self._trainer = f', "trainer": {json.dumps(trainer)}' if trainer else ""
         self.chunks = sorted(chunks, key=lambda chunk: (-ITEM_SIZES[chunk.dtype], chunk.name))
         entries, self._offsets, end = [], [], 0
         for chunk in self.chunks:
             self._offsets.append(end)
-            place = {"dtype": chunk.dtype, "shape": chunk.shape, "data_offsets": [end, end + chunk.size]}
-            entries.append(f"{json.dumps(chunk.name)}:{json.dumps(place, separators=(',', ':'))}")
+            description = {"dtype": chunk.dtype, "shape": chunk.shape, "data_offsets": [end, end + chunk.size]}
+            entries.append(f"{json.dumps(chunk.name)}:{json.dumps(description, separators=(',', ':'))}")
             end += chunk.size
         self._entries = "".join("," + entry for entry in entries)
         sharding = json.dumps({chunk.name: {"saved_offsets": chunk.offsets} for chunk in self.chunks})
         shapes = json.dumps({chunk.name: chunk.global_shape for chunk in self.chunks})
-        # Both are strings within the file's JSON, and made once: of a thousand chunks they take milliseconds.
+        # Both are strings within the file's JSON. Encoding a thousand chunks takes milliseconds, so it is done once.
         self._sharding, self._global_shapes = json.dumps(sharding), json.dumps(shapes)
         roomiest = SnapshotId(2**62, 2**62, "0" * 64, 2**62)
-        other = Continued("0" * 64, 2**62, 2**62)
+        continued = Continued("0" * 64, 2**62, 2**62)
         skipped = ((2**62, 2**62),) * MOST_RANGES
         trend = Trend(-sys.float_info.max, -sys.float_info.max, 2**62)
-        longest = self._json(ShardMetadata(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, other, skipped, trend, ROOMIEST))
+        longest = self._json(
+            ShardMetadata(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, continued, skipped, trend, ROOMIEST)
+        )
         self.data_begin = math.ceil((8 + len(longest)) / ALIGNMENT) * ALIGNMENT
         self.size = self.data_begin + end
 
@@ -135,15 +139,19 @@ class Layout:
         return [self.data_begin + offset for offset in self._offsets]
 
     def header(self, metadata: ShardMetadata) -> bytes:
-        """The file's first `data_begin` bytes."""
+        """Return the first `data_begin` bytes of the file."""
         return struct.pack("<Q", self.data_begin - 8) + self._json(metadata).ljust(self.data_begin - 8)
 
     def _json(self, metadata: ShardMetadata) -> bytes:
         facts = dataclasses.asdict(dataclasses.replace(metadata, origin=_NOTHING))
-        begun = json.dumps({**facts, "origin": _as_object(metadata.origin)}).removesuffix("}") + ', "global_shapes": '
-        ours = json.dumps(begun)[:-1] + self._global_shapes[1:-1] + '}"'
-        of_the_file = f'{{"format": "pt", "DCP_SHARDING_INFO": {self._sharding}, "concertina": {ours}{self._trainer}}}'
-        return f'{{"__metadata__":{of_the_file}{self._entries}}}'.encode()
+        beginning = (
+            json.dumps({**facts, "origin": _as_object(metadata.origin)}).removesuffix("}") + ', "global_shapes": '
+        )
+        ours = json.dumps(beginning)[:-1] + self._global_shapes[1:-1] + '}"'
+        file_metadata = (
+            f'{{"format": "pt", "DCP_SHARDING_INFO": {self._sharding}, "concertina": {ours}{self._trainer}}}'
+        )
+        return f'{{"__metadata__":{file_metadata}{self._entries}}}'.encode()
 
 
 _NOTHING = Origin()
@@ -151,7 +159,11 @@ _as_object = functools.lru_cache(maxsize=2)(dataclasses.asdict)  # an origin is 
 
 
 def header_length(start: bytes) -> int:
-    """Bytes of the file before its tensor data, from the file's first 8."""
+    """Return the number of bytes before the tensor data, from the first 8 bytes of the file.
+
+    Raises:
+        Damaged: When the file does not begin with a safetensors header.
+    """
     length = int.from_bytes(start[:8], "little")
     if len(start) < 8 or not 2 <= length <= 1 << 30:
         raise Damaged("it does not begin with a safetensors header")
@@ -159,12 +171,16 @@ def header_length(start: bytes) -> int:
 
 
 def parse_header(text: bytes) -> Header:
-    """The JSON header, padded as it is in the file: what `header_length` counts, without the first 8 bytes."""
+    """Parse the JSON header, padded as it is in the file: the bytes that `header_length` counts, less the first 8.
+
+    Raises:
+        Damaged: When the header can't be read.
+    """
     try:
         entries = json.loads(text)
-        of_the_file = entries.pop("__metadata__")
-        ours = json.loads(of_the_file["concertina"])
-        offsets = json.loads(of_the_file["DCP_SHARDING_INFO"])
+        file_metadata = entries.pop("__metadata__")
+        ours = json.loads(file_metadata["concertina"])
+        offsets = json.loads(file_metadata["DCP_SHARDING_INFO"])
         chunks = {
             name: StoredChunk(
                 _chunk(name, entry, offsets[name]["saved_offsets"], ours["global_shapes"][name]),
@@ -172,12 +188,21 @@ def parse_header(text: bytes) -> Header:
             )
             for name, entry in entries.items()
         }
-        trainer = of_the_file.get("trainer", "")
-        if not isinstance(trainer, str):
-            raise ValueError("its configuration is no text")
-        return Header(from_json(ShardMetadata, ours), chunks, trainer)
+        return Header(from_json(ShardMetadata, ours), chunks, _trainer_config(file_metadata))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise Damaged(f"its header can't be read ({str(error)[:MOST]})") from error
+
+
+def _trainer_config(file_metadata: dict[str, Any]) -> str:
+    """Return the configuration of the bundled trainer from a file's `__metadata__`; empty in a script's state.
+
+    Raises:
+        ValueError: When it is no text.
+    """
+    trainer = file_metadata.get("trainer", "")
+    if not isinstance(trainer, str):
+        raise ValueError("its configuration is no text")
+    return trainer
 
 
 def _chunk(name: str, entry: dict[str, Any], begin: Any, whole: Any) -> Chunk:
@@ -189,15 +214,23 @@ def _chunk(name: str, entry: dict[str, Any], begin: Any, whole: Any) -> Chunk:
 
 
 def counts(value: Any) -> tuple[int, ...]:
-    """Of a header: elements, or bytes. Raises ValueError."""
-    if not isinstance(value, list) or not all(type(each) is int and 0 <= each < 2**63 for each in value):
+    """Return a list of counts (elements or bytes) from a header as a tuple.
+
+    Raises:
+        ValueError: When `value` is no list of counts.
+    """
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < 2**63 for item in value):
         raise ValueError(f"{value!r} is no list of counts")
     return tuple(value)
 
 
 def data_begin(entry: dict[str, Any]) -> int:
-    """Where a tensor's bytes begin, of those behind the header; they are as many as its shape says. Raises ValueError
-    or KeyError."""
+    """Return the offset of a tensor's first byte behind the header, after checking that its size is that of its shape.
+
+    Raises:
+        ValueError: When the size is another, or the entry is malformed.
+        KeyError: When the entry lacks a field, or its dtype is unknown.
+    """
     begin, end = counts(entry["data_offsets"])
     size = math.prod(counts(entry["shape"])) * ITEM_SIZES[entry["dtype"]]
     if end - begin != size:
@@ -206,5 +239,5 @@ def data_begin(entry: dict[str, Any]) -> int:
 
 
 def layout_digest(wholes: Sequence[tuple[str, str, tuple[int, ...]]], cut: str) -> str:
-    """Digest of names, dtypes and whole shapes (of the entire state) and of how they are cut."""
+    """Return a digest of the names, dtypes and whole shapes of the entire state, and of how they are cut."""
     return hashlib.sha256(json.dumps([sorted(wholes), cut]).encode()).hexdigest()[:16]

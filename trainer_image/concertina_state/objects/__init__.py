@@ -1,1 +1,1 @@
-"""Objects in a store named by a URI: S3, other clouds, folders."""
+"""Objects in a store that a URI names: S3, other clouds, folders."""

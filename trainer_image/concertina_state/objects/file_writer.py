@@ -1,4 +1,4 @@
-"""A file that comes in pieces: written, and brought to the disk, beside whoever makes the pieces."""
+"""Writer of a file that arrives in pieces. Threads write and sync it while the caller produces the next pieces."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 MOST_WAITING = 4
-"""Pieces: who makes them waits for the writing then, not memory for either."""
+"""Maximum number of pieces waiting to be written. A caller that is ahead waits, so that memory use is bounded."""
 SYNC = 32 << 20
-"""Bytes after which the disk is set to work, once it is through with those before: a sync at the end alone would find
-all of it still to be done."""
+"""Bytes after which a sync of the file is started, once the previous one has finished.
+
+Without it, the sync at the end would have to bring everything to the disk.
+"""
 _DRAFT = re.compile(r".+#[0-9]+")
 
 
 class FileWriter:
-    """The file is there, whole and on the disk, once it is closed; with its name once its folder is synced."""
+    """Writer of a file that appears under its name, whole and on the disk, when it is closed.
+
+    The name itself outlasts a loss of power once the folder is synced.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +37,11 @@ class FileWriter:
         self._unsynced = 0
 
     def write(self, piece: memoryview) -> None:
-        """It must stay as it is until MOST_WAITING more have come. Raises OSError, of earlier ones too."""
+        """Queue a piece, which must not change until MOST_WAITING more have been passed.
+
+        Raises:
+            OSError: When this piece or an earlier one can't be written.
+        """
         self._waiting.append(self._writing.submit(self._write, piece))
         if len(self._waiting) > MOST_WAITING:
             self._waiting.popleft().result()
@@ -51,7 +60,11 @@ class FileWriter:
             piece = piece[self._file.write(piece) :]
 
     def close(self) -> None:
-        """Raises OSError."""
+        """Wait until everything is on the disk, and give the file its name.
+
+        Raises:
+            OSError: When a piece can't be written or synced.
+        """
         while self._waiting:
             self._waiting.popleft().result()
         self._finish_sync()
@@ -70,7 +83,13 @@ class FileWriter:
 
 
 def _open_draft(path: Path) -> tuple[io.FileIO, Path]:
-    """Nobody else's, and called as obstore's own are, which its listings pass over."""
+    """Create a draft file that no other writer uses.
+
+    Its name has the form of obstore's own drafts, which obstore's listings skip.
+
+    Raises:
+        AssertionError: Never: there is always another number.
+    """
     for number in itertools.count(1):
         draft = path.with_name(f"{path.name}#{number}")
         with contextlib.suppress(FileExistsError):
@@ -79,13 +98,20 @@ def _open_draft(path: Path) -> tuple[io.FileIO, Path]:
 
 
 def drafts(folder: Path) -> list[Path]:
-    """Below it: being written, or left by who was killed; obstore's, too."""
-    found = (Path(here, name) for here, _, names in os.walk(folder) for name in names)
-    return [path for path in found if _DRAFT.fullmatch(path.name)]
+    """Return the drafts below a folder, obstore's included.
+
+    A draft is being written, or was left by a process that was killed.
+    """
+    paths = (Path(here, name) for here, _, names in os.walk(folder) for name in names)
+    return [path for path in paths if _DRAFT.fullmatch(path.name)]
 
 
 def drop(draft: Path, top: Path) -> None:
-    """And the folders below `top` that hold nothing else. Raises OSError."""
+    """Delete a draft, and the folders below `top` that are empty then.
+
+    Raises:
+        OSError: When the draft can't be deleted.
+    """
     draft.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # not empty
         for folder in itertools.takewhile(lambda folder: folder != top, draft.parents):

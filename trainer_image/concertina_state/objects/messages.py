@@ -1,5 +1,8 @@
-"""What a store's refusal means, as a message for a person: what happened, why, and what to do; and whether the store
-refused, or is only away."""
+"""Error messages for what object stores refuse.
+
+A message says what happened, why, and what to do. The module also tells whether a store refused a request, or is only
+unreachable.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,33 @@ from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 from concertina_state.objects.stores import StoreKind
 
 NO_HOLDER = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
-"""What stores say of a bucket or container that is not there."""
+"""Errors of stores for a bucket or container that does not exist."""
 NOT_ALLOWED = ("Permission denied", "Read-only file system")
-"""What this file system says of a place that may not be written to."""
+"""Errors of the file system for a place that may not be written to."""
 DENIED = ("401 Unauthorized", "403 Forbidden", "<Code>ExpiredToken<", "<Code>InvalidToken<")
 SHORT = ("416 ", "Requested range was invalid")
-"""What is there of an object that ends before what is asked of it begins."""
+"""Errors for an object that ends before the requested range begins."""
 NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal")
-"""Where clients ask for a machine's own credentials, when they have been given none."""
+"""Hosts that clients ask for a machine's own credentials, when no others are configured."""
 IDENTITY = ("sts.amazonaws.com/doc", "Failed to read token file", "Error performing token request")
-"""What is there where an identity's token is not exchanged for credentials."""
+"""Errors for an identity whose token is not exchanged for credentials."""
 UNREACHABLE = ("error sending request", "onnect", "dns error", "timed out")
 CUT_OFF = ("error sending request", "request or response body error")
 OPEN = "open"
-"""What is being done before anything is sent: the settings alone are at fault."""
+"""Action that precedes any request, so that only the settings can be at fault."""
 MOST = 300
-"""Characters of what a store said."""
+"""Maximum characters of a store's own message."""
 
 
 class StoreMessage(NamedTuple):
     message: str
     refused: bool
-    """The store has answered, or would not be asked at all: the same request will hardly do better in a while."""
+    """Whether the store answered, or can't be asked at all: the same request is unlikely to succeed in a while."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RefusalRule:
-    """Of a refusal: a message, and what the text of an error must hold one of; the first rule that fits counts."""
+    """Message for a refusal whose text contains one of `signs`. The first rule that matches applies."""
 
     signs: tuple[str, ...]
     message: str
@@ -77,7 +80,7 @@ ELSE = "Could not {doing} below {uri}: {reason}."
 
 
 def of_cloud(uri: str, kind: StoreKind, holder: str, doing: str, error: Exception) -> StoreMessage:
-    """Of an error of the store behind a URI."""
+    """Return the message for an error of the cloud store behind a URI."""
     text = str(error)
     identity = kind.identity()
     remedy = f"let {identity.who} read and write it" if identity.who else _KEYS
@@ -103,7 +106,7 @@ _KEYS = "set {kind.keys} to such as may read and write it (for a job: in the Sec
 
 
 def of_files(uri: str, doing: str, error: Exception) -> StoreMessage:
-    """Of an error of this file system."""
+    """Return the message for an error of the local file system."""
     text = str(error)
     if "No space left" in text:
         return StoreMessage(f"There is no room left for {uri} ({doing.strip()}): make some, or correct the URI.", False)
@@ -116,13 +119,13 @@ def of_files(uri: str, doing: str, error: Exception) -> StoreMessage:
 
 
 def is_missing(error: Exception) -> bool:
-    """Whether an object is not there, or not so long."""
+    """Return whether an object does not exist, or is too short."""
     text = str(error)
     return _any(SHORT, text) or (isinstance(error, FileNotFoundError) and not _any(NO_HOLDER, text))
 
 
 def cut_off(error: Exception) -> bool:
-    """Whether a connection ended before an answer did."""
+    """Return whether a connection ended before the answer was complete."""
     return _any(CUT_OFF, str(error))
 
 
@@ -131,7 +134,7 @@ def _any(signs: tuple[str, ...], text: str) -> bool:
 
 
 def _reason(text: str) -> str:
-    """What the store itself says of it, else the first line."""
+    """Return the store's own message in the error, else the first line."""
     message = re.search(r"<Message>([^<]*)</Message>", text)
     line = message[1] if message else (text.splitlines() or [""])[0]
     return re.sub(r"^Generic \w+ error: ", "", line).strip(" .")[:MOST]

@@ -1,4 +1,4 @@
-"""Durable storage by URI: reading and writing objects, and errors as sentences that say what to do."""
+"""Durable storage by URI: reading and writing objects, with errors as sentences that say what to do."""
 
 from __future__ import annotations
 
@@ -34,57 +34,59 @@ if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
 PATIENCE = timedelta(seconds=20)
-"""How long one request is tried again before it is an error."""
+"""Time for which a request is retried before it is an error."""
 IMPATIENCE = timedelta(seconds=3)
 SCHEMES = f"{', '.join(f'{scheme}://' for scheme in KINDS)} or file://"
 CONCURRENCY = 8
-"""Requests at a time."""
+"""Number of concurrent requests."""
 PIECE = 16 << 20
 """Bytes of one request within a large object."""
 MOST_PIECES = 5000
-"""Of an object that is written in pieces (S3 takes 10,000)."""
+"""Maximum number of pieces of an object (S3 allows 10,000)."""
 HELD = MOST_WAITING
-"""Pieces of one that are not written yet, at most."""
+"""Maximum number of pieces of an object that are not written yet."""
 MOST_VIEWS = 1024
-"""That the kernel fills by one call (IOV_MAX)."""
+"""Maximum number of buffers that one system call fills (IOV_MAX)."""
 AGAIN = 0.2
-"""Seconds until what was cut off is tried again, at first."""
+"""Seconds before the first retry of a request that was cut off."""
 T = TypeVar("T")
 
 
 class StorageError(Exception):
-    """A message for a person: what happened and what to do."""
+    """Failure of durable storage. The message tells a person what happened and what to do."""
 
 
 class StoreRefused(StorageError):
-    """The store has answered, and will hardly answer otherwise in a while: a person must do something."""
+    """The store answered, and its answer is unlikely to change in a while. A person must act."""
 
 
 class Missing(StoreRefused):
-    """An object that must be there is not, or is shorter than what was asked of it."""
+    """A required object does not exist, or is shorter than what was requested."""
 
 
 class NoFolder(StoreRefused):
-    """A folder of files that is not there."""
+    """A folder of files does not exist."""
 
 
 class Changed(Exception):
-    """A conditional write found another version than it named."""
+    """A conditional write found another version than the one it named."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectEntry:
-    """An object in a listing."""
+    """Object in a listing."""
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
     at: datetime.datetime
-    """When it was last written, by the store's clock."""
+    """Time of the last write by the store's clock."""
 
 
 def parts_of(uri: str) -> tuple[str, str, str]:
-    """Scheme, bucket or container, and path; of a plain path, the path alone. Every letter stands for itself: `?`, `#`
-    and `%` may be in names."""
+    """Return the scheme, bucket or container, and path of a URI. A plain path has only the path.
+
+    No character is special: `?`, `#` and `%` may be in names.
+    """
     scheme, separator, rest = uri.partition("://")
     if not separator:
         return "", "", uri
@@ -93,7 +95,7 @@ def parts_of(uri: str) -> tuple[str, str, str]:
 
 
 class ObjectPrefix:
-    """The objects below one URI. Keys are relative to it; every method raises StorageError with a message."""
+    """Objects below one URI. Keys are relative to it. Every method raises StorageError with a message."""
 
     def __init__(self, uri: str, patience: timedelta = PATIENCE, create: bool = False) -> None:
         self.uri, self._patience = uri.rstrip("/"), patience.total_seconds()
@@ -119,16 +121,16 @@ class ObjectPrefix:
 
     @property
     def store_name(self) -> str:
-        """The name of the store for messages: the endpoint of a store in the cloud, or the folder."""
+        """Name of the store for messages: the endpoint of a cloud store, or the folder."""
         return self._kind.endpoint() if self._kind else self.uri
 
     def get(self, key: str) -> bytes | None:
-        """None where there is no such object."""
-        found = self.get_version(key)
-        return None if found is None else found[0]
+        """Return the contents of an object, or None if it does not exist."""
+        versioned = self.get_version(key)
+        return None if versioned is None else versioned[0]
 
     def get_version(self, key: str) -> tuple[bytes, UpdateVersion] | None:
-        """With the version that `put_if` takes."""
+        """Return the contents of an object with the version that `put_if` takes, or None if it does not exist."""
         try:
             with self._as_messages(f"read {key}"):
                 result = obstore.get(self._store, key)
@@ -137,18 +139,22 @@ class ObjectPrefix:
             return None
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Like `get`, several at a time."""
+        """Return the contents of several objects as `get` does, with concurrent requests."""
         with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
             return list(pool.map(self.get, keys))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """The bytes [begin, end) of each range."""
+        """Return the bytes [begin, end) of each range."""
         with self._as_messages(f"read {key}", missing_is_error=True):
             starts, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
             return [memoryview(data) for data in obstore.get_ranges(self._store, key, starts=starts, ends=ends)]
 
     def read_into(self, key: str, begin: int, views: Sequence[memoryview]) -> None:
-        """Fill these, one behind the other, with the bytes from `begin` on; an object that ends before is `Missing`."""
+        """Fill the views, one after the other, with the bytes of an object from `begin` on.
+
+        Raises:
+            Missing: When the object ends before the views are full.
+        """
         size = sum(map(len, views))
         with self._as_messages(f"read {key}", missing_is_error=True):
             if self._directory is not None:
@@ -160,9 +166,9 @@ class ObjectPrefix:
         if read < size:
             raise Missing(f"{self.uri}/{key} ends before byte {begin + size}.")
 
-    def _read_piece(self, key: str, begin: int, views: Sequence[memoryview], at: int) -> int:
-        targets = list(window(views, at, at + PIECE))
-        start = begin + at
+    def _read_piece(self, key: str, begin: int, views: Sequence[memoryview], offset: int) -> int:
+        targets = list(window(views, offset, offset + PIECE))
+        start = begin + offset
         data = memoryview(obstore.get_range(self._store, key, start=start, end=start + sum(map(len, targets))))
         read = len(data)
         for target in targets:
@@ -171,8 +177,10 @@ class ObjectPrefix:
         return read
 
     def put_pieces(self, key: str, pieces: Iterable[memoryview], size: int) -> None:
-        """An object of about `size` bytes that comes in pieces, each of which stays as it is until HELD more have come;
-        it is there once all of them are."""
+        """Write an object of about `size` bytes that arrives in pieces.
+
+        A piece must not change until HELD more have been produced. The object exists once all pieces are written.
+        """
         writing = functools.partial(self._as_messages, f"write {key}", missing_is_error=True)
         with writing():
             if self._directory is not None:
@@ -184,7 +192,7 @@ class ObjectPrefix:
                 with writing():
                     if isinstance(writer, FileWriter):
                         writer.write(piece)
-                    else:  # which keeps what it is given until it is sent
+                    else:  # obstore's writer keeps the bytes until they are sent
                         writer.write(bytes(piece))
             with writing():
                 writer.close()
@@ -194,11 +202,13 @@ class ObjectPrefix:
             raise
 
     def forget(self, pattern: str) -> None:
-        """Of files that are called so, the kernel need not keep but the newest in memory: what is written next takes
-        their place (decision "Older parts leave memory to the next")."""
+        """Let the kernel drop all but the newest of the files that match `pattern` from its cache.
+
+        Files that are written next use that memory (decision "Older parts leave memory to the next").
+        """
         if self._directory is None:
             return
-        with contextlib.suppress(OSError):  # some are deleted meanwhile, or the file system keeps none
+        with contextlib.suppress(OSError):  # a file was deleted meanwhile, or the file system has no cache
             for path in sorted(self._directory.glob(pattern), key=lambda path: path.stat().st_mtime_ns)[:-1]:
                 with path.open("rb") as file:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -210,9 +220,11 @@ class ObjectPrefix:
             self._whole(lambda: obstore.put(self._store, key, value, chunk_size=chunk))
 
     def settle(self, keys: Sequence[str]) -> None:
-        """Returns once these objects outlast a loss of power. A store in the cloud says so by taking them; of files the
-        kernel keeps what was written in memory for a while, and their names as well (decision "On files, durable means
-        on the disk")."""
+        """Wait until the objects would survive a loss of power.
+
+        A cloud store guarantees that when it accepts them. The kernel keeps written files and their names in memory for
+        a while (decision "On files, durable means on the disk").
+        """
         if self._directory is None:
             return
         paths = [self._directory / key for key in keys]
@@ -226,7 +238,11 @@ class ObjectPrefix:
                     os.close(descriptor)
 
     def put_if(self, key: str, value: bytes, version: UpdateVersion | None) -> None:
-        """Write only over this version (None: only where there is nothing); else raises Changed."""
+        """Write an object only if it has the given version, or, for None, only if it does not exist.
+
+        Raises:
+            Changed: When the object has another version.
+        """
         with self._as_messages(f"write {key}", missing_is_error=True):
             try:
                 if self._directory is not None:
@@ -237,60 +253,77 @@ class ObjectPrefix:
                 raise Changed(key) from error
 
     def _put_if_local(self, path: Path, value: bytes, version: UpdateVersion | None) -> None:
-        """obstore has no conditional overwrite of files: a lock beside the file makes one, on this file system."""
+        """Write a file if it has the given version.
+
+        obstore has no conditional overwrite of files. A lock file beside the file makes the write conditional, on this
+        file system.
+
+        Raises:
+            Changed: When the file has another version.
+        """
         with path.with_name(path.name + ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = self.get_version(path.name)
-            if (found and found[1]) != version:
+            present = self.get_version(path.name)
+            if (present and present[1]) != version:
                 raise Changed(path.name)
             obstore.put(self._store, path.name, value)
             self.settle([path.name])
 
     def entries(self, prefix: str = "") -> dict[str, ObjectEntry]:
-        """By key, the objects below `prefix` (a whole folder name)."""
+        """Return the objects below `prefix` (a whole folder name), by key."""
         with self._as_messages(f"list {prefix}"):
             items = self._whole(lambda: [item for batch in obstore.list(self._store, prefix or None) for item in batch])
             return {item["path"]: ObjectEntry(item["size"], item["last_modified"]) for item in items}
 
     def list(self, prefix: str) -> dict[str, int]:
-        """Sizes by key, of the objects below `prefix` (a whole folder name)."""
+        """Return the sizes of the objects below `prefix` (a whole folder name), by key."""
         return {key: entry.size for key, entry in self.entries(prefix).items()}
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Those that are not there any more are no error."""
+        """Delete objects. An object that no longer exists is no error."""
 
-        def one(key: str) -> None:
+        def delete_one(key: str) -> None:
             with self._as_messages(f"delete {key}"), contextlib.suppress(FileNotFoundError):
                 self._whole(lambda: obstore.delete(self._store, key))
 
         with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
-            list(pool.map(one, keys))
+            list(pool.map(delete_one, keys))
 
     def drafts(self, prefix: str) -> tuple[str, ...]:
-        """Keys of files below `prefix` (a whole folder name) that were begun and never finished, or are being written.
-        Stores in the cloud list none."""
+        """Return the keys of unfinished files below `prefix` (a whole folder name).
+
+        They are being written, or were begun and never finished. Cloud stores list none.
+        """
         if self._directory is None:
             return ()
         with self._as_messages(f"list {prefix}"):
-            found = drafts(self._directory / prefix)
-        return tuple(str(path.relative_to(self._directory)) for path in found)
+            paths = drafts(self._directory / prefix)
+        return tuple(str(path.relative_to(self._directory)) for path in paths)
 
     def drop_drafts(self, keys: Iterable[str]) -> None:
-        """With the folders that hold nothing else then. Who still writes one is told that it is gone."""
+        """Delete unfinished files, and the folders that are empty then.
+
+        A process that still writes one of them gets an error.
+        """
         for key in keys:
             assert self._directory is not None
             with self._as_messages(f"delete {key}"):
                 drop(self._directory / key, self._directory)
 
     def _whole(self, ask: Callable[[], T]) -> T:
-        """Of what does no harm when it is done twice, and what the client itself does not ask for again where it is cut
-        off in the middle."""
-        begun, wait = time.monotonic(), AGAIN
+        """Retry a request that is cut off in the middle of its answer, for as long as this prefix's patience.
+
+        The client itself does not retry these. The request must be safe to repeat.
+
+        Raises:
+            GenericError: When the request failed for another reason, or patience has run out.
+        """
+        started, wait = time.monotonic(), AGAIN
         while True:
             try:
                 return ask()
             except GenericError as error:
-                if time.monotonic() + wait > begun + self._patience or not messages.cut_off(error):
+                if time.monotonic() + wait > started + self._patience or not messages.cut_off(error):
                     raise
             time.sleep(wait)
             wait *= 2
@@ -313,21 +346,21 @@ class ObjectPrefix:
 
 
 def window(views: Iterable[memoryview], begin: int, end: int) -> Iterator[memoryview]:
-    """Of views one behind the other, the bytes [begin, end)."""
-    at = 0
+    """Yield the bytes [begin, end) of views that follow one another."""
+    offset = 0
     for view in views:
-        if part := view[max(0, begin - at) : max(0, end - at)]:
+        if part := view[max(0, begin - offset) : max(0, end - offset)]:
             yield part
-        at += len(view)
+        offset += len(view)
 
 
 def _read_file(path: Path, begin: int, views: Sequence[memoryview]) -> int:
-    """Into place, without a copy in between; how many bytes there are."""
+    """Read a file straight into the views, and return the number of bytes read."""
     with path.open("rb", buffering=0) as file:
         size, read = sum(map(len, views)), 0
         while read < size:
-            several = itertools.islice(window(views, read, size), MOST_VIEWS)
-            count = os.preadv(file.fileno(), list(several), begin + read)
+            targets = itertools.islice(window(views, read, size), MOST_VIEWS)
+            count = os.preadv(file.fileno(), list(targets), begin + read)
             if not count:
                 break
             read += count
@@ -335,7 +368,7 @@ def _read_file(path: Path, begin: int, views: Sequence[memoryview]) -> int:
 
 
 def _version(meta: ObjectMeta) -> UpdateVersion:
-    """What of it there is: stores compare the ETag (S3, Azure) or the generation (Google)."""
+    """Return the version of an object: stores compare the ETag (S3, Azure) or the generation (Google)."""
     version: UpdateVersion = {}
     if meta["e_tag"]:
         version["e_tag"] = meta["e_tag"]

@@ -1,5 +1,7 @@
-"""How long what a store refuses is asked for again: a token may just be exchanged, an object not be visible yet
-(decision "Away, or refused")."""
+"""Short retries of what a store refuses.
+
+A refusal can be temporary: a token is being exchanged, or an object is not visible yet (decision "Away, or refused").
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import StoreRefused
 
 GRACE = (0.5, 2.0)
-"""Seconds from one try to the next; what is still refused after the last one is refused for good."""
+"""Seconds between attempts. A request that is still refused at the last attempt is refused for good."""
 T = TypeVar("T")
 
 
 def tries() -> Iterator[None]:
-    """One after the other, with the waits between them."""
+    """Yield once for each attempt, with the waits between them."""
     yield
     for wait in GRACE:
         time.sleep(wait)
@@ -24,7 +26,11 @@ def tries() -> Iterator[None]:
 
 
 def final(ask: Callable[[], T]) -> T:
-    """What it returns. Raises InvalidInput where it is refused for good."""
+    """Return what `ask` returns, after retries if the store refuses.
+
+    Raises:
+        InvalidInput: When the store still refuses at the last attempt.
+    """
     refused: StoreRefused | None = None
     for _ in tries():
         try:

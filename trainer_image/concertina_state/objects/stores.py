@@ -1,7 +1,7 @@
-"""The object store behind a URI: which schemes there are, and how each finds its endpoint, credentials and CA.
+"""Object store behind a URI: the supported schemes, and how each finds its endpoint, credentials and CA.
 
-Credentials come by the chains of obstore (the environment, web identity, metadata servers; Google's and Azure's files
-too); of AWS's files the static keys are read here. docs/checkpoints.md lists the variables.
+Credentials come from obstore's chains (the environment, web identity, metadata servers; Google's and Azure's files
+too). Of AWS's files, this module reads the static keys. docs/checkpoints.md lists the variables.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 CloudStore = S3Store | GCSStore | AzureStore
 CA_FILES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
-"""Variables that name a PEM file of further certificates to trust; the first that is set counts."""
+"""Variables that name a PEM file of further certificates to trust. The first one that is set counts."""
 CONNECT = timedelta(seconds=3)
 STALLED = timedelta(seconds=20)
-"""A body of which nothing arrives for so long is asked for again."""
+"""Time without data after which a response body is requested again."""
 REQUEST = timedelta(minutes=15)
-"""One request, body and all."""
+"""Time limit of one request, including its body."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadIdentity:
-    """A workload's identity in a cloud, which a token stands for; empty where there is none."""
+    """Identity of a workload in a cloud, proved by a token; empty if there is none."""
 
     who: str = ""
     check: str = "that the pod's service account has an identity that may use the store"
@@ -41,16 +41,16 @@ class WorkloadIdentity:
 
 @dataclasses.dataclass(frozen=True)
 class StoreKind:
-    """What differs between the schemes."""
+    """Properties in which the schemes differ."""
 
     holder: str
-    """How it calls what a URI begins with: bucket or container."""
+    """Term for the first part of a URI: bucket or container."""
     open: Callable[[str, str | None, ClientConfig, RetryConfig], CloudStore]
-    """By bucket and prefix."""
+    """Function that opens a store by bucket and prefix."""
     endpoint: Callable[[], str]
-    """For messages."""
+    """Function that returns the endpoint for messages."""
     endpoints: tuple[str, ...]
-    """Variables with a URL."""
+    """Variables with the URL of an endpoint."""
     keys: str
     """Variables that give access."""
     region: str = "the region's variable"
@@ -58,7 +58,11 @@ class StoreKind:
 
 
 def client_options() -> ClientConfig:
-    """Raises OSError where the CA file that the environment names can't be read."""
+    """Return the options of the HTTP client.
+
+    Raises:
+        OSError: When the CA file that the environment names can't be read.
+    """
     options: ClientConfig = {
         "allow_http": True,
         "connect_timeout": CONNECT,
@@ -79,7 +83,7 @@ def _s3(bucket: str, prefix: str | None, client: ClientConfig, retry: RetryConfi
 def _gcs(bucket: str, prefix: str | None, client: ClientConfig, retry: RetryConfig) -> GCSStore:
     emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
     config: dict[str, Any] = {}
-    if emulator:  # a key that asks nobody for a token
+    if emulator:  # a key with which the client requests no token
         url = emulator if "://" in emulator else f"http://{emulator}"
         key = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
         config = {"service_account_key": json.dumps(key)}
@@ -141,18 +145,27 @@ KINDS: Mapping[str, StoreKind] = {
 
 
 def open_store(scheme: str, holder: str, prefix: str | None, retry: RetryConfig) -> CloudStore:
-    """Raises what says of the settings that they can't be used: ValueError, OSError, or an error of obstore's."""
+    """Open the store behind a URI.
+
+    Raises:
+        ValueError: When the settings can't be used.
+        OSError: When a file that the settings name can't be read.
+        obstore.exceptions.BaseError: When obstore refuses the settings.
+    """
     kind = KINDS[scheme]
     if not holder:
         raise ValueError(f"it names no {kind.holder}")
-    for name in kind.endpoints:  # of a URL that is none the client makes a panic, which is no Exception
+    for name in kind.endpoints:  # the client panics on a malformed URL, and a panic is no Exception
         if not re.fullmatch(r"(https?://[^\s/]+(/\S*)?)?", os.environ.get(name, "")):
             raise ValueError(f"{name} is {os.environ[name]!r}, which is no http:// or https:// URL")
     return kind.open(holder, prefix, client_options(), retry)
 
 
 def aws_profile(environment: Mapping[str, str]) -> dict[str, str]:
-    """Static keys and the region of the profile in AWS's files; nothing where the environment has credentials."""
+    """Return the static keys and the region of the profile in AWS's files.
+
+    The result is empty if the environment has credentials.
+    """
     if any(name in environment for name in ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")):
         return {}
     home = Path(environment.get("HOME", "/")) / ".aws"
@@ -164,14 +177,14 @@ def aws_profile(environment: Mapping[str, str]) -> dict[str, str]:
         ]
     )
     profile = environment.get("AWS_PROFILE", "default")
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for section in (f"profile {profile}", profile):
         if files.has_section(section):
-            found |= dict(files.items(section))
-    wanted = {
+            settings |= dict(files.items(section))
+    option_names = {
         "access_key_id": "aws_access_key_id",
         "secret_access_key": "aws_secret_access_key",
         "session_token": "aws_session_token",
         "region": "region",
     }
-    return {key: found[name] for key, name in wanted.items() if name in found}
+    return {key: settings[name] for key, name in option_names.items() if name in settings}

@@ -1,6 +1,5 @@
-"""The bundled trainer's configuration: a file a section of `spec.trainer`, and the two sections beside it that it
-reads. No torch here: the operator imports this.
+"""Configuration of the bundled trainer: a module for each section of `spec.trainer`, and two sections beside it.
 
-In YAML the names are camelCase, in Python snake_case; a name that is not here is an error. Sizes are counted in
-layers, elements, tokens or sequences, as each description says.
+The operator imports this package, so it does not import torch. Names are camelCase in YAML and snake_case in Python. An
+unknown name is an error. Sizes are counted in layers, elements, tokens or sequences, as each description says.
 """

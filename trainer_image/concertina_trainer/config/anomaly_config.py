@@ -1,4 +1,4 @@
-"""spec.trainer.anomalies: what follows from steps that look wrong."""
+"""spec.trainer.anomalies: the response to steps that look wrong."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ class AnomalyResponse(enum.StrEnum):
 
 
 class AnomalyConfig(Section):
-    """What follows from a step that looks wrong. Skip leaves its batch out; RollBack goes back to a durable checkpoint
-    and leaves out all batches since; both record which samples."""
+    """Response to a step that looks wrong.
+
+    Skip leaves its batch out. RollBack goes back to a durable checkpoint and leaves out all batches since. Both record
+    which samples were left out.
+    """
 
     non_finite: Literal[AnomalyResponse.skip, AnomalyResponse.roll_back, AnomalyResponse.stop] = Field(
         default=AnomalyResponse.stop,
@@ -56,6 +59,6 @@ class AnomalyConfig(Section):
 
     @property
     def reaches(self) -> tuple[int, ...]:
-        """Steps that going back may undo, whatever the reason: one checkpoint is kept for each."""
+        """Numbers of steps that a rollback may undo, for any reason. One checkpoint is kept for each."""
         rolls_back = AnomalyResponse.roll_back in (self.non_finite, self.spike)
         return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))

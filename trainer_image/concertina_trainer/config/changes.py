@@ -1,8 +1,9 @@
-"""What has changed in spec.trainer since a state was saved, and whether training can resume from it. No torch.
+"""Changes of spec.trainer since a state was saved, and whether training can resume from the state. No torch.
 
-Names and shapes of tensors do not tell most of a model's arithmetic: how many heads share a row of weights, the base of
-the rotary positions, how experts are scored. They tell nothing about the order of the data. So both are compared by the
-configuration that the state carries (decision "A resumed run keeps its model and its order of data")."""
+Names and shapes of tensors do not determine most of a model's arithmetic: how many heads share a row of weights, the
+base of the rotary positions, how experts are scored. They say nothing about the order of the data either. So both are
+compared by the configuration that the state carries (decision "A resumed run keeps its model and its order of data").
+"""
 
 from __future__ import annotations
 
@@ -14,16 +15,18 @@ from typing import Any
 from concertina_trainer.config.trainer import TrainerConfig
 
 MAY_CHANGE = ("experts.balanceLoss", "experts.biasRate")
-"""Fields of the model by which it is trained, and not computed."""
+"""Fields of the model that affect how it is trained, but not what it computes."""
 ABSENT = object()
 LONGEST = 200
-"""Characters of a value in a sentence."""
+"""Maximum characters of a value in a sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
+    """Change of one field."""
+
     field: str
-    """Below spec.trainer."""
+    """Path below spec.trainer."""
     saved: str
     now: str
 
@@ -35,7 +38,8 @@ def identity_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
     """Return the changes with which training cannot resume: of the model's arithmetic, and of the order of the data.
 
     A sample's position counts sequences, and the seed shuffles them, so both belong to the order of the data. Data
-    sets, their mixture and `data.documents` have a digest of their own."""
+    sets, their mixture and `data.documents` have a digest of their own.
+    """
     return list(_changes(_identity(saved), _identity(now)))
 
 
@@ -54,14 +58,14 @@ def _identity(config: TrainerConfig) -> dict[str, Any]:
 
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:
-    """Return every field but the model's resolved ones, and what `concertina reproduce` adds."""
+    """Return every field, with the model's defaults resolved, except what `concertina reproduce` adds."""
     dumped = config.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"reproduction", "model"})
     model = {f"model.{name}": value for name, value in _resolved_model(config).items()}
     return {**dict(_flat(dumped)), **model}
 
 
 def _resolved_model(config: TrainerConfig) -> dict[str, Any]:
-    """Return the model's fields with defaults that depend on other fields: saying them is no change."""
+    """Return the model's fields, with defaults that depend on other fields: stating such a default is no change."""
     model = config.model
     dumped = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"options"})
     dumped |= {"kvHeads": model.resolved_kv_heads, "hiddenDim": model.resolved_hidden_dim}

@@ -10,15 +10,17 @@ from pydantic.alias_generators import to_camel
 
 
 class DamageResponse(enum.StrEnum):
-    """The response to a checkpoint whose bytes are not those that were written."""
+    """Response to a checkpoint whose bytes are not those that were written."""
 
     STOP = "Stop"
     USE_PREVIOUS = "UsePrevious"
 
 
 class CheckpointConfig(BaseModel):
-    """`spec.checkpoint`, as the trainer reads it: what a newer operator adds is none of its business. (What a person
-    writes is read strictly, as concertina.api.spec.Checkpoint.)"""
+    """`spec.checkpoint` as the trainer reads it: fields that a newer operator adds are ignored.
+
+    What a person writes is validated strictly, as concertina.api.spec.Checkpoint.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)
 

@@ -1,4 +1,4 @@
-"""spec.trainer.data and .evaluation: what it is trained on, and measured by."""
+"""spec.trainer.data and .evaluation: the data to train on and to evaluate."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from concertina_protocol.quantities import parse_quantity
 from concertina_trainer.config.section import Section, SectionRule
 
 DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
-"""Where data can be: a regular expression of RE2 and of Python."""
+"""Location of data: a regular expression of RE2 and of Python."""
 
 
 SIZE = r"^[0-9]{1,18}([.][0-9]{1,3})?([kMGT]|[KMGT]i)?$"
-"""A quantity of bytes: a regular expression of RE2 and of Python."""
+"""Quantity of bytes: a regular expression of RE2 and of Python."""
 
 
 class DocumentMode(enum.StrEnum):
@@ -101,7 +101,7 @@ class DataConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """The loss on documents that were set aside: those of `concertina data build --validation`."""
+    """Evaluation of the loss on documents that were set aside: those of `concertina data build --validation`."""
 
     every_steps: int = Field(
         default=500, ge=1, le=1000000000, description="Steps between evaluations; the last step is evaluated too."

@@ -45,13 +45,17 @@ class Offload(enum.StrEnum):
 
 
 RESHARD_ABOVE = 100_000_000
-"""Parameters from which on a block's weights are freed between forward and backward: below, memory is no matter and
-gathering them again is."""
+"""Number of parameters above which a block's weights are freed between forward and backward.
+
+In smaller models memory does not matter, and the cost of gathering them again does.
+"""
 
 
 class MemoryConfig(Section):
-    """What is done to need less of the devices' memory, for more computation or communication. The results are the
-    same."""
+    """Measures that save memory of the devices, at the cost of more computation or communication.
+
+    The results are the same.
+    """
 
     activations: Activations = Field(
         default=Activations.keep,

@@ -1,4 +1,4 @@
-"""spec.trainer.model: what is trained."""
+"""spec.trainer.model: the model to train."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ class RouterScores(enum.StrEnum):
 
 
 class ExpertsConfig(Section):
-    """A mixture of experts in the place of a layer's feed-forward: a router sends each token through some of them, and
-    none is dropped."""
+    """Mixture of experts in place of a layer's feed-forward.
+
+    A router sends each token through some of them, and no token is dropped.
+    """
 
     count: int = Field(ge=2, le=1024, description="Experts of a layer that the router chooses from.")
     active_per_token: int = Field(default=2, ge=1, le=64, description="How many of them compute each token.")
@@ -72,7 +74,7 @@ class ExpertsConfig(Section):
 
 
 class Projection(enum.StrEnum):
-    """A matrix of a decoder block."""
+    """Matrix of a decoder block."""
 
     query = "Query"
     key = "Key"
@@ -84,8 +86,7 @@ class Projection(enum.StrEnum):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters: all weights that the model has are frozen, and small matrices beside some of them are
-    trained."""
+    """Low-rank adapters: all weights of the model are frozen, and small matrices beside some of them are trained."""
 
     rank: int = Field(default=16, ge=1, le=4096, description="Rows of the first matrix, columns of the second.")
     alpha: float = Field(
@@ -104,7 +105,7 @@ class LoraConfig(Section):
 
 
 class ModelConfig(Section):
-    """A Llama-style decoder (RMSNorm, rotary positions, grouped-query attention, SwiGLU), or a model of one's own."""
+    """Llama-style decoder (RMSNorm, rotary positions, grouped-query attention, SwiGLU), or a model of one's own."""
 
     entrypoint: str | None = Field(
         default=None,
@@ -166,28 +167,28 @@ class ModelConfig(Section):
 
     @property
     def expert_dim(self) -> int:
-        """Width of an expert, in a model that has some."""
+        """Width of an expert, in a model with experts."""
         return (self.experts and self.experts.hidden_dim) or self.resolved_hidden_dim
 
     @property
     def token_width(self) -> int:
-        """Of the feed-forwards that compute a token in a layer, with experts where there are any."""
+        """Total width of the feed-forwards that compute a token in a layer, with experts if there are any."""
         if self.experts is None:
             return self.resolved_hidden_dim
         return (self.experts.active_per_token + self.experts.shared) * self.expert_dim
 
     def routed(self, layer: int) -> bool:
-        """Whether this layer, counted from 0, has experts."""
+        """Return whether this layer, counted from 0, has experts."""
         return self.experts is not None and layer >= self.experts.first_dense
 
     @property
     def routed_layers(self) -> int:
-        """How many layers have experts."""
+        """Number of layers with experts."""
         return self.layers - self.experts.first_dense if self.experts else 0
 
     @property
     def weights(self) -> int:
-        """How many parameters the model has."""
+        """Number of parameters of the model."""
         return self._weights(self.experts.count if self.experts else 0)
 
     @property
@@ -202,7 +203,7 @@ class ModelConfig(Section):
         return active - looked_up - norms
 
     def _weights(self, experts: int) -> int:
-        """With so many of the experts that a router chooses from."""
+        """Return the number of parameters, with this many of the experts that a router chooses from."""
         embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
         blocks = (self.layers - self.routed_layers) * self.block_weights
         blocks += self.routed_layers * self.routed_block_weights(experts)
@@ -210,13 +211,13 @@ class ModelConfig(Section):
 
     @property
     def lora_weights(self) -> int:
-        """Parameters of adapters."""
+        """Number of parameters of adapters."""
         if self.lora is None:
             return 0
-        return self.layers * self.lora.rank * sum(sum(self.shape(each)) for each in set(self.lora.targets))
+        return self.layers * self.lora.rank * sum(sum(self.shape(projection)) for projection in set(self.lora.targets))
 
     def shape(self, projection: Projection) -> tuple[int, int]:
-        """Inputs and outputs of one matrix of a dense block."""
+        """Return the number of inputs and of outputs of one matrix of a dense block."""
         dim, hidden, kv = self.dim, self.resolved_hidden_dim, self.resolved_kv_heads * self.dim // self.heads
         return {
             Projection.query: (dim, dim), Projection.key: (dim, kv), Projection.value: (dim, kv),
@@ -226,7 +227,7 @@ class ModelConfig(Section):
 
     @property
     def trained_weights(self) -> int:
-        """Parameters that have gradients and moments."""
+        """Number of parameters with gradients and moments."""
         return self.lora_weights or self.weights
 
     @property
@@ -235,18 +236,18 @@ class ModelConfig(Section):
 
     @property
     def block_weights(self) -> int:
-        """Parameters of one decoder block, a dense one."""
+        """Number of parameters of one dense decoder block."""
         head = self.dim // self.heads
         attention = 2 * self.dim * self.dim + 2 * self.resolved_kv_heads * head * self.dim
         return attention + 3 * self.dim * self.resolved_hidden_dim + 2 * self.dim
 
     @property
     def expert_weights(self) -> int:
-        """Parameters of one expert."""
+        """Number of parameters of one expert."""
         return 3 * self.dim * self.expert_dim
 
     def routed_block_weights(self, experts: int) -> int:
-        """Parameters of a block with experts, with so many of those that its router chooses from."""
+        """Return the parameters of a block with experts, counting this many of those that its router chooses from."""
         if self.experts is None:
             return self.block_weights
         attention = self.block_weights - 3 * self.dim * self.resolved_hidden_dim
@@ -287,12 +288,15 @@ class ModelConfig(Section):
 
 
 OF_ANY_MODEL = ("entrypoint", "options", "sequence_length")
-"""Fields that say something of a model of one's own, too."""
-_OF_THE_DECODER = {name: each.default for name, each in ModelConfig.model_fields.items() if name not in OF_ANY_MODEL}
+"""Fields that also apply to a model of one's own."""
+_OF_THE_DECODER = {name: field.default for name, field in ModelConfig.model_fields.items() if name not in OF_ANY_MODEL}
 
 
 def _unsaid(name: str, default: object) -> str:
-    """In the API server's language: it fills in defaults before it asks rules, so one that is said counts as unsaid."""
+    """Return a CEL expression for a field that is not set.
+
+    The API server fills in defaults before it evaluates rules, so a field that has its default counts as not set.
+    """
     return f"!has(self.{to_camel(name)})" if default is None else f"self.{to_camel(name)} == {json.dumps(default)}"
 
 
@@ -300,7 +304,7 @@ ModelConfig.RULES = (
     *ModelConfig.RULES,
     SectionRule(
         "entrypoint",
-        f"!has(self.entrypoint) || {' && '.join(_unsaid(*each) for each in _OF_THE_DECODER.items())}",
+        f"!has(self.entrypoint) || {' && '.join(_unsaid(*field) for field in _OF_THE_DECODER.items())}",
         lambda model: (
             model.entrypoint is None
             or all(getattr(model, name) == default for name, default in _OF_THE_DECODER.items())

@@ -1,4 +1,4 @@
-"""spec.parallelism: how many workers each dimension takes."""
+"""spec.parallelism: the number of workers in each dimension."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class PipelineSchedule(enum.StrEnum):
 
     @property
     def stages(self) -> int:
-        """Of each rank."""
+        """Number of stages of each rank."""
         return 2 if self in (PipelineSchedule.interleaved, PipelineSchedule.zero_bubble) else 1
 
 
 class ParallelismConfig(BaseModel):
-    """`spec.parallelism`: how many ranks each dimension takes. What is left of the world is data parallelism."""
+    """`spec.parallelism`: the number of ranks in each dimension. The rest of the world is data parallelism."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)
 
@@ -61,7 +61,7 @@ class ParallelismConfig(BaseModel):
 
     @property
     def group(self) -> int:
-        """Ranks that compute the same sequences."""
+        """Number of ranks that compute the same sequences."""
         return self.tensor * self.pipeline * self.context
 
     @property
@@ -70,16 +70,21 @@ class ParallelismConfig(BaseModel):
 
     @property
     def backward_in_halves(self) -> bool:
-        """Zero bubble: if weights were freed between them, torch's FSDP would lose gradients."""
+        """Whether the backward pass has two halves (zero bubble).
+
+        If weights were freed between the halves, torch's FSDP would lose gradients.
+        """
         return self.pipeline > 1 and self.schedule is PipelineSchedule.zero_bubble
 
     @property
     def expert_shards(self) -> int:
-        """How many of `shard` the ranks that experts are dealt out to are of: as many of them as can be are of one
-        context and tensor group."""
+        """Number of `shard` groups that the ranks of one expert group belong to.
+
+        An expert group includes as many ranks of one context and tensor group as possible.
+        """
         return self.expert // math.gcd(self.expert, self.context * self.tensor)
 
     @property
     def block(self) -> int:
-        """Ranks that only work together: a world is a whole number of blocks."""
+        """Number of ranks that only work together: a world is a whole number of blocks."""
         return self.group * (self.shard or self.expert_shards)

@@ -1,5 +1,7 @@
-"""What the sections of `spec.trainer` have in common: names in camelCase, no name that is not known, and rules that
-the API server checks too."""
+"""Base of the sections of `spec.trainer`.
+
+Sections have camelCase names, refuse unknown names, and have rules that the API server checks too.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,18 @@ from pydantic.alias_generators import to_camel
 
 @dataclasses.dataclass(frozen=True)
 class SectionRule:
-    """What several fields of a section must obey together, in the API server's language and in Python."""
+    """Rule on several fields of a section, in the API server's language and in Python."""
 
     field: str
-    """The one to name in the refusal."""
+    """Field to name in the refusal."""
     cel: str
     holds: Callable[[Any], bool]
     message: str
 
 
 class Section(BaseModel):
+    """Section of `spec.trainer`."""
+
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
@@ -35,7 +39,7 @@ class Section(BaseModel):
 
     @classmethod
     def add_rules(cls, schema: dict[str, Any]) -> None:
-        """To the section's schema, for the CRD."""
+        """Add the rules to the section's schema, for the CRD."""
         rules = [{"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.field}"} for rule in cls.RULES]
         if rules:
             schema["x-kubernetes-validations"] = rules

@@ -1,4 +1,4 @@
-"""spec.trainer: what the bundled trainer trains, on what, for how long."""
+"""spec.trainer: what the bundled trainer trains, on which data, for how long."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Determinism(enum.StrEnum):
 MOST_FIXED_MICROBATCHES = 16
 
 
-Edge = Annotated[int, Field(ge=0, le=2**53)]  # larger numbers are not the same in all that reads JSON
+Edge = Annotated[int, Field(ge=0, le=2**53)]  # JSON parsers may round larger numbers
 
 
 class ReproductionConfig(Section):
-    """What a run is held to that trains a checkpoint again; `concertina reproduce` writes it."""
+    """Constraints on a run that trains a checkpoint again; `concertina reproduce` writes them."""
 
     last_step: int | None = Field(
         default=None,
@@ -64,7 +64,7 @@ class ReproductionConfig(Section):
 
 
 class TrainerConfig(Section):
-    """What the bundled trainer trains, on what, for how long."""
+    """What the bundled trainer trains, on which data, for how long."""
 
     steps: int = Field(default=1000, ge=1, le=1000000000, description="Optimizer steps of the whole run.")
     seed: int = Field(
@@ -121,7 +121,7 @@ class TrainerConfig(Section):
 
     @property
     def last_step(self) -> int:
-        """After which the run is complete."""
+        """Step after which the run is complete."""
         return (self.reproduction and self.reproduction.last_step) or self.steps
 
     RULES = (
@@ -172,10 +172,13 @@ class TrainerConfig(Section):
     )
 
     def digest(self) -> str:
-        """Digest of what decides the numbers of a run (the data has a digest of its own, by content)."""
+        """Return a digest of the settings that determine the numbers of a run.
+
+        The data has a digest of its own, by content.
+        """
         without = {"data", "snapshot", "evaluation", "micro_batch_size", "memory", "reproduction"}
         if self.bitwise:
             without.remove("micro_batch_size")
-        kept = self.model_dump(mode="json", exclude=without)
-        kept["optimizer"]["warmup_steps"] = self.optimizer.resolved_warmup_steps(self.steps)
-        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+        settings = self.model_dump(mode="json", exclude=without)
+        settings["optimizer"]["warmup_steps"] = self.optimizer.resolved_warmup_steps(self.steps)
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,7 +1,8 @@
-"""Many positions at once: the order of `concertina_data.order`, computed by numpy.
+"""Order of many positions at once: that of `concertina_data.order`, computed by numpy.
 
-Plain integers take several times as long for blocks of thousands, and seconds for millions of shards; that both give
-the same order is a law (decision "One order, in integers and in arrays")."""
+Plain integers take several times as long for blocks of thousands of positions, and seconds for millions of shards. A
+test checks that both give the same order (decision "One order, in integers and in arrays").
+"""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ from concertina_data.order import ROUNDS, WINDOW, half_bits, key_of, mixed
 
 _TABLE_BITS = 16
 _STRETCH = 2**19
-"""Shards that are permuted at once: what bounds the memory for millions of them."""
+"""Shards to permute at once, which bounds the memory for millions of them."""
 _Numbers = NDArray[np.uint64]
 
 
 def permute(values: NDArray[np.generic], size: int, key: int) -> _Numbers:
-    """A permutation of 0 ... size-1, applied to each value; `key` (64 bits) chooses it."""
+    """Apply a permutation of 0 ... size-1 to each value; `key` (64 bits) chooses the permutation."""
     half = half_bits(size)
     keys = [np.uint64(mixed(key + i)) for i in range(ROUNDS)]
     network = _by_tables if len(values) >> half and half <= _TABLE_BITS else _by_arithmetic
     result = network(values.astype(np.uint64), half, keys)
-    while len(outside := np.flatnonzero(result >= size)):  # it permutes a power of 4 >= size: walk on until within
+    while len(outside := np.flatnonzero(result >= size)):  # the network permutes a power of 4 >= size: repeat
         result[outside] = network(result[outside], half, keys)
     return result
 
@@ -40,7 +41,10 @@ def _by_arithmetic(values: _Numbers, half: int, keys: Sequence[np.uint64]) -> _N
 
 
 def _by_tables(values: _Numbers, half: int, keys: Sequence[np.uint64]) -> _Numbers:
-    """The same for many values of few bits: a round's function has only 2^half of them."""
+    """Compute the network by tables.
+
+    The result is the same, faster for many values of few bits: a round's function has only 2^half values.
+    """
     bits, mask = np.uint32(half), np.uint64(2**half - 1)
     every = np.arange(2**half, dtype=np.uint64)
     left, right = (values >> np.uint64(half)).astype(np.uint32), (values & mask).astype(np.uint32)
@@ -52,13 +56,15 @@ def _by_tables(values: _Numbers, half: int, keys: Sequence[np.uint64]) -> _Numbe
 
 
 def mix(x: _Numbers) -> _Numbers:
-    """As there."""
+    """Return the finalizer of SplitMix64, as `concertina_data.order.mix` does."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 class BatchOrder(order.Order):
+    """Order of sequences over shards, for many positions at once."""
+
     def __init__(self, counts: Sequence[int] | NDArray[np.int64], seed: int) -> None:
         self._array = np.asarray(counts, dtype=np.int64)
         super().__init__(self._array.data, seed)
@@ -69,15 +75,15 @@ class BatchOrder(order.Order):
     def _epoch_tables(self, epoch: int) -> tuple[array[int], array[int]]:
         size, key = len(self._array), key_of(self._seed, epoch, 1)
         shards, begins = array("i", bytes(4 * size)), array("q", bytes(8 * (size + 1)))
-        found = np.frombuffer(shards, np.int32)
+        permuted = np.frombuffer(shards, np.int32)
         for begin in range(0, size, _STRETCH):
             places = np.arange(begin, min(size, begin + _STRETCH), dtype=np.uint64)
-            found[begin : begin + _STRETCH] = permute(places, size, key)
-        np.cumsum(self._array[found], out=np.frombuffer(begins, np.int64)[1:])
+            permuted[begin : begin + _STRETCH] = permute(places, size, key)
+        np.cumsum(self._array[permuted], out=np.frombuffer(begins, np.int64)[1:])
         return shards, begins
 
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shard of each position, and which of its sequences, from 0 on."""
+        """Return the shard of each position, and the index of the sequence in the shard."""
         epochs, places = np.divmod(positions, self.epoch_size)
         shards, indexes = np.empty_like(positions), np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
@@ -86,7 +92,7 @@ class BatchOrder(order.Order):
         return shards, indexes
 
     def locate(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """As `at`, for the positions [start, stop), which may run over the end of an epoch."""
+        """Return the same as `at` for the positions [start, stop), which may cross the end of an epoch."""
         return self.at(np.arange(start, stop, dtype=np.int64))
 
     def _within(self, epoch: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -104,12 +110,18 @@ class BatchOrder(order.Order):
 
 
 class Skipped:
-    """Stretches [begin, end) of positions that are never consumed, sorted, and apart from each other.
+    """Sorted ranges [begin, end) of positions that are never consumed, and that do not overlap.
 
-    Who counts consumed sequences asks `position_of` which position the n-th of them has. A stretch added ahead of what
-    was consumed changes nothing of that, so the list may grow in the course of a run."""
+    `position_of` returns the position of the n-th consumed sequence. A range that is added ahead of what was consumed
+    does not change this, so the list may grow in the course of a run.
+    """
 
     def __init__(self, stretches: Sequence[tuple[int, int]] = ()) -> None:
+        """Prepare the ranges.
+
+        Raises:
+            ValueError: When they are not sorted, or overlap.
+        """
         begins, ends = (
             np.array(edges, dtype=np.int64) for edges in (zip(*stretches, strict=True) if stretches else ((), ()))
         )
@@ -119,6 +131,6 @@ class Skipped:
         self._reached = begins - self._skipped[:-1]
 
     def position_of(self, consumed: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The position of the n-th sequence that is consumed, counting from 0."""
+        """Return the position of the n-th sequence that is consumed, counting from 0."""
         positions: NDArray[np.int64] = consumed + self._skipped[np.searchsorted(self._reached, consumed, side="right")]
         return positions

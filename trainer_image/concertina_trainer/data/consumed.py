@@ -1,4 +1,4 @@
-"""Which sequences of which data sets a stretch of samples is: from the configuration alone, without the data."""
+"""Sequences of each data set that a range of samples consists of, from the configuration alone, without the data."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from concertina_trainer.data.read.mixture import Interleave
 
 @dataclasses.dataclass(frozen=True)
 class Consumed:
-    """Of one data set: the sequences [begin, end) of its own order, which goes on from epoch to epoch; those that were
-    left out in between are among them."""
+    """Sequences [begin, end) of one data set's own order.
+
+    The order continues from epoch to epoch. Sequences that were skipped in between are included.
+    """
 
     uri: str
     begin: int
@@ -24,13 +26,13 @@ class Consumed:
 
 
 def positions(begin: int, end: int, skipped: Ranges) -> tuple[int, int]:
-    """The stretch of positions [begin, end) in which the samples [begin, end) stand."""
+    """Return the range of positions that the samples [begin, end) are in."""
     first, last = Skipped(skipped).position_of(np.array([begin, max(begin, end - 1)], dtype=np.int64)).tolist()
     return first, last + 1 if end > begin else first
 
 
 def consumed(data: DataConfig, begin: int, end: int, skipped: Ranges) -> Sequence[Consumed]:
-    """Of each data set, for the samples [begin, end)."""
+    """Return the sequences of each data set for the samples [begin, end)."""
     first, last = positions(begin, end, skipped)
     interleave = Interleave([source.weight for source in data.sources])
     edges = zip(data.sources, interleave.before(first), interleave.before(last), strict=True)

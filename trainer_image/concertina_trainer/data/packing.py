@@ -1,6 +1,8 @@
-"""How many sequences of a length each shard gives once its documents are packed: what the order must know of all shards
-before any of them is read (decision "Packing is planned per shard and counted beforehand"). `concertina data pack`
-writes it beside the manifest."""
+"""Number of sequences of a length that each shard gives once its documents are packed.
+
+The order needs this of all shards before any of them is read (decision "Packing is planned per shard and counted
+beforehand"). `concertina data pack` writes it beside the manifest.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,8 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
+    """Result of packing a data set."""
+
     format: int
     data: str
     """Digest of the data."""
@@ -31,7 +35,7 @@ class Packing:
     bucketed: tuple[int, ...]
     """Sequences of each shard, in the manifest's order."""
     fill: float
-    """Of the packed sequences' tokens the fraction that is not filling."""
+    """Fraction of the packed sequences' tokens that is not padding."""
 
 
 def name(length: int) -> str:
@@ -41,7 +45,11 @@ def name(length: int) -> str:
 def pack(
     folder: ObjectPrefix, manifest: DataManifest, length: int, threads: int
 ) -> Iterator[tuple[int, Packing | None]]:
-    """Plans every shard. Yields how many are done and, with the last, what was written."""
+    """Plan every shard, and yield how many are done and, with the last, what was written.
+
+    Raises:
+        InvalidInput: When a file of documents is missing or damaged.
+    """
 
     def counted(shard: TokenShard) -> tuple[int, int, int]:
         begins = folder.get(shard.documents_file)
@@ -55,8 +63,8 @@ def pack(
 
     counts: list[tuple[int, int, int]] = []
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        for found in pool.map(counted, manifest.shards):
-            counts.append(found)
+        for shard_counts in pool.map(counted, manifest.shards):
+            counts.append(shard_counts)
             yield len(counts), None
     in_packed, in_bucketed, tokens = (tuple(column) for column in zip(*counts, strict=True))
     fill = sum(tokens) / max(1, sum(in_packed) * (length + 1))
@@ -66,14 +74,18 @@ def pack(
 
 
 def read(text: bytes | None, uri: str, manifest: DataManifest, length: int) -> Packing:
-    """What lies beside the data at this URI. Raises InvalidInput where there is none, or of other data."""
+    """Parse the packing that lies beside the data at this URI.
+
+    Raises:
+        InvalidInput: When there is none, or it is of other data.
+    """
     advice = f"run `concertina data pack {uri} --length {length}`."
     if text is None:
         raise InvalidInput(f"{uri} is not packed for sequences of {length} tokens: {advice}")
     try:
-        found = parse_json(Packing, text)
+        packing = parse_json(Packing, text)
     except ProtocolError as error:
         raise InvalidInput(f"{uri}/{name(length)} can't be read ({error}): {advice}") from error
-    if (found.format, found.data, found.length) != (FORMAT, manifest.digest, length):
+    if (packing.format, packing.data, packing.length) != (FORMAT, manifest.digest, length):
         raise InvalidInput(f"{uri}/{name(length)} was made for other data than the manifest's: {advice}")
-    return found
+    return packing

@@ -1,4 +1,4 @@
-"""A file to read and seek in, wherever it lies: pyarrow and line readers know nothing of stores."""
+"""Seekable files, wherever they lie, for pyarrow and line readers, which do not support stores."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 
 CHUNK = 4 * 2**20
-"""Bytes asked of a store at once, at least."""
+"""Minimum bytes to request from a store at once."""
 
 
 class RangeFile(io.RawIOBase):
-    """An object of a store, read by ranges as it is sought in."""
+    """Object of a store, read by ranges."""
 
     def __init__(self, folder: ObjectPrefix, key: str, size: int) -> None:
         self._folder, self._key, self._size, self._at = folder, key, size, 0
@@ -44,13 +44,17 @@ class RangeFile(io.RawIOBase):
 
 
 def split(location: str) -> tuple[str, str]:
-    """Return the prefix and the name of a path or URI."""
+    """Return the folder and the name of a path or URI."""
     head, _, name = location.rpartition("/")
     return head or ("/" if location.startswith("/") else "."), name
 
 
 def open_range(location: str, size: int) -> BinaryIO:
-    """A path, or an object of this size at a URI, open for reading. Raises InvalidInput where there is no such file."""
+    """Open a path, or an object of this size at a URI, for reading.
+
+    Raises:
+        InvalidInput: When there is no such file.
+    """
     if "://" not in location:
         try:
             return Path(location).open("rb")
@@ -61,7 +65,11 @@ def open_range(location: str, size: int) -> BinaryIO:
 
 
 def read_whole(location: str) -> bytes:
-    """A small file. Raises InvalidInput where there is none."""
+    """Return the contents of a small file.
+
+    Raises:
+        InvalidInput: When there is no such file.
+    """
     if "://" not in location:
         with open_range(location, 0) as file:
             return file.read()

@@ -1,7 +1,8 @@
-"""Which tokens of a shard make which sequence: planned from the documents' lengths alone, the same everywhere.
+"""Plan of which tokens of a shard make which sequence, from the documents' lengths alone, the same everywhere.
 
-A sequence of length L has L + 1 tokens at most, in segments of one document each: the last token of a segment is only
-predicted, so a segment of n tokens predicts n - 1. Longer documents are cut so that no token goes unpredicted.
+A sequence of length L has at most L + 1 tokens, in segments of one document each. The last token of a segment is only
+predicted, so a segment of n tokens predicts n - 1. Longer documents are cut so that every token but the first is
+predicted.
 """
 
 from __future__ import annotations
@@ -17,27 +18,29 @@ _Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """Of one shard: sequence i has the segments first[i] ... first[i + 1] - 1."""
+    """Plan of one shard: sequence i has the segments first[i] ... first[i + 1] - 1."""
 
     first: _Numbers
     begins: _Numbers
-    """Where each segment begins in the shard, in tokens."""
+    """Offset of each segment in the shard, in tokens."""
     lengths: _Numbers
-    """Its tokens: two at least."""
+    """Tokens of each segment, at least two."""
 
     def __len__(self) -> int:
         return len(self.first) - 1
 
     def predicted(self, indexes: _Numbers) -> _Numbers:
-        """How many tokens each of these sequences predicts."""
+        """Return how many tokens each of these sequences predicts."""
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths - 1)])
         counts: _Numbers = sums[self.first[indexes + 1]] - sums[self.first[indexes]]
         return counts
 
 
 def masked(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
-    """Stretches of length + 1 tokens, one after the other, cut where documents begin. A last token that stands alone is
-    left out."""
+    """Plan ranges of length + 1 tokens, one after the other, cut where documents begin.
+
+    A last token that is alone is left out.
+    """
     count = max(0, (tokens - 1) // length)
     edges = np.arange(count, dtype=np.int64) * length
     inside = begins[(begins > 0) & (begins < count * length + 1)]
@@ -54,7 +57,10 @@ def masked(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
 
 
 def _segments(begins: _Numbers, tokens: int, length: int) -> tuple[_Numbers, _Numbers]:
-    """Begin and tokens of each segment of at most length + 1 tokens; segments of a document share a token."""
+    """Return the offset and length of each segment of at most length + 1 tokens.
+
+    Segments of a document share a token.
+    """
     sizes = np.diff(np.append(begins, tokens)) - 1  # to predict
     counts = -(-sizes // length)
     owner = np.repeat(np.arange(len(sizes)), counts)
@@ -63,19 +69,22 @@ def _segments(begins: _Numbers, tokens: int, length: int) -> tuple[_Numbers, _Nu
 
 
 def bucketed(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
-    """Each segment is a sequence."""
+    """Plan a sequence for each segment."""
     segments, lengths = _segments(begins, tokens, length)
     return SequencePlan(np.arange(len(segments) + 1), segments, lengths)
 
 
 def packed(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
-    """Best fit of the longest first (Johnson 1974), each segment into the fullest sequence that has room for it."""
+    """Plan by best fit, longest first (Johnson 1974).
+
+    Each segment goes into the fullest sequence that has room for it.
+    """
     segments, lengths = _segments(begins, tokens, length)
     order = np.argsort(-lengths, kind="stable")
     sequence_of = np.empty(len(lengths), dtype=np.int64)
     full = int((lengths == length + 1).sum())
     sequence_of[order[:full]] = np.arange(full)
-    count, spaces = full, 0  # a set bit of `spaces`: there are sequences with so much room
+    count, spaces = full, 0  # bit n of `spaces` is set if there are sequences with room for n tokens
     having: dict[int, list[int]] = {}
     for segment, size in zip(order[full:].tolist(), lengths[order[full:]].tolist(), strict=True):
         fitting = spaces >> size
@@ -98,5 +107,8 @@ def packed(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
 PLANNERS: Mapping[str, Callable[[_Numbers, int, int], SequencePlan]] = {
     "Masked": masked, "Packed": packed, "Bucketed": bucketed,
 }  # fmt: skip
-"""By trainer.data.documents, of where each document begins, how many tokens the shard has, and a sequence's length;
-`joined` needs no plan."""
+"""Planner by trainer.data.documents.
+
+Its arguments are where each document begins, how many tokens the shard has, and a sequence's length. `joined` needs no
+plan.
+"""

@@ -1,4 +1,4 @@
-"""From text to tokens: bytes as they are, `tokenizer.json` of Hugging Face's tokenizers, and tiktoken's encodings."""
+"""Tokenizers: bytes, `tokenizer.json` of Hugging Face's tokenizers, and tiktoken's encodings."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from concertina_trainer.data.rangefile import read_whole, split
 
 BYTES = "bytes"
 TYPES = {1: "<u1", 2: "<u2", 4: "<u4"}
-"""How tokens lie on disk, by their bytes."""
+"""Format of tokens on disk, by their bytes."""
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
-"""Tokens that end a document, in the order in which they are looked for."""
+"""Tokens that end a document, in the order in which they are tried."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """`encode` gives each document's tokens, little-endian, `token_bytes` each, the separator last."""
+    """Tokenizer of documents.
+
+    `encode` returns each document's tokens, little-endian, with `token_bytes` each, the separator last.
+    """
 
     name: str
     vocab_size: int
     separator: int
     digest: str
-    """Of what decides the tokens."""
+    """Digest of what determines the tokens."""
     encode: Callable[[Sequence[bytes]], list[bytes]]
     file: bytes = b""
-    """tokenizer.json, where there is one."""
+    """Contents of tokenizer.json, if there is one."""
     frame_bytes: int = 0
-    """Of elements that are frames."""
+    """Bytes of an element that is a frame."""
 
     @property
     def token_bytes(self) -> int:
@@ -47,8 +50,13 @@ def token_bytes(vocab_size: int) -> int:
 
 @functools.lru_cache(maxsize=2)
 def load(name: str, separator: str = "", split_pattern: str = "") -> Tokenizer:
-    """`bytes`, a tokenizer.json, `tiktoken:ENCODING` or a .tiktoken file (with its split pattern), also at URIs.
-    `separator`: the text of the token that ends each document. Raises InvalidInput."""
+    """Load a tokenizer: `bytes`, a tokenizer.json, `tiktoken:ENCODING` or a .tiktoken file (with its split pattern).
+
+    Files may be at URIs. `separator` is the text of the token that ends each document.
+
+    Raises:
+        InvalidInput: When the tokenizer can't be loaded, or has no such separator.
+    """
     if name == BYTES:
         if separator:
             raise InvalidInput(f"the tokenizer {BYTES} ends a document with the byte 0: leave --separator out.")
@@ -61,7 +69,10 @@ def load(name: str, separator: str = "", split_pattern: str = "") -> Tokenizer:
 
 
 def _encode_bytes(documents: Sequence[bytes]) -> list[bytes]:
-    """0 ends a document: the byte that no text has (where one has it all the same, it becomes a space)."""
+    """Return the bytes of each document followed by 0, the byte that no text has.
+
+    If a text has it all the same, it becomes a space.
+    """
     return [document.replace(b"\0", b" ") + b"\0" for document in documents]
 
 
@@ -74,11 +85,11 @@ def _hugging_face(location: str, separator: str) -> Tokenizer:
         loaded = Loaded.from_str(file.decode())
     except Exception as error:  # it raises plain Exception
         raise InvalidInput(f"{location} is not a tokenizer of Hugging Face's tokenizers: {error}.") from error
-    loaded.encode_special_tokens = True  # what looks like a special token in a text is text
+    loaded.encode_special_tokens = True  # in a document, the text of a special token is plain text
     loaded.no_truncation()
     loaded.no_padding()
-    wanted = [separator] if separator else list(_ENDS)
-    end = next((found for text in wanted if (found := loaded.token_to_id(text)) is not None), None)
+    candidates = [separator] if separator else list(_ENDS)
+    end = next((token for text in candidates if (token := loaded.token_to_id(text)) is not None), None)
     if end is None:
         raise _no_separator(location, separator)
     size = max(loaded.get_vocab(with_added_tokens=True).values()) + 1
@@ -86,8 +97,8 @@ def _hugging_face(location: str, separator: str) -> Tokenizer:
 
     def encode(documents: Sequence[bytes]) -> list[bytes]:
         texts = [document.decode(errors="replace") for document in documents]
-        found = loaded.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array([*encoding.ids, end], dtype=kind).tobytes() for encoding in found]
+        encodings = loaded.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array([*encoding.ids, end], dtype=kind).tobytes() for encoding in encodings]
 
     return Tokenizer(split(location)[1], size, end, short_digest(file), encode, file)
 
@@ -140,5 +151,5 @@ def _encoding_of_file(location: str, split_pattern: str):  # type: ignore[no-unt
 
 
 def _no_separator(name: str, separator: str) -> InvalidInput:
-    wanted = separator or "of the usual tokens that end a document"
-    return InvalidInput(f"{name} has no token {wanted}: name the one that ends a document by --separator.")
+    description = separator or "of the usual tokens that end a document"
+    return InvalidInput(f"{name} has no token {description}: name the one that ends a document by --separator.")

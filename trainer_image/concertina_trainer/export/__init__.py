@@ -1,1 +1,1 @@
-"""A checkpoint in the shape that transformers reads."""
+"""Export of a checkpoint in the format that transformers reads."""

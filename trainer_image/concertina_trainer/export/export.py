@@ -1,4 +1,6 @@
-"""A checkpoint's weights as a Hugging Face model: sharded safetensors, config.json, the tokenizer. No torch.
+"""Export of a checkpoint's weights as a Hugging Face model: sharded safetensors, config.json, the tokenizer.
+
+No torch.
 
 The format of the index: https://huggingface.co/docs/transformers/big_models (model.safetensors.index.json).
 """
@@ -24,7 +26,7 @@ from concertina_trainer.export.tokenizer_files import exported
 from concertina_trainer.format import adapters, hf_experts, hf_names
 
 FILE_BYTES = 5 * 10**9
-"""Of one file of weights, at most (but for a tensor that is larger)."""
+"""Maximum bytes of one file of weights (unless a single tensor is larger)."""
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 Advance = Callable[[int], None]
 
@@ -45,21 +47,23 @@ class Tensor:
     name: str
     ours: Chunk
     shape: tuple[int, ...]
-    """Of an expert without the dimension of experts."""
+    """Shape of the exported tensor; for an expert without the dimension of experts."""
     adapter: Adapter | None = None
 
     @property
     def read(self) -> list[Chunk]:
-        """What it is made of."""
+        """Chunks that the tensor is made of."""
         return [self.ours, *((self.adapter.a, self.adapter.b) if self.adapter else ())]
 
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
+    """Result of an export."""
+
     files: list[str]
-    """Names."""
+    """Names of the files."""
     tokenizer: str
-    """What became of the tokenizer: a sentence."""
+    """Sentence about the tokenizer."""
 
 
 def export(
@@ -68,11 +72,15 @@ def export(
     """Export a checkpoint.
 
     Args:
-        data: Where the run's data lie, if not where they were. The tokenizer is there.
+        checkpoint: Checkpoint to export.
+        target: Folder to write to.
+        advance: Called with the number of bytes as they are processed.
+        file_bytes: Maximum bytes of one file of weights.
+        data: Folder of the run's data, if it has moved. The tokenizer is there.
 
     Raises:
-        InvalidInput: The checkpoint or the data cannot be exported.
-        StorageError: Storage cannot be read or written.
+        InvalidInput: When the checkpoint or the data can't be exported.
+        StorageError: When storage can't be read or written.
     """
     trainer = _trainer(checkpoint)
     if trainer.model.entrypoint:
@@ -86,8 +94,8 @@ def export(
             "another folder, or delete them first."
         )
     tensors = _tensors(checkpoint, trainer.model)
-    held = {number: part.header for number, part in enumerate(checkpoint.shards)}
-    plan = reads(held, [chunk for tensor in tensors for chunk in tensor.read])
+    headers = {number: part.header for number, part in enumerate(checkpoint.shards)}
+    plan = reads(headers, [chunk for tensor in tensors for chunk in tensor.read])
     plan.require(checkpoint.uri)
     files = _files(tensors, file_bytes)
     for file, members in files.items():
@@ -111,7 +119,7 @@ def export(
 
 
 def size(checkpoint: StoredCheckpoint) -> int:
-    """Bytes that an export writes, about."""
+    """Return the approximate bytes that an export writes."""
     return sum(tensor.ours.size for tensor in _tensors(checkpoint, _trainer(checkpoint).model))
 
 
@@ -126,7 +134,11 @@ def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
 
 
 def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
-    """In order of our names."""
+    """Return the tensors of the export, in order of this project's names.
+
+    Raises:
+        InvalidInput: When a Hugging Face model has no such tensor.
+    """
     experts = model.experts
     wholes = {
         name: stored.chunk
@@ -134,25 +146,25 @@ def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
         for name, stored in part.header.chunks.items()
         if name.startswith(hf_names.MODEL)
     }
-    found = []
+    tensors = []
     for name, chunk in sorted(wholes.items()):
         if adapters.is_adapter(name):
             continue
         bare, shape = name.removeprefix(hf_names.MODEL), chunk.global_shape
-        theirs = hf_names.theirs(bare) or (hf_experts.theirs(bare, experts) if experts else None)
-        if theirs is None:
+        exported_name = hf_names.theirs(bare) or (hf_experts.theirs(bare, experts) if experts else None)
+        if exported_name is None:
             raise InvalidInput(f"{name} has no place in a Hugging Face Llama: this model can't be exported.")
-        if hf_experts.EXPERT not in theirs:
-            found.append(Tensor(theirs, _whole(chunk), shape, _adapter(name, wholes, model)))
+        if hf_experts.EXPERT not in exported_name:
+            tensors.append(Tensor(exported_name, _whole(chunk), shape, _adapter(name, wholes, model)))
             continue
         for number in range(shape[0]):
-            one = Chunk(name, chunk.dtype, (number, *(0 for _ in shape[1:])), (1, *shape[1:]), shape)
-            found.append(Tensor(theirs.replace(hf_experts.EXPERT, str(number)), one, shape[1:]))
-    return found
+            expert_chunk = Chunk(name, chunk.dtype, (number, *(0 for _ in shape[1:])), (1, *shape[1:]), shape)
+            tensors.append(Tensor(exported_name.replace(hf_experts.EXPERT, str(number)), expert_chunk, shape[1:]))
+    return tensors
 
 
 def _whole(chunk: Chunk) -> Chunk:
-    """All of the tensor that it is a part of."""
+    """Return the chunk of the whole tensor."""
     shape = chunk.global_shape
     return Chunk(chunk.name, chunk.dtype, (0,) * len(shape), shape, shape)
 
@@ -178,7 +190,7 @@ def _files(tensors: list[Tensor], most: int) -> dict[str, list[Tensor]]:
 def _content(
     tensors: list[Tensor], checkpoint: StoredCheckpoint, plan: ReadPlan, advance: Advance
 ) -> Iterator[memoryview]:
-    """A safetensors file, a tensor at a time."""
+    """Yield a safetensors file, a tensor at a time."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:
@@ -199,7 +211,7 @@ def _content(
 
 
 def _bytes(chunk: Chunk, checkpoint: StoredCheckpoint, plan: ReadPlan) -> NDArray[np.uint8]:
-    """uint8, of the chunk's shape and its dtype's bytes."""
+    """Return the bytes of a chunk, uint8 `[*shape, bytes of the dtype]`."""
     itemsize = ITEM_SIZES[chunk.dtype]
     out = np.empty((*chunk.shape, itemsize), dtype=np.uint8)
     for item in plan.of(chunk):

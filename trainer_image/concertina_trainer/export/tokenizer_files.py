@@ -1,7 +1,7 @@
-"""The tokenizer of an exported model: files that transformers' AutoTokenizer loads, where they can be made. No torch.
+"""Tokenizer of an exported model: files that transformers' AutoTokenizer loads, if they can be made. No torch.
 
-They encode text as the run saw it: without special tokens around it, and never cut off (decision "An exported tokenizer
-encodes as the data were built"). Which files and fields there are:
+They encode text as the run saw it: without special tokens around it, and never truncated (decision "An exported
+tokenizer encodes as the data were built"). Files and fields are described at
 https://huggingface.co/docs/transformers/main_classes/tokenizer
 """
 
@@ -25,22 +25,29 @@ CLASS = "PreTrainedTokenizerFast"
 
 @dataclasses.dataclass(frozen=True)
 class ExportedTokenizer:
+    """Files of a tokenizer."""
+
     files: Mapping[str, object]
     """Content, for JSON, by name."""
     message: str
-    """What was written, or why nothing was and what to do: a sentence."""
+    """Sentence about what was written, or why nothing was and what to do."""
     facts: TokenizerFacts | None = None
 
     @property
     def config(self) -> dict[str, object]:
-        """What config.json says of it. Llama's defaults for these tokens mean nothing to a model of ours."""
-        known = {"trained_tokenizer": dataclasses.asdict(self.facts)} if self.facts else {}
-        return {"bos_token_id": None, "eos_token_id": self.facts and self.facts.separator, **known}
+        """Fields of the tokenizer in config.json.
+
+        Llama's defaults for these tokens do not apply to the bundled decoder.
+        """
+        trained_tokenizer = {"trained_tokenizer": dataclasses.asdict(self.facts)} if self.facts else {}
+        return {"bos_token_id": None, "eos_token_id": self.facts and self.facts.separator, **trained_tokenizer}
 
 
 def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> ExportedTokenizer:
-    """The tokenizer of the data that a run of this configuration consumed, whose Reader.digest is `digest`.
-    `elsewhere`: where the data lie now, or one data set of a mixture."""
+    """Return the tokenizer of the data that a run of this configuration consumed.
+
+    `digest` is the Reader.digest of the data. `elsewhere` is where the data lie now, or one data set of a mixture.
+    """
     try:
         folder, facts = _of_the_data(trainer, digest, elsewhere)
         if facts.digest == BYTES:
@@ -60,17 +67,21 @@ def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> Export
 
 
 def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[ObjectPrefix, TokenizerFacts]:
-    """The data's folder (of a mixture the first: all have one tokenizer), and what its manifest says."""
+    """Return the data's folder (of a mixture the first, as all have one tokenizer) and its manifest's facts.
+
+    Raises:
+        InvalidInput: When the data are missing, or are not those of the run.
+    """
     sources = trainer.data.sources
     folders = [
         ObjectPrefix(uri, IMPATIENCE) for uri in ([elsewhere] if elsewhere else [source.uri for source in sources])
     ]
-    found = [_manifest(folder) for folder in folders]
-    if len(found) == len(sources):
-        digests, weights = [each.digest for each in found], [source.weight for source in sources]
+    manifests = [_manifest(folder) for folder in folders]
+    if len(manifests) == len(sources):
+        digests, weights = [manifest.digest for manifest in manifests], [source.weight for source in sources]
         if data_manifests.digest_of(trainer.data.documents.name, digests, weights) != digest:
             raise InvalidInput(f"{folders[0].uri} is not the data of this run: name their folder by --data.")
-    return folders[0], found[0].tokenizer
+    return folders[0], manifests[0].tokenizer
 
 
 def _manifest(folder: ObjectPrefix) -> data_manifests.DataManifest:
@@ -81,6 +92,11 @@ def _manifest(folder: ObjectPrefix) -> data_manifests.DataManifest:
 
 
 def _hugging_face(folder: ObjectPrefix, facts: TokenizerFacts, length: int) -> dict[str, object]:
+    """Return the files of a Hugging Face tokenizer.
+
+    Raises:
+        InvalidInput: When tokenizer.json is missing or another one.
+    """
     text = folder.get(FILE)
     if text is None or data_manifests.short_digest(text) != facts.digest:
         raise InvalidInput(
@@ -93,11 +109,11 @@ def _hugging_face(folder: ObjectPrefix, facts: TokenizerFacts, length: int) -> d
 
 
 def _text_of(content: Mapping[str, Any], token: int) -> str:
-    """Of a token, by its number."""
-    added = {each["id"]: each["content"] for each in content["added_tokens"]}
+    """Return the text of a token."""
+    added_texts = {token_entry["id"]: token_entry["content"] for token_entry in content["added_tokens"]}
     vocabulary = content["model"]["vocab"]  # by text, or in order with scores
     texts = enumerate(text for text, _ in vocabulary) if isinstance(vocabulary, list) else _turned(vocabulary)
-    return str({**dict(texts), **added}[token])
+    return str({**dict(texts), **added_texts}[token])
 
 
 def _turned(vocabulary: Mapping[str, int]) -> list[tuple[int, str]]:
@@ -109,8 +125,11 @@ def _config(length: int, **more: object) -> dict[str, object]:
 
 
 def _bytes() -> dict[str, object]:
-    """A tokenizer whose tokens are bytes, each with its own value. Byte-level BPE without merges writes bytes as
-    characters: printable ones as themselves, the others from 256 on (as GPT-2's does)."""
+    """Return a tokenizer whose tokens are bytes, each with its own value.
+
+    Byte-level BPE without merges writes bytes as characters: printable ones as themselves, the others from 256 on (as
+    GPT-2's does).
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(256, 512))
     vocabulary = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}

@@ -1,8 +1,10 @@
-"""Layers of experts in the names of the Hugging Face models that compute as ours do; config.json of these. No torch.
+"""Layers of experts in the names of the Hugging Face models that compute alike, and their config.json. No torch.
 
-Theirs hold each expert's matrices by themselves, ours all experts' in one tensor.
+Those models hold each expert's matrices by themselves. This project holds those of all experts in one tensor.
+
 Mixtral: softmax, neither shared experts nor biases, in each layer. GLM 4 MoE: sigmoid, shared experts and biases, first
-layers dense; its norms of queries and keys are off, and positions rotate whole heads."""
+layers dense; its norms of queries and keys are off, and positions rotate whole heads.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ class ExpertFamily(enum.Enum):
 
 
 EXPERT = "{expert}"
-"""Where the number of the expert stands in a name."""
+"""Placeholder for the number of the expert in a name."""
 NAMES = {
     ExpertFamily.MIXTRAL: {
         "router.weight": "block_sparse_moe.gate.weight",
@@ -38,11 +40,15 @@ NAMES = {
         "shared.down.weight": "mlp.shared_experts.down_proj.weight",
     },
 }
-"""Ours within feed_forward, and theirs within a layer."""
+"""Names within feed_forward, and the corresponding names within a layer of the Hugging Face model."""
 
 
 def family(experts: ExpertsConfig) -> ExpertFamily:
-    """Raises InvalidInput where none computes as this one does."""
+    """Return the family of Hugging Face models that computes as this mixture of experts does.
+
+    Raises:
+        InvalidInput: When there is none.
+    """
     biased, sigmoid = experts.bias_rate is not None, experts.scores is RouterScores.sigmoid
     if not sigmoid and not biased and not experts.shared and not experts.first_dense:
         return ExpertFamily.MIXTRAL
@@ -56,15 +62,24 @@ def family(experts: ExpertsConfig) -> ExpertFamily:
 
 
 def theirs(name: str, experts: ExpertsConfig) -> str | None:
-    """Of one of our weights, with EXPERT where there is one tensor for each; None where they have none of it. Raises
-    InvalidInput."""
-    found = re.fullmatch(r"blocks\.(\d+)\.feed_forward\.(.+)", name)
-    inner = NAMES[family(experts)].get(found[2]) if found else None
-    return None if found is None or inner is None else f"model.layers.{found[1]}.{inner}"
+    """Return the Hugging Face name of a weight, with EXPERT if there is a tensor for each.
+
+    None if there is no such weight.
+
+    Raises:
+        InvalidInput: When no Hugging Face model computes as this one does.
+    """
+    match = re.fullmatch(r"blocks\.(\d+)\.feed_forward\.(.+)", name)
+    inner = NAMES[family(experts)].get(match[2]) if match else None
+    return None if match is None or inner is None else f"model.layers.{match[1]}.{inner}"
 
 
 def config_fields(model: ModelConfig, experts: ExpertsConfig) -> dict[str, object]:
-    """Of config.json, what is other than a Llama's. Raises InvalidInput."""
+    """Return the fields of config.json in which the model differs from a Llama.
+
+    Raises:
+        InvalidInput: When no Hugging Face model computes as this one does.
+    """
     common: dict[str, object] = {"num_experts_per_tok": experts.active_per_token, "output_router_logits": False}
     if family(experts) is ExpertFamily.MIXTRAL:
         return common | {

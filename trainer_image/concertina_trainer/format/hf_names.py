@@ -1,4 +1,7 @@
-"""Our decoder in the names of Hugging Face's Llama, whose arithmetic it has: what export writes and initFrom reads."""
+"""Names of the bundled decoder's weights in Hugging Face's Llama, which has the same arithmetic.
+
+Export writes these names, and initFrom reads them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import re
 from concertina_trainer.config.model_config import ModelConfig
 
 MODEL = "model."
-"""What weights' names begin with in a checkpoint; moments have other prefixes."""
+"""Prefix of the names of weights in a checkpoint. Moments have other prefixes."""
 NAMES = (
     (r"embedding\.weight", "model.embed_tokens.weight"),
     (r"blocks\.(\d+)\.attention_norm\.weight", r"model.layers.\1.input_layernorm.weight"),
@@ -22,11 +25,11 @@ NAMES = (
     (r"norm\.weight", "model.norm.weight"),
     (r"head\.weight", "lm_head.weight"),
 )
-"""Ours, and theirs."""
+"""Patterns of this project's names, and templates of the Hugging Face names."""
 
 
 def theirs(name: str) -> str | None:
-    """Of one of our weights (without MODEL); None where they have none of it."""
+    """Return the Hugging Face name of a weight (without MODEL), or None if there is none."""
     for pattern, template in NAMES:
         if match := re.fullmatch(pattern, name):
             return match.expand(template)
@@ -34,7 +37,7 @@ def theirs(name: str) -> str | None:
 
 
 def ours(name: str) -> str | None:
-    """Of one of their weights."""
+    """Return this project's name of a Hugging Face weight, or None if there is none."""
     for pattern, template in NAMES:
         if match := re.fullmatch(re.escape(template).replace(re.escape(r"\1"), r"(\d+)"), name):
             plain = pattern.replace("\\.", ".")
@@ -43,7 +46,7 @@ def ours(name: str) -> str | None:
 
 
 def config_json(model: ModelConfig) -> dict[str, object]:
-    """config.json of the same model."""
+    """Return the config.json of the same model."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

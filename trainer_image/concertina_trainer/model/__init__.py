@@ -1,1 +1,1 @@
-"""The model, how it is cut over ranks (FSDP2, TP), and its optimizer."""
+"""Model, how it is cut over ranks (FSDP2, TP), and its optimizer."""

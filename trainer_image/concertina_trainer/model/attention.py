@@ -1,6 +1,7 @@
-"""Attention within documents: a token sees those before it that are of its own document.
+"""Attention within documents: a token attends to the earlier tokens of its own document.
 
-Where several ranks share each sequence (`Context`), queries are those of this rank's tokens, and keys of all."""
+If several ranks share each sequence (`Context`), queries are those of this rank's tokens, and keys those of all.
+"""
 
 from __future__ import annotations
 
@@ -13,42 +14,51 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Mask: TypeAlias = Any
-"""A bool Tensor [batch or 1, 1, queries, keys], or FlexAttention's BlockMask."""
+"""Bool tensor `[batch or 1, 1, queries, keys]`, or a BlockMask of FlexAttention."""
 BLOCK = 128
-"""Queries, and keys, of one of FlexAttention's blocks."""
+"""Number of queries, and of keys, of one block of FlexAttention."""
 PAIRS_AT_ONCE = 1 << 26
-"""Of a query and a key, when blocks are found: some bytes each."""
+"""Number of pairs of a query and a key to examine at once when blocks are computed. Each takes some bytes."""
 
 
 class Context(Protocol):
-    """How the ranks that share each sequence divide it."""
+    """Division of each sequence among the ranks that share it."""
 
     @property
     def size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         ...
 
     def queries(self, length: int, device: torch.device) -> Tensor:
-        """int64: which of a sequence's `length` tokens this rank computes."""
+        """Return which of a sequence's `length` tokens this rank computes, as int64 `[length / size]`."""
         ...
 
     def keys(self, length: int, device: torch.device) -> Tensor:
-        """int64 [length]: which token each key is of that `gather` brings."""
+        """Return the token of each key that `gather` returns, as int64 `[length]`."""
         ...
 
     def gather(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of all tokens."""
+        """Return the keys and values of all tokens."""
         ...
 
     def take(self, tokens: Tensor) -> Tensor:
-        """Of [batch, length] what this rank computes."""
+        """Return this rank's part of `tokens` `[batch, length]`."""
         ...
 
 
 def causal_mask(document_ids: Tensor | None, length: int, context: Context | None, device: torch.device) -> Mask | None:
-    """For document_ids [batch, length], the document that each token of a whole sequence is of; None: they are not
-    told apart. None where plain causal attention does. On CUDA in blocks, which takes memory for blocks and not for
-    pairs; FlexAttention has no backward on CPU."""
+    """Return the attention mask, or None if plain causal attention suffices.
+
+    On CUDA the mask consists of blocks, so its memory grows with blocks and not with pairs of tokens. FlexAttention has
+    no backward pass on CPU.
+
+    Args:
+        document_ids: `[batch, length]`, the document of each token of a whole sequence. None: documents are not
+            separated.
+        length: Tokens of a whole sequence.
+        context: Division of the sequence among ranks.
+        device: Device of the mask.
+    """
     if document_ids is None and context is None:
         return None
     everything = torch.arange(length, device=device)
@@ -61,13 +71,15 @@ def _pairs(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor
     visible = queries[:, None] >= keys[None, :]
     if document_ids is None:
         return visible[None, None]
-    same = document_ids[:, queries][:, None, :, None] == document_ids[:, keys][:, None, None, :]
-    return same & visible
+    same_document = document_ids[:, queries][:, None, :, None] == document_ids[:, keys][:, None, None, :]
+    return same_document & visible
 
 
 def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Mask:
-    """As FlexAttention's create_block_mask, which takes three bytes for each pair of all; here by some queries at a
-    time."""
+    """Return the mask that FlexAttention's create_block_mask returns.
+
+    That function takes three bytes for each pair of tokens. This one examines some queries at a time.
+    """
     from torch.nn.attention.flex_attention import BlockMask
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -78,12 +90,12 @@ def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Mask:
     batch = torch.arange(rows, device=device)[:, None, None]
     key = torch.arange(len(keys), device=device)
     at_once = max(1, PAIRS_AT_ONCE // (rows * len(keys) * BLOCK)) * BLOCK
-    seen = torch.cat([
+    pair_counts = torch.cat([
         _in_blocks(visible(batch, batch, query[:, None], key).expand(rows, -1, -1))
         for query in torch.arange(len(queries), device=device).split(at_once)
     ], dim=1)  # fmt: skip
-    full = seen == BLOCK * BLOCK
-    partial = (seen > 0) & ~full
+    full = pair_counts == BLOCK * BLOCK
+    partial = (pair_counts > 0) & ~full
     lengths = len(queries), len(keys)
     return BlockMask.from_kv_blocks(
         *_ordered(partial), *_ordered(full), BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=lengths
@@ -91,21 +103,27 @@ def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Mask:
 
 
 def _in_blocks(pairs: Tensor) -> Tensor:
-    """int64 [batch, blocks, blocks]: how many pairs of each are True in pairs [batch, queries, keys]."""
+    """Return how many pairs of each block are True.
+
+    `pairs` is `[batch, queries, keys]`, and the result int64 `[batch, blocks, blocks]`.
+    """
     whole = F.pad(pairs, (0, -pairs.shape[2] % BLOCK, 0, -pairs.shape[1] % BLOCK))
     cut: Tensor = whole.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))
     return cut.sum(dim=(2, 4))
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """int32: in each row of blocks [batch, blocks, blocks] how many are True, and which ones, before all others."""
+    """Return how many blocks are True in each row, and the indices of the row with these first.
+
+    `blocks` is `[batch, blocks, blocks]`. Both results are int32, with a dimension for heads inserted after the batch.
+    """
     chosen = blocks[:, None].to(torch.int32)
     first = torch.argsort(chosen, dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32), first.to(torch.int32)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, gqa: bool) -> Tensor:
-    """[batch, heads, length, head_dim]; causal, and as `mask` says where there is one."""
+    """Return causal attention under `mask`, as `[batch, heads, length, head_dim]`."""
     if mask is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=gqa)
     if isinstance(mask, Tensor):
@@ -118,7 +136,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, gqa: bo
 def _compiled() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Few kernels, and each of a node's workers would start a pool of processes for them: 8 on 16 cores took more than
-    # 100 s, and 27 without.
+    # There are few kernels, and otherwise each worker of a node starts a pool of processes to compile them. With 8
+    # workers on 16 cores that took more than 100 s, and 27 s without pools.
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, options={"compile_threads": 1})
     return compiled

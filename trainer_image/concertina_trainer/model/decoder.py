@@ -1,4 +1,4 @@
-"""A compact Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+"""Compact Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ class RMSNorm(nn.Module):
 
 @functools.lru_cache(maxsize=8)
 def rotary_table(length: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, float32 [length, head_dim / 2]. Not buffers: `to_empty` would leave those as garbage."""
+    """Return cosines and sines, each float32 `[length, head_dim / 2]`.
+
+    They are no buffers, because `to_empty` would leave buffers uninitialized.
+    """
     frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies)
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, theta: float, context: Context | None) -> Tensor:
-    """Rotary positions on x [batch, heads, length, head_dim], or this rank's part of the length."""
+    """Apply rotary positions to x `[batch, heads, length, head_dim]`, or to this rank's part of the length."""
     if context is None:
         cos, sin = rotary_table(x.size(-2), x.size(-1), theta, x.device)
     else:
@@ -53,7 +56,7 @@ def rotate(x: Tensor, theta: float, context: Context | None) -> Tensor:
 
 
 class Products:
-    """Of a layer's input by its first weights, and of what becomes its result by the last one."""
+    """Products of a layer's input with its first weights, and of its last weight with what becomes its result."""
 
     def columns(self, x: Tensor, weights: Sequence[nn.Linear]) -> Sequence[Tensor]:
         return [weight(x) for weight in weights]
@@ -78,8 +81,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         batch, length, _ = x.shape
         query, key, value = (
-            each.view(batch, length, -1, self.head_dim).transpose(1, 2)
-            for each in self.products.columns(x, (self.query, self.key, self.value))
+            projection.view(batch, length, -1, self.head_dim).transpose(1, 2)
+            for projection in self.products.columns(x, (self.query, self.key, self.value))
         )
         query, key = rotate(query, self.theta, self.context), rotate(key, self.theta, self.context)
         if self.context is not None:
@@ -119,7 +122,7 @@ PRODUCTS = (
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
 )
-"""What is dear to compute again."""
+"""Operations that are expensive to compute again."""
 
 
 def _keeping_products() -> Any:
@@ -132,8 +135,10 @@ def _keeping_products() -> Any:
 def computed_again(
     activations: Activations, draws: bool, compute: Callable[..., Any], *arguments: Any, **keywords: Any
 ) -> Any:
-    """What `compute` gives; with gradients what `activations` does not keep is computed again for the backward.
-    `draws`: whether it draws random numbers."""
+    """Return what `compute` returns, recomputing in the backward pass what `activations` does not keep.
+
+    `draws` says whether `compute` draws random numbers.
+    """
     if activations is Activations.keep or not torch.is_grad_enabled():
         return compute(*arguments, **keywords)
     keeping = noop_context_fn if activations is Activations.recompute else _keeping_products
@@ -152,12 +157,12 @@ class Block(nn.Module):
         self.feed_forward = feed_forward(config, layer)
 
     def forward(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> Tensor:
-        """`weights`: see MixtureOfExperts."""
+        """Compute the block. See MixtureOfExperts for `weights`."""
         result: Tensor
         # Nothing in a block draws random numbers.
         result, loads = computed_again(self.activations, False, self._computed, x, mask, weights)
         if isinstance(self.feed_forward, MixtureOfExperts):
-            self.feed_forward.count(loads)  # once, however often it is computed
+            self.feed_forward.count(loads)  # once, also if it is computed again
         return result
 
     def _computed(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -172,17 +177,17 @@ class Block(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class StageLayers:
-    """Of the layers, those of one pipeline stage."""
+    """Layers of one pipeline stage."""
 
     blocks: range
     first: bool = True
-    """Takes tokens."""
+    """Whether the stage's input is tokens."""
     last: bool = True
-    """Gives logits."""
+    """Whether the stage's output is logits."""
 
 
 class Decoder(nn.Module):
-    """All of it, or some layers: names of weights are those of the whole."""
+    """Whole decoder, or some of its layers. Names of weights are those of the whole decoder."""
 
     def __init__(
         self,
@@ -194,7 +199,7 @@ class Decoder(nn.Module):
         super().__init__()
         part = part or StageLayers(range(config.layers))
         self.part, self.context, self.tensor_degree = part, context, 1
-        # Tied weights are one parameter used twice, not two that share memory: `to_empty` would untie those.
+        # Tied weights are one parameter used twice. `to_empty` would untie two parameters that share memory.
         tied = config.tie_embeddings
         has_embedding = part.first or (part.last and tied)
         self.embedding = nn.Embedding(config.vocab_size, config.dim) if has_embedding else None
@@ -205,9 +210,9 @@ class Decoder(nn.Module):
             freeze(self)
 
     def mixtures(self) -> Iterator[MixtureOfExperts]:
-        """Of its layers."""
+        """Return the mixtures of experts of its layers."""
         feed_forwards = (block.feed_forward for block in self.blocks.values())
-        return (each for each in feed_forwards if isinstance(each, MixtureOfExperts))
+        return (layer for layer in feed_forwards if isinstance(layer, MixtureOfExperts))
 
     def forward(
         self,
@@ -216,17 +221,25 @@ class Decoder(nn.Module):
         targets: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """Logits [batch, length, vocabulary] for tokens [batch, length]; with `targets` and `weights` of that shape
-        the weighted sum of the tokens' losses instead. With `document_ids` [batch, length], a token attends to its own
-        document only (positions are relative, so they need not begin anew). Where ranks share sequences, all but
-        `document_ids`, which are of whole sequences, is this rank's part of them. A stage that is not the first takes
-        what the one before gives, [batch, length, dim], and gives the like where it is not the last. With gradients and
-        `weights`, the loads of experts are counted, and the loss that balances them has its part in the gradients."""
+        """Return logits `[batch, length, vocabulary]` for tokens `[batch, length]`, or the weighted sum of losses.
+
+        If ranks share sequences, all inputs except `document_ids` are this rank's part of the sequences. A stage that
+        is not the first takes the output of the previous stage, `[batch, length, dim]`. A stage that is not the last
+        returns a tensor of that shape. With gradients and `weights`, the loads of experts are counted, and gradients
+        include the balancing loss.
+
+        Args:
+            x: Tokens `[batch, length]`, or the output of the previous stage.
+            document_ids: `[batch, length]` of whole sequences. A token attends only to its own document. Positions are
+                relative, so they need not begin anew in each document.
+            targets: `[batch, length]`. With `weights`, the result is the weighted sum of the tokens' losses.
+            weights: `[batch, length]`, the weight of each token in the loss.
+        """
         if self.part.first:
             assert self.embedding is not None
             length, x = x.size(1), self.embedding(x)
         else:
-            length = x.size(1) * self.tensor_degree  # between layers each of a tensor group has some of the tokens
+            length = x.size(1) * self.tensor_degree  # between layers each rank of a tensor group has some of the tokens
         whole = length * (1 if self.context is None else self.context.size)
         mask = causal_mask(document_ids, whole, self.context, x.device)
         balanced = weights if torch.is_grad_enabled() else None
@@ -243,6 +256,6 @@ class Decoder(nn.Module):
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of each token, in float32 at least, [batch, length]."""
+    """Return the cross entropy of each token, at least in float32, as `[batch, length]`."""
     losses = F.cross_entropy(precise(logits.flatten(0, 1)), targets.flatten(), reduction="none")
     return (losses.to_local() if isinstance(losses, DTensor) else losses).view_as(targets)

@@ -46,7 +46,8 @@ PEAK_FLOPS = {
 }
 """Dense bfloat16 operations a second, as the vendors state them, by the name that the driver gives the device.
 
-A name must match exactly. Variants of one chip differ by up to a quarter, and a MIG slice has the chip's name too."""
+A name must match exactly. Variants of one chip differ by up to a quarter, and a MIG slice has the chip's name too.
+"""
 
 IN_ORDER = (
     (Projection.query, Projection.key, Projection.value),
@@ -67,7 +68,8 @@ def peak_flops(device: torch.device) -> float | None:
 def token_flops(config: ModelConfig, full_attention: bool = False) -> float:
     """Return the operations of one token's forward and backward.
 
-    `full_attention` counts the pairs of tokens that the causal mask hides, as torchtitan does."""
+    `full_attention` counts the pairs of tokens that the causal mask hides, as torchtitan does.
+    """
     frozen = config.multiplied_weights - config.lora_weights if config.lora else 0
     unreached, attends = _before_the_first_adapter(config)
     products = 6.0 * config.multiplied_weights - 2.0 * (frozen + unreached)
@@ -79,7 +81,8 @@ def token_flops(config: ModelConfig, full_attention: bool = False) -> float:
 def _before_the_first_adapter(config: ModelConfig) -> tuple[int, int]:
     """Return the weights whose input needs no gradient, and the layers whose attention needs none.
 
-    Gradients end at the first trained weight. Without adapters that is the embedding, so every input needs one."""
+    Gradients end at the first trained weight. Without adapters that is the embedding, so every input needs one.
+    """
     if config.lora is None:
         return 0, 0
     weights, attends = 0, 0

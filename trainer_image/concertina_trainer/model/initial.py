@@ -1,8 +1,9 @@
-"""Initial weights: each element a function of the seed, the weight's name and its place there alone. A rank computes
-what it holds, and every layout begins with the same bits.
+"""Initial weights: each element is a function of the seed, the weight's name and the element's position only.
 
-Random bits come from Philox, which gives the n-th block without those before it (Salmon et al. 2011, Parallel Random
-Numbers: As Easy as 1, 2, 3); a normal number is the quantile of a uniform one, so each needs 32 bits exactly."""
+A rank computes the elements that it holds, and every layout begins with the same bits. Random bits come from Philox,
+which computes the n-th block without those before it (Salmon et al. 2011, Parallel Random Numbers: As Easy as 1, 2, 3).
+A normal number is the quantile of a uniform one, so each needs exactly 32 bits.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +24,19 @@ RESIDUAL = (
     "attention.output.weight", "feed_forward.down.weight", "feed_forward.experts.down",
     "feed_forward.shared.down.weight",
 )  # fmt: skip
-"""What writes into the residual stream."""
+"""Weights whose products are added to the residual stream."""
 PER_BLOCK = 8
 """Normal numbers of one of Philox's blocks of 256 bits."""
 AT_ONCE = 1 << 20
-"""Elements that are computed together: each takes 20 bytes meanwhile."""
+"""Elements that are computed together. Each takes 20 bytes meanwhile."""
 
 
 def initial_value(name: str, whole: Sequence[int], box: Box, config: ModelConfig, seed: int) -> Tensor:
-    """float32 on CPU, of the box's shape. Norms are 1, biases of routers 0; matrices normal, those that write into the
-    residual stream scaled down. The product of adapters is 0."""
+    """Return the initial values of a box, float32 on CPU.
+
+    Norms are 1, and biases of routers 0. Matrices are normal, and those that write into the residual stream are scaled
+    down. The product of adapters is 0.
+    """
     if len(whole) == 1:
         return torch.full(box.shape, 0.0 if name.endswith("router.bias") else 1.0, dtype=torch.float32)
     if name.endswith(adapters.B):
@@ -43,31 +47,31 @@ def initial_value(name: str, whole: Sequence[int], box: Box, config: ModelConfig
 
 
 def usual(name: str, whole: Sequence[int], box: Box, seed: int) -> Tensor:
-    """Of a model of one's own that says nothing else: biases are 0, other vectors 1; the rest normal."""
+    """Return the default initial values for a model of one's own: biases are 0, other vectors 1, the rest normal."""
     if len(whole) == 1:
         return torch.full(box.shape, 0.0 if name.endswith("bias") else 1.0, dtype=torch.float32)
     return normal(name, whole, box, seed, 0.02)
 
 
 def normal(name: str, whole: Sequence[int], box: Box, seed: int, deviation: float) -> Tensor:
-    """float32 on CPU, of the box's shape: normal numbers around 0."""
+    """Return normal numbers around 0 of the box's shape, float32 on CPU."""
     value = torch.empty(box.shape, dtype=torch.float32)
     key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
-    flat, at = value.view(-1), 0
+    flat, offset = value.view(-1), 0
     for begin, end in _runs(whole, box):
         for first in range(begin, end, AT_ONCE):
             last = min(end, first + AT_ONCE)
-            flat[at : at + last - first] = _normal(key, first, last)
-            at += last - first
+            flat[offset : offset + last - first] = _normal(key, first, last)
+            offset += last - first
     return value.mul_(deviation)
 
 
 def _runs(whole: Sequence[int], box: Box) -> Iterator[tuple[int, int]]:
-    """The box's elements as stretches of the whole tensor's, row-major."""
-    inner = len(whole)  # dimensions from here on are whole
+    """Yield the box's elements as ranges of the whole tensor's elements, row-major."""
+    inner = len(whole)  # the box has all of the dimensions from here on
     while inner and box.shape[inner - 1] == whole[inner - 1]:
         inner -= 1
-    cut = max(0, inner - 1)  # the last one that is not is a stretch still
+    cut = max(0, inner - 1)  # the last partial dimension still gives a contiguous range
     strides = [math.prod(whole[axis + 1 :]) for axis in range(len(whole))]
     length = math.prod(box.shape[cut:])
     for index in itertools.product(*(range(o, o + n) for o, n in zip(box.offsets[:cut], box.shape, strict=False))):
@@ -76,7 +80,7 @@ def _runs(whole: Sequence[int], box: Box) -> Iterator[tuple[int, int]]:
 
 
 def _normal(key: int, begin: int, end: int) -> Tensor:
-    """Elements [begin, end) of an endless row of standard normal numbers, float64."""
+    """Return elements [begin, end) of an endless sequence of standard normal numbers, float64."""
     first = begin // PER_BLOCK
     blocks = -(-end // PER_BLOCK) - first
     bits = np.random.Philox(key=key, counter=first).random_raw(blocks * PER_BLOCK // 2).astype("<u8", copy=False)

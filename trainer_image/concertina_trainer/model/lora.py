@@ -1,5 +1,8 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): what was trained before is frozen, and beside a weight W
-stands the product of two small matrices, whose sum a layer computes: x (W + alpha / rank B A)^T."""
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685).
+
+The weights that were trained before are frozen. Beside a weight W is the product of two small matrices, and a layer
+computes x (W + alpha / rank B A)^T.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,6 @@ def linear(inputs: int, outputs: int, lora: LoraConfig | None, projection: Proje
 
 
 def freeze(model: nn.Module) -> None:
-    """All but the adapters."""
+    """Freeze all parameters except the adapters."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad = is_adapter(name)

@@ -15,48 +15,55 @@ from concertina_trainer.config.optimizer_config import OptimizerConfig
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
-    """The rate of step `step` (from 0): linear warm-up, then a cosine that reaches the minimum at the last step."""
-    warmup, least = config.resolved_warmup_steps(steps), config.min_learning_rate
+    """Return the rate of step `step`, counted from 0.
+
+    The schedule is a linear warm-up, then a cosine that reaches the minimum at the last step.
+    """
+    warmup, minimum = config.resolved_warmup_steps(steps), config.min_learning_rate
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - 1 - warmup)
     cosine = (1 + math.cos(math.pi * min(1.0, progress))) / 2
-    return least + (config.learning_rate - least) * cosine
+    return minimum + (config.learning_rate - minimum) * cosine
 
 
 def local(tensor: Tensor) -> Tensor:
-    """A rank's own part of a sharded tensor, sharing its memory."""
+    """Return a rank's own part of a sharded tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def first_holder(tensor: Tensor) -> bool:
-    """Whether this rank is the first of those that hold the same part."""
+    """Return whether this rank is the first of those that hold the same part."""
     if not isinstance(tensor, DTensor):
         return True
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
     return all(
-        at == 0 or not isinstance(each, Replicate) for at, each in zip(coordinate, tensor.placements, strict=True)
+        coordinate_index == 0 or not isinstance(placement, Replicate)
+        for coordinate_index, placement in zip(coordinate, tensor.placements, strict=True)
     )
 
 
 class Parameters(Protocol):
-    """Of a model, as one rank has it."""
+    """Parameters of a model, as one rank has them."""
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 
     def counts(self, name: str, parameter: Tensor) -> bool:
-        """Whether this rank is the first of those that hold the same part."""
+        """Return whether this rank is the first of those that hold the same part."""
         ...
 
 
 class ShardedAdamW:
-    """AdamW on plain local tensors: an update is elementwise, so no rank needs another's part (and DTensor's
-    dispatch, slower than the arithmetic of a small model, is not paid). Its state is filled in by hand, with the right
-    step (decision "AdamW on local tensors").
+    """AdamW on plain local tensors.
 
-    `exact`: by one rounding an operation. torch's own kernels compute the last few elements of a tensor in other
-    instructions than the rest (measured, fused on CPU: one bit of `exp_avg_sq`), so their bits depend on the cut."""
+    An update is elementwise, so no rank needs another's part, and the overhead of DTensor's dispatch, which takes
+    longer than the arithmetic of a small model, is avoided. The state is filled in directly, with the right step
+    (decision "AdamW on local tensors").
+
+    With `exact`, each operation rounds once. torch's own kernels compute the last few elements of a tensor with other
+    instructions than the rest (measured, fused on CPU: one bit of `exp_avg_sq`), so their bits depend on the cut.
+    """
 
     def __init__(self, model: Parameters, config: OptimizerConfig, step: int, exact: bool = False) -> None:
         self._exact = exact
@@ -83,7 +90,7 @@ class ShardedAdamW:
         )
         for parameter in self._local.values():
             self._adam.state[parameter] = {
-                # As torch's own: the fused update on a GPU reads it as float32, whatever torch's default is.
+                # Like torch's own: the fused update on a GPU reads it as float32, whatever torch's default dtype is.
                 "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
@@ -91,7 +98,7 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def _step_exactly(self, group: dict[str, Any]) -> None:
-        """AdamW (Loshchilov, Hutter 2019, algorithm 2) in operations that IEEE 754 rounds correctly."""
+        """Apply AdamW (Loshchilov, Hutter 2019, algorithm 2) in operations that IEEE 754 rounds correctly."""
         parameters = [p for p in group["params"] if p.grad is not None]
         if not parameters:
             return
@@ -114,7 +121,7 @@ class ShardedAdamW:
         torch._foreach_sub_(parameters, moves)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """By name of the state, by name of the parameter; for parameters that this rank has a part of."""
+        """Return moments by name of the moment and of the parameter, for parameters of which this rank has a part."""
         return {
             kind: {name: self._adam.state[p][kind] for name, p in self._local.items()}
             for kind in ("exp_avg", "exp_avg_sq")
@@ -125,11 +132,11 @@ class ShardedAdamW:
             self._adam.state[parameter]["step"].fill_(float(step))
 
     def gradients(self) -> list[Tensor]:
-        """This rank's parts."""
+        """Return this rank's parts of the gradients."""
         return [local(p.grad) for p in self._sharded.values() if p.grad is not None]
 
     def counted_gradients(self) -> list[Tensor]:
-        """Those of them that this rank is the first to hold, so that a sum over all ranks has each once."""
+        """Return the gradients that this rank is the first to hold, so that a sum over all ranks has each once."""
         return [local(p.grad) for n, p in self._sharded.items() if p.grad is not None and n in self._counted]
 
     def drop_gradients(self) -> None:
@@ -137,7 +144,7 @@ class ShardedAdamW:
             parameter.grad = None
 
     def update(self, rate: float, gradient_scale: float) -> None:
-        """One step with the reduced gradients, which are scaled and then dropped."""
+        """Apply one step with the reduced gradients, which are scaled and then dropped."""
         for name, parameter in self._sharded.items():
             self._local[name].grad = local(parameter.grad) if parameter.grad is not None else None
             parameter.grad = None

@@ -1,5 +1,4 @@
-"""A model of one's own, as the frame has it: loaded, refused where the frame can't keep its promises, and made one
-module with its loss."""
+"""Model of one's own: loading it, refusing what the trainer can't support, and making one module of it and its loss."""
 
 from __future__ import annotations
 
@@ -29,12 +28,15 @@ from concertina_trainer.model.initial import usual
 from concertina_trainer.model.spec import DataShape, ModelSpec
 
 SAME = 1e-2
-"""By how much a loss and what its weights say of it may differ, relatively: by rounding, in whatever precision."""
+"""Relative tolerance between a loss and the value that the gradients of its weights imply.
+
+Both are rounded, in any precision.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnSpec:
-    """A ModelSpec with its arguments.
+    """ModelSpec with its arguments.
 
     An error that it raises becomes InvalidInput, since it would raise it again in any round.
     """
@@ -55,33 +57,43 @@ class OwnSpec:
         return dict(self.config.model.options or {})
 
     def module(self) -> nn.Module:
-        """On the meta device, checked."""
-        with self._asked("build"), torch.device("meta"):
+        """Build the module on the meta device, and check it."""
+        with self._as_invalid_input("build"), torch.device("meta"):
             module = self.spec.build(self.options, self.data)
         self._check(module)
         return module
 
     def blocks(self, module: nn.Module) -> dict[str, nn.Module]:
-        """By name."""
-        with self._asked("blocks"):
-            wanted = list(self.spec.blocks(module))
+        """Return the blocks by name.
+
+        Raises:
+            InvalidInput: When the blocks are no parts of the module, or are nested, or missing although they are
+                needed.
+        """
+        with self._as_invalid_input("blocks"):
+            listed_blocks = list(self.spec.blocks(module))
         names = {id(part): name for name, part in module.named_modules()}
-        found = {names.get(id(block), ""): block for block in wanted}
-        nested = [name for name in found for other in found if name.startswith(f"{other}.")]
-        if "" in found or nested:
+        blocks_by_name = {names.get(id(block), ""): block for block in listed_blocks}
+        nested = [name for name in blocks_by_name for outer in blocks_by_name if name.startswith(f"{outer}.")]
+        if "" in blocks_by_name or nested:
             raise InvalidInput(
                 f"blocks of {self._name} gives {nested[0] if nested else 'what is no part of the module'}: give parts "
                 "of it, none within another."
             )
-        if not found and self.config.memory.activations is not Activations.keep:
+        if not blocks_by_name and self.config.memory.activations is not Activations.keep:
             raise InvalidInput(
                 f"trainer.memory.activations computes blocks again, and {self._name} names none: give "
                 "ModelSpec.blocks, or set activations to Keep."
             )
-        return found
+        return blocks_by_name
 
     def initial(self, name: str, whole: Sequence[int], box: Box) -> Tensor:
-        with self._asked("initial"):
+        """Return the initial values of a box of a tensor.
+
+        Raises:
+            InvalidInput: When the function fails, or returns something else than a tensor of the box's shape.
+        """
+        with self._as_invalid_input("initial"):
             value = (self.spec.initial or usual)(name, whole, box, self.config.seed)
         if not isinstance(value, Tensor) or tuple(value.shape) != tuple(box.shape):
             gives = f"the shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
@@ -92,14 +104,19 @@ class OwnSpec:
         return value
 
     def flops(self) -> float | None:
-        """Of one element."""
+        """Return the operations of one element, or None if the model does not give them."""
         if self.spec.flops is None:
             return None
-        with self._asked("flops"), torch.device("meta"):
+        with self._as_invalid_input("flops"), torch.device("meta"):
             return float(self.spec.flops(self.options, self.data))
 
     @contextlib.contextmanager
-    def _asked(self, what: str) -> Iterator[None]:
+    def _as_invalid_input(self, function: str) -> Iterator[None]:
+        """Convert errors of the model's function `function`.
+
+        Raises:
+            InvalidInput: When the function raises.
+        """
         try:
             yield
         except InvalidInput:
@@ -107,27 +124,31 @@ class OwnSpec:
         except Exception as error:
             traceback.print_exc()
             raise InvalidInput(
-                f"{what} of trainer.model.entrypoint {self._name} raised {said(error)}: correct it, or "
+                f"{function} of trainer.model.entrypoint {self._name} raised {said(error)}: correct it, or "
                 "trainer.model.options."
             ) from error
 
     def _check(self, module: object) -> None:
-        """Raises InvalidInput for what would be another thing on each rank, or in each world."""
+        """Check that the module is the same on each rank and in each world.
+
+        Raises:
+            InvalidInput: When it is not.
+        """
         if not isinstance(module, nn.Module):
             raise InvalidInput(
                 f"build of {self._name} gives a {type(module).__name__}: it has to give a torch.nn.Module."
             )
         parameters = dict(module.named_parameters(remove_duplicate=False))
-        if not any(each.requires_grad for each in parameters.values()):
+        if not any(parameter.requires_grad for parameter in parameters.values()):
             raise InvalidInput(
                 f"the model of {self._name} has no parameters that require a gradient: nothing is trained."
             )
-        for name, each in parameters.items():
-            if each.device.type != "meta" or each.dtype != torch.float32 or not each.dim():
+        for name, parameter in parameters.items():
+            if parameter.device.type != "meta" or parameter.dtype != torch.float32 or not parameter.dim():
                 raise InvalidInput(
-                    f"the parameter {name} of {self._name} is {each.dtype} of shape {list(each.shape)} on "
-                    f"{each.device}: parameters are float32, of one dimension or more, and made where torch makes them "
-                    '(build is called under torch.device("meta")).'
+                    f"the parameter {name} of {self._name} is {parameter.dtype} of shape {list(parameter.shape)} on "
+                    f"{parameter.device}: parameters are float32, of one dimension or more, and made where torch makes "
+                    'them (build is called under torch.device("meta")).'
                 )
         if len(parameters) > len(list(module.parameters())):
             twice = next(name for name, _ in module.named_parameters(remove_duplicate=False)
@@ -145,7 +166,7 @@ class OwnSpec:
 
 
 def own_spec(config: TrainerConfig, reader: Reader) -> OwnSpec | None:
-    """Where the model is not the decoder."""
+    """Return the model of one's own with its arguments, or None if the model is the decoder."""
     width = reader.frames.width if reader.frames else 0
     return OwnSpec(config, DataShape(reader.length, reader.vocab_size, width)) if config.model.entrypoint else None
 
@@ -154,21 +175,27 @@ IN_ITS_IMAGE = "the image of the container trainer has to hold it, installed or 
 
 
 def loaded(entrypoint: str, remedy: str = IN_ITS_IMAGE) -> ModelSpec:
-    """`remedy`: what to do where it can't be imported. Raises InvalidInput."""
+    """Import the ModelSpec that `entrypoint` names.
+
+    `remedy` says what to do if it can't be imported.
+
+    Raises:
+        InvalidInput: When it can't be imported, or is no ModelSpec.
+    """
     module, _, name = entrypoint.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        spec = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         raise InvalidInput(
             f"trainer.model.entrypoint {entrypoint} can't be imported ({said(error)}): {remedy}."
         ) from error
-    if not isinstance(found, ModelSpec):
+    if not isinstance(spec, ModelSpec):
         raise InvalidInput(
-            f"trainer.model.entrypoint {entrypoint} is a {type(found).__name__}: it has to name a "
+            f"trainer.model.entrypoint {entrypoint} is a {type(spec).__name__}: it has to name a "
             "concertina_trainer.model.spec.ModelSpec."
         )
-    return found
+    return spec
 
 
 def said(error: BaseException) -> str:
@@ -176,17 +203,17 @@ def said(error: BaseException) -> str:
 
 
 class OwnModel(nn.Module):
-    """The model, and its loss as forward: weights are whole wherever the loss uses them."""
+    """Model and its loss, which is the forward: weights are whole wherever the loss uses them."""
 
     def __init__(self, own: OwnSpec, dtype: torch.dtype) -> None:
-        """`dtype`: of what is computed."""
+        """Build the model, which computes in `dtype`."""
         super().__init__()
         self.own, self._dtype = own, dtype
         self.model = own.module()
         self.blocks = own.blocks(self.model)
         for block in self.blocks.values():
-            again = functools.partial(computed_again, own.config.memory.activations, True, block.forward)
-            block.forward = again  # FSDP's hooks are around it
+            recomputed = functools.partial(computed_again, own.config.memory.activations, True, block.forward)
+            block.forward = recomputed  # FSDP's hooks are around it
         self._still = [module for module in self.model.modules() if not module.training]
         """Parts that their author has put into eval(), and that stay so."""
         self.weights = sum(parameter.numel() for parameter in self.model.parameters())
@@ -195,12 +222,17 @@ class OwnModel(nn.Module):
 
     @torch.no_grad()
     def fill_buffers(self) -> None:
-        """Constants, and no part of the state."""
+        """Fill the buffers, which are constants and no part of the state."""
         for name, buffer in self.model.named_buffers():
             shape = tuple(buffer.shape)
             buffer.copy_(self.own.initial(name, shape, Box((0,) * len(shape), shape)))
 
     def forward(self, batch: Microbatch) -> Tensor:
+        """Return the loss of a microbatch.
+
+        Raises:
+            InvalidInput: When the loss is no scalar tensor with a gradient.
+        """
         training = torch.is_grad_enabled()
         if self.training != training:
             self.train(training)
@@ -220,15 +252,23 @@ class OwnModel(nn.Module):
         return loss
 
     def prove(self, batch: Microbatch, loss: Tensor) -> None:
-        """After the first backward of a round: the loss is a sum of its weights times something (Euler's theorem), and
-        buffers are constant. Raises InvalidInput."""
+        """Check, after the first backward of a round, that the loss is linear in the weights and buffers are constant.
+
+        A loss that is a sum of its weights times something equals the sum of each weight times its gradient (Euler's
+        theorem).
+
+        Raises:
+            InvalidInput: When the check fails.
+        """
         if self.proved:
             return
         self.proved = True
         name, weights = self.own.config.model.entrypoint, batch.weights.detach()
-        found, each = float(loss), batch.weights.grad
-        added = None if each is None else float((weights * each).sum())
-        if math.isfinite(found) and (added is None or not math.isclose(found, added, rel_tol=SAME, abs_tol=1e-6)):
+        value, gradient = float(loss), batch.weights.grad
+        weighted_gradient = None if gradient is None else float((weights * gradient).sum())
+        if math.isfinite(value) and (
+            weighted_gradient is None or not math.isclose(value, weighted_gradient, rel_tol=SAME, abs_tol=1e-6)
+        ):
             raise InvalidInput(
                 f"the loss of {name} is not the sum of each prediction's loss times its weight: with other numbers of "
                 "workers it would be another. Multiply by microbatch.weights, add up, and divide by nothing."
@@ -243,13 +283,16 @@ class OwnModel(nn.Module):
         return [buffer._version for buffer in self.model.buffers()]
 
     def _noise(self, batch: Microbatch) -> int:
-        """What is drawn while it computes (dropout) is a function of the run and the microbatch."""
+        """Return the seed for random numbers in a computation (dropout): a function of the run and the microbatch."""
         name = f"{self.own.config.seed}/{batch.samples[:1]}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
 
 
 def preload() -> None:
-    """Of the job, in the parent that workers are forked from. What can't be imported the worker refuses."""
+    """Import the job's own model in the parent that workers are forked from.
+
+    If it can't be imported, the worker reports that.
+    """
     model = json.loads(os.environ.get("CONCERTINA_TRAINER") or "{}").get("model", {})
     if entrypoint := model.get("entrypoint"):
         with contextlib.suppress(InvalidInput):

@@ -1,4 +1,4 @@
-"""What half precision does not suffice for."""
+"""Computations for which half precision does not suffice."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """In float32 at least."""
+    """Return the tensor in float32 at least."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

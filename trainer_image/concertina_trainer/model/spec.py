@@ -1,4 +1,4 @@
-"""What the trainer must know of a model of one's own: `trainer.model.entrypoint` names a ModelSpec."""
+"""Interface of a model of one's own: `trainer.model.entrypoint` names a ModelSpec."""
 
 from __future__ import annotations
 
@@ -15,32 +15,44 @@ __all__ = ["Box", "DataShape", "Initial", "Microbatch", "ModelSpec"]
 
 Options = Mapping[str, Any]
 Initial = Callable[[str, Sequence[int], Box, int], Tensor]
-"""Of a tensor's name and whole shape, a box of it, and the run's seed: the values of that box alone, float32."""
+"""Function that returns the values of a box of a tensor, float32.
+
+Its arguments are the tensor's name, its whole shape, the box, and the run's seed.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class DataShape:
-    """What a model has to fit."""
+    """Shape of the data that a model has to fit."""
 
     sequence_length: int
-    """`trainer.model.sequenceLength`: predictions of a sequence, which has one element more."""
+    """`trainer.model.sequenceLength`: predictions per sequence. A sequence has one element more."""
     vocab_size: int
-    """Tokens are below this; of frames, their targets: 0 where they have none."""
+    """Upper bound (exclusive) of tokens, or of frames' targets; 0 for frames without targets."""
     width: int = 0
-    """Numbers of a frame; 0: the data are tokens."""
+    """Numbers per frame; 0 if the data are tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
+    """Functions that define a model of one's own."""
+
     build: Callable[[Options, DataShape], nn.Module]
-    """The whole model, of `trainer.model.options`. It is called under `torch.device("meta")`: values come later."""
+    """Return the whole model for `trainer.model.options`.
+
+    Called under `torch.device("meta")`: values are filled in later.
+    """
     loss: Callable[[Any, Microbatch], Tensor]
-    """Of the module and a microbatch: each prediction's loss times its weight, added up. A scalar."""
+    """Return the sum of each prediction's loss times its weight, for the module and a microbatch. A scalar."""
     blocks: Callable[[Any], Iterable[nn.Module]] = lambda module: ()
-    """Parts of the module that are gathered, and whose activations are computed again, one at a time; none within
-    another. Of small models there need be none."""
+    """Return the parts of the module that are gathered, and whose activations are recomputed, one at a time.
+
+    No block may be within another. A small model needs none.
+    """
     initial: Initial | None = None
-    """Absent: `concertina_trainer.model.initial.usual`. Where the module has buffers they are filled by it in each
-    round, as constants are."""
+    """Function for initial values. Absent: `concertina_trainer.model.initial.usual`.
+
+    It also fills the module's buffers in each round, which are constants.
+    """
     flops: Callable[[Options, DataShape], float] | None = None
-    """Of one element, forward and backward. Absent: the run has no MFU."""
+    """Return the operations of one element, forward and backward. Absent: the run has no MFU."""

@@ -1,4 +1,4 @@
-"""The parts of the model that one rank computes: all of it, or some pipeline stages."""
+"""Parts of the model that one rank computes: all of it, or some pipeline stages."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from concertina_trainer.model.own import OwnModel
 
 
 class Stages:
+    """Parts of the model that one rank computes."""
+
     def __init__(self, parts: Sequence[Decoder], own: OwnModel | None = None) -> None:
-        """`own`: instead of parts of the decoder."""
+        """Hold parts of the decoder, or a model of one's own instead."""
         self.parts, self.own = parts, own
 
     @property
     def whole(self) -> Decoder | OwnModel:
-        """Where nothing divides it into stages."""
+        """Model that is not divided into stages."""
         if self.own is not None:
             return self.own
         [part] = self.parts
@@ -34,19 +36,19 @@ class Stages:
         return self.parts[0].context if self.parts else None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Each once, by its name in the whole model."""
+        """Yield each parameter once, by its name in the whole model."""
         if self.own is not None:
             yield from self.own.model.named_parameters()
         for part in self.parts:
             yield from part.named_parameters()
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Of the state."""
+        """Yield the buffers that are part of the state."""
         for part in self.parts:
             yield from part.named_buffers()
 
     def mixtures(self) -> Iterator[tuple[int, MixtureOfExperts]]:
-        """With the numbers of their layers."""
+        """Yield the mixtures of experts with the numbers of their layers."""
         for part in self.parts:
             for layer, block in part.blocks.items():
                 if isinstance(block.feed_forward, MixtureOfExperts):
@@ -59,15 +61,19 @@ class Stages:
             yield from part.modules()
 
     def counts(self, name: str, parameter: Tensor) -> bool:
-        """Whether this rank is the first of those that hold the same part. Of tied embeddings the last stage has a
-        copy."""
+        """Return whether this rank is the first of those that hold the same part.
+
+        The last stage has a copy of tied embeddings, which does not count.
+        """
         repeated = self.own is None and name.startswith("embedding.") and not any(p.part.first for p in self.parts)
         return first_holder(parameter) and not repeated
 
 
 def divided(config: ModelConfig, stages: int) -> list[StageLayers]:
-    """The layers in as many contiguous parts, of which the dearest is as cheap as can be. The output layer costs as
-    much as so many blocks, so the last part has fewer; each has one at least."""
+    """Divide the layers into contiguous stages such that the most expensive one is as cheap as possible.
+
+    The output layer costs as much as several blocks, so the last stage has fewer. Each stage has at least one.
+    """
     active = config.experts.active_per_token if config.experts else 0
     head = config.vocab_size * config.dim / config.routed_block_weights(active)
     others = stages - 1
@@ -76,9 +82,9 @@ def divided(config: ModelConfig, stages: int) -> list[StageLayers]:
         return max(last + head, math.ceil((config.layers - last) / others) if others else 0)
 
     last = config.layers if not others else min(range(1, config.layers - others + 1), key=dearest)
-    even, more = divmod(config.layers - last, max(1, others))
-    # What does not divide goes to the later ones: the first stage has the most activations waiting.
-    sizes = [even + (i >= others - more) for i in range(others)] + [last]
+    blocks_per_stage, remainder = divmod(config.layers - last, max(1, others))
+    # The later stages get the remainder, because the first stage has the most activations waiting.
+    sizes = [blocks_per_stage + (i >= others - remainder) for i in range(others)] + [last]
     ends = list(itertools.accumulate(sizes))
     return [
         StageLayers(range(end - size, end), first=i == 0, last=i == others)

@@ -1,1 +1,1 @@
-"""Ranks, and what they add up together."""
+"""Parallelism: groups of ranks, and what they communicate."""

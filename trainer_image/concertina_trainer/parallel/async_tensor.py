@@ -1,9 +1,12 @@
-"""Tensor parallelism that sends while it multiplies (torch calls it async TP; Wang et al. 2023, Overlap Communication
-with Dependent Computation via Decomposition): a product in as many pieces as a group has ranks, of which each is
-multiplied while that of the next rank is on its way.
+"""Tensor parallelism that communicates while it multiplies.
 
-torch's operations do so on CUDA, where the GPUs of a group read each other's memory. On CPU ours give the same, one
-after the other."""
+torch calls it async TP (Wang et al. 2023, Overlap Communication with Dependent Computation via Decomposition). A
+product is cut into as many pieces as a group has ranks. Each piece is multiplied while that of the next rank is being
+sent.
+
+On CUDA, where the GPUs of a group read each other's memory, torch's operations do this. On CPU, the functions of this
+module compute the same results one after the other.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ MULTIPLY_REDUCE = torch.ops.symm_mem.fused_matmul_reduce_scatter
 
 
 def overlap(layer: Attention | FeedForward, mesh: DeviceMesh) -> None:
-    """Each rank cuts its own whole weights, so nothing is sent."""
+    """Make a layer communicate while it multiplies. Each rank cuts its own whole weights, so nothing is sent."""
     layer.products = OverlappedProducts(mesh)
     for name, linear in layer.named_children():
         assert isinstance(linear, nn.Linear)
@@ -35,23 +38,26 @@ def overlap(layer: Attention | FeedForward, mesh: DeviceMesh) -> None:
 
 
 class OverlappedProducts(Products):
-    """Of the ranks of a tensor group, each of which has some tokens of a layer's input and of its result."""
+    """Products of a tensor group's ranks, each of which has some tokens of a layer's input and of its result."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._group = mesh.get_group().group_name
 
     def columns(self, x: Tensor, weights: Sequence[nn.Linear]) -> Sequence[Tensor]:
-        mine = local(x)
-        found = _Columns.apply(_rows(mine), self._group, *(local(each.weight) for each in weights))
-        return [_sequences(each, len(mine)) for each in found]
+        own_tokens = local(x)
+        products = _Columns.apply(_rows(own_tokens), self._group, *(local(linear.weight) for linear in weights))
+        return [_sequences(product, len(own_tokens)) for product in products]
 
     def rows(self, x: Tensor, weight: nn.Linear) -> Tensor:
-        found: Tensor = _Rows.apply(_rows(x), self._group, local(weight.weight))
-        return _sequences(found, len(x)).contiguous()
+        product: Tensor = _Rows.apply(_rows(x), self._group, local(weight.weight))
+        return _sequences(product, len(x)).contiguous()
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Of [batch, length, width] the tokens by their place in a sequence, so that a rank's are next to each other."""
+    """Return the tokens of x `[batch, length, width]` as rows `[length * batch, width]`.
+
+    They are in the order of their positions in a sequence, so that a rank's tokens are contiguous.
+    """
     return x.transpose(0, 1).reshape(-1, x.size(2)).contiguous()
 
 
@@ -60,36 +66,38 @@ def _sequences(rows: Tensor, batch: int) -> Tensor:
 
 
 class _Columns(torch.autograd.Function):
-    """All ranks' tokens, by each weight. What was gathered is gathered again for the weights' gradients (as by
-    Korthikanti et al. 2022, section 4.2.2), beside a product: kept, it would be the largest of a layer's activations
-    that the group does not cut."""
+    """Products of all ranks' tokens with each weight.
+
+    The tokens are gathered again for the weights' gradients (as by Korthikanti et al. 2022, section 4.2.2), beside a
+    product. If they were kept, they would be the largest of a layer's activations that the group does not cut.
+    """
 
     @staticmethod
-    def forward(ctx: Any, mine: Tensor, group: GroupName, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, own_rows: Tensor, group: GroupName, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
-        ctx.save_for_backward(mine, *weights)
-        _, found = GATHER_MULTIPLY(mine, [each.t() for each in weights], 0, group, return_A=False)
-        return tuple(found)
+        ctx.save_for_backward(own_rows, *weights)
+        _, products = GATHER_MULTIPLY(own_rows, [weight.t() for weight in weights], 0, group, return_A=False)
+        return tuple(products)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        mine, *weights = ctx.saved_tensors
-        begun = functional.all_gather_single(mine, 0, ctx.group)
+        own_rows, *weights = ctx.saved_tensors
+        gathering = functional.all_gather_single(own_rows, 0, ctx.group)
         gradient = torch.cat(gradients, 1)
-        of_mine = MULTIPLY_REDUCE(gradient, torch.cat(weights), "sum", 0, ctx.group)
-        of_weights = gradient.t() @ _arrived(begun)
-        return of_mine, None, *of_weights.split([len(each) for each in weights])
+        own_gradient = MULTIPLY_REDUCE(gradient, torch.cat(weights), "sum", 0, ctx.group)
+        weight_gradients = gradient.t() @ _arrived(gathering)
+        return own_gradient, None, *weight_gradients.split([len(weight) for weight in weights])
 
 
 class _Rows(torch.autograd.Function):
-    """The sum over ranks of what each has of the tokens' features by its part of the weight, of this rank's tokens."""
+    """Sum over ranks of the products of their features with their parts of the weight, for this rank's tokens."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, group: GroupName, weight: Tensor) -> Tensor:
         ctx.group = group
         ctx.save_for_backward(features, weight)
-        found: Tensor = MULTIPLY_REDUCE(features, weight.t(), "sum", 0, group)
-        return found
+        product: Tensor = MULTIPLY_REDUCE(features, weight.t(), "sum", 0, group)
+        return product
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -99,10 +107,10 @@ class _Rows(torch.autograd.Function):
 
 
 def gather_multiply(
-    mine: Tensor, weights: Sequence[Tensor], dim: int, group: GroupName, *, return_A: bool = True
+    own_rows: Tensor, weights: Sequence[Tensor], dim: int, group: GroupName, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """As torch's fallback, which waits where it can't be timed."""
-    whole = _arrived(functional.all_gather_single(mine, dim, group))
+    """Compute what torch's fallback computes, but wait in a way that can be timed."""
+    whole = _arrived(functional.all_gather_single(own_rows, dim, group))
     return whole if return_A else None, [whole @ weight for weight in weights]
 
 
@@ -111,7 +119,7 @@ def multiply_reduce(features: Tensor, weight: Tensor, operation: str, dim: int, 
 
 
 def _arrived(sent: Tensor) -> Tensor:
-    """functional.wait_tensor would wait twice, one within the other, and be timed so."""
+    """Wait for a collective. functional.wait_tensor would wait twice, one within the other, and be timed twice."""
     return sent.wait() if isinstance(sent, functional.AsyncCollectiveTensor) else sent
 
 
@@ -119,6 +127,6 @@ IN_TURN: dict[Any, Callable[..., Any]] = {
     GATHER_MULTIPLY.default: gather_multiply,
     MULTIPLY_REDUCE.default: multiply_reduce,
 }
-"""What each does, by operations that send or multiply."""
-for each, in_turn in IN_TURN.items():
-    torch.library.impl(each.name(), "cpu", in_turn)
+"""Functions by the operation that they implement one step after the other."""
+for operation, in_turn in IN_TURN.items():
+    torch.library.impl(operation.name(), "cpu", in_turn)

@@ -1,4 +1,4 @@
-"""The process group of a round, and this rank's place in it."""
+"""Process group of a round, and this rank's position in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class DistContext:
-    """This rank's place in the process group of a round."""
+    """Position of this rank in the process group of a round."""
 
     rank: int
     size: int
@@ -39,15 +39,21 @@ class DistContext:
     def of(
         rank: int, size: int, device: torch.device, parallelism: ParallelismConfig, routed: bool = False
     ) -> DistContext:
-        """In the process group that has been joined. `routed`: for a model with experts. Raises InvalidInput where the
-        world is no whole number of blocks."""
+        """Return the context in the process group that has been joined; `routed` is for a model with experts.
+
+        Raises:
+            InvalidInput: When the world is no whole number of blocks.
+        """
         degrees = Degrees.of(parallelism, size)
         meshes = Meshes.of(degrees, device.type, parallelism, routed)
         return DistContext(rank, size, device, parallelism, degrees, meshes, StepTimes(device))
 
     @property
     def data_rank(self) -> int:
-        """Which share of each batch it computes, of `data_size`; the ranks of one group compute the same."""
+        """Index of the share of each batch that this rank computes, of `data_size`.
+
+        The ranks of one group compute the same.
+        """
         return self.rank // self.degrees.group
 
     @property
@@ -56,23 +62,25 @@ class DistContext:
 
     @property
     def cut(self) -> str:
-        """What decides which parts of the state each rank has."""
-        given = self.parallelism
-        return f"{self.degrees}, stages of a rank {given.stages_per_rank}, expert {given.expert}"
+        """Description of which parts of the state each rank has."""
+        parallelism = self.parallelism
+        return f"{self.degrees}, stages of a rank {parallelism.stages_per_rank}, expert {parallelism.expert}"
 
     @property
     def alike(self) -> list[list[int]]:
-        """Groups of ranks that compute with the same weights, though on other tokens: those that the same tensor and
-        pipeline ranks are."""
-        found: dict[tuple[int, int], list[int]] = {}
+        """Groups of ranks that compute with the same weights on different tokens.
+
+        They have the same tensor and pipeline ranks.
+        """
+        groups: dict[tuple[int, int], list[int]] = {}
         for rank in range(self.size):
-            place = self.degrees.place(rank)
-            found.setdefault((place.pipeline, place.tensor), []).append(rank)
-        return list(found.values())
+            position = self.degrees.place(rank)
+            groups.setdefault((position.pipeline, position.tensor), []).append(rank)
+        return list(groups.values())
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has this IP address; "" where none has. Names of nodes may not resolve."""
+    """Return the network interface with this IP address, or "" if there is none. Names of nodes may not resolve."""
     if address.startswith("127."):
         return "lo"
     if ":" in address:
@@ -92,14 +100,21 @@ def interface_of(address: str) -> str:
 
 
 def socket_variables(interface: str) -> dict[str, str]:
-    """Return the variables that make the backends use this interface alone. NCCL reads a name as a prefix, so that eth1
-    means eth10 too, unless "=" stands before it. Gloo's names are exact."""
+    """Return the variables that make the backends use only this interface.
+
+    NCCL reads a name as a prefix, so that eth1 also means eth10, unless "=" precedes it. Gloo's names are exact.
+    """
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed: bool) -> DistContext:
-    """Join the round's process group: the store is served by the coordinator's agent, under a prefix for this round.
-    `routed`: see DistContext.of. Raises InvalidInput where the world is no whole number of blocks."""
+    """Join the round's process group. `routed` is for a model with experts.
+
+    The coordinator's agent serves the store, under a prefix for this round.
+
+    Raises:
+        InvalidInput: When the world is no whole number of blocks.
+    """
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if interface := interface_of(environment.get("CONCERTINA_POD_IP") or environment["MASTER_ADDR"]):
         for name, value in socket_variables(interface).items():
@@ -127,7 +142,10 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed:
 
 
 def make_deterministic() -> None:
-    """Kernels that give the same bits each time, or an error that names the operation. Before CUDA is used."""
+    """Use kernels that give the same bits each time, or an error that names the operation.
+
+    Call this before CUDA is used.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010  # a property, of the module

@@ -1,4 +1,4 @@
-"""The device meshes of a world: which ranks share what."""
+"""Device meshes of a world: which ranks share what."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from concertina_trainer.degrees import Degrees
 
 @dataclasses.dataclass(frozen=True)
 class Meshes:
+    """Device meshes of a world."""
+
     fsdp: DeviceMesh
-    """Over which weights are cut, by one dimension or, with copies, by two; ranks of a context group too have other
-    parts each."""
+    """Mesh over which weights are cut, with one dimension or, with copies, two.
+
+    Ranks of a context group have parts too.
+    """
     pipeline: DeviceMesh | None = None
     context: DeviceMesh | None = None
     tensor: DeviceMesh | None = None
     sequence: DeviceMesh | None = None
-    """Of a model with experts: ranks that have tokens of the same sequences."""
+    """Ranks with tokens of the same sequences, in a model with experts."""
     expert: DeviceMesh | None = None
-    """Over which experts are dealt out."""
+    """Mesh over which experts are distributed."""
     expert_fsdp: DeviceMesh | None = None
-    """Over which weights of experts are cut, where it is not `fsdp`."""
+    """Mesh over which weights of experts are cut, if it is not `fsdp`."""
 
     @staticmethod
     def of(degrees: Degrees, device: str, parallelism: ParallelismConfig, routed: bool) -> Meshes:
-        """Of the process group of all ranks. `routed`: for a model with experts."""
+        """Return the meshes of the process group of all ranks; `routed` is for a model with experts."""
         world = init_device_mesh(device, (math.prod(degrees),), mesh_dim_names=("data",))
         meshes = _dense(world, degrees)
         return _with_experts(meshes, world, degrees, parallelism) if routed else meshes
@@ -47,8 +51,10 @@ def _dense(world: DeviceMesh, degrees: Degrees) -> Meshes:
 
 
 def _with_experts(meshes: Meshes, world: DeviceMesh, degrees: Degrees, parallelism: ParallelismConfig) -> Meshes:
-    """Experts are cut over all ranks of a stage that have tokens of their own: between layers those of a tensor group
-    have some of each sequence, too."""
+    """Add the meshes of experts, which are cut over all ranks of a stage that have tokens of their own.
+
+    Between layers, the ranks of a tensor group have some tokens of each sequence, too.
+    """
     meshes = dataclasses.replace(meshes, sequence=meshes.context or meshes.tensor)
     if parallelism.expert == degrees.tensor == 1:
         return meshes

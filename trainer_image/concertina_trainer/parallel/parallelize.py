@@ -1,4 +1,4 @@
-"""The model in the layout of the round: tensor parallelism first, which FSDP cuts what is left of."""
+"""Model in the layout of the round: tensor parallelism first, then FSDP cuts the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from concertina_trainer.parallel.shard import compute_dtype, shard
 
 
 def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None = None) -> Stages:
-    """What this rank has of it, its memory allocated and not yet filled. `own`: instead of the decoder."""
+    """Return this rank's part of the model, with its memory allocated and not yet filled.
+
+    `own` is a model of one's own, instead of the decoder.
+    """
     if own is not None:
         return Stages((), _own(own, world))
     meshes, degrees = world.meshes, world.degrees

@@ -1,6 +1,8 @@
-"""Pipeline parallelism by torch.distributed.pipelining: a rank computes some layers of every microbatch, and its
-neighbours the others (GPipe, arXiv 1811.06965; 1F1B, arXiv 1806.03377; interleaved, arXiv 2104.04473; zero bubble,
-arXiv 2401.10241)."""
+"""Pipeline parallelism by torch.distributed.pipelining: a rank computes some layers of every microbatch.
+
+Its neighbours compute the others (GPipe, arXiv 1811.06965; 1F1B, arXiv 1806.03377; interleaved, arXiv 2104.04473; zero
+bubble, arXiv 2401.10241).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ SCHEDULES: dict[PipelineSchedule, Callable[..., Schedule]] = {
 
 
 class MeasuredStage(PipelineStage):
-    """With a clock: what of a schedule's time is none of these it waits for the other stages."""
+    """Stage whose computation is timed. The rest of a schedule's time is spent waiting for other stages."""
 
     times: StepTimes
 
@@ -58,7 +60,10 @@ class MeasuredStage(PipelineStage):
 
 
 def schedule(model: Stages, config: TrainerConfig, plan: BatchPlan, world: DistContext) -> Schedule:
-    """Of a step's microbatches. Shapes are said beforehand: torch would find them out by a step more in each round."""
+    """Return the schedule of a step's microbatches.
+
+    Shapes are given beforehand. torch would otherwise determine them by an additional step in each round.
+    """
     mesh, degrees, kind = world.meshes.pipeline, world.degrees, world.parallelism.schedule
     assert mesh is not None
     count = degrees.pipeline * kind.stages
@@ -89,27 +94,29 @@ def schedule(model: Stages, config: TrainerConfig, plan: BatchPlan, world: DistC
 
 
 def _as_computed(loss: Tensor, target: None) -> Tensor:
-    """The last stage has it."""
+    """Return the loss, which the last stage has computed."""
     return loss
 
 
 def sum_tied(model: Stages, world: DistContext) -> None:
-    """Tied embeddings are used by the first stage and by the last, which have a copy each: both get the sum of their
-    gradients, the same bits."""
+    """Sum the gradients of tied embeddings.
+
+    The first stage and the last have a copy each. Both get the same bits.
+    """
     mesh = world.meshes.pipeline
     assert mesh is not None
     embeddings = (p for part in model.parts for name, p in part.named_parameters() if name == "embedding.weight")
-    mine = [p for p in embeddings if p.requires_grad]
-    if not mine:
+    own_embeddings = [p for p in embeddings if p.requires_grad]
+    if not own_embeddings:
         return
-    [parameter] = mine
+    [parameter] = own_embeddings
     assert parameter.grad is not None
     ranks = dist.get_process_group_ranks(mesh.get_group())
-    other = ranks[-1] if world.rank == ranks[0] else ranks[0]
+    peer = ranks[-1] if world.rank == ranks[0] else ranks[0]
     gradient = local(parameter.grad)
     sent = gradient.to(world.device).contiguous()  # it may be in host memory, which NCCL does not send
     received = torch.empty_like(sent)
-    operations = [dist.P2POp(dist.isend, sent, other), dist.P2POp(dist.irecv, received, other)]
+    operations = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     gradient.add_(received.to(gradient.device))

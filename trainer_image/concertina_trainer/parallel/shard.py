@@ -1,5 +1,7 @@
-"""Data parallelism: weights, gradients and optimizer state cut over ranks (FSDP2), or over each of several groups of
-ranks that hold a copy (HSDP)."""
+"""Data parallelism: weights, gradients and optimizer state cut over ranks (FSDP2).
+
+With copies they are cut over each of several groups of ranks (HSDP).
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,24 @@ from concertina_trainer.parallel.step_times import measure
 
 
 def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world: DistContext) -> None:
-    """Cut it over the mesh, its memory allocated and not yet filled. `reshard`: whether blocks free their gathered
-    weights between forward and backward.
+    """Cut the model over the mesh, with its memory allocated and not yet filled.
 
     Gradients come out as plain sums over ranks, on every module (neither setter is recursive): the loss is already
-    divided by the global token count, and gloo has no pre-multiplied sum."""
-    # Inputs stay as they are: a batch's weights would lose bits.
+    divided by the global token count, and gloo has no pre-multiplied sum. `reshard` says whether blocks free their
+    gathered weights between forward and backward.
+    """
+    # Inputs are not cast, because a batch's weights would lose bits.
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype(config.precision, world.device),
         reduce_dtype=torch.get_default_dtype(),
         cast_forward_inputs=False,
     )
     offloaded = config.memory.offload is Offload.state
-    # Pinned memory is what is copied beside the computation.
+    # Only pinned memory is copied beside the computation.
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if offloaded else OffloadPolicy()
     mesh = world.meshes.fsdp
     for moe in model.mixtures() if isinstance(model, Decoder) else ():
-        # By themselves: there may be more ranks than experts, and other ranks with others.
+        # Experts are cut by themselves: there may be more ranks than experts, and other ranks have other experts.
         cut = world.meshes.expert_fsdp or mesh
         fully_shard(
             moe.experts, mesh=cut, mp_policy=policy, reshard_after_forward=reshard,
@@ -54,7 +57,10 @@ def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world
 
 
 def _allocate(model: nn.Module, weights: torch.device, buffers: torch.device) -> None:
-    """FSDP pins weights now, so from here on they stay where they are, and others can hold them too."""
+    """Allocate the weights and buffers.
+
+    FSDP pins weights now, so from here on they stay where they are, and others can hold them too.
+    """
     model.to_empty(device=weights)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -62,13 +68,13 @@ def _allocate(model: nn.Module, weights: torch.device, buffers: torch.device) ->
 
 
 def _expert_cut(weights: nn.Parameter, ranks: int) -> Shard:
-    """By experts, or within each of them where that leaves ranks without any."""
+    """Cut by experts, or within each of them if that would leave ranks without any."""
     experts, rows = len(local(weights)), weights.size(1)
     return Shard(1) if experts < ranks and rows % ranks == 0 else Shard(0)
 
 
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype:
-    """What matrix products run in; weights and optimizer state are of torch's default, float32."""
+    """Return the dtype of matrix products. Weights and optimizer state have torch's default dtype, float32."""
     half = precision is Precision.bfloat16
     if precision is Precision.auto:
         half = device.type == "cuda" and torch.cuda.is_bf16_supported()

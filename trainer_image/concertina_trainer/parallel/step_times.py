@@ -1,9 +1,9 @@
-"""Where the time of steps goes on this rank: computing, and how long it waits for others in collectives.
+"""Times of the parts of a step on this rank: computation, and waiting for other ranks in collectives.
 
-All ranks of a synchronous step take the same time; what tells them apart is how much of it each spends waiting: who
-waits least is the one that the others wait for. On a GPU, where work is only queued, events on its stream tell; they
-are read when they have happened, so nothing waits for them. There FSDP's collectives run beside the computation, on
-streams of their own: what they take is known, but not which part of it nothing hides, so they are not told as a part.
+All ranks of a synchronous step take the same time. They differ in how much of it each spends waiting: the other ranks
+wait for the one that waits least. On a GPU, where work is only queued, events on its stream give the times. They are
+read after they have happened, so nothing waits for them. FSDP's collectives run beside the computation there, on
+streams of their own. Their duration is known, but not which part of it is hidden, so they are not reported as a part.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from concertina_protocol import COMMUNICATION, StepPart
 
 
 class StepTimes:
+    """Times of the parts of a step."""
+
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._seconds: dict[StepPart, float] = dict.fromkeys(StepPart, 0.0)
@@ -34,19 +36,22 @@ class StepTimes:
 
     @property
     def waiting(self) -> float:
-        """Seconds in collectives so far, as far as is known, those of evaluations apart."""
+        """Seconds in collectives so far, as far as known, without those of evaluations."""
         self._settle()
         return self._waiting
 
     @property
     def parts(self) -> Mapping[StepPart, float]:
-        """Seconds so far by part; each is in one."""
+        """Seconds so far by part. Each second is in one part."""
         self._settle()
         return dict(self._seconds)
 
     @contextmanager
     def measured(self, part: StepPart) -> Iterator[None]:
-        """Around a part of a step, or a collective within one, whose time is its own. All of an evaluation is it."""
+        """Measure a part of a step, or a collective within one, whose time counts by itself.
+
+        All time within an evaluation counts as evaluation.
+        """
         outer = self._within
         if outer is StepPart.EVALUATION:
             yield
@@ -82,14 +87,14 @@ class StepTimes:
 
 
 class Allocating:
-    """The memory of FSDP2's collectives, as FSDP2 itself gets it."""
+    """Allocation for FSDP2's collectives, as FSDP2 itself does it."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class MeasuredAllGather(Allocating):
-    """FSDP's own, with a clock (torch.distributed.fsdp's AllGather protocol)."""
+    """FSDP's own all-gather, timed (torch.distributed.fsdp's AllGather protocol)."""
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
@@ -102,7 +107,7 @@ class MeasuredAllGather(Allocating):
 
 
 class MeasuredReduceScatter(Allocating):
-    """FSDP's own, with a clock (its ReduceScatter protocol)."""
+    """FSDP's own reduce-scatter, timed (torch.distributed.fsdp's ReduceScatter protocol)."""
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
@@ -117,7 +122,7 @@ class MeasuredReduceScatter(Allocating):
 
 
 def measure(module: FSDPModule, times: StepTimes) -> None:
-    """The collectives of this module (not of those within it)."""
-    # The classes that torch names here stand in a private module; it asks for no more than what these do.
+    """Time the collectives of this module (not of those within it)."""
+    # torch's type annotations name classes of a private module, but only require what these classes do.
     module.set_custom_all_gather(MeasuredAllGather(times))  # type: ignore[arg-type]
     module.set_custom_reduce_scatter(MeasuredReduceScatter(times))  # type: ignore[arg-type]

@@ -1,14 +1,14 @@
-"""How gradients, losses and the gradient's norm are summed over microbatches and ranks.
+"""Summation of gradients, losses and the gradient's norm over microbatches and ranks.
 
-`PlainSums` is the fast way: each rank adds up its microbatches, one reduce-scatter adds up the ranks. The same numbers
-are added in another order in another world, so results differ by rounding.
+`PlainSums` is the fast way: each rank adds up its microbatches, and one reduce-scatter adds up the ranks. In another
+world the same numbers are added in another order, so results differ by rounding.
 
-`OrderedSums` gives the same bits in every world (decision "Bitwise: sums in the order of the batch"). The batch is cut
-into the same microbatches in all of them, dealt out to the ranks in turn (`BatchPlan.fixed`), so that round i of W
-ranks computes microbatches iW ... iW+W-1. After each round every rank receives its part of all W gradients (all-to-all)
-and adds them to its sum one after another: the sum is ((m0 + m1) + m2) + ... whatever W is. Losses travel one by one.
-The squared norm is added up per row of a parameter (no world cuts rows), in a fixed tree, and rows are added as
-fixed-point integers, for which order does not matter.
+`OrderedSums` gives the same bits in every world (decision "Bitwise: sums in the order of the batch"). In all worlds the
+batch is cut into the same microbatches, which are assigned to the ranks in turn (`BatchPlan.fixed`), so that round i of
+W ranks computes microbatches iW ... iW+W-1. After each round every rank receives its part of all W gradients
+(all-to-all) and adds them to its sum one after another: the sum is ((m0 + m1) + m2) + ... for any W. Losses are sent
+one by one. The squared norm is added up per row of a parameter (no world cuts rows), in a fixed tree, and rows are
+added as fixed-point integers, for which order does not matter.
 """
 
 from __future__ import annotations
@@ -31,22 +31,25 @@ from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import Allocating, StepTimes
 
 WORDS, BITS = 5, 32
-"""A squared norm is a fixed-point number of so many digits of so many bits, the last one worth 2**LEAST."""
+"""Format of a squared norm: a fixed-point number of so many digits of so many bits, the last one worth 2**LEAST."""
 LEAST = -96
 _TOO_MUCH = 2.0 ** (LEAST + BITS * WORDS + 16)
-"""From here on a row's sum of squares counts as infinite: its top digit would not fit."""
+"""Limit from which a row's sum of squares counts as infinite, because its top digit would not fit."""
 
 
 class Sums(Protocol):
-    """What travels in the step's all-reduce: `losses` and `squares` make payloads of float64, which are added up over
-    the ranks, `loss` and `squared_norm` read the sums."""
+    """Values of the step's all-reduce.
+
+    `losses` and `squares` return payloads of float64, which are added up over the ranks. `loss` and `squared_norm` read
+    the sums.
+    """
 
     def begin(self, model: nn.Module, index: int, count: int) -> None:
-        """Before microbatch `index` of `count`."""
+        """Prepare for microbatch `index` of `count`."""
         ...
 
     def finish(self, gradients: Sequence[Tensor]) -> None:
-        """After the last one."""
+        """Finish the gradients after the last microbatch."""
         ...
 
     def losses(self, microbatches: Sequence[Tensor]) -> Tensor: ...
@@ -59,15 +62,18 @@ class Sums(Protocol):
 
 
 class PlainSums:
-    """A rank may have nothing to add."""
+    """Sums in any order. A rank may have nothing to add."""
 
     def __init__(self, device: torch.device, each: bool) -> None:
-        """`each`: whether each microbatch's gradients are cut over ranks at once. Else they add up whole, which takes
-        less communication and the memory of all of the model's gradients."""
+        """Choose how gradients are added up.
+
+        If `each`, each microbatch's gradients are cut over ranks at once. Otherwise they are added up whole, which
+        takes less communication, and memory for all of the model's gradients.
+        """
         self._device, self._each = device, each
 
     def begin(self, model: nn.Module, index: int, count: int) -> None:
-        """Copies (HSDP) get each other's with the last one alone."""
+        """Prepare for microbatch `index` of `count`. Copies (HSDP) exchange gradients only with the last one."""
         assert isinstance(model, FSDPModule)
         last = index == count - 1
         model.set_requires_gradient_sync(last or self._each)
@@ -94,11 +100,13 @@ class PlainSums:
 
 
 class OrderedSums:
+    """Sums in the order of the batch, which are the same bits in every world."""
+
     def __init__(self, model: Stages, plan: BatchPlan, rank: int, times: StepTimes) -> None:
         self._plan, self._rank = plan, rank
         self._parameters = [
             parameter for _, parameter in model.named_parameters()
-        ]  # the sharded ones: between microbatches the model shows others
+        ]  # the sharded parameters, as the model has others between microbatches
         self._reducers: list[OrderedReduceScatter] = []
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -111,12 +119,14 @@ class OrderedSums:
         for reducer in self._reducers:
             reducer.fresh = index == 0
             reducer.taken = min(self._plan.world, self._plan.cuts - index * self._plan.world)
-        if self._plan.world > 1:  # else FSDP copies what it has reduced, and adds it up in the same order by itself
+        if (
+            self._plan.world > 1
+        ):  # otherwise FSDP copies the reduced gradients, and adds them up in the same order itself
             for parameter in self._parameters:
                 parameter.grad = None
 
     def finish(self, gradients: Sequence[Tensor]) -> None:
-        """A sum that began with -0.0 is told from one that began with 0.0."""
+        """Add 0.0, because a sum that began with -0.0 would differ from one that began with 0.0."""
         torch._foreach_add_(list(gradients), 0.0)
 
     def losses(self, microbatches: Sequence[Tensor]) -> Tensor:
@@ -132,15 +142,15 @@ class OrderedSums:
         return total
 
     def squares(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The digits, and how many rows are not finite."""
+        """Return the digits, and the number of rows that are not finite."""
         rows = torch.cat([_row_sums(gradient.double().square()) for gradient in gradients])
         bad = ~(rows < _TOO_MUCH)
-        left = rows.masked_fill(bad, 0.0)
+        remainder = rows.masked_fill(bad, 0.0)
         digits = []
         for k in range(WORDS):
             unit = 2.0 ** (LEAST + BITS * (WORDS - 1 - k))
-            digit = torch.trunc(left / unit)
-            left = left - digit * unit
+            digit = torch.trunc(remainder / unit)
+            remainder = remainder - digit * unit
             digits.append(digit.long().sum())
         *sums, infinite = torch.stack([*digits, bad.sum()]).tolist()
         carried = _digits(_whole(sums))
@@ -152,7 +162,10 @@ class OrderedSums:
 
 
 def _row_sums(values: Tensor) -> Tensor:
-    """Of each row, float64 [rows], by adding halves to halves: elementwise, so no row's bits depend on the others."""
+    """Return the sum of each row, float64 `[rows]`, by adding halves to halves.
+
+    This is elementwise, so no row's bits depend on the others.
+    """
     if values.dim() < 2:
         return values
     values = values.reshape(values.size(0), -1)
@@ -178,7 +191,7 @@ def _digits(whole: int) -> list[int]:
 
 
 class OrderedReduceScatter(Allocating):
-    """The sum so far plus each rank's contribution, in the order of ranks (FSDP2's ReduceScatter protocol)."""
+    """Sum so far plus each rank's contribution, in the order of ranks (FSDP2's ReduceScatter protocol)."""
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
@@ -186,7 +199,7 @@ class OrderedReduceScatter(Allocating):
         self.fresh = True
         """Whether the sum begins anew."""
         self.taken = 0
-        """How many ranks' contributions count; the rest is filling."""
+        """Number of ranks whose contributions count. The rest is padding."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
@@ -207,6 +220,6 @@ class OrderedReduceScatter(Allocating):
 def sums(config: TrainerConfig, model: Stages, plan: BatchPlan, world: DistContext) -> Sums:
     if config.bitwise:
         return OrderedSums(model, plan, world.rank, world.times)
-    # Who has no room for whole weights has none for whole gradients.
+    # If there is no memory for whole weights, there is none for whole gradients.
     weights = model.own.weights if model.own else None
     return PlainSums(world.device, each=frees_weights(config, world.parallelism, weights))

@@ -1,6 +1,10 @@
-"""Tensor parallelism, with the sequence cut between layers (Korthikanti et al. 2022, Reducing Activation
-Recomputation): heads, the feed-forward's width and the vocabulary are dealt out to the ranks of a group; norms and the
-residual stream hold some of the tokens each."""
+"""Tensor parallelism, with the sequence cut between layers (Korthikanti et al.
+
+2022, Reducing Activation Recomputation).
+
+Heads, the feed-forward's width and the vocabulary are distributed over the ranks of a group. For norms and the residual
+stream, each rank has some of the tokens.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +37,17 @@ from concertina_trainer.parallel.group import DistContext
 
 
 def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
-    """Before FSDP cuts what is left of each weight. Each rank cuts its own whole values, so nothing is sent.
-    `overlapped`: layers send while they multiply."""
+    """Cut the model by tensor parallelism, before FSDP cuts what is left of each weight.
+
+    Each rank cuts its own whole values, so nothing is sent. If `overlapped`, layers communicate while they multiply.
+    """
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     ends: dict[str, Any] = {"norm": SequenceParallel(), "head": ColwiseParallel()}
     ends["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
     parallelize_module(model, mesh, {name: plan for name, plan in ends.items() if getattr(model, name) is not None},
                        src_data_rank=None)  # fmt: skip
     if model.norm is not None:
-        # The output layer, which may be the embedding's weight, takes whole sequences and gives some of the vocabulary.
+        # The output layer, which may be the embedding's weight, takes whole sequences and gives part of the logits.
         model.norm.register_forward_hook(_whole_sequences)
     model.tensor_degree = mesh.size()
     for block in model.blocks.values():
@@ -57,12 +63,14 @@ def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
     for moe in model.mixtures():
         _route_own_tokens(moe, mesh)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad = name in trained  # torch makes norms anew, and frozen ones would be trained
+        parameter.requires_grad = name in trained  # torch makes norms anew, so frozen ones would be trained
 
 
 def _cut_adapter(module: LoraLinear, mesh: DeviceMesh) -> None:
-    """Whole where it has the rank's dimension alone, and cut as its weight where it shares one of its dimensions. On
-    the meta device."""
+    """Cut the matrices of an adapter, on the meta device.
+
+    A matrix stays whole if it shares no cut dimension with its weight. Otherwise it is cut as the weight is.
+    """
     weight = module.weight
     assert isinstance(weight, DTensor)
     rowwise = weight.placements == (Shard(1),)
@@ -97,8 +105,10 @@ def _feed_forward(name: str) -> dict[str, Any]:
 
 
 def _route_own_tokens(moe: MixtureOfExperts, mesh: DeviceMesh) -> None:
-    """Each rank routes the tokens that it has between layers: experts are not cut by tensor parallelism, but dealt out
-    and cut by FSDP over the ranks of the group too."""
+    """Make each rank route the tokens that it has between layers.
+
+    Experts are not cut by tensor parallelism. They are distributed, and cut by FSDP, over the ranks of the group too.
+    """
     weight = distribute_tensor(moe.router.weight, mesh, [Replicate()], src_data_rank=None)
     moe.router.register_parameter("weight", nn.Parameter(weight))
 
@@ -115,8 +125,11 @@ def _whole_sequences(norm: nn.Module, arguments: Any, output: DTensor) -> DTenso
 
 @contextmanager
 def loss_context(world: DistContext) -> Iterator[None]:
-    """In which the loss of logits that are cut by vocabulary is computed, and its gradient; and what DTensors wait for
-    each other is timed. torch is changed for the whole process, so it is entered once."""
+    """Return a context for the loss of logits that are cut by vocabulary, and its gradient.
+
+    Within it, the time that DTensors wait for each other is measured. torch is changed for the whole process, so enter
+    it once.
+    """
     if world.meshes.tensor is None:
         yield
         return
@@ -125,6 +138,6 @@ def loss_context(world: DistContext) -> Iterator[None]:
         with world.times.measured(StepPart.TENSOR):
             return wait_tensor(tensor)
 
-    # All that nothing hides of a functional collective; none but DTensors and `async_tensor` use these through Python.
+    # The part of a functional collective that nothing hides. Only DTensors and `async_tensor` use these through Python.
     with mock.patch.object(functional, "wait_tensor", wait), loss_parallel():
         yield

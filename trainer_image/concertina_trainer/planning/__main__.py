@@ -1,6 +1,8 @@
-"""For `concertina plan`, which has no torch: `python -m concertina_trainer.planning` reads layouts from standard input,
-JSON, a line each, and writes what their fullest ranks take to standard output. Of a model of one's own it is asked
-first what that is; its code runs in this process alone."""
+"""Planning process for `concertina plan`, which has no torch: `python -m concertina_trainer.planning`.
+
+It reads layouts from standard input, as JSON, one per line, and writes what their fullest ranks use to standard output.
+For a model of one's own, the first request asks for its description. The model's code runs only in this process.
+"""
 
 from __future__ import annotations
 
@@ -21,46 +23,53 @@ from concertina_trainer.planning.memory import RankMemory, fullest, memory
 INVALID_INPUT = 2
 
 
-def answered(asked: dict[str, Any]) -> object:
-    """{trainer, data}: of a model of one's own, what it is. `data`, if they are known: {vocab_size, frames}, as the
-    answer tells them. Or {trainer, data, parallelism, size}: of one layout. Raises InvalidInput."""
-    trainer = TrainerConfig.model_validate(asked["trainer"])
-    data = _data(asked.get("data"))
-    if "size" not in asked:
+def answered(request: dict[str, Any]) -> object:
+    """Answer a request.
+
+    {trainer, data} asks for the description of a model of one's own. `data`, if known, is {vocab_size, frames}, as in
+    the answer. {trainer, data, parallelism, size} asks for one layout.
+
+    Raises:
+        InvalidInput: When the world is no whole number of blocks, or the model or its data can't be used.
+    """
+    trainer = TrainerConfig.model_validate(request["trainer"])
+    data = _data(request.get("data"))
+    if "size" not in request:
         data = data or data_of(trainer)
         return {**dataclasses.asdict(described(trainer, data)), "data": dataclasses.asdict(data)}
-    parallelism = ParallelismConfig.model_validate(asked["parallelism"])
-    size = int(asked["size"])
+    parallelism = ParallelismConfig.model_validate(request["parallelism"])
+    size = int(request["size"])
     ranks = fullest(trainer, parallelism, size)
     return [_as_object(memory(trainer, parallelism, size, rank, data)) for rank in ranks]
 
 
-def _data(found: dict[str, Any] | None) -> DataDescription | None:
-    if found is None:
+def _data(fields: dict[str, Any] | None) -> DataDescription | None:
+    if fields is None:
         return None
-    frames = found.get("frames")
-    return DataDescription(found["vocab_size"], FrameFacts(**frames) if frames else None)
+    frames = fields.get("frames")
+    return DataDescription(fields["vocab_size"], FrameFacts(**frames) if frames else None)
 
 
-def _as_object(found: RankMemory) -> dict[str, Any]:
+def _as_object(rank_memory: RankMemory) -> dict[str, Any]:
     peaks = {
-        phase.value: {kind.value: round(size) for kind, size in kinds.items()} for phase, kinds in found.peaks.items()
+        phase.value: {kind.value: round(size) for kind, size in kinds.items()}
+        for phase, kinds in rank_memory.peaks.items()
     }
-    sent = {name: round(size) for name, size in found.sent.items()}
-    host = {kind.value: round(size) for kind, size in found.host.items()}
-    return {"rank": found.rank, "peaks": peaks, "sent": sent, "host": host}
+    sent = {name: round(size) for name, size in rank_memory.sent.items()}
+    host = {kind.value: round(size) for kind, size in rank_memory.host.items()}
+    return {"rank": rank_memory.rank, "peaks": peaks, "sent": sent, "host": host}
 
 
 def main() -> int:
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # what a model of one's own prints
-                found = answered(json.loads(line))
+            with contextlib.redirect_stdout(sys.stderr):  # for output of a model of one's own
+                answer = answered(json.loads(line))
         except InvalidInput as error:
-            print(*str(error).split(), file=sys.stderr)  # the last line says what is wrong
+            print(*str(error).split(), file=sys.stderr)  # the last line of stderr is the error
             return INVALID_INPUT
-        print(json.dumps(found), flush=True)
+        print(json.dumps(answer), flush=True)
     return 0
 
 

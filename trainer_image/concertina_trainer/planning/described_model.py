@@ -1,4 +1,4 @@
-"""A model of one's own as it is planned: how large it is, and what its loss computes."""
+"""Description of a model of one's own for planning: its size, and what its loss computes."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ HERE = (
     "(--python 'docker run --rm -i --entrypoint python3 IMAGE')"
 )
 PATIENCE_SECONDS = 20.0
-"""For a store that does not answer: someone waits."""
+"""Seconds to wait for a store that does not answer, while a person waits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DataDescription:
-    """What a model has to fit."""
+    """Properties of the data that a model has to fit."""
 
     vocab_size: int
-    """Of tokens, or of frames' targets."""
+    """Number of tokens, or of frames' targets."""
     frames: FrameFacts | None = None
 
     def shape(self, config: TrainerConfig) -> DataShape:
@@ -51,7 +51,11 @@ class DataDescription:
 
 
 def data_of(config: TrainerConfig) -> DataDescription:
-    """As its manifests tell. Raises InvalidInput."""
+    """Return the description of the data, from their manifests.
+
+    Raises:
+        InvalidInput: When they can't be read here.
+    """
     try:
         manifests = [
             read_manifest(open_place(source.uri, CacheSettings(0, PATIENCE_SECONDS))) for source in config.data.sources
@@ -61,18 +65,18 @@ def data_of(config: TrainerConfig) -> DataDescription:
             f"the data are not known here, and {config.model.entrypoint} is built by it: {error} Or give "
             "--vocab-size, and --width of frames."
         ) from error
-    return DataDescription(max(each.vocab_size for each in manifests), manifests[0].frames)
+    return DataDescription(max(manifest.vocab_size for manifest in manifests), manifests[0].frames)
 
 
 def as_on_gpus(config: TrainerConfig) -> TrainerConfig:
-    """On any that is planned for."""
+    """Return the configuration as it is resolved on any GPU that is planned for."""
     if config.precision is not Precision.auto:
         return config
     return config.model_copy(update={"precision": Precision.bfloat16})
 
 
 def microbatch(config: TrainerConfig, rows: int, data: DataDescription | None = None) -> Microbatch:
-    """`data`: of a model of one's own."""
+    """Return a microbatch of zeros; `data` describes that of a model of one's own."""
     length = config.model.sequence_length
     tokens, weights = torch.zeros(rows, length + 1, dtype=torch.int64), torch.zeros(rows, length)
     if data is None:
@@ -90,7 +94,11 @@ _TYPES = {"<f2": torch.float16, "<f4": torch.float32}
 
 @contextlib.contextmanager
 def running(own: OwnSpec | None) -> Iterator[None]:
-    """Under fake tensors. Raises InvalidInput where a model of one's own can't be."""
+    """Run code under fake tensors.
+
+    Raises:
+        InvalidInput: When a model of one's own can't run so.
+    """
     try:
         yield
     except InvalidInput:
@@ -105,12 +113,16 @@ def running(own: OwnSpec | None) -> Iterator[None]:
 
 
 def described(config: TrainerConfig, data: DataDescription) -> Description:
-    """Raises InvalidInput."""
-    loaded(str(config.model.entrypoint), HERE)  # what it makes while it is imported stays real
+    """Return the description of a model of one's own.
+
+    Raises:
+        InvalidInput: When the model can't be built, or can't run under fake tensors.
+    """
+    loaded(str(config.model.entrypoint), HERE)  # tensors that it makes at import stay real
     config = as_on_gpus(config)
     own = OwnSpec(config, data.shape(config))
-    own.blocks(own.module())  # where activations are computed again there must be some
-    told = own.flops()
+    own.blocks(own.module())  # checks that there are blocks if activations are recomputed
+    declared_flops = own.flops()
     keeping = config.model_copy(update={"memory": config.memory.model_copy(update={"activations": Activations.keep})})
     dtype = compute_dtype(config.precision, torch.device("cpu"))
     batch_rows, operations = min(config.micro_batch_size, config.global_batch_size), Operations()
@@ -126,37 +138,37 @@ def described(config: TrainerConfig, data: DataDescription) -> Description:
         trained=_count(model, trained=True),
         blocks=len(model.blocks),
         in_blocks=sum(map(_count, model.blocks.values())),
-        flops=operations.flops / elements if told is None else told,
-        counted=told is None,
+        flops=operations.flops / elements if declared_flops is None else declared_flops,
+        counted=declared_flops is None,
         moved=operations.moved / elements,
     )
 
 
 def _count(module: nn.Module, trained: bool = False) -> int:
-    """Of all weights, or of those that are trained."""
-    return sum(each.numel() for each in module.parameters() if each.requires_grad or not trained)
+    """Return the number of all weights, or of those that are trained."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad or not trained)
 
 
 def _computed_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """As FSDP gathers them. Under fake tensors no module can be cast."""
+    """Cast parameters as FSDP gathers them. Under fake tensors no module can be cast."""
     cpu = torch.device("cpu")
     for module in model.modules():
-        for name, each in module.named_parameters(recurse=False):
-            made = torch.empty(each.shape, dtype=dtype, device=cpu)
-            setattr(module, name, nn.Parameter(made, each.requires_grad))
+        for name, parameter in module.named_parameters(recurse=False):
+            cast = torch.empty(parameter.shape, dtype=dtype, device=cpu)
+            setattr(module, name, nn.Parameter(cast, parameter.requires_grad))
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty_like(buffer, device=cpu))
 
 
 class Operations(TorchDispatchMode):
-    """What is computed while it is entered."""
+    """Operations that are computed while this mode is active."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
-        """Of products: matrices, convolutions, attention."""
+        """Operations of products: matrices, convolutions, attention."""
         self.moved = 0
-        """Bytes that all others read and write."""
+        """Bytes that all other operations read and write."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -167,9 +179,9 @@ class Operations(TorchDispatchMode):
             self.flops += counted(*args, **kwargs, out_val=result)
             return result
         read, written = (
-            [leaf for leaf in tree_leaves(each) if isinstance(leaf, Tensor)] for each in ((args, kwargs), result)
+            [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in ((args, kwargs), result)
         )
-        there = {tensor.untyped_storage()._cdata for tensor in read}
-        if func._schema.is_mutable or any(tensor.untyped_storage()._cdata not in there for tensor in written):
+        read_storages = {tensor.untyped_storage()._cdata for tensor in read}
+        if func._schema.is_mutable or any(tensor.untyped_storage()._cdata not in read_storages for tensor in written):
             self.moved += sum(math.prod(tensor.shape) * tensor.itemsize for tensor in (*read, *written))
         return result

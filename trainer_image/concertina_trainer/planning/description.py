@@ -1,4 +1,4 @@
-"""What a model of one's own is, for whoever plans it without torch."""
+"""Description of a model of one's own, for planning without torch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Description:
+    """Size and cost of a model of one's own."""
+
     weights: int
     trained: int
-    """Of the weights."""
+    """Number of the weights that are trained."""
     blocks: int
     in_blocks: int
-    """Weights."""
+    """Number of weights in blocks."""
     flops: float
-    """Of one element, forward and backward."""
+    """Operations of one element, forward and backward."""
     counted: bool
-    """Not told by the ModelSpec."""
+    """Whether `flops` was counted, and not given by the ModelSpec."""
     moved: float
-    """Bytes that all other operations than products read and write for an element, forward and backward."""
+    """Bytes that operations other than products read and write for an element, forward and backward."""

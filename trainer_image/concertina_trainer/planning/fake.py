@@ -1,4 +1,4 @@
-"""A rank of a world that is not there: its process group sends nothing, its tensors hold nothing."""
+"""Rank of a world that does not exist: its process group sends nothing, and its tensors hold nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ _OF_MESHES = (
 
 @contextmanager
 def fake_rank(rank: int, size: int, parallelism: ParallelismConfig, routed: bool) -> Iterator[DistContext]:
-    """Within, no other process group may be there. Raises InvalidInput where the world is no whole number of blocks."""
+    """Join a fake process group. No other process group may exist within the context.
+
+    Raises:
+        InvalidInput: When the world is no whole number of blocks.
+    """
     _forget()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     device = torch.device("cpu")  # a backward on a fake GPU asks the driver for it
@@ -48,22 +52,22 @@ def fake_rank(rank: int, size: int, parallelism: ParallelismConfig, routed: bool
 
 
 def _forget() -> None:
-    """What is cached across process groups, and across modes."""
+    """Clear what is cached across process groups and modes."""
     _clear_sharding_prop_cache()  # meshes of another rank are equal to this one's
     decoder.rotary_table.cache_clear()
 
 
 @contextmanager
 def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
-    """`own`: a model of one's own is run, which may have made tensors when it was imported."""
+    """Make all tensors fake. `own` is a model of one's own to run, which may have made tensors when it was imported."""
     with ExitStack() as stack:
         for name in _OF_MESHES:
-            found = inspect.getattr_static(DeviceMesh, name)
-            real = staticmethod(_really(found.__func__)) if isinstance(found, staticmethod) else _really(found)
+            method = inspect.getattr_static(DeviceMesh, name)
+            real = staticmethod(_really(method.__func__)) if isinstance(method, staticmethod) else _really(method)
             stack.enter_context(mock.patch.object(DeviceMesh, name, real))
-        # DTensor tries each operation at its global size, which would be counted as if it were there.
+        # DTensor tries each operation at its global size, which would be counted as if it were allocated.
         stack.enter_context(mock.patch.object(_sharding_prop, "detect_fake_mode", return_value=None))
-        # On GPUs masks are of blocks, and take next to nothing; FlexAttention keeps what causal attention does.
+        # On GPUs masks consist of blocks and are tiny. FlexAttention keeps what causal attention keeps.
         stack.enter_context(mock.patch.object(decoder, "causal_mask", return_value=None))
         stack.enter_context(mock.patch.object(expert, "rows_by_rank", _even_loads))
         stack.enter_context(mock.patch.object(PipelineStage, "_output_slot_is_releasable", _released))
@@ -73,24 +77,27 @@ def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
 
 
 def zeros_where_looked_at() -> AbstractContextManager[object]:
-    """Within, whoever lists a tensor's values finds that they are 0."""
+    """Return a context in which `tolist` of a fake tensor returns zeros."""
     return mock.patch.object(FakeTensor, "tolist", lambda tensor: [0] * len(tensor))
 
 
 def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
-    """What a router will choose is not known before."""
-    even, more = divmod(rows, len(sent))
-    loads = [even + (i < more) for i in range(len(sent))]
+    """Return even loads, as a router's choices are not known beforehand."""
+    rows_per_rank, remainder = divmod(rows, len(sent))
+    loads = [rows_per_rank + (i < remainder) for i in range(len(sent))]
     return loads, loads
 
 
 def _unproved(model: OwnModel, batch: Microbatch, loss: Tensor) -> None:
-    """There are no values by which it could be."""
+    """Skip the proof, for which there are no values."""
     model.proved = True
 
 
 def _released(stage: PipelineStage, output: Tensor) -> tuple[bool, str]:
-    """Whether torch lets go of what a stage has sent. It does so with plain tensors, and asks for just that type."""
+    """Return whether torch releases what a stage has sent.
+
+    It does so with plain tensors, and checks for exactly that type.
+    """
     return (type(output) in (Tensor, FakeTensor) and not stage.is_last), ""
 
 

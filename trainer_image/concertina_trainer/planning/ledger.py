@@ -1,4 +1,4 @@
-"""What is in memory while operations run, by kind, and what travels by each group of ranks."""
+"""Memory in use while operations run, by kind, and traffic of each group of ranks."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ from concertina_trainer.parallel.expert import AllToAll
 
 
 class MemoryKind(enum.StrEnum):
+    """Kind of memory."""
+
     weights = "weights"
-    """This rank's part, as the optimizer has it."""
+    """Weights of this rank, as the optimizer has them."""
     moments = "moments"
     gradients = "gradients"
-    """Reduced or not."""
+    """Gradients, reduced or not."""
     gathered = "gathered"
-    """Weights of layers that are computed just now, whole or as tensor parallelism cuts them."""
+    """Weights of layers that are being computed, whole or as tensor parallelism cuts them."""
     activations = "activations"
     routed = "routed"
-    """Activations of the tokens that have come to experts which are dealt out: as many as the loads say."""
+    """Activations of the tokens that have arrived at distributed experts. Their number depends on the loads."""
     communication = "communication"
     """Buffers of FSDP's collectives."""
     temporary = "temporary"
-    """Of backward passes and updates."""
+    """Temporary tensors of backward passes and updates."""
 
 
 class MemoryPhase(enum.StrEnum):
-    """Each has a peak of its own, since each grows with the number of layers in its own way."""
+    """Phase of a step. Each has a peak of its own, since each grows with the number of layers in its own way."""
 
     forward = "forward"
     backward = "backward"
@@ -57,70 +59,73 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class Ledger(TorchDispatchMode):
-    """Of all that is made while it is entered. Sizes are those of storages, in bytes."""
+    """Ledger of all tensors that are made while it is active. Sizes are those of storages, in bytes."""
 
     def __init__(self, mode: FakeTensorMode | None, offloaded: bool = False) -> None:
-        """`mode`: of the tensors that are counted; None: real ones. DTensor tries each operation at its global size, on
-        fake tensors of a mode of its own. `offloaded`: the state is in host memory, and updated there."""
+        """Count tensors of a fake mode, or real ones if `mode` is None.
+
+        DTensor tries each operation at its global size, on fake tensors of a mode of its own, which are not counted. If
+        `offloaded`, the state is in host memory, and updated there.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self._mode, self._offloaded = mode, offloaded
         self.now: dict[MemoryKind, int] = dict.fromkeys(MemoryKind, 0)
-        """On the device."""
+        """Bytes in use on the device."""
         self._on_host: dict[MemoryKind, int] = dict.fromkeys(MemoryKind, 0)
         self.peaks: dict[MemoryPhase, dict[MemoryKind, int]] = {}
-        """Of the device."""
+        """Peaks on the device."""
         self.host: dict[MemoryKind, int] = dict.fromkeys(MemoryKind, 0)
-        """Of the host's memory, at its peak."""
+        """Peak in host memory."""
         self.sent: collections.Counter[tuple[str, str]] = collections.Counter()
-        """Bytes by the name of the group and of the operation: what is gathered or reduced in all, or sent."""
+        """Bytes by the name of the group and of the operation: the total that is gathered or reduced, or sent."""
         self._known: dict[int, tuple[int, MemoryKind, dict[MemoryKind, int]]] = {}
-        """Size, kind, and what it is counted in."""
+        """Size and kind of a storage, and the dictionary that it is counted in."""
         self._temporary: set[int] = set()
         self._backward = False
         self._routing = False
         self.updating = False
 
     def mark(self, kind: MemoryKind, tensors: Sequence[Tensor]) -> None:
-        """What these are, wherever they come from."""
+        """Set the kind of these tensors, wherever they come from."""
         for tensor in tensors:
-            self._note(tensor, kind, known=True)
+            self._note(tensor, kind, marked=True)
 
     def mark_state(self, kind: MemoryKind, tensors: Sequence[Tensor]) -> None:
-        """Weights, gradients that are reduced, and moments."""
+        """Set the kind of weights, reduced gradients, or moments."""
         for tensor in tensors:
-            self._note(tensor, kind, known=True, place=self._on_host if self._offloaded else self.now)
+            self._note(tensor, kind, marked=True, totals=self._on_host if self._offloaded else self.now)
 
     def fresh(self) -> None:
-        """Peaks and traffic are counted anew."""
+        """Count peaks and traffic anew."""
         self.peaks.clear()
         self.sent.clear()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # it comes again as operations on local tensors
+        if any(issubclass(type_, DTensor) for type_ in types):
+            return NotImplemented  # it is dispatched again as operations on local tensors
         kwargs = kwargs or {}
         if (in_turn := IN_TURN.get(func)) is not None:
             with self:
                 return in_turn(*args, **kwargs)
-        # Of fake tensors waiting makes a copy, which it does not.
+        # With fake tensors, waiting makes a copy, which it does not with real ones.
         result = args[0] if func is _WAIT and self._mode is not None else func(*args, **kwargs)
         self._turn()
         if func in collective_ops and func not in sync_ops:
             size = CollectiveOp.get_comm_tensor_size(func, result, args, kwargs)
             group = CollectiveOp.get_process_group(func, args)
             self.sent[group.group_name, func.overloadpacket.__name__] += size
-        made = MemoryKind.routed if self._routing else MemoryKind.activations
-        kind = MemoryKind.temporary if self._backward or self.updating else made
+        forward_kind = MemoryKind.routed if self._routing else MemoryKind.activations
+        kind = MemoryKind.temporary if self._backward or self.updating else forward_kind
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._note(leaf, kind)
         if func in _GATHERS:
-            self._note(args[0], MemoryKind.communication, known=True)
+            self._note(args[0], MemoryKind.communication, marked=True)
         elif func in _REDUCES:
-            self._note(args[1], MemoryKind.communication, known=True)
-            self._note(args[0], MemoryKind.gradients, known=True)
+            self._note(args[1], MemoryKind.communication, marked=True)
+            self._note(args[0], MemoryKind.gradients, marked=True)
         elif func is _SPLIT:
             self.mark(MemoryKind.gathered, kwargs["out"])
         phase = MemoryPhase.update if self.updating else MemoryPhase.backward if self._backward else MemoryPhase.forward
@@ -132,7 +137,7 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _turn(self) -> None:
-        """What a backward pass leaves are gradients that wait to be reduced."""
+        """Count what a backward pass leaves as gradients that wait to be reduced."""
         backward = torch._C._current_graph_task_id() != -1
         if self._backward and not backward:
             for key in self._temporary:
@@ -141,7 +146,7 @@ class Ledger(TorchDispatchMode):
         self._backward = backward
 
     def _note(
-        self, tensor: Tensor, kind: MemoryKind, known: bool = False, place: dict[MemoryKind, int] | None = None
+        self, tensor: Tensor, kind: MemoryKind, marked: bool = False, totals: dict[MemoryKind, int] | None = None
     ) -> None:
         if isinstance(tensor, DTensor):
             tensor = tensor.to_local()
@@ -154,33 +159,33 @@ class Ledger(TorchDispatchMode):
         key, size = storage._cdata, storage.nbytes()
         if key not in self._known:
             weakref.finalize(storage, self._gone, key)
-            place = place or (self._on_host if self._offloaded and self.updating else self.now)
+            totals = totals or (self._on_host if self._offloaded and self.updating else self.now)
         else:
-            before, was, there = self._known[key]
-            there[was] -= before
-            kind = kind if known else was
-            place = place or there
-        self._known[key] = size, kind, place
-        place[kind] += size
+            old_size, old_kind, old_totals = self._known[key]
+            old_totals[old_kind] -= old_size
+            kind = kind if marked else old_kind
+            totals = totals or old_totals
+        self._known[key] = size, kind, totals
+        totals[kind] += size
         if kind is MemoryKind.temporary:
             self._temporary.add(key)
         else:
             self._temporary.discard(key)
 
     def _move(self, key: int, kind: MemoryKind) -> None:
-        size, was, place = self._known[key]
-        place[was] -= size
-        place[kind] += size
-        self._known[key] = size, kind, place
+        size, old_kind, totals = self._known[key]
+        totals[old_kind] -= size
+        totals[kind] += size
+        self._known[key] = size, kind, totals
 
     def _gone(self, key: int) -> None:
-        size, kind, place = self._known.pop(key)
-        place[kind] -= size
+        size, kind, totals = self._known.pop(key)
+        totals[kind] -= size
         self._temporary.discard(key)
 
     @contextmanager
     def routing(self) -> Iterator[None]:
-        """What is routed is told apart."""
+        """Count tensors that are made while tokens are routed separately."""
         original = AllToAll.__call__
 
         def call(way: AllToAll, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
@@ -198,15 +203,18 @@ class Ledger(TorchDispatchMode):
 
     @contextmanager
     def resizing(self) -> Iterator[None]:
-        """FSDP frees weights by making their storages empty, which is no operation that dispatches."""
+        """Note storages that are resized.
+
+        FSDP frees weights by making their storages empty, which is no operation that dispatches.
+        """
         original = torch.UntypedStorage.resize_
 
         def resize(storage: torch.UntypedStorage, size: int) -> None:
             original(storage, size)
-            if (found := self._known.get(storage._cdata)) is not None:
-                before, kind, place = found
-                place[kind] += size - before
-                self._known[storage._cdata] = size, kind, place
+            if (entry := self._known.get(storage._cdata)) is not None:
+                old_size, kind, totals = entry
+                totals[kind] += size - old_size
+                self._known[storage._cdata] = size, kind, totals
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
         try:

@@ -1,8 +1,11 @@
-"""Memory of one rank at its peak, and what it sends in a step: two small depths are run, and the rest is a line.
+"""Peak memory of one rank, and what it sends in a step.
 
-Each block adds the same to all that is there at a peak, and is there at it whatever the depth; so do microbatches that
-GPipe holds, and what an interleaved schedule has sent. What is run is the trainer's own code: how it cuts the model,
-its engine, its optimizer. Of a model of one's own nobody here knows what its depth is, so it is run whole."""
+Two small depths are run, and the rest is extrapolated linearly.
+
+At a peak, each block adds the same amount, whatever the depth. So do the microbatches that GPipe holds, and what an
+interleaved schedule has sent. The trainer's own code is run: how it cuts the model, its engine, its optimizer. The
+depth of a model of one's own is not known, so such a model is run whole.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +34,22 @@ from concertina_trainer.planning.ledger import Ledger, MemoryKind, MemoryPhase
 from concertina_trainer.training.engine import engine_of
 
 DEPTHS = (3, 4)
-"""Blocks of a stage: with fewer FSDP has less on its way at once, weights beforehand and gradients afterwards."""
+"""Blocks of a stage to run. With fewer, FSDP has less in flight: weights before, and gradients after."""
 MICROBATCHES = 2
-"""From the second on the gradients of those before are there; more are the same again."""
+"""Microbatches to run. From the second on, the gradients of the previous ones exist; further ones are the same."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RankMemory:
+    """Memory and traffic of one rank."""
+
     rank: int
     peaks: Mapping[MemoryPhase, Mapping[MemoryKind, float]]
-    """Bytes, on the device."""
+    """Bytes on the device."""
     sent: Mapping[str, float]
-    """Bytes of collectives, by dimension and operation, as `fsdp all-gather`."""
+    """Bytes of collectives by dimension and operation, such as `fsdp all-gather`."""
     host: Mapping[MemoryKind, float]
-    """Bytes of the state that is in host memory."""
+    """Bytes of the state in host memory."""
 
     @property
     def peak(self) -> Mapping[MemoryKind, float]:
@@ -56,53 +61,59 @@ def stages_of(config: TrainerConfig, parallelism: ParallelismConfig) -> list[Sta
 
 
 def fullest(config: TrainerConfig, parallelism: ParallelismConfig, size: int) -> list[int]:
-    """Ranks of which one has the highest peak: of a pipeline those that no other covers, which has as much of the model
-    and as many microbatches waiting. Fewer wait the later a rank's stages are; with zero bubble it is the other way
-    round, as weights' gradients wait too."""
+    """Return ranks of which one has the highest peak.
+
+    In a pipeline these are the ranks that no other covers. A rank covers another if it has as much of the model and as
+    many microbatches waiting. The later a rank's stages are, the fewer wait. With zero bubble it is the other way
+    round, as weights' gradients wait too.
+    """
     degrees = Degrees.of(parallelism, size)
     parts = stages_of(config, parallelism)
-    has = [_contents(config, parts[place :: degrees.pipeline]) for place in range(degrees.pipeline)]
-    wanted: list[int] = []
-    for place in sorted(range(degrees.pipeline), reverse=parallelism.backward_in_halves):
-        if not any(all(map(operator.ge, has[other], has[place])) for other in wanted):
-            wanted.append(place)
-    return [place * degrees.context * degrees.tensor for place in sorted(wanted)]
+    has = [_contents(config, parts[position :: degrees.pipeline]) for position in range(degrees.pipeline)]
+    chosen: list[int] = []
+    for position in sorted(range(degrees.pipeline), reverse=parallelism.backward_in_halves):
+        if not any(all(map(operator.ge, has[chosen_position], has[position])) for chosen_position in chosen):
+            chosen.append(position)
+    return [position * degrees.context * degrees.tensor for position in sorted(chosen)]
 
 
 def _contents(config: TrainerConfig, stages: Sequence[StageLayers]) -> list[int]:
-    """Of a rank's stages one after another: blocks of each sort, and the ends."""
-    found = []
+    """Return the contents of a rank's stages one after another: blocks of each sort, and the ends."""
+    counts = []
     for part in stages:
         routed = sum(map(config.model.routed, part.blocks))
-        found += [routed, len(part.blocks) - routed, part.first, part.last]
-    return found
+        counts += [routed, len(part.blocks) - routed, part.first, part.last]
+    return counts
 
 
 def memory(
     config: TrainerConfig, parallelism: ParallelismConfig, size: int, rank: int, data: DataDescription | None = None
 ) -> RankMemory:
-    """`data`: of a model of one's own. Raises InvalidInput where the world is no whole number of blocks, and where that
-    model can't be run."""
+    """Return the memory of one rank; `data` describes that of a model of one's own.
+
+    Raises:
+        InvalidInput: When the world is no whole number of blocks, or a model of one's own can't be run.
+    """
     degrees = Degrees.of(parallelism, size)
     if data is not None:
-        loaded(str(config.model.entrypoint), HERE)  # what it makes while it is imported stays real
+        loaded(str(config.model.entrypoint), HERE)  # tensors that it makes at import stay real
         return _run(config, parallelism, size, rank, 0, batch_plan(config, degrees), data)
-    place = degrees.place(rank).pipeline
-    # Plain layers before those with experts are few, and are run as they are.
-    stages = stages_of(config, parallelism)[place :: degrees.pipeline]
+    pipeline_rank = degrees.place(rank).pipeline
+    # There are few plain layers before those with experts, and all of them are run.
+    stages = stages_of(config, parallelism)[pipeline_rank :: degrees.pipeline]
     blocks = [sum(map(config.model.routed, part.blocks)) or len(part.blocks) for part in stages]
     plan = batch_plan(config, degrees)
-    # Stages of one rank grow together: with their proportions the moment of the peak would change.
+    # All stages of a rank grow together. Other proportions would change the moment of the peak.
     shallow = min(blocks)
 
-    def at(depth: int, count: int) -> RankMemory:
+    def run_at(depth: int, count: int) -> RankMemory:
         return _run(config, parallelism, size, rank, shallow - depth, dataclasses.replace(plan, microbatches=count))
 
-    return _extended(rank, _points(shallow, plan.microbatches, parallelism), at)
+    return _extended(rank, _points(shallow, plan.microbatches, parallelism), run_at)
 
 
 def _points(depth: int, microbatches: int, parallelism: ParallelismConfig) -> dict[tuple[int, int], float]:
-    """At which depths and numbers of microbatches to run, and with which weights these add up to the ones asked for."""
+    """Return depths and numbers of microbatches to run, with the weights by which their results are combined."""
     pipeline, schedule = parallelism.pipeline, parallelism.schedule
     if pipeline == 1:
         counts = {min(microbatches, MICROBATCHES): 1.0}
@@ -110,34 +121,36 @@ def _points(depth: int, microbatches: int, parallelism: ParallelismConfig) -> di
         counts = _axis(microbatches, (pipeline, 2 * pipeline))
     elif schedule is PipelineSchedule.one_f_one_b:
         counts = {min(microbatches, 2 * pipeline): 1.0}  # it holds no more
-    else:  # torch keeps what these have sent until the step ends
+    else:  # torch keeps what these schedules have sent until the step ends
         counts = _axis(microbatches, (3 * pipeline, 4 * pipeline))
     of_depth = _axis(depth, DEPTHS)
     return {(d, count): of_depth[d] * counts[count] for d, count in itertools.product(of_depth, counts)}
 
 
 def _axis(target: int, run: tuple[int, int]) -> dict[int, float]:
-    """At which points to run, and with which weights these add up to the target."""
+    """Return values to run on one axis, with the weights by which their results are combined for the target."""
     low, high = run
     if target <= high:
         return {target: 1.0}
-    beyond = (target - low) / (high - low)
-    return {low: 1 - beyond, high: beyond}
+    high_weight = (target - low) / (high - low)
+    return {low: 1 - high_weight, high: high_weight}
 
 
-def _extended(rank: int, points: Mapping[tuple[int, int], float], at: Callable[[int, int], RankMemory]) -> RankMemory:
+def _extended(
+    rank: int, points: Mapping[tuple[int, int], float], run_at: Callable[[int, int], RankMemory]
+) -> RankMemory:
     peaks: dict[MemoryPhase, dict[MemoryKind, float]] = {}
     sent: dict[str, float] = {}
     host = dict.fromkeys(MemoryKind, 0.0)
     for (depth, count), weight in points.items():
-        found = at(depth, count)
-        for phase, kinds in found.peaks.items():
+        point_memory = run_at(depth, count)
+        for phase, kinds in point_memory.peaks.items():
             total = peaks.setdefault(phase, dict.fromkeys(MemoryKind, 0.0))
             for kind, size in kinds.items():
                 total[kind] += weight * size
-        for name, size in found.sent.items():
+        for name, size in point_memory.sent.items():
             sent[name] = sent.get(name, 0.0) + weight * size
-        for kind, size in found.host.items():
+        for kind, size in point_memory.host.items():
             host[kind] += weight * size
     return RankMemory(rank, peaks, sent, host)
 
@@ -151,7 +164,7 @@ def _run(
     plan: BatchPlan,
     data: DataDescription | None = None,
 ) -> RankMemory:
-    """Without so many of the last blocks of each stage of the decoder."""
+    """Run one step without the last `left_out` blocks of each stage of the decoder."""
     config = as_on_gpus(config)
     own = None if data is None else OwnSpec(config, data.shape(config))
     parts = [
@@ -175,7 +188,7 @@ def _run(
         microbatches = [microbatch(config, plan.rows, data) for _ in range(plan.microbatches)]
         with running(own):
             engine.forward_backward(microbatches if own is None else microbatches[:MICROBATCHES])
-        ledger.mark_state(MemoryKind.gradients, optimizer.gradients())  # who shares weights with nobody reduces nothing
+        ledger.mark_state(MemoryKind.gradients, optimizer.gradients())  # a rank that shares no weights reduces nothing
         with zeros_where_looked_at():  # `bitwise` adds up digits as Python's integers
             sums.squares(optimizer.counted_gradients())
         ledger.updating = True
@@ -192,23 +205,25 @@ def _mark(ledger: Ledger, model: Stages, optimizer: ShardedAdamW) -> None:
     ledger.mark_state(MemoryKind.weights, [parameter.detach() for _, parameter in model.named_parameters()])
     for moments in optimizer.moments().values():
         ledger.mark_state(MemoryKind.moments, list(moments.values()))
-    for parameter in (each for _, each in model.named_parameters() if each.requires_grad):
-        # FSDP calls it for what it has reduced, which it has copied to the host by then, were there a device.
+    for parameter in (parameter for _, parameter in model.named_parameters() if parameter.requires_grad):
+        # FSDP calls the hook with reduced gradients. With a device, they would be in host memory by then.
         parameter.register_post_accumulate_grad_hook(
             lambda reduced: ledger.mark_state(MemoryKind.gradients, [reduced.grad] if reduced.grad is not None else [])
         )
 
 
 def _dimensions(world: DistContext) -> Mapping[str, str]:
-    """By the name of the process group."""
+    """Return the names of dimensions by the name of the process group."""
     meshes = world.meshes
-    found: dict[str, str] = {}
+    dimension_by_group: dict[str, str] = {}
     fsdp = ("fsdp",) if meshes.fsdp.ndim == 1 else ("replicate", "fsdp")
-    for at, name in enumerate(fsdp):
-        found[meshes.fsdp.get_group(at).group_name] = name
+    for axis, name in enumerate(fsdp):
+        dimension_by_group[meshes.fsdp.get_group(axis).group_name] = name
     if meshes.expert_fsdp is not None:
-        found |= {meshes.expert_fsdp.get_group(at).group_name: f"{name} of experts" for at, name in enumerate(fsdp)}
+        dimension_by_group |= {
+            meshes.expert_fsdp.get_group(axis).group_name: f"{name} of experts" for axis, name in enumerate(fsdp)
+        }
     for name in ("pipeline", "sequence", "context", "tensor", "expert"):
         if (mesh := getattr(meshes, name)) is not None:
-            found[mesh.get_group().group_name] = name
-    return found
+            dimension_by_group[mesh.get_group().group_name] = name
+    return dimension_by_group

@@ -1,1 +1,1 @@
-"""A rank's part of the training state: in node memory, as a file, and back into tensors."""
+"""State of a rank: in node memory, as a file, and back into tensors."""

@@ -1,4 +1,4 @@
-"""Where a round's state comes from: the seed, node memory (own or a peer's), or durable storage."""
+"""Restoration of a round's state: from the seed, node memory (own or a peer's), or durable storage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
 
 MOST_NAMED = 6
-"""Fields that an error names."""
+"""Maximum fields that an error names."""
 
 
 def restore(
@@ -45,7 +45,14 @@ def restore(
     world: DistContext,
     channel: WorkerEnd,
 ) -> ShardMetadata:
-    """Fill the state; returns what was restored (its id is meaningless for a fresh start)."""
+    """Fill the state, and return the metadata of what was restored (the id is meaningless for a fresh start).
+
+    Raises:
+        InvalidInput: When the saved state can't be used.
+        RestoreFailed: When the state in memory can't be read.
+        StorageError: When durable storage can't be read.
+        DamagedInput: When the checkpoint is damaged. Its `rollback` is set if the job goes back to an older one.
+    """
     start = _usable(start, uid, world)
     if start.source == RestoreSource.FRESH and checkpoint is not None and checkpoint.resume_from:
         return _resume(checkpoint.resume_from, state, config, data, world)
@@ -65,7 +72,7 @@ def restore(
     assert start.durable is not None
     durable = start.durable
     try:
-        with _reading(lambda: durable.uri, world) as folder:  # a world that was cut off may sweep it meanwhile
+        with _reading(lambda: durable.uri, world) as folder:  # an isolated older world may delete it meanwhile
             stored = StoredCheckpoint(folder)
             metadata = _load(stored, state, config, data, world)
             metadata = dataclasses.replace(metadata, continued=stored.manifest.continued)
@@ -77,28 +84,37 @@ def restore(
 
 
 def _usable(start: Restore, uid: str, world: DistContext) -> Restore:
-    """Return the start with the newest checkpoint that was neither undone nor found damaged, or from the beginning
-    where all were undone.
+    """Return the start with the newest checkpoint that was neither undone nor found damaged.
 
-    Raises InvalidInput where damage has left none."""
+    If all were undone, training starts from the beginning.
+
+    Raises:
+        InvalidInput: When damage has left none.
+    """
     if start.source == RestoreSource.FRESH and start.damaged:
-        raise none_left(start.damaged)
+        error = none_left(start.damaged)
+        raise error
     durable = start.durable
     if start.source != RestoreSource.STORAGE or durable is None or not start.bars(durable, uid):
         return start
-    found = _same(world, usable(durable, uid, start) if world.rank == 0 else None)
-    if found is None and world.rank == 0:
+    previous = _same(world, usable(durable, uid, start) if world.rank == 0 else None)
+    if previous is None and world.rank == 0:
         print(f"no checkpoint that was not undone is left in {run_of(durable.uri)}: training begins anew", flush=True)
-    return dataclasses.replace(start, source=RestoreSource.STORAGE if found else RestoreSource.FRESH, durable=found)
+    return dataclasses.replace(
+        start, source=RestoreSource.STORAGE if previous else RestoreSource.FRESH, durable=previous
+    )
 
 
 def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
-    """Fill the state. If nothing was resized, each rank needs the shard of its own number alone.
+    """Fill the state. If nothing was resized, each rank needs only the shard of its own number.
 
-    Raises InvalidInput if the saved state is of another model, or of other data."""
+    Raises:
+        DataChanged: When the saved state was trained on other data.
+        InvalidInput: When the saved state is of another model.
+    """
 
-    def plan(held: Mapping[int, Header]) -> ReadPlan:
-        header = next(iter(held.values()))
+    def plan(headers: Mapping[int, Header]) -> ReadPlan:
+        header = next(iter(headers.values()))
         metadata = header.metadata
         _check_identity(header, config)
         if metadata.data != data:
@@ -107,19 +123,23 @@ def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str
                 f"data.uri now holds {data}: positions in one mean nothing in the other. Give data.uri the same data, "
                 "or start a new run under another checkpoint.uri."
             )
-        return state.plan(held)
+        return state.plan(headers)
 
     alone = world.rank if (saved.id.layout, saved.id.shards) == (state.digest, world.size) else None
-    found = find(saved, alone, plan)
-    state.load(found.plan, found.shards, saved.id.step)
-    changed = other_changes(_trainer_of(next(iter(found.headers.values()))), config)
+    restored = find(saved, alone, plan)
+    state.load(restored.plan, restored.shards, saved.id.step)
+    changed = other_changes(_trainer_of(next(iter(restored.headers.values()))), config)
     if changed and world.rank == 0:
         print(f"spec.trainer has changed since step {saved.id.step}: {'; '.join(map(str, changed))}", flush=True)
-    return dataclasses.replace(found.metadata, shard=world.rank)
+    return dataclasses.replace(restored.metadata, shard=world.rank)
 
 
 def _trainer_of(header: Header) -> TrainerConfig:
-    """Return the configuration that a state was trained with. Raises InvalidInput."""
+    """Return the configuration that a state was trained with.
+
+    Raises:
+        InvalidInput: When the state has none, or one that this version does not know.
+    """
     step = header.metadata.id.step
     if not header.trainer:
         raise InvalidInput(
@@ -137,33 +157,44 @@ def _trainer_of(header: Header) -> TrainerConfig:
 
 
 def _check_identity(header: Header, config: TrainerConfig) -> None:
-    """Raise InvalidInput if training cannot resume from the state with this configuration."""
+    """Check that training can resume from the state with this configuration.
+
+    Raises:
+        InvalidInput: When it can't.
+    """
     if changed := identity_changes(_trainer_of(header), config):
-        named = "; ".join(f"{each.field} was {each.saved} and is {each.now} now" for each in changed[:MOST_NAMED])
-        more = f"; and {len(changed) - MOST_NAMED} more fields" if len(changed) > MOST_NAMED else ""
+        descriptions = "; ".join(
+            f"{change.field} was {change.saved} and is {change.now} now" for change in changed[:MOST_NAMED]
+        )
+        suffix = f"; and {len(changed) - MOST_NAMED} more fields" if len(changed) > MOST_NAMED else ""
         raise InvalidInput(
             f"spec.trainer has changed since step {header.metadata.id.step} in what makes the model or the order of "
-            f"its data: {named}{more}. Set it back to resume, or start a new run under another checkpoint.uri."
+            f"its data: {descriptions}{suffix}. Set it back to resume, or start a new run under another checkpoint.uri."
         )
 
 
 def _resume(uri: str, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
-    """Another run's whole state: this one goes on from it."""
+    """Fill the state with another run's, from which this one continues."""
     with _reading(lambda: final(lambda: resolve(uri)), world) as folder:
         stored = StoredCheckpoint(folder)
         return _of_another_job(_load(stored, state, config, data, world), stored)
 
 
 def _of_another_job(metadata: ShardMetadata, stored: StoredCheckpoint) -> ShardMetadata:
-    """As what this job goes on from."""
-    place = stored.manifest.place
-    continued = Continued(place.uid, place.round, place.step)
+    """Return the metadata of a state of another job, from which this job continues."""
+    key = stored.manifest.place
+    continued = Continued(key.uid, key.round, key.step)
     return dataclasses.replace(metadata, continued=continued, origin=metadata.origin.begun_with(stored.uri))
 
 
 def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardReader] | None:
-    """Of weights to begin with that are not a checkpoint of ours, and of this model as far as can be told; before
-    anything that takes long."""
+    """Return the files of initial weights, or None if they are a checkpoint of this project.
+
+    The files are checked against the model as far as possible, before anything that takes long.
+
+    Raises:
+        InvalidInput: When the files are not of this model.
+    """
     if _same(world, final(lambda: is_checkpoint(uri)) if world.rank == 0 else None):
         return None
     if model.entrypoint:
@@ -181,7 +212,10 @@ def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardRe
 def _begin_with(
     uri: str, files: Sequence[ShardReader] | None, model: ModelConfig, state: TrainState, world: DistContext
 ) -> None:
-    """Weights alone; everything else stays as at step 0. `files`: where they are not a checkpoint of ours."""
+    """Fill only the weights. Everything else stays as at step 0.
+
+    `files` has the weights if they are not a checkpoint of this project.
+    """
     if files is not None:
         state.load_weights(files, uri)
     else:
@@ -191,7 +225,7 @@ def _begin_with(
             if fields and not model.entrypoint:
                 hf_config.check_ours(_model(fields, stored.uri), stored.uri, model)
             elif fields and (fields.get("options") or {}) != (model.options or {}) and world.rank == 0:
-                # Refused on resume; here it is how one changes them on purpose.
+                # Resuming refuses this. Here it is the way to change options on purpose.
                 print(f"the weights in {stored.uri} were trained with other trainer.model.options", flush=True)
             state.load_weights(stored.shards, stored.uri)
     if world.rank == 0:
@@ -208,16 +242,18 @@ def _model(fields: object, whence: str) -> ModelConfig:
 
 @contextlib.contextmanager
 def _reading(find: Callable[[], str], world: DistContext) -> Iterator[str]:
-    """The same checkpoint on all ranks, as rank 0 finds it, wherever LATEST moves meanwhile, and kept until all have
-    read it."""
-    with contextlib.ExitStack() as held:
-        folder = held.enter_context(opened(find())).uri if world.rank == 0 else None
+    """Yield the same checkpoint on all ranks, as rank 0 finds it, and keep it until all have read it.
+
+    LATEST may move meanwhile.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(opened(find())).uri if world.rank == 0 else None
         yield _same(world, folder)
         dist.barrier()
 
 
 def _same(world: DistContext, value: Any) -> Any:
-    """Rank 0's, on all ranks."""
+    """Return rank 0's value on all ranks."""
     box = [value]
     dist.broadcast_object_list(box, src=0, device=world.device)
     return box[0]

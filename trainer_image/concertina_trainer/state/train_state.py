@@ -1,4 +1,4 @@
-"""A rank's part of the training state: weights and optimizer moments as named boxes, and how they are filled."""
+"""Training state of a rank: weights and optimizer moments as named boxes, and how they are filled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INSTEAD = "restore the model's configuration, or start a new run under another 
 
 
 class TrainState:
-    """Everything that a snapshot holds, as this rank has it."""
+    """Contents of a snapshot, as this rank has them."""
 
     def __init__(self, model: Stages, config: TrainerConfig, optimizer: ShardedAdamW, world: DistContext) -> None:
         self._optimizer, self._own = optimizer, model.own.own if model.own else None
@@ -46,57 +46,67 @@ class TrainState:
         for name, parameter in model.named_parameters():
             tensors[f"{MODEL}{name}"] = parameter.detach()
             for kind, of_rank in kinds.items() if parameter.requires_grad else ():
-                # A rank without a part of the parameter has no moments: its nothing of the parameter stands for them.
+                # A rank without a part of the parameter has no moments. The empty part of the parameter replaces them.
                 moment = of_rank.get(name, local(parameter.detach()))
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
         self._catalogue = StateIndex(tensors, {}, world.rank, world.size, whole_cut=world.cut)
         self.saved = self._catalogue.saved
-        """By this rank, with the configuration that a resumed run is compared with."""
+        """Tensors that this rank saves, with the configuration that a resumed run is compared with."""
         self.saved.layout = Layout(self.saved.layout.chunks, config.model_dump_json(by_alias=True))
         self.digest = self._catalogue.digest
 
     @torch.no_grad()
     def initialise(self, config: TrainerConfig) -> None:
-        """Step 0: weights from the seed alone, moments 0."""
+        """Set the state of step 0: weights from the seed alone, moments 0."""
         initial = functools.partial(initial_value, config=config.model, seed=config.seed)
-        for held in self._catalogue.held:
-            if not held.name.startswith(MODEL):
-                held.local.zero_()
-            elif held.local.numel():
-                name = held.name.removeprefix(MODEL)
-                held.local.copy_((self._own.initial if self._own else initial)(name, held.whole, held.box))
+        for local_array in self._catalogue.held:
+            if not local_array.name.startswith(MODEL):
+                local_array.local.zero_()
+            elif local_array.local.numel():
+                name = local_array.name.removeprefix(MODEL)
+                local_array.local.copy_(
+                    (self._own.initial if self._own else initial)(name, local_array.whole, local_array.box)
+                )
         self._optimizer.set_step(0)
 
-    def plan(self, held: Mapping[int, Header]) -> ReadPlan:
-        """What to read of a saved state of which these are the shards' headers, whatever world they were written by.
-        Raises InvalidInput where it is not a whole state of this model."""
-        known = {each.name for each in self._catalogue.held}
-        for header in held.values():
-            foreign = next((name for name in header.chunks if name not in known), None)
+    def plan(self, headers: Mapping[int, Header]) -> ReadPlan:
+        """Plan what to read of a saved state, which any world may have written.
+
+        `headers` are those of the state's shards, by number.
+
+        Raises:
+            InvalidInput: When it is not a whole state of this model.
+        """
+        own_names = {local_array.name for local_array in self._catalogue.held}
+        for header in headers.values():
+            foreign = next((name for name in header.chunks if name not in own_names), None)
             if foreign is not None:
                 raise InvalidInput(f"the saved state holds {foreign}, which the model has no place for: {_INSTEAD}.")
-        return self._catalogue.plan(held, _INSTEAD)
+        return self._catalogue.plan(headers, _INSTEAD)
 
     def load(self, plan: ReadPlan, shards: Mapping[int, ShardReader], step: int) -> None:
-        """Fill everything as was planned; `step` finished steps have led to it."""
+        """Fill everything as planned. `step` is the number of finished steps of the state."""
         self._catalogue.fill(plan, shards)
         self._optimizer.set_step(step)
 
     def load_weights(self, shards: Sequence[ShardReader], whence: str) -> None:
-        """Fill the weights alone, of whatever dtype they are; the rest stays as it is. Raises InvalidInput where they
-        are not those of this model."""
-        known = {each.name for each in self._catalogue.held}
-        held = {number: shard.header for number, shard in enumerate(shards)}
-        there = {name for header in held.values() for name in header.chunks}
-        # Adapters of weights that were trained without any begin as they are.
+        """Fill only the weights, of any dtype. The rest stays as it is.
+
+        Raises:
+            InvalidInput: When they are not those of this model.
+        """
+        own_names = {local_array.name for local_array in self._catalogue.held}
+        headers = {number: shard.header for number, shard in enumerate(shards)}
+        stored_names = {name for header in headers.values() for name in header.chunks}
+        # If the weights were trained without adapters, the adapters keep their initial values.
         weights = [
             chunk
             for chunk in self.saved.layout.chunks
-            if chunk.name.startswith(MODEL) and (chunk.name in there or not is_adapter(chunk.name))
+            if chunk.name.startswith(MODEL) and (chunk.name in stored_names or not is_adapter(chunk.name))
         ]
-        for header in held.values():
+        for header in headers.values():
             for name, stored in header.chunks.items():
-                if name.startswith(MODEL) and name not in known:
+                if name.startswith(MODEL) and name not in own_names:
                     raise InvalidInput(
                         f"{whence} has {name.removeprefix(MODEL)} {list(stored.chunk.global_shape)}, which this model "
                         "has not: correct spec.trainer.model, or begin with other weights."
@@ -109,13 +119,13 @@ class TrainState:
                         f"{list(chunk.global_shape)} in this model: correct spec.trainer.model, or begin with "
                         "other weights."
                     )
-        plan = reads(held, weights)
+        plan = reads(headers, weights)
         plan.require(whence)
         self._catalogue.fill(plan, dict(enumerate(shards)))
 
 
 def _of_stage(buffer: Tensor, world: DistContext) -> Tensor:
-    """All ranks have the same; of a pipeline those of one stage, as a tensor that says so."""
+    """Return a buffer, which all ranks have. In a pipeline only the ranks of one stage have it, as a DTensor says."""
     if world.meshes.pipeline is None:
         return buffer
     mesh = world.meshes.fsdp
@@ -123,8 +133,8 @@ def _of_stage(buffer: Tensor, world: DistContext) -> Tensor:
 
 
 def _cut_like(parameter: Tensor, moment: Tensor) -> Tensor:
-    """This rank's part of a moment as a tensor that says so."""
+    """Return this rank's part of a moment, as a DTensor that is cut like the parameter."""
     if not isinstance(parameter, DTensor):
         return moment
-    # Not by from_local, which copies what is in host memory to the mesh's device.
+    # Not by from_local, which copies tensors in host memory to the mesh's device.
     return DTensor(moment, parameter._spec, requires_grad=False)

@@ -1,4 +1,4 @@
-"""Weights to begin with (`checkpoint.initFrom`): of another run's checkpoint, or of safetensors files."""
+"""Initial weights (`checkpoint.initFrom`): from another run's checkpoint, or from safetensors files."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from concertina_trainer.format import hf_config, hf_names
 ENDING = ".safetensors"
 WHOLE, INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
 UNSEEN = {name: hf_config.OURS[name] for name in ("num_attention_heads", "rms_norm_eps", "rope_theta")}
-"""What neither a tensor's name nor its shape tells."""
+"""Fields that neither a tensor's name nor its shape reveals."""
 PASSED_OVER = ("rotary_emb.inv_freq",)
-"""Endings of what files hold beside weights."""
+"""Endings of tensors in files that are not weights."""
 _NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
 
 
 class FileWeights:
-    """The tensors of one safetensors file."""
+    """Tensors of one safetensors file."""
 
     batch_bytes = StoredShard.batch_bytes
 
@@ -47,17 +47,26 @@ class FileWeights:
         self.header = Header(_NOBODY, chunks)
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
-        """Raises StorageError."""
-        found = self._folder.get_ranges(self._key, [(begin, begin + len(target)) for begin, target in parts])
-        for (_, target), data in zip(parts, found, strict=True):
+        """Fill each memoryview with the file's bytes from its offset on.
+
+        Raises:
+            StorageError: When the file can't be read.
+        """
+        contents = self._folder.get_ranges(self._key, [(begin, begin + len(target)) for begin, target in parts])
+        for (_, target), data in zip(parts, contents, strict=True):
             target[:] = data
 
 
 class SafetensorsFiles:
-    """A file, or a folder of files, with our names or those of Hugging Face's Llama."""
+    """File, or folder of files, with this project's names or those of Hugging Face's Llama."""
 
     def __init__(self, uri: str) -> None:
-        """Raises StorageError, or InvalidInput where there is no such file."""
+        """Find the files.
+
+        Raises:
+            InvalidInput: When there is no such file.
+            StorageError: When storage can't be read.
+        """
         self.uri = uri
         if uri.endswith(ENDING):
             folder, _, file = uri.rpartition("/")
@@ -69,7 +78,13 @@ class SafetensorsFiles:
             raise InvalidInput(f"{uri} holds no {NAME}, no {LATEST} and no {ENDING} file: correct checkpoint.initFrom.")
 
     def _of_the_model(self) -> list[str]:
-        """As transformers chooses: a folder may hold the same weights again, under other names."""
+        """Return the files that transformers would choose.
+
+        A folder may hold the same weights again, under other names.
+
+        Raises:
+            InvalidInput: When the index can't be read.
+        """
         keys = sorted(key for key in self._folder.entries() if key.endswith(ENDING) and "/" not in key)
         if WHOLE in keys:
             return [WHOLE]
@@ -82,14 +97,19 @@ class SafetensorsFiles:
             raise InvalidInput(f"{self.uri}/{INDEX} can't be read: {error}.") from error
 
     def check(self, model: ModelConfig) -> str:
-        """Raises InvalidInput where the files are said to be of another model than this one. What could not be checked,
-        in a sentence."""
+        """Check that config.json, if there is one, is of this model.
+
+        Return a sentence about what could not be checked, or an empty one.
+
+        Raises:
+            InvalidInput: When it is of another model.
+        """
         where = f"{self._folder.uri}/{hf_config.NAME}"
         text = self._folder.get(hf_config.NAME)
         if text is not None:
             hf_config.check(text, where, model)
             return ""
-        fields = ", ".join(f"{ours} ({theirs})" for theirs, ours in UNSEEN.items())
+        fields = ", ".join(f"{field} ({exported_name})" for exported_name, field in UNSEEN.items())
         return (
             f"there is no {where}: that the weights were trained with the same {fields}, activation and rope scaling "
             "as spec.trainer.model says could not be checked; only names and shapes were"
@@ -97,7 +117,11 @@ class SafetensorsFiles:
 
     @cached_property
     def shards(self) -> list[FileWeights]:
-        """Raises InvalidInput for a file that can't be used, and for a tensor that our model has no place for."""
+        """Tensors of each file.
+
+        Raises:
+            InvalidInput: When a file can't be used, or has a tensor that the model has no place for.
+        """
         return [
             FileWeights(self._folder, key, {stored.chunk.name: stored for stored in self._stored_chunks(key)})
             for key in self._keys
@@ -119,8 +143,8 @@ class SafetensorsFiles:
 def _stored_chunk(name: str, entry: dict[str, Any], header_size: int, where: str) -> StoredChunk:
     dtype, shape = str(entry["dtype"])[:20], counts(entry["shape"])
     bare = name.removeprefix(hf_names.MODEL)
-    mine = hf_names.ours(name) or (bare if hf_names.theirs(bare) else None)
-    if mine is None:
+    own_name = hf_names.ours(name) or (bare if hf_names.theirs(bare) else None)
+    if own_name is None:
         raise InvalidInput(
             f"{where} has a tensor {name:.100}, which the bundled model has no place for: it is of another kind of "
             "model, and can't be begun with."
@@ -129,12 +153,12 @@ def _stored_chunk(name: str, entry: dict[str, Any], header_size: int, where: str
         raise InvalidInput(f"{name} in {where} has the dtype {dtype}: convert it to one of {', '.join(ITEM_SIZES)}.")
     if not shape:
         raise InvalidInput(f"{name} in {where} is a single number, and not a tensor of the bundled model.")
-    chunk = Chunk(f"{hf_names.MODEL}{mine}", dtype, (0,) * len(shape), shape, shape)
+    chunk = Chunk(f"{hf_names.MODEL}{own_name}", dtype, (0,) * len(shape), shape, shape)
     return StoredChunk(chunk, header_size + data_begin(entry))
 
 
 def is_checkpoint(uri: str) -> bool:
-    """Whether a URI names a checkpoint of ours or a run's folder, rather than files of weights."""
+    """Return whether a URI names a checkpoint of this project or a run's folder, rather than files of weights."""
     if uri.endswith(ENDING):
         return False
     folder = ObjectPrefix(uri)

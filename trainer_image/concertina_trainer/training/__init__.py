@@ -1,1 +1,1 @@
-"""The loop, and what it does between two steps."""
+"""Training loop, and what it does between two steps."""

@@ -1,7 +1,7 @@
-"""What all ranks must know of each other, in the one small all-reduce of each step.
+"""Agreement of all ranks, in one small all-reduce in each step.
 
-Everything is a sum, so that one operation does: a flag is agreed when its sum is above 0, and something holds on
-every rank when its sum is the world's size. The result is read before the weights are updated, so a loss that is not
+Everything is a sum, so that one operation suffices: a flag is raised if its sum is above 0, and something holds on
+every rank if its sum is the world's size. The result is read before the weights are updated, so a loss that is not
 finite never reaches them, and all ranks act on the same result after the same step (decision "One all-reduce a step,
 read before the update").
 """
@@ -24,8 +24,10 @@ from concertina_trainer.parallel.summing import Sums
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
+    """Result of one step, the same on all ranks."""
+
     loss: float
-    """Over the global batch."""
+    """Mean loss of the global batch."""
     squared_norm: float
     flags: StepFlags
     digests: tuple[float, ...] = ()
@@ -44,16 +46,18 @@ def agree(
     flags: StepFlags,
     *payloads: Tensor,
 ) -> StepResult:
-    """One all-reduce of a few float64; `payloads`: those of `digests`, `balance` and `expert_loads`, which may be
-    empty."""
-    # Not made on the device: that would wait for the backward pass, and the all-reduce would be queued late.
+    """Return the result of a step, by one all-reduce of a few float64.
+
+    `payloads` are those of `digests`, `balance` and `expert_loads`, which may be empty.
+    """
+    # Not made on the device, as that would wait for the backward pass, and the all-reduce would be queued late.
     counts = torch.tensor(dataclasses.astuple(flags), dtype=torch.float64).to(world.device, non_blocking=True)
     squares = sums.squares(gradients).to(world.device, non_blocking=True)  # gradients may be in host memory
     parts = [sums.losses(losses), squares, counts, *payloads]
     payload = torch.cat(parts)
     with world.times.measured(StepPart.ALL_REDUCE):
         dist.all_reduce(payload)
-    numbers = iter(payload.tolist())  # of a GPU: one copy, so one wait
+    numbers = iter(payload.tolist())  # on a GPU, one copy and so one wait
     loss, squared, raised, *others = [list(itertools.islice(numbers, len(part))) for part in parts]
     all_flags = StepFlags(*(round(count) for count in raised))
     return StepResult(sums.loss(loss), sums.squared_norm(squared), all_flags, *map(tuple, others))

@@ -1,7 +1,7 @@
-"""Steps that look wrong: a loss or gradient that is not finite, or a loss far above those before it.
+"""Steps that look wrong: a loss or gradient that is not finite, or a loss far above the previous ones.
 
-Every rank judges the same agreed numbers, before weights are touched, so all do the same. What is known of earlier
-losses is two numbers, which are part of the saved state: a run that was interrupted judges as one that was not.
+Every rank judges the same agreed numbers, before weights are changed, so all do the same. The history of losses is two
+numbers, which are part of the saved state: a run that was interrupted judges as one that was not.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from concertina_trainer.errors import RollBack
 SMOOTHING = 1 / 16
 """Weight of a new loss in mean and variance."""
 SEASONED = 32
-"""Losses before there is anything to compare with."""
+"""Number of losses that are needed before there is anything to compare with."""
 IN_A_ROW = 8
-"""Batches skipped one after another: then it is not the batch."""
+"""Number of consecutive batches to skip before the batch is ruled out as the cause."""
 
 
 class Measured(Protocol):
-    """Of a step: as `agreement.StepResult` says it. (No torch here: the simulation plays these rules too.)"""
+    """Measurements of a step, as in `agreement.StepResult`. (No torch here: the simulation uses these rules too.)"""
 
     @property
     def loss(self) -> float: ...
@@ -37,12 +37,12 @@ class Measured(Protocol):
 
 
 def with_loss(trend: Trend, loss: float) -> Trend:
-    """With one more loss: exponentially weighted mean and variance (West 1979)."""
+    """Return the trend with one more loss: exponentially weighted mean and variance (West 1979)."""
     if trend.losses == 0:
         return Trend(loss, 0.0, 1)
-    apart = loss - trend.mean
-    variance = (1 - SMOOTHING) * (trend.variance + SMOOTHING * apart * apart)
-    return Trend(trend.mean + SMOOTHING * apart, variance, trend.losses + 1)
+    deviation = loss - trend.mean
+    variance = (1 - SMOOTHING) * (trend.variance + SMOOTHING * deviation * deviation)
+    return Trend(trend.mean + SMOOTHING * deviation, variance, trend.losses + 1)
 
 
 def spikes(trend: Trend, loss: float, deviations: float) -> bool:
@@ -57,32 +57,43 @@ class _Anomaly:
 
 
 class Anomalies:
+    """Judge of the steps of a round."""
+
     def __init__(self, config: TrainerConfig, skipped: Ranges, trend: Trend) -> None:
-        """Raises InvalidInput where more was left out than can be recorded."""
+        """Begin with the skipped samples and the trend of the restored state.
+
+        Raises:
+            InvalidInput: When more was skipped than can be recorded.
+        """
         self._policy, self._batch = config.anomalies, config.global_batch_size
         self.skipped, self.trend = _few(skipped), trend
         self._in_a_row = 0
 
     def skips(self, step: int, position: int, result: Measured) -> str:
-        """Why the batch of this step is left out, in a sentence; empty where it counts. Raises RollBack, InvalidInput,
-        or FloatingPointError."""
-        found = self._find(result)
-        if found is None:
+        """Return a sentence about why the batch of this step is left out; empty if it counts.
+
+        Raises:
+            RollBack: When the whole world has to go back.
+            FloatingPointError: When the loss or the gradient is not finite, and the step fails.
+            InvalidInput: When the loss jumps, and the job stops.
+        """
+        anomaly = self._find(result)
+        if anomaly is None:
             self.trend, self._in_a_row = with_loss(self.trend, result.loss), 0
             return ""
         batch = positions(position, position + self._batch, self.skipped)
-        event = f"step {step + 1} ({words(batch)}): {found.description}"
-        if found.answer is AnomalyResponse.roll_back:
+        event = f"step {step + 1} ({words(batch)}): {anomaly.description}"
+        if anomaly.answer is AnomalyResponse.roll_back:
             back = max(0, step - self._policy.rollback_steps)
             first = position - (step - back) * self._batch
             skip = positions(max(0, first), position + self._batch, self.skipped)
-            raise RollBack(found.reason, f"{event}; rolled back to step {back} or before, {words(skip)} left out",
+            raise RollBack(anomaly.reason, f"{event}; rolled back to step {back} or before, {words(skip)} left out",
                            back, self._with(skip))  # fmt: skip
-        if found.answer is AnomalyResponse.skip and self._in_a_row < IN_A_ROW:
+        if anomaly.answer is AnomalyResponse.skip and self._in_a_row < IN_A_ROW:
             self.skipped, self._in_a_row = self._with(batch), self._in_a_row + 1
             return f"{event}; left out"
         also = f" in the batch after {IN_A_ROW} that were left out, so it is not the batch" if self._in_a_row else ""
-        if found.reason == FailureReason.LOSS_NOT_FINITE:
+        if anomaly.reason == FailureReason.LOSS_NOT_FINITE:
             raise FloatingPointError(f"{event}{also}; nothing of that step is kept")
         raise InvalidInput(
             f"{event}{also}; trainer.anomalies.spike says to stop. Change it, or what led there, and start again: the "

@@ -1,9 +1,9 @@
-"""`data.balance: Speed`: what each rank takes of a batch follows what it is measured to do.
+"""`data.balance: Speed`: each rank's share of a batch follows its measured speed.
 
-Measured is what stragglers are told by (`Heartbeat.busy`): what a rank does in a step apart from waiting for others,
-which its wait for data is part of. The median of a window travels in the step's all-reduce, each rank's in a place of
-its own, so all read the same bits, come to the same shares by the same pure function, and change them at the same
-batch. Nothing of it is saved: every round begins with even shares.
+The measurement is the one that identifies stragglers (`Heartbeat.busy`): the time of a rank in a step without waiting
+for other ranks, but with its wait for data. The all-reduce of a step has the median of a window of each rank at an
+index of its own. So all ranks read the same bits, compute the same shares by the same pure function, and change them at
+the same batch. Nothing of this is saved: every round begins with even shares.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from concertina_trainer.data.read.batches import Batches, Microbatch
 from concertina_trainer.training.shares import Shares, even, rebalanced
 
 WINDOW = 10
-"""Steps. More than batches are prepared ahead, so a change has come into effect before the next one."""
+"""Steps of a window. They are more than the batches prepared ahead, so a change is in effect before the next one."""
 _SHOWN = 8
 
 
 class Balance:
-    """`on` False: shares stay even, and nothing travels."""
+    """Shares of the ranks. If `on` is False, shares stay even, and nothing is sent."""
 
     def __init__(self, on: bool, batches: Batches, micro_size: int, rank: int) -> None:
         self._on, self._batches, self._micro, self._rank = on, batches, micro_size, rank
@@ -31,39 +31,47 @@ class Balance:
         self.shares = even(self._plan.global_size, self._plan.world)
         self._busy: float | None = None
         self._seconds: list[float] = []
-        """A sequence, of each step since the last look."""
+        """Seconds per sequence, of each step since the last window."""
 
     @property
     def reported(self) -> Shares:
-        """For the status: sequences of each rank; empty where they don't follow its speed."""
+        """Sequences of each rank for the status; empty if they do not follow its speed."""
         return self.shares if self._on else ()
 
     def worked(self, microbatches: Sequence[Microbatch], busy: float) -> None:
-        """After a step: what it computed, and seconds of own work of this round. The first step warms up. All ranks
-        count the same steps, whatever they measure: what travels must be as long everywhere."""
+        """Record what a step computed, and the seconds of own work in this round.
+
+        The first step warms up. All ranks count the same steps, whatever they measure, as the payload must have the
+        same length everywhere.
+        """
         if self._on and self._busy is not None:
             rows = sum(len(batch.tokens) for batch in microbatches)
             self._seconds.append(max(1e-9, busy - self._busy) / rows)
         self._busy = busy
 
     def payload(self, device: torch.device) -> Tensor:
-        """float64: nothing, or at the end of a window for each rank its seconds a sequence."""
+        """Return float64 values for the all-reduce.
+
+        They are empty, or at the end of a window `[ranks]` with this rank's seconds per sequence.
+        """
         if len(self._seconds) < WINDOW:
             return torch.empty(0, dtype=torch.float64, device=device)
-        found = torch.zeros(self._plan.world, dtype=torch.float64)
-        found[self._rank] = statistics.median(self._seconds)
+        seconds_by_rank = torch.zeros(self._plan.world, dtype=torch.float64)
+        seconds_by_rank[self._rank] = statistics.median(self._seconds)
         self._seconds.clear()
-        return found.to(device)
+        return seconds_by_rank.to(device)
 
     def decide(self, payload: Sequence[float]) -> str:
-        """Takes other shares where they pay, from a batch on that no rank has begun to prepare; says so in a sentence,
-        else empty."""
+        """Change the shares if that pays, and return a sentence about it, else an empty one.
+
+        The change begins with a batch that no rank has begun to prepare.
+        """
         shares = rebalanced(self.shares, payload) if payload else self.shares
         if shares == self.shares:
             return ""
         self.shares = shares
         self._batches.change(self._plan.shared_out(shares, self._micro))
-        milliseconds = [round(1000 * each, 1) for each in payload]
+        milliseconds = [round(1000 * seconds, 1) for seconds in payload]
         return f"balance: sequences a step by rank are {_listed(shares)}; each takes ms {_listed(milliseconds)}"
 
 

@@ -1,14 +1,17 @@
 """Silent corruption: bits that should be equal and are not.
 
-With FSDP nothing of the weights is held twice, so two things can be compared every `corruption_check_steps` steps
-(decision "Silent corruption under FSDP"):
-- what each rank gathered: the same weights reach all ranks, so a rank whose digest differs from the others' has them
-  wrong, by its memory or by its network;
-- what lay still: a rank's own weights and moments between the end of one step and the update of the next, which nothing
-  may change. This needs no other rank.
-A wrong result of arithmetic that reaches all ranks alike is not seen; it shows in the loss, if at all (`anomalies`).
+With FSDP no weights are held twice, so two things can be compared every `corruption_check_steps` steps (decision
+"Silent corruption under FSDP"):
 
-A digest is torch.hash_tensor's (an exclusive or) of each tensor, mixed in order: it guards against accidents only.
+- Gathered weights: the same weights reach all ranks, so a rank whose digest differs from the others' has them wrong, by
+  its memory or by its network.
+- Resting state: a rank's own weights and moments must not change between the end of one step and the update of the
+  next. This check needs no other rank.
+
+A wrong result of arithmetic that reaches all ranks alike is not detected. It shows in the loss, if at all
+(`anomalies`).
+
+A digest combines torch.hash_tensor (an exclusive or) of each tensor in order. It detects accidents only.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 
 _MODULUS = 2**48 - 59
-"""A prime below 2**53, so that digests travel as float64."""
+"""Prime below 2**53, so that digests are exact as float64."""
 
 
 def hashes(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -41,13 +44,15 @@ def hashes(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 def mixed(scalars: Sequence[Tensor]) -> int:
     """Return one digest of all hashes, in order. The host waits once for each device, not for each hash."""
-    places: dict[torch.device, list[int]] = {}
-    for place, scalar in enumerate(scalars):
-        places.setdefault(scalar.device, []).append(place)
+    indices: dict[torch.device, list[int]] = {}
+    for index, scalar in enumerate(scalars):
+        indices.setdefault(scalar.device, []).append(index)
     values = [0] * len(scalars)
-    for some in places.values():
-        for place, value in zip(some, torch.stack([scalars[place] for place in some]).tolist(), strict=True):
-            values[place] = value
+    for same_device in indices.values():
+        for index, value in zip(
+            same_device, torch.stack([scalars[index] for index in same_device]).tolist(), strict=True
+        ):
+            values[index] = value
     total = 0
     for value in values:
         total = (total * 1_000_003 + value + 1) % _MODULUS
@@ -59,20 +64,24 @@ def digest(tensors: Iterable[Tensor]) -> int:
 
 
 class Digests:
+    """Comparison of digests between ranks."""
+
     def __init__(self, every: int, model: Stages, still: Sequence[Tensor], world: DistContext, step: int) -> None:
-        """`still`: this rank's state; `step`: from which it goes on, and which is taken to be good."""
+        """Begin with this rank's state `still` after `step` steps, which is assumed to be good."""
         self._every, self._still, self._rank, self._size = every, still, world.rank, world.size
         self._alike = world.alike
         self._agreed = step
         self._gathered: list[Tensor] = []
-        """Hashes of what was gathered in this step. They are read after the backward: a wait in a forward hook would
-        stop FSDP's prefetching."""
+        """Hashes of the weights that were gathered in this step.
+
+        They are read after the backward, because a wait in a forward hook would stop FSDP's prefetching.
+        """
         self._resting: int | None = None
         self._unseen: set[nn.Module] = set()
         self._own: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
         if every:
             for module in model.modules():
-                # Experts that are dealt out are gathered by few ranks, each its own: only that they lie still is seen.
+                # Distributed experts are gathered by few ranks, each its own. Only their resting state is checked.
                 dealt_out = world.meshes.expert is not None and isinstance(module, Experts)
                 if isinstance(module, FSDPModule) and not dealt_out:
                     self._own[module] = _own_parameters(module)
@@ -82,31 +91,42 @@ class Digests:
         return bool(self._every) and step % self._every == 0
 
     def begin(self, step: int) -> None:
-        """Before the forward of the step after `step`."""
+        """Prepare for the forward of the step after `step`."""
         self._gathered, self._unseen = [], set(self._own) if self.due(step) else set()
 
     def _see(self, module: nn.Module, arguments: Any) -> None:
-        """FSDP's own hook runs first: the weights are whole here."""
+        """Hash the weights of a module. FSDP's own hook runs before, so the weights are whole."""
         if module in self._unseen:
             self._unseen.remove(module)
             tensors = (local(getattr(owner, name).detach()) for owner, name in self._own[module])
             self._gathered += hashes(tensors)
 
     def rest(self, step: int) -> None:
-        """After the update that ends `step`, and after anything that may take long."""
+        """Hash the resting state.
+
+        Call this after the update that ends `step`, and after anything that may take long.
+        """
         self._resting = digest(self._still) if self.due(step) else None
 
     def payload(self, step: int, device: torch.device) -> Tensor:
-        """float64: nothing, or for each rank what it gathered and whether what lay still has changed."""
+        """Return float64 values for the all-reduce.
+
+        They are empty, or `[2 * ranks]` with this rank's digest of gathered weights, and whether its resting state has
+        changed.
+        """
         if not self.due(step):
             return torch.empty(0, dtype=torch.float64, device=device)
-        found = torch.zeros(2, self._size, dtype=torch.float64)
-        found[0, self._rank] = mixed(self._gathered)
-        found[1, self._rank] = self._resting is not None and digest(self._still) != self._resting
-        return found.flatten().to(device)
+        values = torch.zeros(2, self._size, dtype=torch.float64)
+        values[0, self._rank] = mixed(self._gathered)
+        values[1, self._rank] = self._resting is not None and digest(self._still) != self._resting
+        return values.flatten().to(device)
 
     def check(self, step: int, payload: Sequence[float], skipped: Ranges) -> None:
-        """Raises RollBack where ranks don't agree: to the last step at which they did."""
+        """Check that all ranks agree.
+
+        Raises:
+            RollBack: When they do not: to the last step at which they did.
+        """
         if not payload:
             return
         gathered, changed = payload[: self._size], payload[self._size :]
@@ -114,25 +134,31 @@ class Digests:
         for ranks in self._alike:
             counts = collections.Counter(gathered[rank] for rank in ranks).most_common()
             if len(counts) > 1:
-                sure = counts[0][1] > len(ranks) - counts[0][1]
-                odd = [rank for rank in ranks if not sure or gathered[rank] != counts[0][0]]
-                verdict = "has other weights than most" if sure else "is one of those that have different weights"
-                bad |= dict.fromkeys(odd, verdict)
+                has_majority = counts[0][1] > len(ranks) - counts[0][1]
+                deviating = [rank for rank in ranks if not has_majority or gathered[rank] != counts[0][0]]
+                verdict = (
+                    "has other weights than most" if has_majority else "is one of those that have different weights"
+                )
+                bad |= dict.fromkeys(deviating, verdict)
         if not bad:
             self._agreed = step
             return
-        named = "; ".join(f"rank {rank} {why}" for rank, why in sorted(bad.items())[:5])
+        descriptions = "; ".join(f"rank {rank} {why}" for rank, why in sorted(bad.items())[:5])
         reason = FailureReason.SILENT_CORRUPTION if self._rank in bad else FailureReason.ROLLED_BACK
         node = os.environ.get("CONCERTINA_NODE", "")
         here = f" (this is rank {self._rank} on node {node})" if self._rank in bad and node else ""
         message = (
-            f"silent corruption seen after step {step}: {named}{here}; all go back to step {self._agreed} or before"
+            f"silent corruption seen after step {step}: {descriptions}{here}; all go back to step {self._agreed} or "
+            "before"
         )
         raise RollBack(reason, message, self._agreed, skipped)
 
 
 def _own_parameters(module: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Those that FSDP gathers with this module: not those of modules within it that it gathers by themselves."""
+    """Return the parameters that FSDP gathers with this module.
+
+    Those of inner modules that FSDP gathers by themselves are left out.
+    """
     inner = {part for child in module.modules() if child is not module and isinstance(child, FSDPModule)
              for part in child.modules()}  # fmt: skip
     parts = [part for part in module.modules() if part not in inner]

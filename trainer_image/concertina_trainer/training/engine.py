@@ -1,4 +1,4 @@
-"""Forward and backward of a rank's microbatches, in whatever layout."""
+"""Forward and backward of a rank's microbatches, in any layout."""
 
 from __future__ import annotations
 
@@ -22,27 +22,31 @@ from concertina_trainer.parallel.summing import Sums
 
 
 class Engine(Protocol):
+    """Forward and backward of a rank's microbatches."""
+
     def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        """Gradients of the global mean, reduced. What each microbatch adds to the loss, on the ranks that count it; of
-        others nothing."""
+        """Compute the reduced gradients of the global mean, and return what each microbatch adds to the loss.
+
+        Ranks that do not count the loss return nothing.
+        """
         ...
 
     def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        """The same, without gradients."""
+        """Return the same as `forward_backward`, without computing gradients."""
         ...
 
 
 class WholeModel:
-    """Each rank computes all layers."""
+    """Engine for ranks that compute all layers."""
 
     def __init__(self, model: Stages, optimizer: ShardedAdamW, sums: Sums, world: DistContext) -> None:
         self._model = model.whole
         self._optimizer, self._sums, self._world = optimizer, sums, world
         self._counts = world.degrees.place(world.rank).tensor == 0
-        """Ranks of a tensor group come to the same loss."""
+        """Whether this rank counts the loss: ranks of a tensor group compute the same loss."""
 
     def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        added, times = [], self._world.times
+        losses, times = [], self._world.times
         for i, microbatch in enumerate(microbatches):
             self._sums.begin(self._model, i, len(microbatches))
             with times.measured(StepPart.FORWARD):
@@ -51,13 +55,13 @@ class WholeModel:
                 torch.autograd.backward(loss)
             if isinstance(self._model, OwnModel):
                 self._model.prove(microbatch, loss.detach())
-            added.append(loss.detach())
+            losses.append(loss.detach())
         self._sums.finish(self._optimizer.gradients())
-        return added if self._counts else []
+        return losses if self._counts else []
 
     def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        found = [self._loss(microbatch.to(self._world.device)) for microbatch in microbatches]
-        return found if self._counts else []
+        losses = [self._loss(microbatch.to(self._world.device)) for microbatch in microbatches]
+        return losses if self._counts else []
 
     def _loss(self, microbatch: Microbatch) -> Tensor:
         if isinstance(self._model, OwnModel):
@@ -68,7 +72,7 @@ class WholeModel:
 
 
 class Pipelined:
-    """Each rank computes some layers of every microbatch."""
+    """Engine for ranks that compute some layers of every microbatch."""
 
     def __init__(self, model: Stages, tied: bool, schedule: Schedule, world: DistContext) -> None:
         self._model, self._tied, self._schedule, self._world = model, tied, schedule, world
@@ -83,7 +87,7 @@ class Pipelined:
         return losses
 
     def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        return self._run(self._schedule.eval, [each.to(self._world.device) for each in microbatches])
+        return self._run(self._schedule.eval, [microbatch.to(self._world.device) for microbatch in microbatches])
 
     def _run(self, run: Callable[..., Any], microbatches: Sequence[Microbatch]) -> list[Tensor]:
         losses: list[Tensor] = []
@@ -92,17 +96,20 @@ class Pipelined:
         for microbatch in microbatches:
             tokens, targets, weights = own_part(microbatch, self._model.context)
             arguments.append((tokens,) if self._first else ())
-            # All stages of a rank get the same.
+            # All stages of a rank get the same arguments.
             ids = {} if microbatch.document_ids is None else {"document_ids": microbatch.document_ids}
             keywords.append(ids | {"weights": weights} | ({"targets": targets} if self._last else {}))
         targets_of = [None] * len(microbatches) if self._last else None
-        # Outputs, which torch would put together, are the losses themselves.
+        # torch would concatenate the outputs, which are the losses themselves.
         run(arg_mbs=arguments, kwarg_mbs=keywords, target_mbs=targets_of, losses=losses, return_outputs=False)
         return [loss.detach() for loss in losses] if self._counts else []
 
 
 def own_part(microbatch: Microbatch, context: Context | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, targets and weights that this rank computes."""
+    """Return the tokens, targets and weights that this rank computes.
+
+    Each is `[rows, length]`, or this rank's part of the length.
+    """
     tokens, targets, weights = microbatch.tokens[:, :-1], microbatch.tokens[:, 1:], microbatch.weights
     if context is None:
         return tokens, targets, weights

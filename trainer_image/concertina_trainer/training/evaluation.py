@@ -1,10 +1,10 @@
-"""The loss on documents that are set aside (`concertina data build --validation`), every so many steps.
+"""Evaluation of the loss on documents that are set aside (`concertina data build --validation`), at intervals of steps.
 
-Always the same sequences, in batches of the training's size and shape: so the loss is the same in every world as far as
-a training step's is, to the bit with `determinism: Bitwise`. Nothing of the training is touched: neither its order nor
-its gradients. A step is evaluated before the next one begins, so a round that goes on from it does so again, and one
-that ended before it could makes up for it. So no drain has to wait: all ranks leave an evaluation between two batches
-(decision "A drain leaves an evaluation").
+The sequences are always the same, in batches of the training's size and shape. So the loss is the same in every world
+as far as that of a training step is, to the bit with `determinism: Bitwise`. Evaluation does not change the training:
+neither its order nor its gradients. A step is evaluated before the next one begins. A round that continues from that
+step repeats the evaluation, and makes up for one that the previous round could not finish. So no drain has to wait: all
+ranks leave an evaluation between two batches (decision "A drain leaves an evaluation").
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ from concertina_trainer.training.engine import Engine
 from concertina_trainer.training.progress_report import Reporter
 
 SEED = 0
-"""The same sequences whatever the run's seed, so that runs can be compared."""
+"""Seed of the order, independent of the run's seed, so that runs can be compared."""
 
 
 class Evaluation:
+    """Evaluation of a run."""
+
     def __init__(
         self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Stages, engine: Engine, sums: Sums,
         world: DistContext, reporter: Reporter, saving: Saving,
@@ -45,10 +47,13 @@ class Evaluation:
         self._world, self._reporter, self._saving = world, reporter, saving
         self._count = min(config.sequences, reader.epoch_size)
         self._done = 0
-        """The last step that was evaluated in this round."""
+        """Last step that was evaluated in this round."""
 
     def after(self, step: int, last: bool = False) -> bool:
-        """Where it is due after `step` steps, or the run ends with them. False where it was left for a drain."""
+        """Evaluate if it is due after `step` steps, or the run ends with them.
+
+        Return False if a drain interrupted it.
+        """
         if step == self._done or (step % self._every and not last):
             return True
         self._done, started = step, time.perf_counter()
@@ -71,15 +76,18 @@ class Evaluation:
 
     @torch.no_grad()
     def _losses(self) -> tuple[list[float], list[int]]:
-        """Of each batch: its mean, and how many tokens its sequences predict. Of fewer where a drain has come."""
+        """Return the mean loss of each batch, and the number of tokens that its sequences predict.
+
+        There are fewer batches if a drain has arrived.
+        """
         sums: list[Tensor] = []
         tokens: list[int] = []
         for begin in range(0, self._count, self._plan.global_size):
             end = min(self._count, begin + self._plan.global_size)
             batch = microbatches(self._reader, self._plan, self._world.data_rank, begin, end)
             count = int(self._reader.predicted(begin, end).sum())
-            # The host waits for the device once a batch, as it does once a step, and only here: this batch was read
-            # while the device computed the one before.
+            # The host waits for the device once per batch, as it does once per step, and only here: this batch was
+            # read while the device computed the previous one.
             if sums and sums[-1][-1].item():
                 break
             losses = self._sums.losses(self._engine.losses(batch))
@@ -89,12 +97,16 @@ class Evaluation:
             tokens.append(count)
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
-                module.reshard()  # no backward comes that would
+                module.reshard()  # as no backward does it
         return [self._sums.loss(losses) for *losses, _ in torch.stack(sums).tolist()], tokens
 
 
 def validation_reader(config: TrainerConfig, begun: bool = False) -> Reader:
-    """Of what was set aside of each data set. `begun`: see Reader. Raises InvalidInput with a sentence."""
+    """Return a reader of the documents that were set aside of each data set. See Reader for `begun`.
+
+    Raises:
+        InvalidInput: When there are none, or they can't be used.
+    """
     aside = [
         source.model_copy(update={"uri": f"{source.uri.rstrip('/')}/{VALIDATION}"}) for source in config.data.sources
     ]

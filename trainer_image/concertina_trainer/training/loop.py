@@ -26,6 +26,8 @@ from concertina_trainer.training.progress_report import Reporter, StepInfo
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRun:
+    """Parts of a training run."""
+
     config: TrainerConfig
     world: DistContext
     engine: Engine
@@ -41,7 +43,10 @@ class TrainingRun:
     evaluation: Evaluation | None = None
 
     def evaluate(self, step: int, position: int, last: bool = False) -> Done | None:
-        """Done where a drain has come meanwhile: the round ends with `step`, and who goes on from it evaluates it."""
+        """Evaluate if it is due, and return Done if a drain has arrived meanwhile.
+
+        The round then ends with `step`, and the round that continues from it evaluates it.
+        """
         if self.evaluation is None or self.evaluation.after(step, last):
             return None
         self.reporter.enter(WorkerPhase.CHECKPOINTING, step)
@@ -50,7 +55,7 @@ class TrainingRun:
 
 
 def train(run: TrainingRun, step: int, position: int) -> Done:
-    """From `step` finished steps and `position` consumed samples to the end of the run, or to a drain."""
+    """Train from `step` finished steps and `position` consumed samples to the end of the run, or to a drain."""
     config, reporter, saving, anomalies, optimizer = run.config, run.reporter, run.saving, run.anomalies, run.optimizer
     if step >= config.last_step:
         if done := run.evaluate(step, position, last=True):
@@ -58,7 +63,7 @@ def train(run: TrainingRun, step: int, position: int) -> Done:
         saving.save(saving.decide(step, StepFlags()), position, anomalies.skipped, anomalies.trend)
         return Done(Outcome.COMPLETE, step)
     while True:
-        # What is due of the step before, where a round ended before it could.
+        # The evaluation of the previous step, if the previous round ended before it.
         if done := run.evaluate(step, position):
             return done
 
@@ -69,7 +74,7 @@ def train(run: TrainingRun, step: int, position: int) -> Done:
         run.digests.begin(step)
         losses = run.engine.forward_backward(microbatches)
 
-        # All ranks come to the same result, before the weights are touched.
+        # All ranks compute the same result, before the weights are changed.
         reporter.enter(WorkerPhase.REDUCING, step)
         result = agree(
             run.world, run.sums, losses, optimizer.counted_gradients(), saving.local_flags(),
@@ -112,6 +117,6 @@ def train(run: TrainingRun, step: int, position: int) -> Done:
 
 
 def clip_scale(squared_norm: float, limit: float) -> float:
-    """What gradients are multiplied by so that their norm is at most `limit` (0: no limit)."""
+    """Return the factor for gradients so that their norm is at most `limit` (0: no limit)."""
     norm = math.sqrt(squared_norm)
     return min(1.0, limit / norm) if limit and norm else 1.0

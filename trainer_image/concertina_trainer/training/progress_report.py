@@ -1,4 +1,4 @@
-"""What a worker tells its agent of where it is, and the lines it logs."""
+"""Reports of a worker to its agent, and the lines that it logs."""
 
 from __future__ import annotations
 
@@ -23,53 +23,53 @@ _SMOOTHING = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class RoundInfo:
-    """What a round says of itself in every report of a step."""
+    """Facts about a round that are in every report of a step."""
 
     restored_step: int
     restored_from: str
-    """Fresh, Memory or Storage."""
+    """Source of the state: Fresh, Memory or Storage."""
     times: StepTimes
     token_flops: float | None
-    """Of one token's forward and backward. None: there is no MFU."""
+    """Operations of one token's forward and backward. None: there is no MFU."""
     token_flops_full_attention: float | None
     """The same with the pairs of tokens that the causal mask hides. None: not known."""
     peak_flops: float | None
-    """A second, of all devices of the world. None: there is no MFU."""
+    """Operations per second of all devices of the world. None: there is no MFU."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepInfo:
-    """After a step."""
+    """Facts about a finished step."""
 
     step: int
     position: int
-    """Samples consumed."""
+    """Number of samples consumed."""
     tokens: int
-    """Of this step, of all ranks."""
+    """Tokens of this step, over all ranks."""
     loss: float
     gradient_norm: float
-    """Before clipping."""
+    """Norm of the gradient before clipping."""
     rate: float
     snapshot_step: int | None
     """Newest snapshot that is complete on the peers of all ranks."""
     saving_seconds: float
-    """Of this round spent on snapshots."""
+    """Seconds of this round spent on snapshots."""
     stalled_seconds: float
-    """Of this round spent waiting for data."""
+    """Seconds of this round spent waiting for data."""
     skipped: Ranges
-    """Positions that were left out."""
+    """Positions that were skipped."""
     shares: tuple[int, ...]
-    """Sequences of a step by rank, where that follows their speed."""
+    """Sequences of a step by rank, if they follow the ranks' speed."""
     interval: CheckpointInterval | None
-    """With durable storage."""
+    """Interval between checkpoints, with durable storage."""
     snapshots: SnapshotInterval | None
-    """From the second snapshot on."""
+    """Interval between snapshots, from the second snapshot on."""
     busiest_expert: float | None = None
-    """Its tokens over the mean of its layer's experts, in the layer where that is the most."""
+    """Load of the busiest expert over the mean of its layer, in the layer where that is the greatest."""
 
 
 class Reporter:
-    """Progress from rank 0, a beat from every other rank; and the heartbeat of each."""
+    """Reporter of progress from rank 0, of a beat from every other rank, and of the heartbeat of each."""
 
     def __init__(self, config: TrainerConfig, rank: int, channel: WorkerEnd) -> None:
         self.heartbeat = HeartbeatWriter()
@@ -79,9 +79,9 @@ class Reporter:
         self._step_began = time.perf_counter()
         self._waited = 0.0
         self._before: Mapping[StepPart, float] = {}
-        """Of the first step, which warms up."""
+        """Seconds by part of the first step, which warms up."""
         self._mean_seconds: float | None = None
-        """Of a step, smoothed; without the first one's warm-up."""
+        """Smoothed duration of a step in seconds, without the warm-up of the first one."""
         self._first_step_at: float | None = None
         self._saving = self._slowest_save = 0.0
         self._sent: Progress | Beat | None = None
@@ -90,25 +90,25 @@ class Reporter:
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """A part of the start."""
+        """Measure a part of the start."""
         started = time.perf_counter()
         yield
         self._timeline[part] = round(time.perf_counter() - started, 4)
         self._step_began = time.perf_counter()
 
     def enter(self, phase: WorkerPhase, step: int) -> None:
-        """For the agent's watchdog; no message."""
+        """Set the phase for the agent's watchdog, without sending a message."""
         self.heartbeat.enter(phase, step)
 
     def starting(self, phase: WorkerPhase, step: int) -> None:
-        """Before the first step."""
+        """Report a phase before the first step."""
         self.enter(phase, step)
         self._send(
             Progress(step, self._config.last_step, 0.0, 0.0, 0.0, 0, phase, time.time(), timeline=dict(self._timeline))
         )
 
     def begin(self, round: RoundInfo) -> None:
-        """From now on there are steps."""
+        """Begin to report steps."""
         self._round = round
 
     def step(self, info: StepInfo) -> None:
@@ -120,7 +120,7 @@ class Reporter:
             self._timeline["first_step"] = round(seconds, 4)
             self._announce(info.step, self._round, self._first_step_at)
             self._before = self._round.times.parts
-        else:  # the first step's warm-up tells nothing, and would be seen in the mean for long
+        else:  # the first step warms up, and would distort the mean for long
             self.heartbeat.busy += max(0.0, seconds - (waited - self._waited))
             mean = self._mean_seconds
             self._mean_seconds = seconds if mean is None else mean * _SMOOTHING + seconds * (1 - _SMOOTHING)
@@ -129,7 +129,7 @@ class Reporter:
         self._saving = info.saving_seconds
         speed, peak = info.tokens / (self._mean_seconds or seconds), self._round.peak_flops
         flops, full = self._round.token_flops, self._round.token_flops_full_attention
-        varies = self._config.data.documents is DocumentMode.bucketed  # then nothing adds up what earlier rounds had
+        varies = self._config.data.documents is DocumentMode.bucketed  # the tokens of earlier rounds are then not known
         self._send(
             Progress(
                 step=info.step,
@@ -160,16 +160,16 @@ class Reporter:
                 metrics=_metrics(info),
             )
         )
-        # Each step: drills and the demo time steps by these lines.
+        # In each step, because drills and the demo measure steps by these lines.
         self.note(str(StepDoneLine(info.step, self._config.last_step, info.loss, info.rate, speed, seconds)))
 
     def note(self, sentence: str) -> None:
-        """A line of the log, once for all ranks; none where there is nothing to say."""
+        """Log a line, once for all ranks; none if the sentence is empty."""
         if sentence and self._rank == 0:
             print(sentence, flush=True)
 
     def evaluating(self, step: int) -> None:
-        """From now on, as long as it takes; that is neither a hang nor part of a step."""
+        """Report an evaluation, which may take any time. It is neither a hang nor part of a step."""
         self.enter(WorkerPhase.EVALUATING, step)
         self._send_again(phase=WorkerPhase.EVALUATING, step=step)
 
@@ -181,7 +181,7 @@ class Reporter:
         self._waited = self._round.times.waiting if self._round else 0.0
 
     def stalled(self, reason: str, seconds: float) -> None:
-        """While data don't come for want of their store: that is no hang. `seconds`: as in StepInfo."""
+        """Report that data are delayed by their store, which is no hang. See StepInfo for `seconds`."""
         if reason != self._stalled_by:
             print(f"waiting for data: {reason}", flush=True)
             self._stalled_by = reason
@@ -194,25 +194,25 @@ class Reporter:
         self._channel.send(self._sent)
 
     def _send_again(self, of_progress: dict[str, Any] | None = None, **changed: Any) -> None:
-        """The last message, with what is different now."""
+        """Send the last message again, with what has changed."""
         if isinstance(self._sent, Progress):
             changed |= {"at": time.time(), **(of_progress or {})}
         if self._sent is not None:
             self._channel.send(dataclasses.replace(self._sent, **changed))
 
-    def _announce(self, step: int, about: RoundInfo, at: float) -> None:
-        """One line when a round is at work: where its state came from and where the time of its start went."""
-        number, source = int(os.environ["CONCERTINA_ROUND"]), RestoreSource(about.restored_from)
-        self.note(str(RoundStarted(number, step, source, about.restored_step, self._timeline, at)))
+    def _announce(self, step: int, round: RoundInfo, first_step_at: float) -> None:
+        """Log where the round's state came from and how long the parts of its start took."""
+        number, source = int(os.environ["CONCERTINA_ROUND"]), RestoreSource(round.restored_from)
+        self.note(str(RoundStarted(number, step, source, round.restored_step, self._timeline, first_step_at)))
 
 
 def _metrics(info: StepInfo) -> dict[str, float]:
-    told = {"gradient_norm": info.gradient_norm, "learning_rate": info.rate}
-    return told if info.busiest_expert is None else {**told, "busiest_expert": info.busiest_expert}
+    metrics = {"gradient_norm": info.gradient_norm, "learning_rate": info.rate}
+    return metrics if info.busiest_expert is None else {**metrics, "busiest_expert": info.busiest_expert}
 
 
 def _seconds_since_process_start() -> float:
-    """From the fork (or exec) to now."""
+    """Return the seconds since the fork (or exec)."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))

@@ -1,1 +1,1 @@
-"""Shards of tokens, made from text."""
+"""Building of token shards from text."""

@@ -1,4 +1,4 @@
-"""Documents that are arrays: .npy files of frames [frames, width], and .npz files of `features` and `targets`."""
+"""Documents that are arrays: .npy files of frames `[frames, width]`, and .npz files of `features` and `targets`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ from concertina_trainer.data.frames import element
 from concertina_trainer.data.rangefile import open_range
 
 _OWN_CONTAINERS = ("a NumPy array", "a zip archive")
-"""Names of what .npy and .npz files begin as."""
+"""Names of the containers that .npy and .npz files are."""
 Arrays = tuple[NDArray[np.floating[Any]], NDArray[np.integer[Any]] | None]
 
 
 def facts(sources: list[DataSource], classes: int) -> FrameFacts | None:
-    """What the frames of these files are like, as the first of them says; None where they are text. `classes`: targets
-    are below it, 0 takes none. Raises InvalidInput."""
+    """Return the format of the frames, from the first file; None if the files are text.
+
+    Targets are below `classes`. With 0, targets are not accepted.
+
+    Raises:
+        InvalidInput: When the files are not alike, or `classes` does not fit them.
+    """
     kinds = {source.format == FRAMES for source in sources}
     if len(kinds) > 1:
         raise InvalidInput("some of the files are arrays of frames, and others are text: choose by --pattern.")
@@ -39,7 +44,11 @@ def facts(sources: list[DataSource], classes: int) -> FrameFacts | None:
 
 
 def document(source: DataSource, frames: FrameFacts) -> bytes:
-    """The elements of a file. Raises InvalidInput."""
+    """Return the elements of a file.
+
+    Raises:
+        InvalidInput: When the file differs from the first one, or has invalid numbers.
+    """
     features, targets = _arrays(source)
     if (features.shape[1], features.dtype.itemsize) != (frames.width, frames.number_bytes):
         raise InvalidInput(
@@ -48,8 +57,8 @@ def document(source: DataSource, frames: FrameFacts) -> bytes:
         )
     if not np.isfinite(features).all():
         raise InvalidInput(f"{source.location} has features that are not finite: correct it.")
-    found = np.empty(len(features), element(frames))
-    found["features"] = features
+    elements = np.empty(len(features), element(frames))
+    elements["features"] = features
     if frames.classes:
         if targets is None:
             raise InvalidInput(f"{source.location} has no targets, and --classes is {frames.classes}: add them.")
@@ -58,15 +67,15 @@ def document(source: DataSource, frames: FrameFacts) -> bytes:
                 f"{source.location} has targets from {targets.min()} to {targets.max()}: they have to be from 0 to "
                 f"{frames.classes - 1}."
             )
-        found["target"] = targets
-    return found.tobytes()
+        elements["target"] = targets
+    return elements.tobytes()
 
 
 def _why_unreadable(whole: bytes, error: Exception) -> str:
-    held = container_of(whole)
-    if held and held not in _OWN_CONTAINERS:
-        return f"it holds {held}"
-    if "pickle" in str(error):  # NumPy advises to load it all the same, which would run what it holds
+    container = container_of(whole)
+    if container and container not in _OWN_CONTAINERS:
+        return f"it holds {container}"
+    if "pickle" in str(error):  # NumPy's message advises to load it all the same, which would run its code
         return "it is no array of numbers"
     return str(error)[:300].rstrip(".")
 

@@ -1,6 +1,6 @@
-"""Token shards from text: in parallel, resumable, and the same bytes for any number of processes or machines.
+"""Building of token shards: parallel, resumable, with the same bytes for any number of processes or machines.
 
-The sources' sizes alone decide each shard's input, which becomes the same shards in any process (decision "A part of
+The sources' sizes alone determine each shard's input, which becomes the same shards in any process (decision "A part of
 the sources is a shard"). Each finished input is recorded beside the shards. The process that finds all of them recorded
 writes the manifest.
 """
@@ -33,18 +33,20 @@ SHARD_BYTES = 64 * 2**20
 _HEADS_AT_ONCE = 16
 """Files whose first bytes are read at a time."""
 MADE_BY = "made-by"
-"""The object that names what the data were built from, and how."""
+"""Object that names what the data were built from, and how."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BuildProgress:
+    """Progress of a build."""
+
     done: int
-    """Bytes of text, about."""
+    """Approximate bytes of text that are done."""
     total: int
     manifest: DataManifest | None = None
-    """With the last one, and only for who finished the whole."""
+    """Manifest, in the last report of the process that finishes the whole build."""
     overlap: dict[str, object] | None = None
-    """Counts of the contamination check, where one was asked for."""
+    """Counts of the contamination check, if it was requested."""
 
 
 def build(
@@ -55,22 +57,29 @@ def build(
     processes: int = 1,
     share: tuple[int, int] = (0, 1),
 ) -> Iterator[BuildProgress]:
-    """Write shards and manifest below the URI or path `out`; what an interrupted run has done is not done again.
-    `share`: (i, n): of n machines that build together, this is the i-th. A document never crosses shards. Raises
-    InvalidInput or StorageError."""
+    """Write shards and manifest below the URI or path `out`.
+
+    Work that an interrupted run has finished is not repeated.
+
+    A document never crosses shards. `share` is (i, n): of n machines that build together, this is the i-th.
+
+    Raises:
+        InvalidInput: When the sources can't be used, or `out` holds other data.
+        StorageError: When durable storage can't be read or written.
+    """
     uri = out if "://" in out else str(Path(out).resolve())
     inputs = plan(
         [source if isinstance(source, DataSource) else _source(source) for source in sources], shard_bytes, recipe
     )
-    mine = inputs[share[0] :: share[1]]
-    _check_heads(mine)
+    own_inputs = inputs[share[0] :: share[1]]
+    _check_heads(own_inputs)
     folder = ObjectPrefix(uri, create=True)
     key = _key(inputs, shard_bytes, recipe)
     _claim(folder, key)
     records = _records(key)
     recorded = folder.list(records)
-    missing = [shard for shard in mine if _record(records, shard.index) not in recorded]
-    total = sum(shard.size for shard in mine)
+    missing = [shard for shard in own_inputs if _record(records, shard.index) not in recorded]
+    total = sum(shard.size for shard in own_inputs)
     done = total - sum(shard.size for shard in missing)
     yield BuildProgress(done, total)
     writing = functools.partial(_write, uri=uri, key=key, recipe=recipe, shard_bytes=shard_bytes)
@@ -83,7 +92,7 @@ def build(
 
 
 def plan(sources: Sequence[DataSource], shard_bytes: int, recipe: Recipe) -> list[ShardInput]:
-    """Consecutive pieces, grouped to about `shard_bytes` of text, by size alone."""
+    """Return consecutive pieces, grouped to about `shard_bytes` of text, by size alone."""
     inputs: list[ShardInput] = []
     group: list[Piece] = []
     size = 0
@@ -102,7 +111,7 @@ def _source(path: Path) -> DataSource:
 
 
 def _check_heads(inputs: Sequence[ShardInput]) -> None:
-    """Raise InvalidInput before any work is done if a source isn't what its name says. Inputs share this out."""
+    """Check that each source is what its name says, before any work is done. Inputs share this out."""
     sources = [piece.source for shard in inputs for piece in shard.pieces if not piece.begin]
     with concurrent.futures.ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
         for _ in pool.map(check, sources):
@@ -120,19 +129,24 @@ def _key(inputs: Sequence[ShardInput], shard_bytes: int, recipe: Recipe) -> str:
 
 
 def _claim(folder: ObjectPrefix, key: str) -> None:
-    """Say what is being built here: who built something else ends at its next shard, and has nothing done. Data that
-    something else made stay as they are: jobs may be reading them (decision "Finished data are written over by nothing
-    else")."""
-    made = folder.get(MADE_BY)
-    if made == key.encode():
+    """Record what is being built here.
+
+    A build of something else ends at its next shard, and has nothing done. Data that something else made stay as they
+    are, because jobs may be reading them (decision "Finished data are written over by nothing else").
+
+    Raises:
+        InvalidInput: When the folder holds data from other sources or options.
+    """
+    claimed_key = folder.get(MADE_BY)
+    if claimed_key == key.encode():
         return
-    held = folder.get(NAME)
-    if held is not None:
+    manifest = folder.get(NAME)
+    if manifest is not None:
         raise InvalidInput(
             f"{folder.uri} holds data already, which other sources or options gave (`concertina data show` says what): "
             "build into another folder, or delete that one first."
         )
-    # Their shards have the names of ours. Those of other shares of this build may just have been made.
+    # Shards of another build have the same names. Shards of other shares of this build may have been written just now.
     folder.delete([name for name in folder.list("building") if not name.startswith(f"{_records(key)}/")])
     folder.put(MADE_BY, key.encode())
 
@@ -166,7 +180,13 @@ def _write(shard: ShardInput, uri: str, key: str, recipe: Recipe, shard_bytes: i
 def _written(
     inputs: Sequence[ShardInput], writing: functools.partial[ShardInput], processes: int
 ) -> Iterator[ShardInput]:
-    """Each when it is done. Processes are spawned: the store's client has threads, which no fork survives."""
+    """Yield each input when it is done.
+
+    Processes are spawned, because the store's client has threads, which do not survive a fork.
+
+    Raises:
+        InvalidInput: When a process was killed.
+    """
     if processes <= 1 or len(inputs) <= 1:
         yield from map(writing, inputs)
         return
@@ -200,28 +220,32 @@ def _end_with_parent() -> None:
 def _finish(
     folder: ObjectPrefix, key: str, count: int, recipe: Recipe
 ) -> tuple[DataManifest, dict[str, object] | None] | None:
-    """Write the manifests if all shards are done; several who find so write the same."""
+    """Write the manifests if all shards are done. Several processes that find so write the same.
+
+    Raises:
+        InvalidInput: When there is no text to train on, or another build has begun.
+    """
     _check_claim(folder, key)
     records = _records(key)
     if len(folder.list(records)) < count:
         return None
     texts = [folder.get(_record(records, index)) for index in range(count)]
     if None in texts:
-        return None  # who finished before us clears up
+        return None  # another process has finished, and deletes the records
     written = [_read(folder, _record(records, index), text) for index, text in enumerate(texts) if text is not None]
     loaded = recipe.load_tokenizer()
     facts = TokenizerFacts(loaded.name, loaded.digest, loaded.separator)
     shape = (OF_FRAMES if recipe.frames else FORMAT, loaded.token_bytes, loaded.vocab_size, facts)
-    manifest = DataManifest(*shape, tuple(shard for each in written for shard in each.training), recipe.frames)
-    aside = DataManifest(*shape, tuple(shard for each in written for shard in each.validation), recipe.frames)
+    manifest = DataManifest(*shape, tuple(shard for part in written for shard in part.training), recipe.frames)
+    aside = DataManifest(*shape, tuple(shard for part in written for shard in part.validation), recipe.frames)
     if not manifest.tokens:
         raise InvalidInput(f"there is no text to train on: all {aside.documents} documents are empty or set aside.")
     overlap = None
     if recipe.against:
         from concertina_trainer.data.build.overlap import report
 
-        overlap = report(recipe, [each.overlap for each in written])
-        _check_claim(folder, key)  # that took its time
+        overlap = report(recipe, [part.overlap for part in written])
+        _check_claim(folder, key)  # again, because the report takes long
         folder.put("overlap.json", json.dumps(overlap, indent=1).encode())
     if loaded.file:
         folder.put("tokenizer.json", loaded.file)
@@ -246,9 +270,9 @@ def _read(folder: ObjectPrefix, name: str, text: bytes) -> Written:
 
 
 def _sweep(out: Path, records: str) -> None:
-    """Empty folders, and drafts (`name#1`) that the store's client leaves where it is killed."""
+    """Delete empty folders, and drafts (`name#1`) that the store's client leaves when it is killed."""
     for draft in (*out.glob("shard-*#*"), *out.glob(f"{VALIDATION}/shard-*#*"), *out.glob(f"{records}/*#*")):
         draft.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # something else is being built there
+    with contextlib.suppress(OSError):  # another build has records there
         (out / records).rmdir()
         (out / records).parent.rmdir()

@@ -1,4 +1,4 @@
-"""What the first bytes of a file say that it is, and compressed files as streams."""
+"""Detection of a file's format from its first bytes, and compressed files as streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.file_names import COMPRESSIONS
 
 HEAD_BYTES = 4096
-"""First bytes of a file that are looked at."""
+"""Number of first bytes of a file to examine."""
 _UNPACKED_BYTES = 2**20
 """Unpacked bytes that a stream holds at once, apart from the line that is read."""
 _MAGIC = [
@@ -58,7 +58,7 @@ def container_of(head: bytes) -> str:
 def why_not_text(head: bytes, complete: bool) -> str:
     """Return why a file that begins with these bytes is no text in UTF-8, as the end of a sentence, or "".
 
-    `complete`: the file ends with these bytes, so a character that is cut off is an error.
+    If `complete`, the file ends with these bytes, so a character that is cut off is an error.
     """
     if name := container_of(head):
         suffix = next((suffix for suffix, value in COMPRESSIONS.items() if value == name), "")
@@ -66,9 +66,9 @@ def why_not_text(head: bytes, complete: bool) -> str:
         return f"holds {name}, not text: {advice}."
     if head.startswith(_UTF_16) or _alternates_with_nul(head[:HEAD_BYTES]):
         return "looks like UTF-16: convert it to UTF-8."
-    if (at := head.find(b"\0")) >= 0:
+    if (nul := head.find(b"\0")) >= 0:
         return (
-            f"holds NUL bytes (the first is byte {at}), as binary files do, and others after a crash: restore it, or "
+            f"holds NUL bytes (the first is byte {nul}), as binary files do, and others after a crash: restore it, or "
             "leave it out by --pattern."
         )
     try:
@@ -79,7 +79,7 @@ def why_not_text(head: bytes, complete: bool) -> str:
 
 
 def _alternates_with_nul(head: bytes) -> bool:
-    """Text in UTF-16 or UTF-32 whose characters are mostly ASCII."""
+    """Return whether the bytes look like UTF-16 or UTF-32 text whose characters are mostly ASCII."""
     even, odd = head[::2], head[1::2]
     return any(
         zeros and zeros.count(0) > 0.7 * len(zeros) and others.count(0) < 0.6 * len(others)
@@ -91,14 +91,17 @@ def _alternates_with_nul(head: bytes) -> bool:
 def unpacked(file: BinaryIO, compression: str, location: str) -> Iterator[BinaryIO]:
     """Yield a stream of the unpacked content: all frames or members of the file, of which little is held at once.
 
-    Raises InvalidInput if the file is cut off, damaged, or compressed otherwise.
+    Raises:
+        InvalidInput: When the file is cut off, damaged, or compressed otherwise.
     """
     head = file.read(HEAD_BYTES)
     file.seek(0)
     if (name := container_of(head)) != compression:
-        what = f"holds {name}" if name else "is empty" if not head else f"does not begin as a {compression} file does"
+        finding = (
+            f"holds {name}" if name else "is empty" if not head else f"does not begin as a {compression} file does"
+        )
         raise InvalidInput(
-            f"{location} {what}, but its name says {compression}: give it the name that fits, or restore it."
+            f"{location} {finding}, but its name says {compression}: give it the name that fits, or restore it."
         )
     try:
         with _OPEN[compression](file) as stream:

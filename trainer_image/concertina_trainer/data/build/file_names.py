@@ -1,4 +1,4 @@
-"""What a file holds, by its name alone. Names are compared without case."""
+"""Format of a file by its name alone. Names are compared without case."""
 
 from __future__ import annotations
 

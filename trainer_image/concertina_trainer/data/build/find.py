@@ -1,4 +1,4 @@
-"""Which files a build takes from files, folders and URIs, and which ones it leaves out."""
+"""Selection of the files that a build takes from files, folders and URIs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ from concertina_trainer.data.rangefile import split
 
 ADVICE = "choose files by --pattern, convert or remove these, or build without them by --allow-left-out"
 _SHOWN = 5
-"""Names in a line."""
+"""Maximum names in a line."""
 
 
 @dataclass(frozen=True)
 class InputFile:
+    """File that a build may take."""
+
     name: str
-    """Relative to its place."""
+    """Name relative to its location."""
     source: DataSource
     identity: str
-    """The same for all names of one file: its path without links, or its URI."""
+    """Identity of the file, the same for all its names: its path without links, or its URI."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
+    """File that a build does not take."""
+
     name: str
     reason: str
     data: bool = False
@@ -44,80 +48,85 @@ Listing = list[InputFile | LeftOut]
 
 
 def find(
-    places: Sequence[str],
+    locations: Sequence[str],
     pattern: str = "",
     allow_left_out: bool = False,
     out: str = "",
     say: Callable[[str], None] = lambda line: None,
     advice: str = ADVICE,
 ) -> list[DataSource]:
-    """Return the files to build from, in a fixed order, and say what is taken and what is left out.
+    """Return the files to build from, in a fixed order, and report what is taken and what is left out.
 
     A folder gives the files that match `pattern`. Without a pattern it gives its data, or its text if it has no data.
     Files below `out` are results of a build and never sources.
 
-    Raises InvalidInput if there is no file, if it isn't clear which split is meant, or if something that may hold data
-    would be left out and `allow_left_out` is false.
+    Raises:
+        InvalidInput: When there is no file, or it is not clear which split is meant, or something that may hold data
+            would be left out and `allow_left_out` is false.
     """
     listing: Listing = []
-    for place in places:
-        listing += [_named(place, item) for item in _within(_plain(place), pattern, _plain(out))]
+    for location in locations:
+        listing += [_named(location, item) for item in _within(_plain(location), pattern, _plain(out))]
     listing = _each_once(listing)
-    taken = [item for item in listing if isinstance(item, InputFile)]
+    taken_files = [item for item in listing if isinstance(item, InputFile)]
     left_out = [item for item in listing if isinstance(item, LeftOut)]
-    for line in _report(taken, left_out):
+    for line in _report(taken_files, left_out):
         say(line)
     problems = [] if allow_left_out else [item for item in left_out if item.data]
     if problems:
-        named = [f"{item.name} ({item.reason})" for item in problems]
+        names = [f"{item.name} ({item.reason})" for item in problems]
         raise InvalidInput(
-            f"These would be left out and may hold data: {_bounded(named)}. Nothing was built: {advice}."
+            f"These would be left out and may hold data: {_bounded(names)}. Nothing was built: {advice}."
         )
-    if not taken:
-        raise InvalidInput(f"no file matches {pattern or '**/*'} in {', '.join(places)}.")
-    return [item.source for item in taken]
+    if not taken_files:
+        raise InvalidInput(f"no file matches {pattern or '**/*'} in {', '.join(locations)}.")
+    return [item.source for item in taken_files]
 
 
-def find_evaluation(places: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[DataSource]:
+def find_evaluation(locations: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[DataSource]:
     """Return the files of evaluation data, which `--against` names."""
-    return find(places, say=lambda line: say(f"--against: {line}"), advice="name the files themselves by --against")
+    return find(locations, say=lambda line: say(f"--against: {line}"), advice="name the files themselves by --against")
 
 
-def _plain(place: str) -> str:
+def _plain(location: str) -> str:
     """Return a place as a path or as the URI of a store."""
-    plain = place.removeprefix("file://").rstrip("/")
-    return plain or (place and "/")
+    plain = location.removeprefix("file://").rstrip("/")
+    return plain or (location and "/")
 
 
-def _within(place: str, pattern: str, out: str) -> Listing:
-    """Return the files of a place, relative to it."""
-    if "://" in place:
-        listed = ObjectPrefix(place).entries()
-        if not listed:
-            folder, key = split(place)
+def _within(location: str, pattern: str, out: str) -> Listing:
+    """Return the files of a location, relative to it.
+
+    Raises:
+        InvalidInput: When the location does not exist, or is neither a file nor a folder.
+    """
+    if "://" in location:
+        objects = ObjectPrefix(location).entries()
+        if not objects:
+            folder, key = split(location)
             entries = ObjectPrefix(folder).entries()
-            return _given(InputFile("", _object(place, entries[key]), place)) if key in entries else []
-        return _select(place, _stored(place, listed, out), pattern)
-    root = Path(place).absolute()
+            return _named_file(InputFile("", _object(location, entries[key]), location)) if key in entries else []
+        return _select(location, _stored(location, objects, out), pattern)
+    root = Path(location).absolute()
     try:
         status = root.stat()
     except OSError as error:
         problem = "is a broken link" if root.is_symlink() else "does not exist"
-        raise InvalidInput(f"{place} {problem}: correct it.") from error
+        raise InvalidInput(f"{location} {problem}: correct it.") from error
     if stat.S_ISREG(status.st_mode):
-        return _given(InputFile("", _local(str(root), status), os.path.realpath(root)))
+        return _named_file(InputFile("", _local(str(root), status), os.path.realpath(root)))
     if not stat.S_ISDIR(status.st_mode):
-        raise InvalidInput(f"{place} is neither a file nor a folder: write its content to a file first.")
+        raise InvalidInput(f"{location} is neither a file nor a folder: write its content to a file first.")
     return _select(str(root), _Walk(os.path.realpath(out) if out else "").files(str(root)), pattern)
 
 
-def _named(place: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
+def _named(location: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
     """Name an item as a person would: below the place as it was given."""
-    return dataclasses.replace(item, name=f"{place.rstrip('/')}/{item.name}" if item.name else place)
+    return dataclasses.replace(item, name=f"{location.rstrip('/')}/{item.name}" if item.name else location)
 
 
-def _given(file: InputFile) -> Listing:
-    """A file that was named itself, whatever part it would have in its folder."""
+def _named_file(file: InputFile) -> Listing:
+    """Return a file that was named itself, whatever role it would have in its folder."""
     reason = why_unreadable(file.source.location)
     return [LeftOut(file.name, reason, data=True)] if reason else [file]
 
@@ -130,23 +139,28 @@ def _object(uri: str, entry: ObjectEntry) -> DataSource:
     return DataSource(uri, entry.size, int(entry.at.timestamp()) * 10**9)
 
 
-def _stored(uri: str, listed: dict[str, ObjectEntry], out: str) -> Listing:
-    """Objects as files, without the empty ones that stand for folders and those of the result."""
+def _stored(uri: str, objects: dict[str, ObjectEntry], out: str) -> Listing:
+    """Return objects as files, without empty ones that stand for folders, and without those of the result.
+
+    Raises:
+        InvalidInput: When the folder is the result's own.
+    """
     if uri == out:
-        raise _into_itself(uri)
-    listed = {key: entry for key, entry in listed.items() if not f"{uri}/{key}".startswith(f"{out}/")}
-    folders = {key[:at] for key in listed for at, letter in enumerate(key) if letter == "/"}
-    hidden = {key: part for key in listed if (part := _hidden_part(key))}
+        refusal = _into_itself(uri)
+        raise refusal
+    objects = {key: entry for key, entry in objects.items() if not f"{uri}/{key}".startswith(f"{out}/")}
+    folders = {key[:end] for key in objects for end, letter in enumerate(key) if letter == "/"}
+    hidden = {key: part for key in objects if (part := _hidden_part(key))}
     candidates = [
         InputFile(key, _object(f"{uri}/{key}", entry), f"{uri}/{key}")
-        for key, entry in listed.items()
+        for key, entry in objects.items()
         if key not in hidden and not (key in folders and not entry.size)
     ]
     return [*candidates, *(LeftOut(part, "hidden") for part in dict.fromkeys(hidden.values()))]
 
 
-def _into_itself(place: str) -> InvalidInput:
-    return InvalidInput(f"--out is {place}, a folder of sources: build into another folder.")
+def _into_itself(location: str) -> InvalidInput:
+    return InvalidInput(f"--out is {location}, a folder of sources: build into another folder.")
 
 
 def _hidden_part(key: str) -> str:
@@ -156,14 +170,14 @@ def _hidden_part(key: str) -> str:
 
 
 class _Walk:
-    """The files below a folder. Links to folders are followed, and each real folder is read once."""
+    """Files below a folder. Links to folders are followed, and each real folder is read once."""
 
     def __init__(self, out: str) -> None:
         self._out = out
         """Path without links of the result, which is no source."""
         self._name_by_folder: dict[str, str] = {}
         self._links: list[tuple[str, str]] = []
-        """Path and name of links to folders that are still to be followed: real folders come first."""
+        """Path and name of links to folders that are still to be followed. Real folders come first."""
 
     def files(self, root: str) -> Iterator[InputFile | LeftOut]:
         real = os.path.realpath(root)
@@ -218,11 +232,11 @@ class _Walk:
             yield from self._folder(entry.path, name, real)
 
 
-def _select(place: str, listing: Iterable[InputFile | LeftOut], pattern: str) -> Listing:
-    """Decide what to take of the files of one folder."""
+def _select(location: str, listing: Iterable[InputFile | LeftOut], pattern: str) -> Listing:
+    """Return which of the files of one folder to take."""
     listing = sorted(listing, key=lambda item: item.name.split("/"))
     files = [item for item in listing if isinstance(item, InputFile)]
-    chosen = _matching(files, pattern) if pattern else _training(place, files)
+    chosen = _matching(files, pattern) if pattern else _training(location, files)
     return [*(item for item in listing if isinstance(item, LeftOut)), *chosen]
 
 
@@ -239,7 +253,7 @@ def _matching(files: Sequence[InputFile], pattern: str) -> Listing:
 
 
 def _matches(name: Sequence[str], pattern: Sequence[str]) -> bool:
-    """As a shell matches: `*` stays within a folder, and `**` is any number of folders."""
+    """Return whether a name matches as in a shell: `*` stays within a folder, and `**` is any number of folders."""
     if not pattern:
         return not name
     if pattern[0] == "**":
@@ -262,71 +276,71 @@ _REASONS = {
 }
 
 
-def _training(place: str, files: Sequence[InputFile]) -> Listing:
-    """Take a folder's data, or its text where it has no data; where these are splits, the split `train`."""
+def _training(location: str, files: Sequence[InputFile]) -> Listing:
+    """Return a folder's data, or its text if it has no data; if these are splits, the split `train`."""
     role_by_name = {file.name: role_of(file.name) for file in files}
-    held = set(role_by_name.values())
-    wanted, doubtful = next((roles for roles in _TAKEN if held & roles[0]), _TAKEN[-1])
-    taken = [file for file in files if role_by_name[file.name] in wanted]
+    present = set(role_by_name.values())
+    chosen_roles, doubtful = next((roles for roles in _TAKEN if present & roles[0]), _TAKEN[-1])
+    taken_files = [file for file in files if role_by_name[file.name] in chosen_roles]
     chosen: Listing = []
     for file in files:
         role = role_by_name[file.name]
         if role is Role.UNREADABLE:
             chosen.append(LeftOut(file.name, why_unreadable(file.name), data=True))
-        elif role not in wanted:
+        elif role not in chosen_roles:
             chosen.append(LeftOut(file.name, _REASONS[role], data=role in doubtful))
-    return [*chosen, *_of_split(place, taken, files, role_by_name)]
+    return [*chosen, *_of_split(location, taken_files, files, role_by_name)]
 
 
 def _of_split(
-    place: str, taken: Sequence[InputFile], files: Sequence[InputFile], role_by_name: dict[str, Role]
+    location: str, taken_files: Sequence[InputFile], files: Sequence[InputFile], role_by_name: dict[str, Role]
 ) -> Listing:
     dataset = any(file.name.lower() == "dataset_dict.json" for file in files)
     split_by_name = {
         file.name: file.name.partition("/")[0] if dataset else split_of(file.name)
-        for file in taken
+        for file in taken_files
         if role_by_name[file.name] is not Role.DESCRIPTION
     }
     kinds = sorted(set(split_by_name.values()))
     if len(kinds) < 2 or "" in kinds:
-        return list(taken)
+        return list(taken_files)
     if TRAINING not in kinds:
         raise InvalidInput(
-            f"{place} holds the splits {', '.join(kinds)}, and no {TRAINING}: choose files by --pattern."
+            f"{location} holds the splits {', '.join(kinds)}, and no {TRAINING}: choose files by --pattern."
         )
     return [
         file if kind == TRAINING else LeftOut(file.name, f"split {kind}" if kind else _REASONS[Role.OTHER])
-        for file in taken
+        for file in taken_files
         for kind in [split_by_name.get(file.name, "")]
     ]
 
 
 def _each_once(listing: Listing) -> Listing:
-    """Leave out further names of a file: its documents would be taken twice."""
+    """Leave out further names of a file, because its documents would be taken twice."""
     plain = {item.identity: item.name for item in reversed(listing) if isinstance(item, InputFile)}
     plain |= {
         item.identity: item.name
         for item in reversed(listing)
         if isinstance(item, InputFile) and item.source.location == item.identity
     }
-    taken: set[str] = set()
+    taken_identities: set[str] = set()
     once: Listing = []
     for item in listing:
         if isinstance(item, LeftOut):
             once.append(item)
-        elif plain[item.identity] == item.name and item.identity not in taken:
-            taken.add(item.identity)
+        elif plain[item.identity] == item.name and item.identity not in taken_identities:
+            taken_identities.add(item.identity)
             once.append(item)
         else:
             once.append(LeftOut(f"{item.name} = {plain[item.identity]}", "another name of a file", data=True))
     return once
 
 
-def _report(taken: Sequence[InputFile], left_out: Sequence[LeftOut]) -> Iterator[str]:
-    """One line of what is taken, and one for each reason of what is left out."""
-    counts = Counter(kind_of(item.source.location).suffix or "without a suffix" for item in taken)
-    if taken:
-        yield f"taken: {_files(len(taken))} ({_bounded([f'{n:,} {suffix}' for suffix, n in counts.most_common()])})"
+def _report(inputs: Sequence[InputFile], left_out: Sequence[LeftOut]) -> Iterator[str]:
+    """Yield one line about what is taken, and one for each reason of what is left out."""
+    counts = Counter(kind_of(item.source.location).suffix or "without a suffix" for item in inputs)
+    if inputs:
+        yield f"taken: {_files(len(inputs))} ({_bounded([f'{n:,} {suffix}' for suffix, n in counts.most_common()])})"
     names_by_reason: dict[str, list[str]] = {}
     for item in left_out:
         names_by_reason.setdefault(item.reason, []).append(item.name)

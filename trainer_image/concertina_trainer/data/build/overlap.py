@@ -1,8 +1,8 @@
-"""Contamination: which n-grams of words of evaluation files the training documents have.
+"""Contamination: n-grams of words of evaluation files that the training documents have.
 
-Words are runs of letters and digits, in lower case; bytes beyond ASCII count as letters. An n-gram is known by a 64-bit
-polynomial hash, computed for a whole document at once: of 10^12 comparisons with 10^6 n-grams about 0.05 are chance.
-The n-gram of 13 words is that of Brown et al. 2020 (appendix C).
+Words are runs of letters and digits, in lower case. Bytes beyond ASCII count as letters. An n-gram is identified by a
+64-bit polynomial hash, computed for a whole document at once: of 10^12 comparisons with 10^6 n-grams about 0.05 match
+by chance. The n-gram of 13 words is that of Brown et al. 2020 (appendix C).
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ _NEXT = np.uint64(0xD1B54A32D192ED03)
 
 
 def _letters() -> NDArray[np.uint8]:
-    """Each byte as its letter: lower case, and 0 for what is between words."""
-    kept = [chr(b).lower().encode("latin-1")[0] if chr(b).isalnum() and b < 128 else b * (b >= 128) for b in range(256)]
-    return np.array(kept, dtype=np.uint8)
+    """Return the letter of each byte: in lower case, and 0 for bytes between words."""
+    letters = [
+        chr(b).lower().encode("latin-1")[0] if chr(b).isalnum() and b < 128 else b * (b >= 128) for b in range(256)
+    ]
+    return np.array(letters, dtype=np.uint8)
 
 
 _LETTERS = _letters()
@@ -40,7 +42,7 @@ def _powers(base: np.uint64, count: int) -> _Hashes:
 
 
 def word_hashes(text: bytes) -> _Hashes:
-    """One number a word."""
+    """Return one number for each word."""
     letters = _LETTERS[np.frombuffer(text, np.uint8)]
     edges = np.flatnonzero(np.diff((letters != 0).astype(np.int8), prepend=0, append=0))
     begins, ends = edges[::2], edges[1::2]
@@ -52,7 +54,7 @@ def word_hashes(text: bytes) -> _Hashes:
 
 
 def ngrams(text: bytes, count: int) -> _Hashes:
-    """One number for each run of `count` words; none for a shorter text."""
+    """Return one number for each run of `count` words; none for a shorter text."""
     words = word_hashes(text)
     total = len(words) - count + 1
     if total <= 0:
@@ -65,7 +67,11 @@ def ngrams(text: bytes, count: int) -> _Hashes:
 
 @functools.lru_cache(maxsize=1)
 def _evaluation(recipe: Recipe) -> list[tuple[str, list[_Hashes]]]:
-    """Of each evaluation file, the n-grams of each document."""
+    """Return the n-grams of each document, for each evaluation file.
+
+    Raises:
+        InvalidInput: When an evaluation file can't be read.
+    """
     column = recipe.against_column or recipe.column
     try:
         return [
@@ -79,7 +85,7 @@ def _evaluation(recipe: Recipe) -> list[tuple[str, list[_Hashes]]]:
             )
             for source in find_evaluation(recipe.against)
         ]
-    except InvalidInput as error:  # it advises what holds for training data
+    except InvalidInput as error:  # its advice names the option for training data
         raise InvalidInput(str(error).replace("--column", "--against-column")) from error
 
 
@@ -90,7 +96,7 @@ def _table(recipe: Recipe) -> _Hashes:
 
 
 def _places(grams: _Hashes, table: _Hashes) -> NDArray[np.int64]:
-    """Where those of `grams` that the sorted table holds stand in it."""
+    """Return the indices in the sorted table of those of `grams` that it holds."""
     if not len(table):
         return np.empty(0, np.int64)
     places = np.minimum(np.searchsorted(table, grams), len(table) - 1)
@@ -98,28 +104,31 @@ def _places(grams: _Hashes, table: _Hashes) -> NDArray[np.int64]:
 
 
 class Search:
-    """The n-grams of the evaluation, looked for in document after document."""
+    """Search for the n-grams of the evaluation in document after document."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._table, self._length = _table(recipe), recipe.ngram
-        self._seen: set[int] = set()
+        self._matched: set[int] = set()
         self._documents = 0
 
     def search(self, text: bytes) -> None:
         places = _places(ngrams(text, self._length), self._table)
         self._documents += len(places) > 0
-        self._seen.update(places.tolist())
+        self._matched.update(places.tolist())
 
     def found(self) -> Overlap:
-        return Overlap(self._documents, tuple(sorted(self._seen)))
+        return Overlap(self._documents, tuple(sorted(self._matched)))
 
 
 def report(recipe: Recipe, overlaps: Sequence[Overlap]) -> dict[str, object]:
-    """Counts: of training documents with an n-gram of the evaluation, and, a file of it, of what was found."""
+    """Return counts of matches.
+
+    They are the number of training documents with an n-gram of the evaluation, and the counts of each evaluation file.
+    """
     table = _table(recipe)
-    seen = np.zeros(len(table), bool)
+    matched = np.zeros(len(table), bool)
     for overlap in overlaps:
-        seen[list(overlap.ngrams)] = True
+        matched[list(overlap.ngrams)] = True
     files = []
     for location, texts in _evaluation(recipe):
         places = [_places(grams, table) for grams in texts]
@@ -129,9 +138,9 @@ def report(recipe: Recipe, overlaps: Sequence[Overlap]) -> dict[str, object]:
                 "file": location,
                 "documents": len(texts),
                 "tooShort": sum(not len(grams) for grams in texts),
-                "documentsFound": sum(bool(seen[found].any()) for found in places),
+                "documentsFound": sum(bool(matched[indices].any()) for indices in places),
                 "ngrams": len(every),
-                "ngramsFound": int(seen[every].sum()),
+                "ngramsFound": int(matched[every].sum()),
             }
         )
     return {"ngram": recipe.ngram, "trainingDocuments": sum(overlap.documents for overlap in overlaps), "files": files}

@@ -1,4 +1,4 @@
-"""What a build of a data set is asked for, and what it reports of overlaps with evaluation files."""
+"""Options of the build of a data set, and its report of overlaps with evaluation files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concertina_trainer.data import tokenizer as tokenizers
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What, beside the sources, decides the bytes of the result."""
+    """Everything beside the sources that determines the bytes of the result."""
 
     tokenizer: str = tokenizers.BYTES
     separator: str = ""
@@ -20,13 +20,13 @@ class Recipe:
     validation: float = 0.0
     """Share of the documents that are set aside, by the hash of their text."""
     against: tuple[str, ...] = ()
-    """Evaluation files whose n-grams are looked for."""
+    """Evaluation files whose n-grams are searched for."""
     ngram: int = 13
-    """Words."""
+    """Words of an n-gram."""
     against_column: str = ""
-    """Of the evaluation files; "": `column`."""
+    """Column of the evaluation files; "" means `column`."""
     frames: FrameFacts | None = None
-    """Where documents are arrays."""
+    """Format of the frames, if documents are arrays."""
 
     def load_tokenizer(self) -> tokenizers.Tokenizer:
         if self.frames is not None:
@@ -36,8 +36,8 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """Of one shard: which of the evaluation's n-grams it has, and in how many documents."""
+    """N-grams of the evaluation that one shard has, and the number of its documents that have them."""
 
     documents: int = 0
     ngrams: tuple[int, ...] = ()
-    """Their places in the sorted table of all that are looked for."""
+    """Indices of the n-grams in the sorted table of all of them."""

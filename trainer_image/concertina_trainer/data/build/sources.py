@@ -1,4 +1,4 @@
-"""What data are built from: files, cut into pieces by their sizes alone, and read document by document."""
+"""Sources of data: files, cut into pieces by their sizes alone, and read document by document."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ _BATCH = 1024
 
 @dataclass(frozen=True)
 class DataSource:
+    """File to build from."""
+
     location: str
-    """A path, or a URI."""
+    """Path or URI."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     changed: int = 0
-    """Nanoseconds since the epoch, where it is known."""
+    """Time of the last change in nanoseconds since the epoch, if it is known."""
 
     @property
     def format(self) -> str:
@@ -39,7 +41,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Piece:
-    """The documents of one source that begin in [begin, end): bytes of JSON lines, else row groups or batches.
+    """Documents of one source that begin in [begin, end): bytes of JSON lines, else row groups or batches.
 
     A compressed file, a text and an array are one piece each.
     """
@@ -48,7 +50,7 @@ class Piece:
     begin: int
     end: int
     size: int
-    """Bytes, about, of its text."""
+    """Approximate bytes of its text."""
 
 
 def cut(source: DataSource, piece_bytes: int, column: str) -> list[Piece]:
@@ -99,14 +101,22 @@ def _column(source: DataSource, column: str, names: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _as_input(source: DataSource) -> Iterator[None]:
-    """Raise pyarrow's errors as InvalidInput."""
+    """Convert pyarrow's errors.
+
+    Raises:
+        InvalidInput: When the source can't be read.
+    """
     import pyarrow
 
     try:
         yield
     except (pyarrow.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
-        held = content.container_of(_head(source))
-        reason = f"it holds {held}" if held and held.lower() != source.format else str(error)[:300].rstrip(".")
+        container = content.container_of(_head(source))
+        reason = (
+            f"it holds {container}"
+            if container and container.lower() != source.format
+            else str(error)[:300].rstrip(".")
+        )
         raise InvalidInput(f"{source.location} can't be read as {source.format}: {reason}.") from error
 
 
@@ -116,7 +126,7 @@ def _batch_sizes(source: DataSource) -> list[int]:
 
 
 def _batches(file: BinaryIO) -> Iterator[Any]:
-    """Of an Arrow file in either of its forms (`datasets` writes streams)."""
+    """Yield the batches of an Arrow file in either of its formats (`datasets` writes streams)."""
     from pyarrow import ipc
 
     head = file.read(6)
@@ -132,9 +142,13 @@ def _batches(file: BinaryIO) -> Iterator[Any]:
 
 
 def check(source: DataSource) -> None:
-    """Raise InvalidInput if the first bytes of a source of text aren't what its name says."""
+    """Check that the first bytes of a source of text are what its name says.
+
+    Raises:
+        InvalidInput: When they are not.
+    """
     if source.format not in (JSON_LINES, TEXT):
-        return  # their readers refuse other content before anything is written
+        return  # the readers of other formats refuse other content before anything is written
     head = _head(source)
     if reason := content.why_not_text(head, complete=len(head) < content.HEAD_BYTES):
         raise InvalidInput(f"{source.location} {reason}")
@@ -149,7 +163,7 @@ def _head(source: DataSource) -> bytes:
 
 
 def read_documents(piece: Piece, column: str) -> Iterator[bytes]:
-    """Yield the text of each document in UTF-8; empty ones are left out."""
+    """Yield the text of each document in UTF-8. Empty ones are left out."""
     with _opened(piece.source) as file:
         yield from (text for text in _FORMATS[piece.source.format](piece, file, column) if text)
 
@@ -173,19 +187,19 @@ def _text(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
 
 
 def _json_lines(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
-    """A line belongs to the piece that its first byte is in."""
+    """Yield the text of each line. A line belongs to the piece that its first byte is in."""
     whole = bool(piece.source.compression)
-    at = piece.begin
-    if at:
-        file.seek(at - 1)
-        at += len(file.readline()) - 1
-    while (whole or at < piece.end) and (line := file.readline()):
-        yield _parsed(line, piece.source, at, column)
-        at += len(line)
+    offset = piece.begin
+    if offset:
+        file.seek(offset - 1)
+        offset += len(file.readline()) - 1
+    while (whole or offset < piece.end) and (line := file.readline()):
+        yield _parsed(line, piece.source, offset, column)
+        offset += len(line)
 
 
-def _parsed(line: bytes, source: DataSource, at: int, column: str) -> bytes:
-    where = f"{source.location}, the line at byte {at}{' (unpacked)' if source.compression else ''}"
+def _parsed(line: bytes, source: DataSource, offset: int, column: str) -> bytes:
+    where = f"{source.location}, the line at byte {offset}{' (unpacked)' if source.compression else ''}"
     if b"\0" in line:
         raise InvalidInput(
             f"{where} holds NUL bytes, as files have after a crash: restore the file, or remove what follows."
@@ -212,7 +226,7 @@ def _parsed(line: bytes, source: DataSource, at: int, column: str) -> bytes:
 
 
 def _kind(value: object) -> str:
-    """As JSON calls it."""
+    """Return the name of a value's type in JSON."""
     names = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
     return names.get(type(value), "number")
 
@@ -230,9 +244,9 @@ def _arrow(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
     with _as_input(piece.source):
         for index, batch in enumerate(_batches(file)):
             if piece.begin <= index < piece.end:
-                batch.validate(full=True)  # pyarrow takes offsets on trust, wherever they point
-                place = _column(piece.source, column, batch.schema.names)
-                yield from _texts(batch.column(place), piece.source, column)
+                batch.validate(full=True)  # pyarrow does not check where offsets point
+                column_index = _column(piece.source, column, batch.schema.names)
+                yield from _texts(batch.column(column_index), piece.source, column)
 
 
 def _texts(values: Any, source: DataSource, column: str) -> Iterator[bytes]:

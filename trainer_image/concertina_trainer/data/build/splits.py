@@ -1,4 +1,4 @@
-"""Which split a file of data is of, by its name."""
+"""Split of a file of data, by its name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ SPLITS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-"""By what names of files call them, as Hugging Face's hub reads them."""
+"""Split by the word that file names use for it, as Hugging Face's hub reads them."""
 
 
 def split_of(name: str) -> str:
-    """Of a file of data, by the words of its name, else by those of its folders, from the innermost out: "" where none
-    is a split's (https://huggingface.co/docs/hub/datasets-file-names-and-splits)."""
+    """Return the split of a file by the words of its name, else by those of its folders, from the innermost out.
+
+    The result is "" if no word is a split's (https://huggingface.co/docs/hub/datasets-file-names-and-splits).
+    """
     for part in reversed(name.lower().split("/")):
-        found = [SPLITS[word] for word in re.split(r"[^a-z]+", part) if word in SPLITS]
-        if found:
-            return found[0]
+        splits = [SPLITS[word] for word in re.split(r"[^a-z]+", part) if word in SPLITS]
+        if splits:
+            return splits[0]
     return ""

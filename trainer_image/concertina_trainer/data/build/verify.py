@@ -1,4 +1,4 @@
-"""Reading a whole data set and comparing it with its manifest."""
+"""Comparison of a whole data set with its manifest."""
 
 from __future__ import annotations
 
@@ -15,41 +15,43 @@ from concertina_trainer.data.tokenizer import TYPES
 
 
 def verify(folder: ObjectPrefix, manifest: DataManifest, threads: int) -> Iterator[tuple[TokenShard, str]]:
-    """Each shard, in order, and what is wrong with it: a sentence, or nothing."""
+    """Yield each shard, in order, with a sentence about what is wrong with it, or ""."""
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         problems = pool.map(lambda shard: _problem(folder, shard, manifest), manifest.shards)
         yield from zip(manifest.shards, problems, strict=True)
 
 
 def _problem(folder: ObjectPrefix, shard: TokenShard, manifest: DataManifest) -> str:
-    place = f"{folder.uri}/{shard.file}"
+    location = f"{folder.uri}/{shard.file}"
     try:
         content, begins = folder.get(shard.file), folder.get(shard.documents_file)
     except StorageError as error:
         return str(error)
     if content is None or begins is None:
-        return f"{place if content is None else f'{folder.uri}/{shard.documents_file}'} is missing."
+        return f"{location if content is None else f'{folder.uri}/{shard.documents_file}'} is missing."
     if hashlib.sha256(content).hexdigest() != shard.sha256:
-        return f"{place} is damaged: it has {len(content)} bytes, of which the manifest's sha256 is not."
+        return f"{location} is damaged: it has {len(content)} bytes, of which the manifest's sha256 is not."
     if hashlib.sha256(begins).hexdigest() != shard.documents_sha256:
         return f"{folder.uri}/{shard.documents_file} is damaged: the manifest's sha256 is not its."
     starts = np.frombuffer(begins, "<u8")
     if len(starts) != shard.documents or starts[0] != 0 or (np.diff(starts.astype(np.int64)) <= 0).any():
         return f"{folder.uri}/{shard.documents_file} does not hold where {shard.documents} documents begin."
     if len(content) != shard.tokens * manifest.token_bytes:
-        return f"{place} holds {len(content)} bytes, and {shard.tokens} of {manifest.token_bytes} are its manifest's."
+        return (
+            f"{location} holds {len(content)} bytes, and {shard.tokens} of {manifest.token_bytes} are its manifest's."
+        )
     if manifest.frames is not None:
-        return _of_frames(place, content, manifest.frames)
+        return _of_frames(location, content, manifest.frames)
     highest = int(np.frombuffer(content, TYPES[manifest.token_bytes]).max())
     if highest >= manifest.vocab_size:
-        return f"{place} holds token {highest}, which the manifest ({manifest.vocab_size} values) rules out."
+        return f"{location} holds token {highest}, which the manifest ({manifest.vocab_size} values) rules out."
     return ""
 
 
-def _of_frames(place: str, content: bytes, frames: FrameFacts) -> str:
-    found = np.frombuffer(content, element(frames))
-    if not np.isfinite(found["features"]).all():
-        return f"{place} holds features that are not finite."
-    if frames.classes and found["target"].max() >= frames.classes:
-        return f"{place} holds target {found['target'].max()}, and there are {frames.classes}."
+def _of_frames(location: str, content: bytes, frames: FrameFacts) -> str:
+    elements = np.frombuffer(content, element(frames))
+    if not np.isfinite(elements["features"]).all():
+        return f"{location} holds features that are not finite."
+    if frames.classes and elements["target"].max() >= frames.classes:
+        return f"{location} holds target {elements['target'].max()}, and there are {frames.classes}."
     return ""

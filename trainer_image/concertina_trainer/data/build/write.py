@@ -1,4 +1,4 @@
-"""The shards of one input of a build: its documents, tokenized, and those set aside in shards of their own."""
+"""Shards of one input of a build: its documents, tokenized, and those set aside in shards of their own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from concertina_trainer.data.build.recipe import Overlap, Recipe
 from concertina_trainer.data.build.sources import Piece, read_documents
 
 _BATCH = 256
-"""Documents tokenized at once."""
+"""Documents that are tokenized at once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardInput:
-    """What one process makes shards of: one, or several if its text is larger than it seemed.
+    """Input of one process: it becomes one shard, or several if its text is larger than estimated.
 
     Its fields are part of the key that names a build.
     """
@@ -31,12 +31,12 @@ class ShardInput:
     index: int
     pieces: tuple[Piece, ...]
     size: int
-    """Bytes of text, about."""
+    """Approximate bytes of text."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """The shards that a ShardInput became."""
+    """Shards that a ShardInput became."""
 
     training: tuple[TokenShard, ...]
     validation: tuple[TokenShard, ...]
@@ -44,7 +44,7 @@ class Written:
 
 
 class Draft:
-    """A shard as it grows."""
+    """Shard under construction."""
 
     def __init__(self) -> None:
         self.documents: list[bytes] = []
@@ -71,7 +71,10 @@ class Draft:
 
 
 class ShardWriter:
-    """The shards of one input: each is written as soon as its text is large enough, so that memory holds one."""
+    """Writer of the shards of one input.
+
+    Each is written as soon as its text is large enough, so that memory holds one.
+    """
 
     def __init__(self, uri: str, name: str, token_bytes: int, shard_bytes: int, check: Callable[[], None]) -> None:
         self._uri, self._name, self._token_bytes = uri, name, token_bytes
@@ -101,13 +104,13 @@ class ShardWriter:
 def write(
     source: ShardInput, uri: str, aside: str, recipe: Recipe, shard_bytes: int, check: Callable[[], None]
 ) -> Written:
-    """Write the shards of an input below `uri` and, of what is set aside, below its folder `aside`.
+    """Write the shards of an input below `uri`, and those of documents set aside below its folder `aside`.
 
-    One shard holds about `shard_bytes` of text. `check` is called before each write; it raises if another build has
+    One shard holds about `shard_bytes` of text. `check` is called before each write. It raises if another build has
     taken over the folder meanwhile.
     """
     tokenizer = recipe.load_tokenizer()
-    seen = Search(recipe) if recipe.against else None
+    search = Search(recipe) if recipe.against else None
     name = f"shard-{source.index:06}"
     training, validation = (
         ShardWriter(folder, name, tokenizer.token_bytes, shard_bytes, check) for folder in (uri, f"{uri}/{aside}")
@@ -119,10 +122,10 @@ def write(
                 validation.add(tokens, len(text))
             else:
                 training.add(tokens, len(text))
-                if seen is not None:
-                    seen.search(text)
-    found = seen.found() if seen is not None else Overlap()
-    return Written(training.finished(), validation.finished(), found)
+                if search is not None:
+                    search.search(text)
+    overlap = search.found() if search is not None else Overlap()
+    return Written(training.finished(), validation.finished(), overlap)
 
 
 def _documents(piece: Piece, recipe: Recipe) -> Iterator[bytes]:
@@ -132,7 +135,10 @@ def _documents(piece: Piece, recipe: Recipe) -> Iterator[bytes]:
 
 
 def set_aside(text: bytes, share: float) -> bool:
-    """By the document's own content: copies of it, wherever they are, go the same way."""
+    """Return whether a document is set aside, which its own content decides.
+
+    Copies of a document, wherever they are, have the same result.
+    """
     return share > 0 and int.from_bytes(hashlib.sha256(text).digest()[:8]) < share * 2**64
 
 

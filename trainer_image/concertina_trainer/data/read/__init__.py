@@ -1,1 +1,1 @@
-"""Which samples a step has, and their tokens."""
+"""Samples of a step, and their tokens."""

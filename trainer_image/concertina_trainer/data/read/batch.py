@@ -1,4 +1,4 @@
-"""How one global batch is cut into microbatches: a pure function of its size and the world's, or of shares."""
+"""Division of a global batch into microbatches: a pure function of its size and the world's, or of shares."""
 
 from __future__ import annotations
 
@@ -13,22 +13,27 @@ from concertina_trainer.degrees import Degrees
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Every rank runs `microbatches` of `rows` rows each, a row being a sequence or, where that doesn't divide, filling
-    of no weight. With `shares` each rank's microbatches are as large as its share says."""
+    """Plan of a batch: every rank runs `microbatches` of `rows` rows each.
+
+    A row is a sequence or, if the batch does not divide evenly, padding without weight. With `shares`, the size of each
+    rank's microbatches depends on its share.
+    """
 
     global_size: int
     world: int
     microbatches: int
     rows: int
-    """With `shares`: at most."""
+    """Rows of a microbatch; with `shares`, the maximum."""
     fixed: bool = False
-    """Whether the batch is cut alike in every world, and its microbatches are dealt out to the ranks in turn."""
+    """Whether the batch is cut alike in every world, and its microbatches are assigned to the ranks in turn."""
     shares: tuple[int, ...] = ()
-    """Sequences of each rank; empty where they are equal."""
+    """Sequences of each rank; empty if they are equal."""
 
     def slices(self, rank: int) -> list[range]:
-        """The sequences of the global batch in each microbatch of this rank, which may be none. All ranks' together
-        are 0 ... global_size-1."""
+        """Return the sequences of the global batch in each microbatch of this rank, which may be none.
+
+        Those of all ranks together are 0 ... global_size-1.
+        """
         if self.fixed:
             return [self._slice(i * self.world + rank) for i in range(self.microbatches)]
         if self.shares:
@@ -42,11 +47,14 @@ class BatchPlan:
         ]
 
     def rows_for(self, count: int) -> int:
-        """Of a microbatch that holds `count` sequences: one at least, as its collectives need an input."""
+        """Return the rows of a microbatch with `count` sequences: at least one, as its collectives need an input."""
         return max(1, count) if self.shares else self.rows
 
     def shared_out(self, shares: Sequence[int], micro_size: int) -> BatchPlan:
-        """The same batch by other shares, as many microbatches on every rank as the largest share needs."""
+        """Return the plan of the same batch by other shares.
+
+        Every rank has as many microbatches as the largest share needs.
+        """
         count = max(1, math.ceil(max(shares) / micro_size))
         return dataclasses.replace(
             self, microbatches=count, rows=math.ceil(max(shares) / count), shares=tuple(shares), fixed=False
@@ -54,7 +62,7 @@ class BatchPlan:
 
     @property
     def cuts(self) -> int:
-        """Microbatches that hold something, of all ranks; with `fixed`."""
+        """Number of microbatches of all ranks that hold sequences; with `fixed`."""
         return math.ceil(self.global_size / self.rows)
 
     def _slice(self, index: int) -> range:
@@ -62,13 +70,15 @@ class BatchPlan:
 
     @property
     def filling(self) -> float:
-        """Fraction of the computed rows that is filling; without `shares`."""
+        """Fraction of the computed rows that is padding; without `shares`."""
         return 1 - self.global_size / (self.world * self.microbatches * self.rows)
 
 
 def plan_batch(global_size: int, micro_size: int, world: int, fixed: bool = False, multiple: int = 1) -> BatchPlan:
-    """The fewest microbatches of at most `micro_size` rows, and then the fewest rows. `multiple`: of which their number
-    is one, as a pipeline's stages need it; not with `fixed`."""
+    """Plan the fewest microbatches of at most `micro_size` rows, and then the fewest rows.
+
+    The number of microbatches is a multiple of `multiple`, as a pipeline's stages need it; not with `fixed`.
+    """
     share = global_size if fixed else math.ceil(global_size / world)
     count = math.ceil(math.ceil(share / micro_size) / multiple) * multiple
     microbatches = math.ceil(count / world) if fixed else count
@@ -76,7 +86,7 @@ def plan_batch(global_size: int, micro_size: int, world: int, fixed: bool = Fals
 
 
 def batch_plan(config: TrainerConfig, degrees: Degrees) -> BatchPlan:
-    """Of a run in a world of these degrees."""
+    """Return the plan of a run in a world of these degrees."""
     return plan_batch(
         config.global_batch_size, config.micro_batch_size, degrees.data, config.bitwise, multiple=degrees.pipeline
     )

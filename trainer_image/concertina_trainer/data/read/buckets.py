@@ -1,7 +1,8 @@
-"""Sequences of one global batch, computed with others of about their length: planned from the lengths alone.
+"""Buckets of one global batch: sequences of similar length that are computed together, planned from the lengths alone.
 
-Order and gradient are those of the batch, whatever is computed with what: only the filling is less. All ranks run the
-same shapes, as their collectives need."""
+Order and gradient are those of the batch, however it is divided: only the padding is less. All ranks compute the same
+shapes, as their collectives need.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +16,25 @@ from numpy.typing import NDArray
 from concertina_trainer.data.read.batch import BatchPlan, plan_batch
 
 HALVINGS = 3
-"""Buckets are for the whole length, its half, its quarter and its eighth."""
+"""Number of halvings: there are buckets for the whole length, its half, its quarter and its eighth."""
 
 
 @dataclass(frozen=True)
 class Bucket:
+    """Sequences of similar length."""
+
     length: int
     sequences: NDArray[np.int64]
-    """Which of the batch, in its order."""
+    """Indices of the sequences in the batch, in its order."""
     plan: BatchPlan
 
 
 def buckets(lengths: NDArray[np.int64], longest: int, micro_size: int, world: int) -> Iterator[Bucket]:
-    """For sequences that predict so many tokens each. A microbatch of shorter ones has as many rows more as they are
-    shorter, so that each has about `micro_size` * `longest` tokens."""
+    """Yield the buckets of sequences, given how many tokens each predicts.
+
+    A microbatch of shorter sequences has proportionally more rows, so that each has about `micro_size` * `longest`
+    tokens.
+    """
     edges = [math.ceil(longest / 2**halving) for halving in range(HALVINGS, -1, -1)]
     bucket_of = np.searchsorted(edges, lengths)
     for index in reversed(range(len(edges))):

@@ -1,4 +1,4 @@
-"""One data set: its order, and its shards as they are opened, ahead of their use and by several threads."""
+"""One data set: its order, and its shards, which several threads open ahead of their use."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from concertina_trainer.data.tokenizer import TYPES
 
 @dataclass(frozen=True)
 class Opened:
+    """Shard that is open."""
+
     tokens: NDArray[np.unsignedinteger]
     plan: SequencePlan | None
-    """None where sequences are cut without regard to documents."""
+    """Plan of the sequences. None if sequences are cut without regard to documents."""
     features: NDArray[np.floating[Any]] | None = None
-    """[tokens, width], where they are frames; tokens are their targets then."""
+    """`[tokens, width]` if they are frames. `tokens` are then their targets."""
 
 
 class DataSet:
@@ -39,7 +41,13 @@ class DataSet:
         self, uri: str, mode: DocumentMode, length: int, seed: int, cache: CacheSettings, threads: Threads,
         most_bytes: int, on_wait: OnWait,
     ) -> None:  # fmt: skip
-        """`most_bytes`: of shards kept open. `on_wait`: while the store is waited for, now. Raises InvalidInput."""
+        """Open the data set.
+
+        `most_bytes` limits the shards that are kept open. `on_wait` is called while the store is waited for, now.
+
+        Raises:
+            InvalidInput: When the data can't be used.
+        """
         self._place = open_place(uri, cache)
         self.manifest = read_manifest(self._place, on_wait)
         self._mode, self._length = mode, length
@@ -56,20 +64,23 @@ class DataSet:
         return self._place.waiting_for
 
     def _sequences(self, on_wait: OnWait) -> list[int]:
-        """Of each shard."""
+        """Return the number of sequences of each shard."""
         if self._mode in (DocumentMode.joined, DocumentMode.masked):
             return self.manifest.sequences(self._length)
         text = self._place.get(packing.name(self._length), on_wait)
-        found = packing.read(text, self._place.uri, self.manifest, self._length)
-        return list(found.packed if self._mode is DocumentMode.packed else found.bucketed)
+        stored_packing = packing.read(text, self._place.uri, self.manifest, self._length)
+        return list(stored_packing.packed if self._mode is DocumentMode.packed else stored_packing.bucketed)
 
     def shard(self, index: int) -> Opened:
-        """Waits where it is not there yet. Raises what opening it raised; the next call tries again."""
+        """Return a shard, waiting until it is open.
+
+        An error of opening it is raised here. The next call tries again.
+        """
         return self._shards.get(index)
 
-    def expect(self, place: int) -> None:
-        """Begin to open what sequences from `place` on will need, as far as there is room."""
-        self._shards.expect(self.order.nearby(place))
+    def expect(self, position: int) -> None:
+        """Begin to open the shards of sequences from `position` on, as far as there is room."""
+        self._shards.expect(self.order.nearby(position))
 
 
 def _open(
