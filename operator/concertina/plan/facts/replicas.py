@@ -214,7 +214,7 @@ class Replicas:
 
     @cached
     def asked(self) -> Mapping[str, Call]:
-        """Calls that prepare candidates for the open claim, in order of replica index; empty if no claim is open."""
+        """Open claim's Prepares to candidates, in order of replica index; empty if no claim is open."""
         claim = self.round.claim
         if claim is None or claim.committed:
             return {}
