@@ -34,7 +34,7 @@ class Growth(StatusModel):
 
 
 class RequeueState(StatusModel):
-    """Its turns among the jobs that wait for room, and what it released because it could not start."""
+    """Turns of a job among those that wait for room, and the room that it released because it could not start."""
 
     count: Count = Field(default=0, description="How often in a row it released its pods or its turn.")
     since: Timestamp | None = Field(default=None, description="Since when it holds no pods. Absent: it may hold some.")
@@ -48,7 +48,7 @@ class RequeueState(StatusModel):
 
 
 class Internal(StatusModel):
-    """The operator's own memory: what it must not forget when it is started again, and nobody else needs."""
+    """Memory of the operator: everything that it needs after a restart and that nobody else needs."""
 
     attempts: tuple[int, ...] = Field(
         default=(), max_length=11000, description="Attempt that each replica index is on; 0 beyond the list's end."

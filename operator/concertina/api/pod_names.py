@@ -12,9 +12,9 @@ _NAME = re.compile("(.+)-([0-9]{1,9})-([0-9]{1,9})|(.+)-rendezvous-([0-9]{1,9})"
 class PodName:
     job: str
     index: int | None
-    """Of the replica; None for the pod that serves torchrun's store."""
+    """Index of the replica; None for the pod that serves torchrun's store."""
     attempt: int
-    """Of the replica, or of the store."""
+    """Attempt of the replica, or number of the round for the store."""
 
 
 def pod_name(job: str, index: int, attempt: int) -> str:

@@ -312,13 +312,13 @@ RULES: tuple[SpecRule, ...] = (
         at=".spec.template.spec.initContainers",
         cel=f"self.all(c, c.name != '{INIT_CONTAINER}')",
         message=f"{INIT_CONTAINER} is the operator's own init container: give yours another name",
-        holds=lambda spec: all(each.name != INIT_CONTAINER for each in spec.template.spec.init_containers),
+        holds=lambda spec: all(container.name != INIT_CONTAINER for container in spec.template.spec.init_containers),
     ),
     SpecRule(
         at=".spec.template.spec.volumes",
         cel=f"self.all(v, !(v.name in {list(VOLUMES)}))",
         message=f"{', '.join(VOLUMES)} are the operator's own volumes: give yours another name",
-        holds=lambda spec: all(each.name not in VOLUMES for each in spec.template.spec.volumes),
+        holds=lambda spec: all(volume.name not in VOLUMES for volume in spec.template.spec.volumes),
     ),
     SpecRule(
         at=".spec.template.spec.restartPolicy",

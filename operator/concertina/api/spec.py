@@ -175,7 +175,7 @@ def _decoded(template: bytes) -> PodTemplate:
 
 
 class ScaleUp(Model):
-    """How replicas that become ready join a running job."""
+    """Growth of a running job by replicas that become ready."""
 
     stabilization_window_seconds: int = Field(
         default=30,
@@ -187,7 +187,7 @@ class ScaleUp(Model):
 
 
 class Elastic(Model):
-    """How far the job may shrink, and how it grows back."""
+    """Limits of shrinking, and growth back to full size."""
 
     min_replicas: int | None = Field(
         default=None,
@@ -234,7 +234,7 @@ class Topology(Model):
 
 
 class Checkpoint(CheckpointConfig):
-    """Where and how often the state goes to durable storage."""
+    """Location and frequency of durable checkpoints."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -268,7 +268,7 @@ class TrackingBackend(enum.StrEnum):
 
 
 class Tracking(Model):
-    """Where the run is told of: one run of a tool, through all rounds and restarts."""
+    """Tracking of the run in an external tool: one run of the tool, through all rounds and restarts."""
 
     backend: TrackingBackend = Field(
         description="The tool; the image of the container 'trainer' must hold its Python package: mlflow-skinny, wandb "
@@ -361,7 +361,7 @@ Amount = Annotated[str, Field(max_length=16, pattern=r"^[0-9]{1,7}([.][0-9]{1,6}
 
 
 class Price(Model):
-    """What a replica costs, for status.cost and what each incident cost."""
+    """Price of a replica, for status.cost and for the cost of each incident."""
 
     per_replica_hour: Amount = Field(
         description="Price of one replica for each hour that it has a node: a decimal number in quotes."
@@ -388,7 +388,7 @@ ModuleName = Annotated[
 
 
 class WarmStart(Model):
-    """How a command of your own starts again without new imports."""
+    """Restart of a custom command without new imports."""
 
     enabled: bool = Field(
         default=True,

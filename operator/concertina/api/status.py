@@ -74,7 +74,7 @@ class EvaluationMark(StatusModel):
 
 
 class JobProgress(StatusModel):
-    """How far the run is."""
+    """Progress of the run."""
 
     step: Count = Field(description="Steps finished since the run began.")
     steps: Count | None = Field(default=None, description="Steps of the whole run, where known.")
@@ -114,7 +114,7 @@ class CheckpointMark(StatusModel):
 
 
 class SnapshotEvery(StatusModel):
-    """How often snapshots are taken."""
+    """Frequency of snapshots."""
 
     steps: Count = Field(description="Steps between the last two snapshots; a failure loses at most as many.")
     overhead: float = Field(description="Share of the training time that snapshots take.")
@@ -149,7 +149,7 @@ class DamagedCheckpoint(StatusModel):
 
 
 class CheckpointEvery(StatusModel):
-    """How often checkpoints are written, and how often would lose the least time (Young's and Daly's estimate)."""
+    """Frequency of checkpoints, and the frequency that would lose the least time (Young's and Daly's estimate)."""
 
     seconds: Seconds = Field(description="Between checkpoints by the clock; 0: by steps alone.")
     suggested_seconds: Seconds = Field(description="The best, by what was measured; everySeconds: Auto follows it.")

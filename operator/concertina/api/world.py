@@ -72,7 +72,7 @@ def _stands_for(stored_id: str, id: str) -> bool:
 
 
 class Base(StatusModel):
-    """Where the current round started from: snapshots of lower rounds beyond `step` are void."""
+    """Starting point of the current round: snapshots of lower rounds beyond `step` are void."""
 
     round: Count = Field(description="The round that was started from this step.")
     step: Count = Field(description="Steps finished when the round started.")

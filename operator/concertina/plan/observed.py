@@ -63,7 +63,8 @@ class PodView:
     node: str = ""
     ip: str = ""
     waiting: str = ""
-    """Why the pod does not run yet: Unschedulable, ErrImagePull, ImagePullBackOff, CrashLoopBackOff and so on."""
+    """Reason why the pod does not run yet: Unschedulable, ErrImagePull, ImagePullBackOff, CrashLoopBackOff and so on.
+    """
     waiting_message: str = ""
     awaited_scheduler: str = ""
     """Name of the scheduler that has not looked at the pod yet; empty once one has."""
@@ -74,7 +75,7 @@ class PodView:
     """Exit reason of the trainer container, once it has ended: Error, OOMKilled, Evicted and so on."""
     exit_message: str = ""
     restarts: int = 0
-    """How often the trainer container was restarted in this pod. The next two fields say how it last ended."""
+    """Number of restarts of the trainer container in this pod. The next two fields describe how it last ended."""
     last_exit_code: int | None = None
     last_exit_reason: str = ""
     priority: int = 0
@@ -147,7 +148,7 @@ class QueuePlace:
     There are no turns while no waiting job holds a part of what it needs, or has released one.
     """
     hindrance: BlockedBy | None = None
-    """Why the job can't start with the room that it holds and that other waiting jobs could use."""
+    """Reason why the job can't start with the room that it holds and that other waiting jobs could use."""
     fits: bool = False
     """Whether the room that the waiting jobs hold together seems enough for this job; set only for the job whose turn
     it is."""
@@ -215,9 +216,9 @@ class Call:
 
         Once this call is answered, the new one must also name the same candidates.
         """
-        same = (self.round, self.claim, self.request) == (new.round, new.claim, new.request)
+        is_same_request = (self.round, self.claim, self.request) == (new.round, new.claim, new.request)
         answered = self.done_at is not None and not self.error
-        return same and self.durable >= new.durable and (not answered or self.candidates == new.candidates)
+        return is_same_request and self.durable >= new.durable and (not answered or self.candidates == new.candidates)
 
 
 class ConnectionRefusal(enum.Enum):
@@ -250,7 +251,7 @@ class AgentView:
     """Whether the other end closed the stream that was open last. If not, that stream fell silent, or there was none.
     """
     refusal: ConnectionRefusal | None = None
-    """How the last attempt to open the stream was turned away; None if it was not, or if nobody answered."""
+    """Outcome if the last attempt to open the stream was turned away; None if it was not, or if no host answered."""
     ready_at: float | None = None
     """When a report of this agent instance first said ready; None until then."""
     report: protocol.Report | None = None

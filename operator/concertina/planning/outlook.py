@@ -135,9 +135,9 @@ def outlook(
     )  # fmt: skip
 
 
-def sizes(spec: JobSpec, least: int, most: int) -> list[int]:
+def sizes(spec: JobSpec, smallest: int, largest: int) -> list[int]:
     """Return all valid sizes from `least` to `most`, in replicas."""
-    return list(range(least, most + 1, spec.replica_step)) if least else []
+    return list(range(smallest, largest + 1, spec.replica_step)) if smallest else []
 
 
 def bottleneck(estimate: Estimate) -> str:

@@ -158,15 +158,15 @@ def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
     return plan.microbatches * microbatch_seconds
 
 
-def moved(layout: ParallelLayout, again: float) -> float:
+def moved(layout: ParallelLayout, recompute_factor: float) -> float:
     """Return the bytes that all operations except products read and write for a token.
 
     `again` is the factor for operations that can be recomputed.
     """
     if layout.own is not None:
-        return layout.own.moved * again * COUNTED
+        return layout.own.moved * recompute_factor * COUNTED
     model = layout.trainer.model
-    return _moved_in_blocks(model) * again + LOGIT_BYTES * model.vocab_size
+    return _moved_in_blocks(model) * recompute_factor + LOGIT_BYTES * model.vocab_size
 
 
 def _moved_in_blocks(model: ModelConfig) -> float:

@@ -56,7 +56,7 @@ PLANNED = frozenset(
 
 @dataclass(frozen=True)
 class RoundTrigger:
-    """Why a new round is needed: a planned change, unless it is a `Failure`."""
+    """Reason for a new round: a planned change, unless it is a `Failure`."""
 
     reason: str
     message: str
@@ -113,10 +113,10 @@ class Phase(enum.Enum):
 
 
 class Pods(enum.Enum):
-    """What should happen to the pods."""
+    """Treatment of the job's pods."""
 
     WANTED = "wanted"
-    """As many pods as the spec wants, with dead ones replaced; how depends on spec.launcher."""
+    """Pods are created as the spec wants, and dead ones are replaced; the details depend on spec.launcher."""
     NONE = "none"
     """All pods are deleted."""
     ENDED = "ended"

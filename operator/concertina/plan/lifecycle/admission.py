@@ -39,14 +39,14 @@ def by_quota(refused: CreateRefusal | None) -> bool:
 
 def release(ctx: JobContext) -> Decision | None:
     """Release the job's pods so that another job can start (decision "Jobs that wait for room have turns")."""
-    requeue_state, place, waiting_job = ctx.status.internal.requeue_state, ctx.observed.place, _waiting_job(ctx)
+    requeue_state, queue_place, waiting_job = ctx.status.internal.requeue_state, ctx.observed.place, _waiting_job(ctx)
     if waiting_job is None:
         return None
     if requeue_state.since:
-        return _without_pods(requeue_state) if place is None or place.ahead else None
-    if place is None or not _may_release(ctx, waiting_job) or not _is_due(ctx, place, waiting_job):
+        return _without_pods(requeue_state) if queue_place is None or queue_place.ahead else None
+    if queue_place is None or not _may_release(ctx, waiting_job) or not _is_due(ctx, queue_place, waiting_job):
         return None
-    released = _released(ctx, place, waiting_job).model_copy(update={"since": rfc3339(round(ctx.now, 3))})
+    released = _released(ctx, queue_place, waiting_job).model_copy(update={"since": rfc3339(round(ctx.now, 3))})
     return replace(
         _without_pods(released),
         world=claims.disbanded(ctx, "Requeued"),
@@ -56,10 +56,10 @@ def release(ctx: JobContext) -> Decision | None:
 
 def seconds_left(ctx: JobContext) -> float:
     """Return the seconds until the job's turn ends or it releases what it holds; 0 if time alone changes nothing."""
-    place, waiting_job = ctx.observed.place, _waiting_job(ctx)
-    if waiting_job is None or place is None or ctx.status.internal.requeue_state.since:
+    queue_place, waiting_job = ctx.observed.place, _waiting_job(ctx)
+    if waiting_job is None or queue_place is None or ctx.status.internal.requeue_state.since:
         return 0.0
-    due = _due(ctx, place, waiting_job)
+    due = _due(ctx, queue_place, waiting_job)
     return 0.0 if due is None else max(0.0, due - ctx.now)
 
 
@@ -70,15 +70,15 @@ def next_status(ctx: JobContext, decision: Decision) -> RequeueState:
     committed = decision.world is not None and decision.world.round > ctx.world.round and decision.world.members
     if committed or decision.phase is Phase.TRAINING:  # a round of torchrun begins before there is room for it
         return RequeueState()
-    requeue_state, place, waiting_job = ctx.status.internal.requeue_state, ctx.observed.place, _waiting_job(ctx)
-    if place is None:
+    requeue_state, queue_place, waiting_job = ctx.status.internal.requeue_state, ctx.observed.place, _waiting_job(ctx)
+    if queue_place is None:
         return requeue_state
     if requeue_state.since:
         requeue_state = requeue_state.model_copy(update={"since": None, "message": ""})  # the job tries again
-    if waiting_job is None or not place.turn:
+    if waiting_job is None or not queue_place.turn:
         return requeue_state.model_copy(update={"turn": None}) if requeue_state.turn else requeue_state
-    if _is_due(ctx, place, waiting_job):
-        return _released(ctx, place, waiting_job)
+    if _is_due(ctx, queue_place, waiting_job):
+        return _released(ctx, queue_place, waiting_job)
     return (
         requeue_state if requeue_state.turn else requeue_state.model_copy(update={"turn": rfc3339(round(ctx.now, 3))})
     )
@@ -91,22 +91,22 @@ def _waiting_job(ctx: JobContext) -> Waiting | None:
     return waiting(observed.job, observed.pods, by_quota(observed.refused))
 
 
-def _due(ctx: JobContext, place: QueuePlace, waiting_job: Waiting) -> float | None:
+def _due(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> float | None:
     """Return when the job's turn ends or it releases what it holds, if nothing changes; None if neither happens."""
     requeue_state, due = ctx.status.internal.requeue_state, []
-    if place.turn:
+    if queue_place.turn:
         due.append((unix_seconds(requeue_state.turn) if requeue_state.turn else ctx.now) + TURN_TIMEOUT)
     if _may_release(ctx, waiting_job):
-        if place.ahead:
+        if queue_place.ahead:
             due.append(waiting_job.newest_pod + PATIENCE)
-        if place.hindrance:
+        if queue_place.hindrance:
             # A job that has trained may have lost a node that comes back, so it waits longer.
             due.append(waiting_job.newest_pod + (TURN_TIMEOUT if waiting_job.trained else PATIENCE))
     return min(due, default=None)
 
 
-def _is_due(ctx: JobContext, place: QueuePlace, waiting_job: Waiting) -> bool:
-    due = _due(ctx, place, waiting_job)
+def _is_due(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> bool:
+    due = _due(ctx, queue_place, waiting_job)
     return due is not None and due <= ctx.now
 
 
@@ -119,27 +119,29 @@ def _may_release(ctx: JobContext, waiting_job: Waiting) -> bool:
     return not (ctx.round.committed and causes.broken(ctx) is None)
 
 
-def _released(ctx: JobContext, place: QueuePlace, waiting_job: Waiting) -> RequeueState:
+def _released(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> RequeueState:
     """Return a RequeueState by which other jobs go first from now on.
 
     A job that room does not help has had its turn as well: it gets the next one only after the others have had theirs.
     """
     requeue_state = ctx.status.internal.requeue_state
     had = f"only {waiting_job.held} of the {waiting_job.least} replicas needed found room"
-    passes = place.turn or place.hindrance is not None
+    passes = queue_place.turn or queue_place.hindrance is not None
     if passes:
-        why = f", and more room would not help: {place.hindrance.value}" if place.hindrance else ""
+        why = f", and more room would not help: {queue_place.hindrance.value}" if queue_place.hindrance else ""
         does = "releases them, and lets" if _may_release(ctx, waiting_job) else "lets"
         message = f"{had}{why}; {does} other jobs that wait have their turn first"
     else:
-        assert place.ahead is not None
-        namespace, name = place.ahead
+        assert queue_place.ahead is not None
+        namespace, name = queue_place.ahead
         next_job = f"{namespace}/{name}" if namespace == waiting_job.namespace else "a job of another namespace"
         message = f"{had}: releases them for {next_job}, whose turn it is; tries again when its own turn comes"
     return RequeueState(
         count=requeue_state.count + 1,
         passed=rfc3339(round(ctx.now, 3)) if passes else requeue_state.passed,
-        passed_fitting=place.fits or place.hindrance is not None if passes else requeue_state.passed_fitting,
+        passed_fitting=queue_place.fits or queue_place.hindrance is not None
+        if passes
+        else requeue_state.passed_fitting,
         priority=waiting_job.priority,
         message=message,
     )

@@ -128,16 +128,16 @@ def worked_out(jobs: Mapping[str, Waiting], last_line: Line) -> Line:
         if head is None:
             continue  # room helps none of the jobs
         if job.hindrance not in (None, BlockedBy.QUOTA):
-            place = QueuePlace(hindrance=job.hindrance)
+            queue_place = QueuePlace(hindrance=job.hindrance)
         elif head != uid:
-            place = QueuePlace(ahead=(jobs[head].namespace, jobs[head].name))
+            queue_place = QueuePlace(ahead=(jobs[head].namespace, jobs[head].name))
         else:
             helpers = blocked_count + (len(free) if job.hindrance is None else free_in[job.namespace]) - 1
             turn = disputed and helpers > 0
-            place = QueuePlace(turn=turn, fits=turn and uid in fitting)
+            queue_place = QueuePlace(turn=turn, fits=turn and uid in fitting)
         if job.hindrance is BlockedBy.QUOTA and len(free) > free_in[job.namespace]:
-            place = replace(place, hindrance=job.hindrance)
-        places[uid] = place
+            queue_place = replace(queue_place, hindrance=job.hindrance)
+        places[uid] = queue_place
     return Line(dict(jobs), room_now, places)
 
 

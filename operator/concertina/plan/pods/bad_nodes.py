@@ -103,14 +103,14 @@ def _weight(entry: Restart, nodes_by_failure: Mapping[tuple[str, str], Collectio
     return int(len(nodes_by_failure[entry.reason, entry.error]) == 1)
 
 
-def events(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
+def events(old_status: JobStatus, new_status: JobStatus) -> tuple[Event, ...]:
     """Return an event for each node that is avoided from now on."""
-    if before.avoided_nodes is after.avoided_nodes:
+    if old_status.avoided_nodes is new_status.avoided_nodes:
         return ()
-    old_entries = {(entry.node, entry.times) for entry in before.avoided_nodes}
+    old_entries = {(entry.node, entry.times) for entry in old_status.avoided_nodes}
     return tuple(
         Event("Warning", "NodeAvoided", f"new pods keep off node {entry.node} until {entry.until}: {entry.reason}")
-        for entry in after.avoided_nodes
+        for entry in new_status.avoided_nodes
         if (entry.node, entry.times) not in old_entries
     )
 

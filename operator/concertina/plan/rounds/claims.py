@@ -166,7 +166,7 @@ class Collecting:
 class Ready:
     replies: Mapping[str, Prepared]
     """Answers of the members of the next round."""
-    others: Mapping[str, Prepared]
+    other_replies: Mapping[str, Prepared]
     """Answers of replicas that all of the members reach but that are not needed: they provide the state that only they
     hold."""
     departing: Mapping[str, Call | None]
@@ -203,8 +203,8 @@ def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidCla
             return InvalidClaim("all have answered or failed, and it is not enough")
         return Collecting(seconds_left)
     members = {name: replies[name] for name in chosen}
-    others = {name: staying[name] for name in mutual if name not in members}
-    included = include_departing(ctx, members, others, prepare_by_departing)
+    other_replies = {name: staying[name] for name in mutual if name not in members}
+    included = include_departing(ctx, members, other_replies, prepare_by_departing)
     if included.wait is not None:
         return Collecting(included.wait)
     if not open_claim.from_storage:

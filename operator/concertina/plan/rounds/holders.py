@@ -115,7 +115,7 @@ class Included:
 def include_departing(
     ctx: JobContext,
     stay: Mapping[str, Prepared],
-    others: Mapping[str, Prepared],
+    other_replies: Mapping[str, Prepared],
     departing: Mapping[str, Call | None],
 ) -> Included:
     """Return the round's members, with departing ones if they hold newer state than those that stay.
@@ -123,10 +123,10 @@ def include_departing(
     `stay` are the members so far, `others` the replicas that the round does not need, and `departing` the Prepares to
     members with an urgent notice.
     """
-    remaining = {**stay, **others}
+    remaining = {**stay, **other_replies}
     have = _restored_step(ctx, remaining)
     if not departing or have >= ctx.round.step:
-        return Included(stay, others)
+        return Included(stay, other_replies)
     answers = {name: call.reply for name, call in departing.items() if call and isinstance(call.reply, Prepared)}
     source = commits.source(ctx, {**answers, **remaining})
     if isinstance(source, Restore) and source.step > have:
@@ -140,7 +140,7 @@ def include_departing(
         if _restored_step(ctx, {**chosen, **outside}) > have:
             return Included(chosen, outside)
     seconds = _seconds_for_departing(ctx, departing)
-    return Included(stay, others, seconds if seconds > 0 else None)
+    return Included(stay, other_replies, seconds if seconds > 0 else None)
 
 
 def _restored_step(ctx: JobContext, replies: Mapping[str, Prepared]) -> int:

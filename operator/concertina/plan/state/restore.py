@@ -55,7 +55,7 @@ class RestoreCandidate:
     """Sort key: whether the state is not void, its round and its step; the highest is the best. A void checkpoint is
     used only if there is nothing else: it is a state of the same samples."""
     unusable: Unknown | None = None
-    """Why the candidate can't be used though it is the best."""
+    """Reason why the candidate can't be used though it is the best."""
 
 
 def choose(

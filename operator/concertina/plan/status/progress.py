@@ -265,5 +265,5 @@ def annotate_world_mismatch(ctx: JobContext, decision: Decision) -> Decision:
 
 def _event_message(field: str, now: str) -> str:
     """Return the message of an event for a sentence."""
-    before, after = f"{SENTENCES[field].before}: ", SENTENCES[field].after
-    return before + now[: LONGEST_EVENT - len(before) - len(after)] + after
+    prefix, suffix = f"{SENTENCES[field].before}: ", SENTENCES[field].after
+    return prefix + now[: LONGEST_EVENT - len(prefix) - len(suffix)] + suffix

@@ -84,7 +84,7 @@ WAITS: Mapping[str, tuple[str, Callable[[CoordinatorTimes], float]]] = {
     "communication_seconds": ("communication_seconds", lambda times: times.communication),
     "straggler_seconds": ("straggler_seconds", lambda times: times.straggler),
 }
-"""By the field of RoundWaits: the class in goodput, and the seconds reported since the round began."""
+"""Class in goodput and the seconds reported since the round began, by the field of RoundWaits."""
 
 
 @dataclass(frozen=True)
