@@ -57,7 +57,7 @@ class Round:
 
     @cached
     def report(self) -> protocol.Report | None:
-        """Last report of the committed round's coordinator about that round; None if it has sent none."""
+        """Last report of the committed round's coordinator about that round, or None."""
         if not self.committed or self.claim is None:
             return None
         report = self.observed.agent(self.coordinator.replica).report

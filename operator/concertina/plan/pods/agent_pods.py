@@ -12,7 +12,7 @@ from concertina.plan.pods.pod_plan import PodPlan, delete, number_at, packed, pa
 from concertina.plan.state import snapshot_memory
 
 
-def wanted_indexes(ctx: JobContext) -> PodPlan:
+def wanted(ctx: JobContext) -> PodPlan:
     wanted_indexes = ctx.replicas.wanted_indexes
     attempts = _bumped(ctx, wanted_indexes)
     current = {(pod.index, pod.attempt) for pod in ctx.observed.pods}

@@ -62,10 +62,9 @@ def hang_sentence(ctx: JobContext, hang: protocol.Hang) -> str:
     node = f" on node {name}" if (name := ctx.node_of(hang.replica)) else ""
     does = f" is {hang.phase}" if hang.phase else " is behind"
     description_of_others = f" while the others are {hang.others}" if hang.others and hang.others != hang.phase else ""
-    count_of_others = f" (and {hang.suspects - 1} more like it)" if hang.suspects > 1 else ""
-    return (
-        f"{since}: rank {hang.rank} (replica {hang.replica}{node}){does}{description_of_others}{count_of_others}"
-        + _stack(hang)
+    suffix = f" (and {hang.suspects - 1} more like it)" if hang.suspects > 1 else ""
+    return f"{since}: rank {hang.rank} (replica {hang.replica}{node}){does}{description_of_others}{suffix}" + _stack(
+        hang
     )
 
 

@@ -166,7 +166,7 @@ class Collecting:
 class Ready:
     replies: Mapping[str, Prepared]
     """Answers of the members of the next round."""
-    other_replies: Mapping[str, Prepared]
+    others: Mapping[str, Prepared]
     """Answers of replicas that all of the members reach but that are not needed: they provide the state that only they
     hold."""
     departing: Mapping[str, Call | None]

@@ -62,8 +62,8 @@ def _trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
 
 def _sentence(ctx: JobContext, names: list[str]) -> str:
     """Return why the first of the members leaves, and how many more do."""
-    count_of_others = f", and {len(names) - 1} more will go" if len(names) > 1 else ""
-    return f"replica {names[0]} {ctx.replicas.notices[names[0]].message}{count_of_others}"
+    suffix = f", and {len(names) - 1} more will go" if len(names) > 1 else ""
+    return f"replica {names[0]} {ctx.replicas.notices[names[0]].message}{suffix}"
 
 
 def _moving(ctx: JobContext) -> list[str]:
@@ -97,8 +97,8 @@ def limit(ctx: JobContext, durable: bool) -> float:
     save = (progress.save_seconds if progress else None) or constants.SAVE
     steps = 3 * progress.step_seconds if progress else 0.0
     graces = [ctx.replicas.notices[name].left - save for name in ctx.round.members if ctx.replicas.leaves(name)]
-    limit = max(constants.DRAIN_DURABLE if durable and graces else constants.DRAIN, steps + save)
-    return max(1.0, min([limit, *graces]))
+    upper_bound = max(constants.DRAIN_DURABLE if durable and graces else constants.DRAIN, steps + save)
+    return max(1.0, min([upper_bound, *graces]))
 
 
 def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Action, ...]:

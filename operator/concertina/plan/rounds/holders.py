@@ -124,12 +124,12 @@ def include_departing(
     members with an urgent notice.
     """
     remaining = {**stay, **other_replies}
-    have = _restored_step(ctx, remaining)
-    if not departing or have >= ctx.round.step:
+    restored_step = _restored_step(ctx, remaining)
+    if not departing or restored_step >= ctx.round.step:
         return Included(stay, other_replies)
     answers = {name: call.reply for name, call in departing.items() if call and isinstance(call.reply, Prepared)}
     source = commits.source(ctx, {**answers, **remaining})
-    if isinstance(source, Restore) and source.step > have:
+    if isinstance(source, Restore) and source.step > restored_step:
         joined = {**commits.holders(source, answers, remaining), **stay}
         mutual = sizes.mutually_reachable(joined, ctx.round.members)
         chosen = {name: joined[name] for name in topology.chosen(ctx, mutual)}
@@ -137,7 +137,7 @@ def include_departing(
             # A departing member would be alone: it stays outside, and its successors fetch the state from it.
             chosen, remaining = dict(stay), {name: joined[name] for name in mutual} | remaining
         outside = {name: reply for name, reply in remaining.items() if name not in chosen}
-        if _restored_step(ctx, {**chosen, **outside}) > have:
+        if _restored_step(ctx, {**chosen, **outside}) > restored_step:
             return Included(chosen, outside)
     seconds = _seconds_for_departing(ctx, departing)
     return Included(stay, other_replies, seconds if seconds > 0 else None)
