@@ -11,8 +11,7 @@ from pydantic import JsonValue
 
 MOST_CHARACTERS = 262_144
 _MOST_BYTES = 32 * 1024 * 1024
-"""Maximum size after unpacking. Without a limit, anyone who may write a status could make one that unpacks without end.
-"""
+"""Maximum size after unpacking. Without it, anyone who may write a status could make one that unpacks endlessly."""
 
 
 def pack(value: JsonValue) -> str:

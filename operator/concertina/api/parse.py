@@ -18,8 +18,7 @@ from concertina.api.shapes import Shapes
 from concertina.api.spec import JobSpec
 
 MOST_SPEC_BYTES = 256 << 10
-"""Maximum size as compact JSON. Decoded, a spec takes up to 30 times as much memory, and no real one has a tenth of it.
-"""
+"""Maximum size as compact JSON. Decoded, a spec takes up to 30 times as much memory. No real one has a tenth of it."""
 MOST_OPTIONS_BYTES = 8 << 10
 """Maximum size of trainer.model.options, also as compact JSON: the options stay decoded."""
 MOST_SPEC_VALUES = 10_000

@@ -63,8 +63,7 @@ class PodView:
     node: str = ""
     ip: str = ""
     waiting: str = ""
-    """Reason why the pod does not run yet: Unschedulable, ErrImagePull, ImagePullBackOff, CrashLoopBackOff and so on.
-    """
+    """Reason why the pod does not run yet: Unschedulable, ErrImagePull, ImagePullBackOff, CrashLoopBackOff etc."""
     waiting_message: str = ""
     awaited_scheduler: str = ""
     """Name of the scheduler that has not looked at the pod yet; empty once one has."""
@@ -248,8 +247,7 @@ class AgentView:
     """Since when the next attempt to open the stream waits for its turn to shake hands, or None. The time in this queue
     does not count as silence."""
     closed: bool = False
-    """Whether the other end closed the stream that was open last. If not, that stream fell silent, or there was none.
-    """
+    """Whether the other end closed the stream that was open last. Otherwise it fell silent, or there was none."""
     refusal: ConnectionRefusal | None = None
     """Outcome if the last attempt to open the stream was turned away; None if it was not, or if no host answered."""
     ready_at: float | None = None
@@ -352,8 +350,7 @@ class JobObservation:
     """Names that this job would give its pods but that belong to another job's pods, usually those of its namesake
     before."""
     nodes_watched: bool = True
-    """Whether this operator watches nodes. If False, `nodes` is always empty, because this operator may not read nodes.
-    """
+    """Whether this operator watches nodes. If False, `nodes` is always empty: the operator may not read nodes."""
     place: QueuePlace | None = QueuePlace()
     """Place among the jobs that wait for room; None if the job has changed since the places were computed."""
     uri_holder: UriHolder | None = None

@@ -15,11 +15,9 @@ from concertina.plan.facts.decision import Reason
 from concertina_protocol import FailureReason
 
 SLACK = 1
-"""Number of steps that do not count as progress: ranks end a step one after the other, so a failure may show at either.
-"""
+"""Number of steps that are no progress: ranks end a step one after the other, so a failure may show at either."""
 EARLY = 120.0
-"""For a job that reports no steps: a round that failed sooner than this many seconds after its start made no progress.
-"""
+"""Seconds from the start of a round to a failure up to which a job that reports no steps has made no progress."""
 TRIES = 3
 """Number of equal failures without progress between them that make a bug."""
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
