@@ -1,7 +1,7 @@
-"""The TrainingJob as pydantic models, and the CRD made from them.
+"""The TrainingJob as pydantic models, and the CRD that is generated from them.
 
-`spec` and `status` are the models, `rules` what several fields together must obey, `parse` reads a manifest and says in
-sentences what is wrong with it, `crd` writes the CustomResourceDefinition.
+`spec` and `status` are the models, `rules` has the constraints on several fields together, `parse` reads a manifest and
+describes in sentences what is wrong with it, and `crd` writes the CustomResourceDefinition.
 """
 
 GROUP = "concertina.dev"
@@ -10,9 +10,9 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "TrainingJob"
 PLURAL = "trainingjobs"
 MANAGER = f"{GROUP}/operator"
-"""spec.managedBy of jobs that this operator runs; absence means the same."""
+"""Value of spec.managedBy for jobs that this operator runs; an absent field means the same."""
 
 CHECKPOINT_NOW = "concertina.dev/checkpoint-create"
-"""Annotation of a TrainingJob: a new value asks for a durable checkpoint at the next step."""
+"""Annotation of a TrainingJob: a new value requests a durable checkpoint at the next step."""
 TRAINER = "trainer"
 """Name of the container that the workers run in."""

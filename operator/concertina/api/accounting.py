@@ -1,4 +1,4 @@
-"""Where the time of a job went, what each incident cost, and what it all costs in money: parts of the status."""
+"""Parts of the status for accounting: the job's time by class, the cost of each incident, and the total cost."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ class RecoveryTime(StatusModel):
 
 
 class Goodput(StatusModel):
-    """Where the time since the job's creation went. Each second is in exactly one class: the classes add up to the time
-    between metadata.creationTimestamp and `at`."""
+    """Time since the job's creation, by class.
+
+    Each second is in exactly one class: the classes add up to the time between metadata.creationTimestamp and `at`.
+    """
 
     percent: float | None = Field(
         default=None,
@@ -105,7 +107,7 @@ class Incident(StatusModel):
 
 
 class Cost(StatusModel):
-    """What the job costs, by spec.price as it was at each time."""
+    """Cost of the job, by spec.price as it was at each time."""
 
     currency: Word = Field(default="", description="As in spec.price.")
     total: Money = Field(default=0.0, description="So far.")
@@ -120,7 +122,7 @@ class Cost(StatusModel):
 
 
 class RoundWaits(StatusModel):
-    """What the workers of the current round had said they waited for, when time was last counted."""
+    """Waits that the workers of the current round had reported when time was last counted."""
 
     round: Count = Field(default=0, description="Round that is counted.")
     checkpoint_seconds: Seconds = Field(default=0.0, description="As in goodput.")

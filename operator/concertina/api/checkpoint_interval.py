@@ -1,4 +1,4 @@
-"""How far apart the checkpoints of a job are meant to be."""
+"""Intended time between the checkpoints of a job."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ from concertina.api.status import JobStatus, unix_seconds
 
 
 def checkpoint_interval(spec: JobSpec | None, status: JobStatus) -> float | None:
-    """Seconds: the shorter of what the clock and the steps come to. None without checkpoints, and where it is not known
-    yet: steps are as long as the last one told of, and `Auto` is what training has made of it."""
+    """Return the seconds between checkpoints: the shorter of the intervals by the clock and by steps.
+
+    The result is None without checkpoints, and if the interval is not known yet. A step is taken to be as long as the
+    last one reported, and `Auto` is the interval that training has chosen.
+    """
     return min(filter(None, _intervals(spec, status)), default=None)
 
 
 def unsaved_seconds(spec: JobSpec | None, status: JobStatus, at: float) -> float | None:
-    """Seconds that the next checkpoint has been waited for: since the newest one, or, where steps say when the next is
-    due, what those since then took. A job that was suspended over night has missed none. `at`: Unix seconds. None
-    without a checkpoint. Raises ValueError where its time is none."""
+    """Return the seconds for which the next checkpoint has been waited for; None without a checkpoint.
+
+    They are counted from the newest checkpoint. If steps decide when the next one is due, they are the time that the
+    steps since then took, so a job that was suspended overnight has missed none.
+
+    Args:
+        spec: Spec of the job; None if it is invalid.
+        status: Status of the job.
+        at: Time until which to count, in Unix seconds.
+
+    Raises:
+        ValueError: When the time of the newest checkpoint is not a valid time.
+    """
     newest, progress = status.last_checkpoint, status.progress
     if newest is None:
         return None
@@ -27,10 +40,16 @@ def unsaved_seconds(spec: JobSpec | None, status: JobStatus, at: float) -> float
 
 
 def _intervals(spec: JobSpec | None, status: JobStatus) -> tuple[float, float]:
-    """By the clock, and by steps; 0: not asked for, or not known."""
+    """Return the intervals by the clock and by steps; 0 for one that is not requested, or not known."""
     if spec is None or spec.checkpoint is None:
         return 0.0, 0.0
-    every, told, progress = spec.checkpoint, status.checkpoint_interval, status.progress
-    by_clock = told.seconds if told else every.every_seconds if isinstance(every.every_seconds, int | float) else 0.0
-    by_steps = (every.every_steps or 0) * ((progress.step_seconds if progress else None) or 0.0)
+    checkpoint, reported, progress = spec.checkpoint, status.checkpoint_interval, status.progress
+    by_clock = (
+        reported.seconds
+        if reported
+        else checkpoint.every_seconds
+        if isinstance(checkpoint.every_seconds, int | float)
+        else 0.0
+    )
+    by_steps = (checkpoint.every_steps or 0) * ((progress.step_seconds if progress else None) or 0.0)
     return by_clock, by_steps

@@ -1,7 +1,9 @@
-"""The CustomResourceDefinition, made from the models: `python -m concertina.api.crd` writes it, `--check` compares.
+"""Generator of the CustomResourceDefinition from the models.
 
-Pydantic speaks JSON Schema; Kubernetes wants a structural schema: no references, no unions, bounds as booleans. No
-library makes one of the other (decision "A CRD generator of our own").
+`python -m concertina.api.crd` writes the definition, and `--check` compares it with the files.
+
+Pydantic generates JSON Schema, and Kubernetes requires a structural schema: no references, no unions, bounds as
+booleans. No library converts one into the other (decision "A CRD generator of our own").
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 FILE = f"{GROUP}_{PLURAL}.yaml"
 TEMPLATE_VERSION = ".".join(map(str, TEMPLATE_KUBERNETES))
 POD_TEMPLATE = ROOT / "tools" / "podtemplate" / "schema.json"
-"""Schema of a pod's spec as the pinned Kubernetes has it; `make pod-template` writes it."""
+"""Schema of a pod's spec in the pinned Kubernetes version; `make pod-template` writes it."""
 TARGETS = (ROOT / "crds" / FILE, ROOT / "charts" / "concertina" / "crds" / FILE)
 
 Schema = dict[str, Any]
@@ -61,7 +63,7 @@ BOUNDS = ("minimum", "maximum", "multipleOf", "maxProperties")
 
 
 def structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """A JSON Schema node of pydantic's as a structural schema of Kubernetes'."""
+    """Convert a node of pydantic's JSON Schema into a structural schema of Kubernetes."""
     node = _resolved(node, definitions)
     result: Schema = {key: node[key] for key in (*KEPT, *BOUNDS) if node.get(key) is not None}
     result |= {key: value for key, value in node.items() if key.startswith("x-kubernetes-")}
@@ -83,7 +85,11 @@ def structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schem
 
 
 def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The node with its reference put in place and `X or null` as X; what stands beside a reference wins."""
+    """Return the node with its reference resolved and `X or null` as X; keys beside a reference take precedence.
+
+    Raises:
+        TypeError: When the node is a union of several types.
+    """
     choices = [choice for choice in node.get("anyOf", ()) if choice.get("type") != "null"]
     if len(choices) == 1:
         node = {**choices[0], **{key: value for key, value in node.items() if key != "anyOf"}}
@@ -96,7 +102,7 @@ def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mappin
 
 
 def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """What a schema of type object has besides: fields, those required, and whether others are kept."""
+    """Return the additional keys of an object's schema: its fields, the required ones, and whether others are kept."""
     result: Schema = {}
     required = node.get("required", [])
     if properties := node.get("properties"):
@@ -104,33 +110,37 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
         for name, field in properties.items():
             optional = any(choice.get("type") == "null" for choice in field.get("anyOf", ()))
             if name not in required and not optional and _all_defaults(fields[name]):
-                fields[name]["default"] = _filled(fields[name])
+                fields[name]["default"] = _default_of(fields[name])
         result["properties"] = fields
     if required:
         result["required"] = sorted(required)
-    others = node.get("additionalProperties")
-    if isinstance(others, Mapping):
-        result["additionalProperties"] = structural(others, definitions)
-    elif others is True:
-        # Part of an object of Kubernetes' own, which has defaults of its own.
+    additional = node.get("additionalProperties")
+    if isinstance(additional, Mapping):
+        result["additionalProperties"] = structural(additional, definitions)
+    elif additional is True:
+        # This is a part of a Kubernetes object, which has defaults of its own.
         return _without_defaults(result) | {PRESERVE_UNKNOWN: True}
     return result
 
 
 def _all_defaults(field: Schema) -> bool:
-    """An object that needs nothing said: the API server fills in its fields from the empty one."""
+    """Return whether an object has no required field: the API server fills in its fields from the empty object."""
     return field.get("type") == "object" and "properties" in field and "required" not in field
 
 
-def _filled(field: Schema) -> dict[str, Any]:
-    """An object's default: empty, for the API server to fill in; but its own rules, if it has any, are asked before."""
+def _default_of(field: Schema) -> dict[str, Any]:
+    """Return an object's default.
+
+    It is empty, and the API server fills it in. An object with rules of its own gets its defaults here, because the
+    rules are evaluated before that.
+    """
     if "x-kubernetes-validations" not in field:
         return {}
-    return {name: each["default"] for name, each in field["properties"].items() if "default" in each}
+    return {name: schema["default"] for name, schema in field["properties"].items() if "default" in schema}
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """The same fields, none of them filled in by the API server."""
+    """Return the same fields without defaults, so that the API server fills in none of them."""
     result = {key: value for key, value in schema.items() if key != "default"}
     if "properties" in result:
         result["properties"] = {name: _without_defaults(field) for name, field in result["properties"].items()}
@@ -139,23 +149,26 @@ def _without_defaults(schema: Schema) -> Schema:
     return result
 
 
-def _with_defaults_said(schema: Schema) -> Schema:
-    """`kubectl explain` shows a field's description and not its default (decision "kubectl explain is the manual
-    page")."""
+def _with_defaults_described(schema: Schema) -> Schema:
+    """Return the schema with each default in its field's description.
+
+    `kubectl explain` shows a field's description and not its default (decision "kubectl explain is the manual page").
+    """
     result, default = dict(schema), schema.get("default")
     if default not in (None, "", []) and not isinstance(default, Mapping):
         result["description"] += f" Default: {json.dumps(default).strip(chr(34))}."
     if "properties" in result:
-        result["properties"] = {name: _with_defaults_said(field) for name, field in result["properties"].items()}
+        result["properties"] = {name: _with_defaults_described(field) for name, field in result["properties"].items()}
     if "items" in result:
-        result["items"] = _with_defaults_said(result["items"])
+        result["items"] = _with_defaults_described(result["items"])
     return result
 
 
 def with_fields_of(kubernetes: Schema, ours: Schema) -> Schema:
     """Return the schema of Kubernetes' type with our bounds, rules and descriptions.
 
-    All fields are known then, so that the API server refuses or drops others."""
+    All fields are known then, so that the API server refuses or drops others.
+    """
     result = kubernetes | {key: value for key, value in ours.items() if key != PRESERVE_UNKNOWN}
     if "properties" in ours:
         fields = kubernetes["properties"]
@@ -185,8 +198,9 @@ def job_schema() -> Schema:
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},
             "kind": {"type": "string", "description": KIND},
             "metadata": {"type": "object"},
-            "spec": _with_defaults_said(structural(spec, spec.get("$defs", {}))) | {"description": "Desired state."},
-            # A status is what the operator saw: the API server shall not make one up.
+            "spec": _with_defaults_described(structural(spec, spec.get("$defs", {})))
+            | {"description": "Desired state."},
+            # A status is what the operator observed: the API server must not add defaults to it.
             "status": _without_defaults(structural(status, status.get("$defs", {}))),
         },
     }
@@ -210,7 +224,7 @@ def job_schema() -> Schema:
 
 
 def crd() -> dict[str, Any]:
-    """The manifest of the CustomResourceDefinition."""
+    """Return the manifest of the CustomResourceDefinition."""
     version = {
         "name": VERSION,
         "served": True,
@@ -251,14 +265,14 @@ def crd() -> dict[str, Any]:
 
 
 class _Plain(yaml.CSafeDumper):
-    """Without anchors: every place says what it is."""
+    """YAML dumper without anchors: every node is written out."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def text() -> str:
-    """The CRD as YAML."""
+    """Return the CRD as YAML."""
     header = "# Made by `make crds` from operator/concertina/api; not edited by hand.\n"
     return header + yaml.dump(crd(), Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
 
@@ -267,14 +281,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write the CRD to crds/ and to the chart.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a file differs")
     check = parser.parse_args().check
-    wanted = text()
-    stale = [path for path in TARGETS if not path.exists() or path.read_text() != wanted]
+    crd_text = text()
+    stale = [path for path in TARGETS if not path.exists() or path.read_text() != crd_text]
     for path in stale:
         if check:
             print(f"{path.relative_to(ROOT)} differs from the models: run `make crds` and commit it", file=sys.stderr)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(wanted)
+            path.write_text(crd_text)
     return 1 if check and stale else 0
 
 

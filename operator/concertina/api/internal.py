@@ -1,4 +1,4 @@
-"""status.internal: the operator's own memory, and the parts of the status that are packed there."""
+"""status.internal: the operator's own memory, and the packed parts of the status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Growth(StatusModel):
 
 
 class RequeueState(StatusModel):
-    """Its turns among the jobs that wait for room, and what it released because it could not start."""
+    """Turns of a job among those that wait for room, and the room that it released because it could not start."""
 
     count: Count = Field(default=0, description="How often in a row it released its pods or its turn.")
     since: Timestamp | None = Field(default=None, description="Since when it holds no pods. Absent: it may hold some.")
@@ -48,7 +48,7 @@ class RequeueState(StatusModel):
 
 
 class Internal(StatusModel):
-    """The operator's own memory: what it must not forget when it is started again, and nobody else needs."""
+    """Memory of the operator: everything that it needs after a restart and that nobody else needs."""
 
     attempts: tuple[int, ...] = Field(
         default=(), max_length=11000, description="Attempt that each replica index is on; 0 beyond the list's end."
@@ -82,15 +82,15 @@ PACKED = ("members", "restarts")
 
 
 def with_packed(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A status with what is packed in its place."""
+    """Return a status with its packed lists unpacked into their fields."""
     internal = status.get("internal")
     if not isinstance(internal, Mapping) or internal.keys().isdisjoint(PACKED):
         return status
-    found = {**status, "internal": {**internal}}
-    members, restarts = (found["internal"].pop(name, None) for name in PACKED)
+    unpacked = {**status, "internal": {**internal}}
+    members, restarts = (unpacked["internal"].pop(name, None) for name in PACKED)
     if isinstance(members, str) and isinstance(world := status.get("world"), Mapping):
-        found["world"] = {**world, "members": unpacked_members(members)}
-    if isinstance(restarts, str) and isinstance(told := status.get("restarts"), Mapping):
-        listed = told.get("recent") or ()
-        found["restarts"] = {**told, "recent": [*unpacked_restarts(restarts), *listed]}
-    return found
+        unpacked["world"] = {**world, "members": unpacked_members(members)}
+    if isinstance(restarts, str) and isinstance(restarts_field := status.get("restarts"), Mapping):
+        listed = restarts_field.get("recent") or ()
+        unpacked["restarts"] = {**restarts_field, "recent": [*unpacked_restarts(restarts), *listed]}
+    return unpacked

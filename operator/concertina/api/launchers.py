@@ -22,7 +22,7 @@ REMEDY = (
 )
 PROGRAMS = ("torchrun", "deepspeed", "horovodrun", "mpirun", "mpiexec")
 MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner")
-"""As in `python -m MODULE`."""
+"""Modules that launch, as in `python -m MODULE`."""
 WITH_RUN = ("colossalai", "fabric")
 """Programs that launch with the subcommand `run`."""
 ONLY_TELLS = ("--help", "-h", "--version")
@@ -49,7 +49,7 @@ SHELLS = tuple(folder + shell for shell in ("bash", "sh", "dash", "zsh") for fol
 MOST_WORDS = 12
 """Words among which a launcher and its options are looked for."""
 LONGEST = 4096
-"""Characters of a shell's text that is read."""
+"""Maximum number of characters of a shell's text that is read."""
 
 GAP = r"[\s\\]+"
 MODULE = rf"python[0-9.]*{GAP}(?:-[a-zA-Z]+{GAP})*-m{GAP}"
@@ -80,51 +80,54 @@ def in_words(words: Sequence[str]) -> bool:
     """Return whether a command is a launcher, perhaps behind wrappers or Python."""
     if any(word in ONLY_TELLS for word in words):
         return False
-    place = next((place for place, _ in enumerate(words[:MOST_WORDS]) if not _leads_on(words, place)), len(words))
-    return place + 1 < len(words) and _launches(words, place)
+    position = next(
+        (position for position, _ in enumerate(words[:MOST_WORDS]) if not _leads_on(words, position)), len(words)
+    )
+    return position + 1 < len(words) and _launches(words, position)
 
 
-def _leads_on(words: Sequence[str], place: int) -> bool:
-    """Whether the program that runs comes later."""
-    word = words[place]
+def _leads_on(words: Sequence[str], position: int) -> bool:
+    """Return whether the program that runs comes later in the command."""
+    word = words[position]
     if _is_one(words[0], ("env",)) and "=" in word:
         return True
     return _is_one(word, WRAPPERS) or word.startswith("-") or _is_number(word)
 
 
 def _is_number(word: str) -> bool:
-    """Whether a word is a value such as 10, 0-3 or 1h, and not a script such as 01_train.py."""
+    """Return whether a word is a value such as 10, 0-3 or 1h, and not a script such as 01_train.py."""
     return word.startswith(DIGITS) and not word.endswith(".py")
 
 
-def _launches(words: Sequence[str], place: int) -> bool:
-    word, following = words[place], words[place + 1]
+def _launches(words: Sequence[str], position: int) -> bool:
+    word, following = words[position], words[position + 1]
     if _is_one(word, PROGRAMS) or word in MODULES or (_is_one(word, WITH_RUN) and following == "run"):
         return True
     accelerate = _is_one(word, ACCELERATE_ALONE) or (_is_one(word, ACCELERATE) and following == LAUNCH)
-    options = range(place + 1, min(len(words), MOST_WORDS))
+    options = range(position + 1, min(len(words), MOST_WORDS))
     return accelerate and any(
-        _starts_several(words, at) and all(_is_option(words[before]) for before in range(place + 1, at))
-        for at in options
+        _starts_several(words, option_position)
+        and all(_is_option(words[earlier_position]) for earlier_position in range(position + 1, option_position))
+        for option_position in options
     )
 
 
-def _starts_several(words: Sequence[str], at: int) -> bool:
-    word = words[at]
+def _starts_several(words: Sequence[str], position: int) -> bool:
+    word = words[position]
     if word in NUM_PROCESSES:
-        return at + 1 < len(words) and words[at + 1] != "1"
+        return position + 1 < len(words) and words[position + 1] != "1"
     joined = any(word.startswith(f"{option}=") and word != f"{option}=1" for option in NUM_PROCESSES)
     return joined or word in ACCELERATE_OPTIONS
 
 
 def _is_option(word: str) -> bool:
-    """Whether a word behind `accelerate launch` is an option or the value of one, and not the script."""
+    """Return whether a word behind `accelerate launch` is an option or the value of one, and not the script."""
     is_value = _is_number(word) or word.endswith((".yaml", ".yml")) or word in (*ACCELERATE_VALUES, LAUNCH)
     return is_value or word.startswith("--")
 
 
 def _is_one(word: str, names: tuple[str, ...]) -> bool:
-    """Whether a word is one of these programs, by its name or by its path."""
+    """Return whether a word is one of these programs, by its name or by its path."""
     return word in names or word.endswith(tuple(f"/{name}" for name in names))
 
 
@@ -157,10 +160,10 @@ def cel_in_words() -> str:
     )
 
 
-def _cel_leads_on(place: str) -> str:
-    word = f"(size({COMMAND}) > {place} ? {COMMAND}[{place}] : {ARGS}[{place} - size({COMMAND})])"
+def _cel_leads_on(position: str) -> str:
+    word = f"(size({COMMAND}) > {position} ? {COMMAND}[{position}] : {ARGS}[{position} - size({COMMAND})])"
     assigns = f"{_cel_is_one('words[0]', ('env',))} && {word}.contains('=')"
-    word = f"words[{place}]"
+    word = f"words[{position}]"
     return f"({assigns} || {_cel_is_one(word, WRAPPERS)} || {word}.startsWith('-') || {_cel_is_number(word)})"
 
 
@@ -204,8 +207,10 @@ def cel_in_text(expression: str) -> str:
 
 
 def _cel_rule(launches: str) -> str:
-    mine = f"self.launcher != 'Agent' || {CONTAINER}.name != '{TRAINER}' || !has({COMMAND}) || size({COMMAND}) == 0"
-    return f"{mine} || !({launches})"
+    not_applicable = (
+        f"self.launcher != 'Agent' || {CONTAINER}.name != '{TRAINER}' || !has({COMMAND}) || size({COMMAND}) == 0"
+    )
+    return f"{not_applicable} || !({launches})"
 
 
 def _cel_is_one(word: str, names: tuple[str, ...]) -> str:
@@ -213,6 +218,6 @@ def _cel_is_one(word: str, names: tuple[str, ...]) -> str:
 
 
 def _cel_raw(expression: str) -> str:
-    """An expression as a raw string of CEL; a dot matches every character, as with FLAGS."""
+    """Return an expression as a raw string of CEL; a dot matches every character, as with FLAGS."""
     escaped = expression.replace("'", r"\x27")
     return f"r'(?s){escaped}'"

@@ -1,4 +1,4 @@
-"""The course of a run: loss and members over time, as few points as a screen shows, ever coarser as the run goes on."""
+"""History of a run: loss and members over time, with as few points as a screen shows, coarser as the run goes on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from concertina.api.packed import pack, unpack
 
 MOST_POINTS = 60
-"""An even number."""
+"""Maximum number of points; an even number."""
 FIRST_EVERY = 2
-"""Seconds between points at first; twice as long whenever there would be more than MOST_POINTS."""
+"""Seconds between points at first; doubled whenever there would be more than MOST_POINTS."""
 MOST_CHARACTERS = 4096
-"""Of all points, packed: 60 take about 700."""
+"""Maximum length of all points, packed: 60 points take about 700 characters."""
 
 
 @dataclass(frozen=True)
@@ -27,28 +27,31 @@ class Point:
 
 @dataclass(frozen=True)
 class LossHistory:
-    """Points are at least `every` seconds apart, the oldest first."""
+    """Loss history of a job; points are at least `every` seconds apart, the oldest first."""
 
     every: int = FIRST_EVERY
     points: tuple[Point, ...] = ()
 
     def with_point(self, new: Point) -> LossHistory:
-        """The very same object where it comes too soon after the last one."""
-        before = self.points
-        if before and 0 <= new.at - before[-1].at < self.every:
+        """Return the history with a new point; the same object if the point comes too soon after the last one."""
+        last_points = self.points
+        if last_points and 0 <= new.at - last_points[-1].at < self.every:
             return self
-        # Where a clock was set back, what it had said before is not waited for.
-        points, every = (*(point for point in before if point.at < new.at), new), self.every
+        # If a clock was set back, the history does not wait for the clock to reach the times of earlier points again.
+        points, every = (*(point for point in last_points if point.at < new.at), new), self.every
         if len(points) == MOST_POINTS + 1:
-            # Of two neighbours the later one stays, with the smaller world: a short loss of members stays in sight.
-            first, *others = points
-            pairs = zip(others[::2], others[1::2], strict=True)  # MOST_POINTS is even
+            # Of two neighbours the later one stays, with the smaller world: a short loss of members stays visible.
+            first, *later_points = points
+            pairs = zip(later_points[::2], later_points[1::2], strict=True)  # MOST_POINTS is even
             merged = (Point(b.at, b.step, b.loss, min(a.replicas, b.replicas)) for a, b in pairs)
             points, every = (first, *merged), 2 * every
         return LossHistory(every, points)
 
     def packed(self) -> str:
-        """By column, times as differences: what is alike stands together."""
+        """Return the packed points.
+
+        They are packed by column, with times as differences, because similar values side by side compress well.
+        """
         times = [point.at for point in self.points]
         steps = [b - a for a, b in zip((0, *times), times, strict=False)]
         columns = [
@@ -60,14 +63,17 @@ class LossHistory:
 
 @functools.lru_cache(maxsize=2048)
 def unpacked(text: str) -> LossHistory:
-    """An empty one where that can't be read. A job's is the same object until it has another."""
+    """Unpack a history; an empty one if the text can't be read.
+
+    The history of a job is the same object until the text changes.
+    """
     try:
         every, *columns = unpack(text)
-        at, points = 0, []
+        timestamp, points = 0, []
         for gap, step, loss, replicas in zip(*columns, strict=True):
-            at += int(gap)
+            timestamp += int(gap)
             finite = loss is not None and math.isfinite(loss)
-            points.append(Point(at, int(step), float(loss) if finite else None, int(replicas)))
+            points.append(Point(timestamp, int(step), float(loss) if finite else None, int(replicas)))
         return LossHistory(max(FIRST_EVERY, int(every)), tuple(points[-MOST_POINTS:]))
     except (ValueError, TypeError, OverflowError):
         return LossHistory()

@@ -1,4 +1,4 @@
-"""The base of the API's models: camelCase in manifests, snake_case in Python, immutable."""
+"""Base classes of the API's models: camelCase in manifests, snake_case in Python, immutable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StatusModel(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)
 
     def manifest(self) -> dict[str, Any]:
-        """As the API server gets it: fields with their defaults are absent, since absence is read as the default."""
+        """Return the manifest for the API server, without fields that have their default: absence means the default."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
 
 
@@ -30,5 +30,5 @@ class Verbatim(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     def manifest(self) -> dict[str, Any]:
-        """As it was written."""
+        """Return the manifest as it was written."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)

@@ -1,4 +1,4 @@
-"""What grows with a job's size, in as few characters as keep all of it: zlib of JSON, as base64."""
+"""Compact text for values that grow with a job's size: zlib of JSON, as base64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 MOST_CHARACTERS = 262_144
 _MOST_BYTES = 32 * 1024 * 1024
-"""Unpacked. Whoever may write a status could make one that unpacks without end."""
+"""Maximum size after unpacking. Without it, anyone who may write a status could make one that unpacks endlessly."""
 
 
 def pack(value: JsonValue) -> str:
@@ -20,7 +20,11 @@ def pack(value: JsonValue) -> str:
 
 
 def unpack(text: str) -> Any:
-    """Raises ValueError where that is nothing packed."""
+    """Unpack a value from text.
+
+    Raises:
+        ValueError: When the text is no packed value, is cut off, or unpacks to too much.
+    """
     try:
         unpacking = zlib.decompressobj()
         data = unpacking.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)

@@ -1,6 +1,6 @@
-"""A manifest, as the API server stores it, to a JobSpec; or what is wrong with it, in sentences.
+"""Parser of a manifest, as the API server stores it, to a JobSpec, or to sentences on what is wrong with it.
 
-The API server refuses all of this itself; what gets here was stored under another CRD.
+The API server refuses all of these errors itself; a manifest that fails here was stored under another CRD.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from concertina.api.shapes import Shapes
 from concertina.api.spec import JobSpec
 
 MOST_SPEC_BYTES = 256 << 10
-"""As compact JSON. Decoded, a spec takes up to 30 times as much memory, and no real one has a tenth of it."""
+"""Maximum size as compact JSON. Decoded, a spec takes up to 30 times as much memory. No real one has a tenth of it."""
 MOST_OPTIONS_BYTES = 8 << 10
-"""Of trainer.model.options, likewise: they stay decoded."""
+"""Maximum size of trainer.model.options, also as compact JSON: the options stay decoded."""
 MOST_SPEC_VALUES = 10_000
-"""Lists, mappings and what they hold: to check one costs the event loop microseconds, and more where it is wrong."""
+"""Maximum number of lists, mappings and their elements. The check of one costs the event loop microseconds, and more if
+it is invalid."""
 ADVICE = "put large values into a ConfigMap or an image, and mount it"
 
 
 class SpecError(ValueError):
-    """A spec that can't be run. `problems`: a sentence each, with the field's path and what to do."""
+    """A spec that can't be run. `problems` has a sentence for each, with the field's path and what to do."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("; ".join(problems))
@@ -35,28 +36,39 @@ class SpecError(ValueError):
 
 
 def parse_spec(manifest: Mapping[str, Any]) -> JobSpec:
-    """The spec of a TrainingJob manifest; raises SpecError."""
+    """Return the spec of a TrainingJob manifest.
+
+    Raises:
+        SpecError: When the spec is missing, too large or invalid.
+    """
     return _parsed(_spec(manifest))
 
 
 def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]:
-    """As parse_spec, but without the fields that this version does not know, whose paths are returned as well.
+    """Return the spec as parse_spec does, but without fields that this version does not know, and the paths of these.
 
-    The API server stores the fields of its CRD, and that of another version has others, with defaults of its own
-    (decision "Versions beside each other"). Raises SpecError.
+    The API server stores the fields of its CRD. The CRD of another version has other fields, with defaults of its own
+    (decision "Versions beside each other").
+
+    Raises:
+        SpecError: When the spec is missing, too large or invalid.
     """
     spec = _spec(manifest)
     try:
         return _parsed(spec), ()
     except SpecError:
-        known, unknown = _without_unknown(spec)
-        if known == spec:
+        known_fields, unknown = _without_unknown(spec)
+        if known_fields == spec:
             raise
-        return _parsed(known), unknown
+        return _parsed(known_fields), unknown
 
 
 def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec as it is written. Raises SpecError where there is none, or it is too large."""
+    """Return the spec as it is written.
+
+    Raises:
+        SpecError: When the spec is missing or too large.
+    """
     if not isinstance(manifest.get("spec"), Mapping):
         raise SpecError(("spec is missing: the manifest says nothing to run",))
     spec = dict(manifest["spec"])
@@ -70,7 +82,11 @@ def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_large(path: str, value: object, most_bytes: int) -> None:
-    """Raises SpecError."""
+    """Refuse a value that is too large as JSON.
+
+    Raises:
+        SpecError: When the value has more than `most_bytes` bytes.
+    """
     try:
         size = len(to_json(value))
     except ValueError:  # half a surrogate pair, which JSON can escape
@@ -79,36 +95,40 @@ def _refuse_large(path: str, value: object, most_bytes: int) -> None:
         raise SpecError((f"{path} has {-(-size // 1024)} KiB as JSON, more than {most_bytes >> 10} KiB: {ADVICE}",))
 
 
-def _refuse_many(path: str, value: object, most: int) -> None:
-    """Raises SpecError. Stops counting at `most`, however many values there are."""
-    left, unread = most, [value]
+def _refuse_many(path: str, value: object, limit: int) -> None:
+    """Refuse a value with too many elements. The count stops at the limit, however many elements there are.
+
+    Raises:
+        SpecError: When the value has more than `limit` elements.
+    """
+    remaining_values, unread = limit, [value]
     while unread:
         entry = unread.pop()
-        left -= 1
+        remaining_values -= 1
         if isinstance(entry, Mapping):
             unread.extend(entry.values())
         elif isinstance(entry, (list, tuple)):
             unread.extend(entry)
-        if len(unread) > left:
-            raise SpecError((f"{path} has more than {most} values (lists, mappings and what they hold): {ADVICE}",))
+        if len(unread) > remaining_values:
+            raise SpecError((f"{path} has more than {limit} values (lists, mappings and what they hold): {ADVICE}",))
 
 
 def _without_unknown(spec: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A spec without the fields that are not ours, and their paths."""
-    known, unknown = copy.deepcopy(spec), []
+    """Return a spec without the fields that this version does not know, and their paths."""
+    known_fields, unknown = copy.deepcopy(spec), []
     try:
-        _checked(known)
+        _checked(known_fields)
     except ValidationError as error:
         details = error.errors(include_url=False)
         for *parents, last in (detail["loc"] for detail in details if detail["type"] == "extra_forbidden"):
-            target: Any = known
+            target: Any = known_fields
             for part in parents:
                 target = target[part]
             del target[last]
             unknown.append(_path((*parents, last)))
     except SpecError:
         pass
-    return known, tuple(sorted(unknown))
+    return known_fields, tuple(sorted(unknown))
 
 
 def _parsed(spec: dict[str, Any]) -> JobSpec:
@@ -119,8 +139,13 @@ def _parsed(spec: dict[str, Any]) -> JobSpec:
 
 
 def _checked(raw: Any) -> JobSpec:
-    """Raises ValidationError, and SpecError where fields that are each right don't go together."""
-    # Through JSON, since only there strict types accept what YAML has: lists for tuples, strings for enums.
+    """Return the spec of a decoded manifest.
+
+    Raises:
+        ValidationError: When a field is invalid.
+        SpecError: When fields that are each valid don't fit together.
+    """
+    # Through JSON, because only there do strict types accept what YAML has: lists for tuples, strings for enums.
     text = json.dumps(raw)
     spec = JobSpec.model_validate_json(text, strict=True)
     Shapes.model_validate_json(text, strict=True)
@@ -163,13 +188,13 @@ SENTENCES = {
 
 
 BRANCHES = ("constrained-int", "literal['Auto']", "int")
-"""How pydantic names the alternatives of numbers that may be `Auto`."""
+"""Names that pydantic gives to the alternatives of numbers that may be `Auto`."""
 LARGEST = {"workersPerReplica": 1024, "everySeconds": 31536000}
-"""Of these numbers."""
+"""Maximum of each of these numbers."""
 
 
 def _sentence(detail: ErrorDetails) -> str:
-    """One of pydantic's errors as `path what is wrong: what to do`."""
+    """Return one of pydantic's errors as `path what is wrong: what to do`."""
     if _is_branch(detail["loc"], len(detail["loc"]) - 1):
         largest = LARGEST[str(detail["loc"][-2])]
         return (
@@ -180,10 +205,10 @@ def _sentence(detail: ErrorDetails) -> str:
 
 
 def _echo(detail: ErrorDetails, details: list[ErrorDetails]) -> bool:
-    """Whether a list is only too short because pydantic left out an entry that has an error of its own."""
+    """Return whether a list is only too short because pydantic left out an entry that has an error of its own."""
     where = detail["loc"]
     return detail["type"] == "too_short" and any(
-        other["loc"][: len(where)] == where and other is not detail for other in details
+        entry["loc"][: len(where)] == where and entry is not detail for entry in details
     )
 
 
@@ -193,11 +218,14 @@ def _shown(value: Any) -> str:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """('template', 'spec', 'containers', 0) as spec.template.spec.containers[0]; a union's branches are left out."""
-    kept = [part for at, part in enumerate(location) if not _is_branch(location, at)]
-    return "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in kept)
+    """Return a location as a path, without the branches of a union.
+
+    The location ('template', 'spec', 'containers', 0) becomes spec.template.spec.containers[0].
+    """
+    parts = [part for index, part in enumerate(location) if not _is_branch(location, index)]
+    return "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
 
 
-def _is_branch(location: tuple[int | str, ...], at: int) -> bool:
-    """Not where a person has named something `int`."""
-    return at > 0 and location[at] in BRANCHES and location[at - 1] in LARGEST
+def _is_branch(location: tuple[int | str, ...], index: int) -> bool:
+    """Return whether a part of a location is a union's branch, and not a key that a person named `int`."""
+    return index > 0 and location[index] in BRANCHES and location[index - 1] in LARGEST

@@ -1,4 +1,4 @@
-"""The names of a job's pods: <job>-<index>-<attempt>, and <job>-rendezvous-<round> with torchrun. Pure."""
+"""Names of a job's pods: <job>-<index>-<attempt>, and <job>-rendezvous-<round> with torchrun. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NAME = re.compile("(.+)-([0-9]{1,9})-([0-9]{1,9})|(.+)-rendezvous-([0-9]{1,9})"
 class PodName:
     job: str
     index: int | None
-    """Of the replica; None for the pod that serves torchrun's store."""
+    """Index of the replica; None for the pod that serves torchrun's store."""
     attempt: int
-    """Of the replica, or of the store."""
+    """Attempt of the replica, or number of the round for the store."""
 
 
 def pod_name(job: str, index: int, attempt: int) -> str:
@@ -26,10 +26,10 @@ def rendezvous_name(job: str, round: int) -> str:
 
 
 def parse(name: str) -> PodName | None:
-    """None where no job's pod can have that name."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    """Return the parts of a pod's name; None if no job's pod can have that name."""
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
-    if found[4]:
-        return PodName(found[4], None, int(found[5]))
-    return PodName(found[1], int(found[2]), int(found[3]))
+    if match[4]:
+        return PodName(match[4], None, int(match[5]))
+    return PodName(match[1], int(match[2]), int(match[3]))

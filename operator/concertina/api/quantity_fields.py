@@ -1,4 +1,4 @@
-"""Amounts of resources in a container, as the CRD keeps them."""
+"""Amounts of resources in a container, in the form that the CRD stores."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from concertina_protocol.quantities import parse_quantity
 
 
 def amounts_of(container: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Its `limits` or `requests`, by resource; none where anything else than a mapping stands there: the CRD keeps the
-    resources of a template as they were written."""
+    """Return the container's `limits` or `requests`, by resource; empty if that field is not a mapping.
+
+    The CRD stores the resources of a template as they were written.
+    """
     resources = container.get("resources")
-    found = resources.get(kind) if isinstance(resources, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    amounts = resources.get(kind) if isinstance(resources, Mapping) else None
+    return amounts if isinstance(amounts, Mapping) else {}
 
 
 def bytes_of(quantity: object) -> int:
-    """A quantity in whole bytes, rounded down; 0 where it is absent, negative or not a quantity."""
+    """Return a quantity in whole bytes, rounded down; 0 if it is absent, negative or not a quantity."""
     try:
         return max(0, int(parse_quantity(quantity)))
     except ValueError:

@@ -1,4 +1,4 @@
-"""status.restarts and what else the status remembers of failures."""
+"""status.restarts, and the other records of failures in the status."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Restarts(StatusModel):
 
 
 LISTED_RESTARTS = 50
-"""The newest; those before them are packed."""
+"""Number of the newest entries that are listed; those before them are packed."""
 
 
 def packed_restarts(entries: Sequence[Restart]) -> str:
@@ -100,7 +100,7 @@ def packed_restarts(entries: Sequence[Restart]) -> str:
 
 
 def unpacked_restarts(text: str) -> tuple[Restart, ...]:
-    """None of them where that can't be read."""
+    """Unpack restarts; an empty tuple if the text can't be read."""
     try:
         return tuple(map(Restart.model_validate, unpack(text)))
     except (ValueError, TypeError):

@@ -1,8 +1,8 @@
-"""What several fields of a TrainingJob must obey together: each rule for the API server and for us.
+"""Constraints on several fields of a TrainingJob together: each rule for the API server and for the operator.
 
-The API server evaluates `cel` (with `self`, and `oldSelf` in a rule about changes); `holds` says the same in Python,
-beside it, for manifests that got past an older CRD (decision "A rule of the API is one entry"). Rules about changes are
-the API server's alone. Those within spec.trainer stand at its sections, in concertina_trainer.config.
+The API server evaluates `cel` (with `self`, and `oldSelf` in a rule about changes). `holds` is the same check in
+Python, for manifests that got past an older CRD (decision "A rule of the API is one entry"). Only the API server has
+rules about changes. Rules within spec.trainer are with its sections, in concertina_trainer.config.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from concertina_trainer import layouts
 @dataclasses.dataclass(frozen=True)
 class SpecRule:
     at: str
-    """Path of the object that the rule is about: '' is the TrainingJob."""
+    """Path of the object that the rule is about; '' is the TrainingJob."""
     cel: str
     message: str
     field: str | None = None
     """Path, below `at`, of the field to name in the refusal."""
     holds: Callable[[JobSpec], bool] | None = None
     says: Callable[[JobSpec], str] | None = None
-    """What the message says, and more than the API server's language can work out: the nearest that is right."""
+    """Function that returns a more precise message than CEL can compute, for example with the nearest valid value."""
 
     def validation(self) -> dict[str, Any]:
-        """The rule as it stands in the CRD."""
+        """Return the rule as an entry of the CRD."""
         entry = {"rule": self.cel, "message": self.message}
         if self.field:
             entry["fieldPath"] = self.field
         return entry
 
     def refusal(self, spec: JobSpec) -> str:
-        """The sentence about this spec."""
+        """Return the error message for a spec that breaks the rule."""
         return self.says(spec) if self.says else self.message
 
     @property
     def path(self) -> str:
-        """The field that a refusal names."""
+        """Path of the field that a refusal names."""
         return (self.at + (self.field or "")).lstrip(".")
 
 
 STORED = "^((s3|gs|az)://[a-z0-9][a-z0-9._-]+(/.*)?|file:///.+)$"
-"""Where checkpoints can be: a regular expression of RE2 and of Python."""
+"""Pattern of URIs for checkpoints: a regular expression for both RE2 and Python."""
 WHERE_STORED = "must be s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder"
 
 
@@ -70,7 +70,7 @@ def _stored(uri: str) -> bool:
 
 
 DOTS = "(^|/)([.]|%2[eE]){1,2}(/|$)"
-"""Parts of a path that name another folder than it seems."""
+"""Parts of a path that make it name another folder than it seems to."""
 NO_DOTS = "has . or .. as a part of its path: write the path of the folder itself"
 
 
@@ -101,7 +101,7 @@ VARIABLES = (
     "CONCERTINA_SPEC", "CONCERTINA_PARALLELISM",
 )  # fmt: skip
 PREFIX = "concertina.dev/"
-"""Of the labels and annotations that the operator puts into pods; the names above are of what else it puts there."""
+"""Prefix of the labels and annotations that the operator sets on pods. The names above are of its other additions."""
 
 
 def _trainers(spec: JobSpec) -> list[Container]:
@@ -123,31 +123,32 @@ def _no_key_of_ours(spec: JobSpec) -> bool:
 
 
 def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) -> SpecRule:
-    """A field that is part of every pod: replicas of one round must agree on it.
+    """Return a rule for a field that is part of every pod, so that replicas of one round must agree on it.
 
-    `with_suspend`: also in the write that suspends the job (decision "The write that suspends may change the
-    template").
+    With `with_suspend`, the field may also change in the write that suspends the job (decision "The write that suspends
+    may change the template").
 
-    Of fields that the schema keeps without knowing them, CEL sees a changed value and another number of them, but not
-    one that took another's place; that is answered as if the job had been suspended for it (decision "A pod says what
-    it was made of")."""
-    same = f"self.{field} == oldSelf.{field}"
+    For fields that the schema preserves without knowing them, CEL detects a changed value and a changed number of them,
+    but not one that took another's place. Such a change is handled as if the job had been suspended for it (decision "A
+    pod says what it was made of").
+    """
+    is_unchanged = f"self.{field} == oldSelf.{field}"
     if optional:
-        same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})"
+        is_unchanged = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {is_unchanged})"
     suspended, when = ("oldSelf.suspend", "first, change it")
     if with_suspend:
         suspended, when = ("oldSelf.suspend || self.suspend", "and change it, in one write or in two")
     return SpecRule(
         at=".spec",
         field=f".{field}",
-        cel=f"{suspended} || {same}",
+        cel=f"{suspended} || {is_unchanged}",
         message=f"{field} changes only while the job is suspended: set spec.suspend to true {when}, "
         "then set spec.suspend to false",
     )
 
 
 def _of_layout(rule: layouts.LayoutRule) -> SpecRule:
-    """What parallelism asks of the bundled trainer's configuration."""
+    """Return a rule by which parallelism constrains the bundled trainer's configuration."""
 
     def holds(spec: JobSpec) -> bool:
         return spec.trainer is None or rule.holds(spec.trainer, spec.parallelism)
@@ -160,7 +161,7 @@ def _of_layout(rule: layouts.LayoutRule) -> SpecRule:
 
 
 def _no_launcher(cel: str, starts_one: Callable[[tuple[str, ...]], bool]) -> SpecRule:
-    """Refuse a command that starts a launcher (`starts_one`): each replica would train alone."""
+    """Return a rule that refuses a command that starts a launcher (`starts_one`): each replica would train alone."""
 
     def holds(spec: JobSpec) -> bool:
         first = spec.template.spec.containers[0]
@@ -311,13 +312,13 @@ RULES: tuple[SpecRule, ...] = (
         at=".spec.template.spec.initContainers",
         cel=f"self.all(c, c.name != '{INIT_CONTAINER}')",
         message=f"{INIT_CONTAINER} is the operator's own init container: give yours another name",
-        holds=lambda spec: all(each.name != INIT_CONTAINER for each in spec.template.spec.init_containers),
+        holds=lambda spec: all(container.name != INIT_CONTAINER for container in spec.template.spec.init_containers),
     ),
     SpecRule(
         at=".spec.template.spec.volumes",
         cel=f"self.all(v, !(v.name in {list(VOLUMES)}))",
         message=f"{', '.join(VOLUMES)} are the operator's own volumes: give yours another name",
-        holds=lambda spec: all(each.name not in VOLUMES for each in spec.template.spec.volumes),
+        holds=lambda spec: all(volume.name not in VOLUMES for volume in spec.template.spec.volumes),
     ),
     SpecRule(
         at=".spec.template.spec.restartPolicy",
@@ -389,5 +390,5 @@ RULES: tuple[SpecRule, ...] = (
 
 
 def broken(spec: JobSpec) -> tuple[SpecRule, ...]:
-    """The rules that a spec breaks."""
+    """Return the rules that a spec breaks."""
     return tuple(rule for rule in RULES if rule.holds is not None and not rule.holds(spec))

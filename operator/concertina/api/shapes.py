@@ -1,5 +1,8 @@
-"""What the operator reads of a template where its schema has no types: there the API server keeps whatever is written,
-and refuses the pods. A job whose template has another shape than a pod's has never had any; it is told so at once."""
+"""Types for the parts of a template that the operator reads although the CRD's schema has no types for them.
+
+The API server stores any value in these parts, and then refuses the pods. A job whose template has another shape than a
+pod's could never have a pod, and the error says so at once.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class _Container(Verbatim):
 
 
 class _Wishes(Verbatim):
-    """Of podAffinity and podAntiAffinity."""
+    """Terms of podAffinity and podAntiAffinity."""
 
     preferred: tuple[Fields, ...] | None = Field(default=None, alias="preferredDuringSchedulingIgnoredDuringExecution")
 
@@ -73,6 +76,6 @@ class _Template(Verbatim):
 
 
 class Shapes(Verbatim):
-    """Of a spec, for which its own model holds. Only asked whether it can be made."""
+    """Model of a valid spec's template that is only used to check whether it can be constructed."""
 
     template: _Template

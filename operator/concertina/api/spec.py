@@ -1,4 +1,4 @@
-"""spec of a TrainingJob. What several fields together must obey is in `rules`."""
+"""spec of a TrainingJob. The constraints on several fields together are in `rules`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
-"""Resources of which `workersPerReplica: Auto` starts one worker each."""
+"""Resources for which `workersPerReplica: Auto` starts one worker per unit."""
 
 TEMPLATE_KUBERNETES = (1, 36)
 """Version of Kubernetes whose fields of a pod `spec.template` has: `make pod-template` reads them."""
 MOST_REPLICAS, MOST_STANDBY_REPLICAS = 1024, 16
-"""What was shown to work: benchmarks/control_plane.py, with stand-ins for agents (decision
-"As many replicas as were seen to work")."""
+"""Sizes that were shown to work by benchmarks/control_plane.py, with stand-ins for agents (decision "As many replicas
+as were seen to work")."""
 
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=256)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=262144)]], Field(max_length=256)]
@@ -43,7 +43,7 @@ Argument = Annotated[str, Field(max_length=131072)]
 
 
 def keyed(field: str) -> dict[str, JsonValue]:
-    """A list of which no two entries have the same value in that field, as in Kubernetes' own pods."""
+    """Return schema keys for a list whose entries have distinct values of a field, as in Kubernetes' own pods."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
 
 
@@ -132,7 +132,7 @@ class PodTemplate(Verbatim):
 
     @property
     def trainer(self) -> Container:
-        """The container that the workers run in."""
+        """Container that the workers run in."""
         return next(container for container in self.spec.containers if container.name == TRAINER)
 
 
@@ -172,12 +172,12 @@ class PackedTemplate(PodTemplate):
 
 @functools.lru_cache(4)
 def _decoded(template: bytes) -> PodTemplate:
-    """Cached, as a pass of a job asks for its template many times."""
+    """Return the decoded template. It is cached, because a pass of a job uses its template many times."""
     return PodTemplate.model_validate_json(template, strict=True)
 
 
 class ScaleUp(Model):
-    """How replicas that become ready join a running job."""
+    """Growth of a running job by replicas that become ready."""
 
     stabilization_window_seconds: int = Field(
         default=30,
@@ -189,7 +189,7 @@ class ScaleUp(Model):
 
 
 class Elastic(Model):
-    """How far the job may shrink, and how it grows back."""
+    """Limits of shrinking, and growth back to full size."""
 
     min_replicas: int | None = Field(
         default=None,
@@ -236,7 +236,7 @@ class Topology(Model):
 
 
 class Checkpoint(CheckpointConfig):
-    """Where and how often the state goes to durable storage."""
+    """Location and frequency of durable checkpoints."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -257,7 +257,7 @@ class Checkpoint(CheckpointConfig):
 
 
 class Reaction(enum.StrEnum):
-    """To something that is wrong with a worker, and that does not end it."""
+    """Reaction to a problem of a worker that does not end it."""
 
     REPLACE = "Replace"
     REPORT = "Report"
@@ -270,7 +270,7 @@ class TrackingBackend(enum.StrEnum):
 
 
 class Tracking(Model):
-    """Where the run is told of: one run of a tool, through all rounds and restarts."""
+    """Tracking of the run in an external tool: one run of the tool, through all rounds and restarts."""
 
     backend: TrackingBackend = Field(
         description="The tool; the image of the container 'trainer' must hold its Python package: mlflow-skinny, wandb "
@@ -359,11 +359,11 @@ class CleanPodPolicy(enum.StrEnum):
 
 
 Amount = Annotated[str, Field(max_length=16, pattern=r"^[0-9]{1,7}([.][0-9]{1,6})?$")]
-"""Money, as text: a number in JSON would be rounded to a binary fraction."""
+"""Amount of money, as text: a number in JSON would be rounded to a binary fraction."""
 
 
 class Price(Model):
-    """What a replica costs, for status.cost and what each incident cost."""
+    """Price of a replica, for status.cost and for the cost of each incident."""
 
     per_replica_hour: Amount = Field(
         description="Price of one replica for each hour that it has a node: a decimal number in quotes."
@@ -390,7 +390,7 @@ ModuleName = Annotated[
 
 
 class WarmStart(Model):
-    """How a command of your own starts again without new imports."""
+    """Restart of a custom command without new imports."""
 
     enabled: bool = Field(
         default=True,
@@ -529,52 +529,54 @@ class JobSpec(Model):
 
     @property
     def min_replicas(self) -> int:
-        """Fewest replicas to go on with; a job that is not elastic needs all of them."""
+        """Minimum number of replicas to go on with; a job that is not elastic needs all of them."""
         return (self.elastic and self.elastic.min_replicas) or self.replicas
 
     @property
     def standby_replicas(self) -> int:
-        """Replicas wanted beyond those of a full world."""
+        """Number of wanted replicas beyond those of a full world."""
         return self.elastic.standby_replicas if self.elastic else 0
 
     def packed(self) -> JobSpec:
-        """The same, for a long time: with its template as compact JSON."""
+        """Return a copy for long-term storage, with its template as compact JSON."""
         return self.model_copy(update={"template": PackedTemplate.of(self.template)})
 
     @property
     def bundled(self) -> bool:
-        """Whether the bundled trainer runs, not a command of the user's own."""
+        """Whether the bundled trainer runs, rather than a command of the user."""
         return self.trainer is not None
 
     @property
     def workers(self) -> int:
-        """Training processes in each replica."""
+        """Number of training processes in each replica."""
         if self.workers_per_replica != "Auto":
             return self.workers_per_replica
         return _gpus(self.template.trainer) or 1
 
     @property
     def replica_step(self) -> int:
-        """Valid sizes, in replicas, are the multiples of this."""
+        """Number of replicas of which every valid size is a multiple."""
         return self._replicas_of(self.parallelism.block)
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """In replicas: of a tensor group, a context group, a pipeline, those that share experts and a block, where it
-        takes more than one and more than the one before. Of a group that ends within a replica: of as many as fill
-        whole ones."""
+        """Sizes of the groups in replicas: tensor group, context group, pipeline, expert-sharing group and block.
+
+        A size is included if it is more than one and more than the one before. For a group that ends within a replica
+        it is the number of replicas that as many whole groups fill.
+        """
         degrees = self.parallelism
         inner = (degrees.tensor, degrees.context, degrees.pipeline, degrees.expert_shards)
         ranks = (*itertools.accumulate(inner, operator.mul), degrees.block)
         return tuple(sorted({self._replicas_of(count) for count in ranks} - {1}))
 
     def _replicas_of(self, ranks: int) -> int:
-        """The fewest that have a multiple of so many ranks."""
+        """Return the smallest number of replicas that has a multiple of `ranks` ranks."""
         return math.lcm(ranks, self.workers) // self.workers if ranks > 1 else 1
 
 
 def _gpus(container: Container) -> int:
-    """GPUs that a container is limited to (a request alone can't exceed or differ from the limit)."""
+    """Return the GPUs that a container is limited to (a request alone can't exceed or differ from the limit)."""
     fields = container.model_extra or {}
     amounts = {**amounts_of(fields, "requests"), **amounts_of(fields, "limits")}
     return sum(int(text) for name in GPU_RESOURCES if _COUNT.fullmatch(text := str(amounts.get(name))))

@@ -48,23 +48,23 @@ class ConditionType(enum.StrEnum):
     TEMPLATE_OUTDATED = "TemplateOutdated"
     """The API server knows fields of pods that spec.template lacks. It is there only while it is true."""
     RECONCILE_ERROR = "ReconcileError"
-    """A pass over the job raised: until the next one that does not."""
+    """A pass over the job raised an exception. The condition is true until a pass that raises none."""
 
 
 ENDED = (ConditionType.COMPLETE, ConditionType.FAILED)
-"""Where one of them is true, the job has ended, for good."""
+"""Conditions by which the job has ended, for good."""
 ACTION_NEEDED = (ConditionType.STALLED, ConditionType.DEGRADED)
-"""Where one of them is true, a person must act: because nothing goes on, or in spite of which training does."""
+"""Conditions by which a person must act: either nothing goes on, or training goes on in spite of a problem."""
 
 
 def rfc3339(seconds: float) -> str:
-    """Unix seconds as Kubernetes writes times, to the microsecond where there is a fraction."""
+    """Return Unix seconds in the time format of Kubernetes, to the microsecond if there is a fraction."""
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     return moment.isoformat(timespec="microseconds" if moment.microsecond else "seconds").replace("+00:00", "Z")
 
 
 def unix_seconds(timestamp: str) -> float:
-    """The reverse of `rfc3339`."""
+    """Return the Unix seconds of a time in the format of `rfc3339`."""
     return datetime.datetime.fromisoformat(timestamp).timestamp()
 
 
@@ -76,7 +76,7 @@ class EvaluationMark(StatusModel):
 
 
 class JobProgress(StatusModel):
-    """How far the run is."""
+    """Progress of the run."""
 
     step: Count = Field(description="Steps finished since the run began.")
     steps: Count | None = Field(default=None, description="Steps of the whole run, where known.")
@@ -116,7 +116,7 @@ class CheckpointMark(StatusModel):
 
 
 class SnapshotEvery(StatusModel):
-    """How often snapshots are taken."""
+    """Frequency of snapshots."""
 
     steps: Count = Field(description="Steps between the last two snapshots; a failure loses at most as many.")
     overhead: float = Field(description="Share of the training time that snapshots take.")
@@ -151,7 +151,7 @@ class DamagedCheckpoint(StatusModel):
 
 
 class CheckpointEvery(StatusModel):
-    """How often checkpoints are written, and how often would lose the least time (Young's and Daly's estimate)."""
+    """Frequency of checkpoints, and the frequency that would lose the least time (Young's and Daly's estimate)."""
 
     seconds: Seconds = Field(description="Between checkpoints by the clock; 0: by steps alone.")
     suggested_seconds: Seconds = Field(description="The best, by what was measured; everySeconds: Auto follows it.")
@@ -315,10 +315,10 @@ class JobStatus(StatusModel):
         return with_packed(raw) if isinstance(raw, Mapping) else raw
 
     def manifest(self) -> dict[str, Any]:
-        """As the API server gets it: lists that are too long are packed, and what is empty is absent.
+        """Return the manifest for the API server: lists that are too long are packed, and empty fields are absent.
 
-        Two fields are always present for readers outside of this project: `restarts.total`, which has a column, and
-        the messages of conditions, which Kubernetes' own type requires.
+        Two fields are always present for readers outside of this project: `restarts.total`, which has a column, and the
+        messages of conditions, which Kubernetes' own type requires.
         """
         manifest = super(JobStatus, self._listed()).manifest()
         manifest.setdefault("restarts", {}).setdefault("total", 0)
@@ -341,28 +341,28 @@ class JobStatus(StatusModel):
         return self.model_copy(update={**outer, "internal": self.internal.model_copy(update=packed)})
 
     def condition(self, type: str) -> Condition | None:
-        """The condition of that type, None where it was never set."""
+        """Return the condition of a type; None if it was never set."""
         for condition in self.conditions:
             if condition.type == type:
                 return condition
         return None
 
     def true_condition(self, type: ConditionType) -> Condition | None:
-        """That condition where it holds."""
+        """Return the condition of a type if it is true, or None."""
         condition = self.condition(type)
         return condition if condition is not None and condition.status == "True" else None
 
     def is_true(self, type: ConditionType) -> bool:
-        """Whether there is such a condition, and it holds."""
+        """Return whether there is a condition of that type that is true."""
         return self.true_condition(type) is not None
 
     @property
     def trouble(self) -> Condition | None:
-        """The condition that says why a person must act, if one must."""
+        """Condition that says why a person must act, or None."""
         return next(filter(None, map(self.true_condition, ACTION_NEEDED)), None)
 
     @property
     def phase(self) -> str:
-        """The word in the column Status; empty where no operator has seen the job."""
+        """Text in the column Status; empty if no operator has seen the job."""
         ready = self.condition(ConditionType.READY)
         return ready.reason if ready else ""

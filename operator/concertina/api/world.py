@@ -1,4 +1,4 @@
-"""status.world: the current round and who is in it."""
+"""status.world: the current round and its members."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from concertina.api.packed import pack, unpack
 
 
 class Distance(enum.StrEnum):
-    """Between a member and the copies of its snapshots."""
+    """Distance between a member and the copies of its snapshots."""
 
     ZONE = "Zone"
     NODE = "Node"
     SAME_NODE = "SameNode"
     NONE = "None"
-    """There is one member."""
+    """There is only one member."""
     NO_SNAPSHOTS = ""
-    """As operators have written it from the beginning; what the CRD refused they could not write any more."""
+    """The job has no snapshots. Operators have always written an empty string; the CRD must continue to accept it."""
 
 
 class Claim(StatusModel):
@@ -49,29 +49,30 @@ class Member(StatusModel):
     workers: Count = Field(description="Training processes in it.")
 
     def is_pod(self, uid: str) -> bool:
-        """Whether that is its pod's uid, of which a large world keeps the beginning."""
+        """Return whether a uid is that of the member's pod; a large world has only the beginning of it."""
         return _stands_for(self.uid, uid)
 
     def is_agent(self, instance: str) -> bool:
-        """Whether that is its agent's instance id, of which a large world keeps the beginning."""
+        """Return whether an id is that of the member's agent instance; a large world has only the beginning of it."""
         return _stands_for(self.instance, instance)
 
 
 BEGINNING, CUT = 8, "~"
-"""Of random ids, in a large world: 32 bits tell the pod or agent of a name from the next one of that name."""
+"""Length and suffix of shortened random ids, in a large world: 32 bits distinguish successive pods or agents of one
+name."""
 
 
 def shortened(id: str) -> str:
-    """Its beginning, which says that it is one."""
+    """Return the beginning of an id, with a suffix that marks it as such."""
     return id if len(id) <= BEGINNING or id.endswith(CUT) else id[:BEGINNING] + CUT
 
 
-def _stands_for(kept: str, id: str) -> bool:
-    return kept == id or (kept.endswith(CUT) and id.startswith(kept[:-1]))
+def _stands_for(stored_id: str, id: str) -> bool:
+    return stored_id == id or (stored_id.endswith(CUT) and id.startswith(stored_id[:-1]))
 
 
 class Base(StatusModel):
-    """Where the current round started from: snapshots of lower rounds beyond `step` are void."""
+    """Starting point of the current round: snapshots of lower rounds beyond `step` are void."""
 
     round: Count = Field(description="The round that was started from this step.")
     step: Count = Field(description="Steps finished when the round started.")
@@ -118,12 +119,14 @@ class World(StatusModel):
 
     @property
     def latest_round(self) -> int:
-        """The round that is being made, else the last one; 0 before the first. (A claim that no round follows is
-        committed as it is made.)"""
+        """Round that is being formed, or else the last one; 0 before the first.
+
+        A claim that no round follows is committed as it is made.
+        """
         return self.claim.round if self.claim and not self.claim.committed else self.round
 
     def ranks_of(self, replica: str) -> range:
-        """Of its workers; an empty one where it is no member."""
+        """Return the ranks of a replica's workers; an empty range if it is no member."""
         first = 0
         for member in self.members:
             if member.replica == replica:
@@ -132,7 +135,7 @@ class World(StatusModel):
         return range(0)
 
     def replica_of(self, rank: int) -> str:
-        """Whose worker that is; nothing where there is no such rank."""
+        """Return the replica that has a rank; an empty string if there is no such rank."""
         first = 0
         for member in self.members:
             if first <= rank < first + member.workers:
@@ -142,19 +145,26 @@ class World(StatusModel):
 
 
 LISTED_MEMBERS = 64
-"""More of them are packed (decision "A large status is packed")."""
+"""Number of members up to which they are listed; more are packed (decision "A large status is packed")."""
 
 
 @functools.lru_cache(maxsize=16)
 def packed_members(members: tuple[Member, ...]) -> str:
-    """By column: what is alike stands together. Nodes are known from pods."""
+    """Return the packed members.
+
+    They are packed by column, because similar values side by side compress well. Nodes are left out: they are known
+    from pods.
+    """
     rows = ((m.replica, shortened(m.uid), shortened(m.instance), m.workers) for m in members)
     return pack([list(column) for column in zip(*rows, strict=True)])
 
 
 @functools.lru_cache(maxsize=16)
 def unpacked_members(text: str) -> tuple[Member, ...]:
-    """None of them where that can't be read. Of one world they are the same objects, however often it is read."""
+    """Unpack members; an empty tuple if the text can't be read.
+
+    The members of one world are the same objects, however often they are read.
+    """
     try:
         return tuple(
             Member(replica=replica, uid=uid, instance=instance, workers=workers)

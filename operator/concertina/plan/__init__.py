@@ -1,1 +1,1 @@
-"""Pure decisions, a policy a file: no clock, no I/O, no logging."""
+"""Pure decisions, with one policy in each file: no clock, no I/O, no logging."""

@@ -1,15 +1,15 @@
-"""What plan() gives back: `Plan` is everything that should follow from what it was given. Data only.
+"""The output of plan(): a `Plan` holds everything that should follow from one observation. Data only.
 
 The shell (`concertina.controller.reconcile`) applies a Plan in this order:
-  1. the status, in one JSON patch that tests the job's uid and the `status.world.claim` that was observed; where that
-     test fails nothing else is done, and the job is observed and planned again;
+  1. the status, in one JSON patch that tests the job's uid and the `status.world.claim` that was observed. If that
+     test fails, nothing else is done, and the job is observed and planned again;
   2. calls to agents, which run in the background;
-  3. the watch streams: those of `Plan.watch` are opened, all others of the job closed;
+  3. the watch streams: those of `Plan.watch` are opened, and all others of the job are closed;
   4. the events;
-  5. creates and deletes, in the background, some at a time (`concertina.controller.writes`): no pass waits for one,
-     none for another, and what is still to be done then is planned again.
-So a claim is written before any Prepare of it is sent, and a commit before any Assign; and a job recovers whatever
-becomes of its pods' creation.
+  5. creates and deletes, in the background, a limited number at a time (`concertina.controller.writes`). No pass waits
+     for a write, and no write waits for another. A write that is still outstanding at the next pass is planned again.
+So a claim is written before any Prepare of it is sent, and a commit before any Assign. A job recovers whether or not
+its pods can be created.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class CreateSecret:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What a member's torchrun is told, with `launcher: Torchrun`."""
+    """Parameters that a member's torchrun is started with, with `launcher: Torchrun`."""
 
     address: str
-    """host:port of the store."""
+    """Address of the store, as host:port."""
     round: int
     least: int
-    """Replicas without which it does not start."""
+    """Number of replicas without which torchrun does not start."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,20 @@ class CreatePod:
     index: int
     attempt: int
     avoid_nodes: tuple[str, ...] = ()
-    """Preferably not there."""
+    """Nodes on which the pod should preferably not run."""
     never_nodes: tuple[str, ...] = ()
-    """By no means there: others have room."""
+    """Nodes on which the pod must not run: other nodes have room."""
     standby: bool = False
-    """It is to stand by: preferably on a node without any other replica of the job."""
+    """Whether the pod is for a standby replica, preferably on a node without any other replica of the job."""
     snapshot_memory: int | None = None
-    """Bytes that the bundled trainer's snapshots may take, at most; None: nothing bounds them."""
+    """Upper bound in bytes for the snapshots of the bundled trainer; None if they are unbounded."""
     rendezvous: Rendezvous | None = None
-    """None where agents run in the pods."""
+    """Parameters for torchrun; None if agents run in the pods."""
 
 
 @dataclass(frozen=True)
 class CreateRendezvous:
-    """The pod that serves torchrun's store."""
+    """Create the pod that serves torchrun's store."""
 
     round: int
 
@@ -67,12 +67,12 @@ class DeletePod:
     uid: str
     reason: str
     force: bool = False
-    """Grace 0: the node is out of service, or does not answer and the pod is fenced out."""
+    """Whether the grace period is 0: the node is out of service, or it does not answer and the pod is fenced out."""
 
 
 @dataclass(frozen=True)
 class EndPod:
-    """Its containers are stopped; the pod has failed then, and stays with its logs."""
+    """Stop the containers of a pod; the pod has then failed, and stays with its logs."""
 
     name: str
     uid: str
@@ -81,14 +81,17 @@ class EndPod:
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """TTL after the end has passed."""
+    """Delete the job: its TTL after the end has passed."""
 
 
 @dataclass(frozen=True)
 class Send:
-    """A call to one agent. One of the same kind, round and claim that is under way or answered is not sent twice; one
-    that failed (Call.error) is sent again, and so is a Drain that is durable now. The Call stands in the AgentView from
-    the moment it is sent."""
+    """A call to one agent.
+
+    A call of the same kind, round and claim that is under way or answered is not sent twice. A call that failed
+    (Call.error) is sent again, and so is a Drain that is durable now. The Call is in the AgentView from the moment it
+    is sent.
+    """
 
     replica: str
     address: str
@@ -107,10 +110,10 @@ class Event:
 
 
 class SpanName(enum.StrEnum):
-    """Of a round's trace; those of a start are the words of `Progress.timeline`."""
+    """Name of a span in a round's trace; the names of the phases of a start are the words of `Progress.timeline`."""
 
     ROUND = "round"
-    """All of it, from the end of training (or from the claim) to the first step."""
+    """The whole round, from the end of training (or from the claim) to the first step."""
     DETECT = "detect"
     DRAIN = "drain"
     DECIDE = "decide"
@@ -133,7 +136,7 @@ class Span:
     attributes: Mapping[str, str | int] = field(default_factory=dict)
     children: tuple[Span, ...] = ()
     error: str = ""
-    """What went wrong, in a sentence; empty where nothing did."""
+    """Error message, as a sentence; empty if nothing went wrong."""
 
 
 @dataclass(frozen=True)
@@ -147,16 +150,18 @@ class Plan:
     status: JobStatus
     actions: tuple[Action, ...] = ()
     watch: Mapping[str, str] = field(default_factory=dict)
-    """Replica to address: the streams that should be open."""
+    """Streams that should be open: address by replica."""
     events: tuple[Event, ...] = ()
     recheck_after: float | None = None
     """Seconds until the job must be planned again even if nothing happens."""
     trace: RoundTrace | None = None
-    """Of the round that is under way, or given up, from now on."""
+    """Trace of the round that is under way or given up, from now on."""
     only_numbers: bool = False
-    """Whether its status is another one by numbers and sentences alone: a pass over it would decide the same."""
+    """Whether the status changes in numbers and sentences only, so that a pass over it would decide the same."""
     silent: tuple[str, ...] = ()
-    """Uids of pods that nothing but their silence speaks against, the longest silent first. The shell limits how many
-    of them are given up (`JobObservation.given_up`)."""
+    """Uids of pods that only their silence speaks against, the longest silent first.
+
+    The shell limits how many of them are given up (`JobObservation.given_up`).
+    """
     only_conditions: bool = False
-    """Whether nothing but conditions and numbers of its status is other than it was: no action waits for that write."""
+    """Whether the status changes in conditions and numbers only, so that no action waits for its write."""

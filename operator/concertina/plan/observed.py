@@ -20,24 +20,24 @@ class JobView:
     uid: str
     generation: int
     created: float
-    """Unix seconds, as all times here."""
+    """Creation time in Unix seconds, as all times here."""
     deleting: bool
     spec: JobSpec | None
-    """None where the manifest is wrong; then `spec_error` says how."""
+    """Spec of the job; None if the manifest is invalid, and then `spec_error` says why."""
     spec_error: str
     status: JobStatus
     ignored: tuple[str, ...] = ()
-    """Paths of fields of its spec that this version does not know; `spec` is what remains."""
+    """Paths of fields of the spec that this version does not know; `spec` is what remains without them."""
     checkpoint_request: str = ""
-    """The annotation by which a person asks for a checkpoint now."""
+    """Value of the annotation by which a person asks for a checkpoint now."""
     template_hash: str = ""
-    """Of what its spec says of pods; empty where not all of that is known."""
+    """Hash of the pod-related part of the spec; empty if this version does not know all of that part."""
     finalizers: tuple[str, ...] = ()
-    """What keeps it after its deletion, until each is removed."""
+    """Finalizers that keep the job after its deletion, until each is removed."""
 
 
 class PodPhase(enum.StrEnum):
-    """As Kubernetes has it; but a pod that lingers has ended."""
+    """Phase of a pod as in Kubernetes, except that a pod that lingers has ended."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -47,7 +47,7 @@ class PodPhase(enum.StrEnum):
 
 
 UNSCHEDULABLE = "Unschedulable"
-"""The scheduler's word, of `PodView.waiting`."""
+"""The scheduler's reason, as in `PodView.waiting`."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class PodView:
     name: str
     uid: str
     index: int | None
-    """Of the replica; None for the pod that serves torchrun's store."""
+    """Index of the replica; None for the pod that serves torchrun's store."""
     attempt: int
     created: float
     phase: PodPhase
@@ -63,88 +63,94 @@ class PodView:
     node: str = ""
     ip: str = ""
     waiting: str = ""
-    """Why it does not run yet: Unschedulable, ErrImagePull, ImagePullBackOff, CrashLoopBackOff and so on."""
+    """Reason why the pod does not run yet: Unschedulable, ErrImagePull, ImagePullBackOff, CrashLoopBackOff etc."""
     waiting_message: str = ""
     awaited_scheduler: str = ""
-    """The name of the scheduler that has not looked at it yet; empty once one has."""
+    """Name of the scheduler that has not looked at the pod yet; empty once one has."""
     avoids: tuple[str, ...] = ()
-    """Nodes that it must not run on, by a rule of ours."""
+    """Nodes that the pod must not run on, by a rule that this operator set."""
     exit_code: int | None = None
     exit_reason: str = ""
-    """Of the trainer container, once it has ended: Error, OOMKilled, Evicted ..."""
+    """Exit reason of the trainer container, once it has ended: Error, OOMKilled, Evicted and so on."""
     exit_message: str = ""
     restarts: int = 0
-    """How often the trainer container was started again in this pod, and how it had ended before."""
+    """Number of restarts of the trainer container in this pod. The next two fields describe how it last ended."""
     last_exit_code: int | None = None
     last_exit_reason: str = ""
     priority: int = 0
-    """As admission resolved its priority class."""
+    """Priority as admission resolved it from the priority class."""
     grace: float = 30.0
-    """Seconds from its deletion to SIGKILL: of the deletion under way, or as its spec says."""
+    """Seconds from the deletion of the pod to SIGKILL: of the deletion under way, or else as in the pod's spec."""
     deletion_at: float | None = None
-    """When the grace of the deletion under way is over."""
+    """When the grace period of the deletion under way ends."""
     disruption: str = ""
-    """The reason of its condition DisruptionTarget: EvictionByEvictionAPI, PreemptionByScheduler and so on."""
+    """Reason of the condition DisruptionTarget: EvictionByEvictionAPI, PreemptionByScheduler and so on."""
     lingers: bool = False
-    """Its trainer has ended (which `phase` says), but other containers run on: it holds its resources until deleted."""
+    """Whether the trainer has ended (as `phase` says) while other containers run: the pod holds its resources until
+    deleted."""
     port: int = protocol.PORT
-    """Where its agent listens."""
+    """Port of the pod's agent."""
     round: int | None = None
-    """The rendezvous that it was made for, with `launcher: Torchrun`."""
+    """Round of the rendezvous that the pod was created for, with `launcher: Torchrun`."""
     ending: bool = False
-    """Its node was told to end it and to let it be (EndPod)."""
+    """Whether the pod's node was told to end the pod and to leave it there (EndPod)."""
     template_hash: str = ""
-    """Its job's, when it was made; empty where its annotation is gone."""
+    """Template hash of the job when the pod was created; empty if the annotation is gone."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
-    """Of its containers by resource, and 1 of `pods`; empty where that is not known."""
+    """Requests of the pod's containers by resource, and 1 of `pods`; empty if unknown."""
     excluded: bool = False
-    """The scheduler says that no node would take it, even if nothing else ran there."""
+    """Whether the scheduler says that no node would take the pod, even if nothing else ran there."""
     image: str = ""
-    """Of its trainer container, as its node resolved it: mostly repository@sha256:digest. Empty before it has begun."""
+    """Image of the trainer container as the node resolved it, usually repository@sha256:digest; empty before it has
+    started."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """Among the pods of its job: by replica and attempt, the store's before all."""
+        """Sort key among the pods of the job: replica index, then attempt; the pod of the store comes first."""
         return (-1 if self.index is None else self.index), self.attempt
 
     @property
     def unschedulable(self) -> bool:
-        """The scheduler has found no node for it so far."""
+        """Whether the scheduler has found no node for the pod so far."""
         return self.waiting == UNSCHEDULABLE
 
     @property
     def ended(self) -> bool:
-        """Its trainer has ended, for good."""
+        """Whether the trainer has ended, for good."""
         return self.phase in (PodPhase.FAILED, PodPhase.SUCCEEDED)
 
     @property
     def released(self) -> bool:
-        """It has ended with all its containers, and holds no resources."""
+        """Whether the pod has ended with all its containers, and holds no resources."""
         return self.ended and not self.lingers
 
 
 class BlockedBy(enum.Enum):
-    """What keeps a job that waits for room from starting though others made room, in words."""
+    """Reasons why a waiting job can't start even though others made room, in words."""
 
     EXCLUDED = "no node would take its pods, even if nothing else ran there"
     TOO_LARGE = "all nodes together could not hold as many of its pods as it needs, even if nothing else ran there"
     BEYOND_QUOTA = "a quota of its namespace is too small for as many of its pods as it needs"
     QUOTA = "a quota of its namespace is used up"
-    """Jobs of its own namespace could make room in that."""
+    """Unlike the other reasons, jobs of the same namespace can remove this one by making room."""
 
 
 @dataclass(frozen=True)
 class QueuePlace:
-    """The place of a job among those that wait for room. The default: it waits alone, or not at all."""
+    """Place of a job among those that wait for room. The default: it waits alone, or not at all."""
 
     ahead: tuple[str, str] | None = None
-    """Namespace and name of the job whose turn it is, where that is another one."""
+    """Namespace and name of the job whose turn it is, if that is another job."""
     turn: bool = False
-    """It is its turn. There are none while no waiting job holds a part of what it needs, or has released one."""
+    """Whether it is this job's turn.
+
+    There are no turns while no waiting job holds a part of what it needs, or has released one.
+    """
     hindrance: BlockedBy | None = None
-    """Why it can't start with the room that it holds and other waiting jobs could use."""
+    """Reason why the job can't start with the room that it holds and that other waiting jobs could use."""
     fits: bool = False
-    """The room that the waiting jobs hold together seems to be enough for it; said of the job whose turn it is."""
+    """Whether the room that the waiting jobs hold together seems enough for this job; set only for the job whose turn
+    it is."""
 
 
 @dataclass(frozen=True)
@@ -153,39 +159,39 @@ class NodeView:
     ready: bool
     out_of_service: bool = False
     notice: str = ""
-    """The taint that announces the node's end, as key or key=value."""
+    """Taint that announces the node's end, as key or key=value."""
     cordoned: bool = False
     zone: str = ""
-    """Empty where its label does not say."""
+    """Zone of the node; empty if its label does not say."""
     allocatable: Mapping[str, Decimal] = field(default_factory=dict)
-    """By resource, `pods` among them; empty where it does not say."""
+    """Allocatable amounts by resource, including `pods`; empty if the node does not say."""
     labels: Mapping[str, str] = field(default_factory=dict)
     spot: bool = False
-    """Its labels say that it may be taken away at any time, and costs less."""
+    """Whether the node's labels say that it can be reclaimed at any time, and costs less."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request to an agent. Neither reply nor error: under way."""
+    """One request to an agent. It is under way while it has neither a reply nor an error."""
 
     round: int
     claim: str
     sent_at: float | None
-    """Since when its agent is waited for; None while it waits for its turn to shake hands, which speaks against no
-    agent."""
+    """When waiting for the agent began; None while the call waits for its turn to shake hands, which is no evidence
+    against the agent."""
     done_at: float | None = None
     reply: protocol.Prepared | protocol.Accepted | protocol.Refused | None = None
     error: str = ""
     durable: bool = False
-    """Of a Drain: it asked for a checkpoint in storage."""
+    """For a Drain: whether it asked for a checkpoint in storage."""
     request: str = ""
-    """Of a Save."""
+    """For a Save: the id of the request."""
     candidates: tuple[protocol.Candidate, ...] = ()
-    """Of a Prepare: who it named."""
+    """For a Prepare: the candidates that it named."""
 
     @classmethod
     def of(cls, message: protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save, sent_at: float) -> Call:
-        """Under way."""
+        """Return the call for a message that is under way."""
         return cls(
             message.round,
             message.claim,
@@ -196,107 +202,117 @@ class Call:
         )
 
     def waited_for(self, now: float) -> float:
-        """Seconds."""
+        """Return for how many seconds the agent has been waited for."""
         return 0.0 if self.sent_at is None else now - self.sent_at
 
     @property
     def failed_at(self) -> float | None:
-        """None where it did not fail, or not yet."""
+        """When the call failed; None if it did not fail, or not yet."""
         return self.done_at if self.error else None
 
     def covers(self, new: Call) -> bool:
-        """Whether the new one of its kind would ask the same; once it was answered, of the same candidates."""
-        same = (self.round, self.claim, self.request) == (new.round, new.claim, new.request)
+        """Return whether a new call of the same kind would ask the same.
+
+        Once this call is answered, the new one must also name the same candidates.
+        """
+        is_same_request = (self.round, self.claim, self.request) == (new.round, new.claim, new.request)
         answered = self.done_at is not None and not self.error
-        return same and self.durable >= new.durable and (not answered or self.candidates == new.candidates)
+        return is_same_request and self.durable >= new.durable and (not answered or self.candidates == new.candidates)
 
 
 class ConnectionRefusal(enum.Enum):
-    """What a host that is there makes of an attempt to open a stream."""
+    """Response of a reachable host that turns away an attempt to open a stream."""
 
     NOT_LISTENING = enum.auto()
     """No agent listens."""
     OTHER_KEY = enum.auto()
-    """An agent does, and its certificates come from another master key than this operator's."""
+    """An agent listens, but its certificates come from another master key than this operator's."""
 
 
 @dataclass(frozen=True)
 class AgentView:
-    """What is known from talking to one replica's agent. Forgotten when the operator restarts, and when the pod of that
-    name has another uid than before."""
+    """Knowledge from the contact with one replica's agent.
+
+    It is forgotten when the operator restarts, and when the pod of that name has another uid than before.
+    """
 
     connected: bool = False
-    """The watch stream is open and not silent."""
+    """Whether the watch stream is open and not silent."""
     wanted_at: float | None = None
-    """When this operator first began a handshake for the stream, or failed before, later by the time for which it was
-    queued since; None before that, and where no stream is wanted."""
+    """When this operator first began a handshake for the stream, or failed before it, plus the time for which the
+    attempt has been queued since. None before that, and if no stream is wanted."""
     lost_at: float | None = None
     """When an open stream last broke or fell silent; None if it never did, or is open again."""
     queued_at: float | None = None
-    """Since when the next attempt to open the stream waits for its turn to shake hands: the silence lasts no longer for
-    that. None where it does not."""
+    """Since when the next attempt to open the stream waits for its turn to shake hands, or None. The time in this queue
+    does not count as silence."""
     closed: bool = False
-    """Whether the other end closed the stream that was open last; else it fell silent, or none was."""
+    """Whether the other end closed the stream that was open last. Otherwise it fell silent, or there was none."""
     refusal: ConnectionRefusal | None = None
-    """How the last attempt to open the stream was turned away; None where it was not, or where nobody answered."""
+    """Outcome if the last attempt to open the stream was turned away; None if it was not, or if no host answered."""
     ready_at: float | None = None
     """When a report of this agent instance first said ready; None until then."""
     report: protocol.Report | None = None
-    """The last one, of this stream or an earlier one."""
+    """Last report, from this stream or an earlier one."""
     prepare: Call | None = None
-    """The latest of each kind."""
+    """Latest Prepare. The next fields hold the latest call of each other kind."""
     assign: Call | None = None
     drain: Call | None = None
     save: Call | None = None
 
     @property
     def silent_since(self) -> float | None:
-        """Of one that is not connected: when its stream broke or, where none was open so far, was first wanted."""
+        """When an agent that is not connected fell silent.
+
+        This is when its stream broke or, if none was open so far, when a stream was first wanted.
+        """
         return self.wanted_at if self.lost_at is None else self.lost_at
 
     def silent_for(self, now: float) -> float | None:
-        """Seconds in which it might have been heard; None of one that was never wanted."""
+        """Return the seconds in which the agent could have been heard; None if no stream was ever wanted."""
         until = now if self.queued_at is None else self.queued_at
         return None if self.silent_since is None else until - self.silent_since
 
     def prepare_of(self, claim: Claim) -> Call | None:
-        """The Prepare of that claim, where it was asked."""
+        """Return the Prepare of that claim, or None if it was not sent."""
         call = self.prepare
         return call if call and (call.round, call.claim) == (claim.round, claim.claim_id) else None
 
     @property
     def alive(self) -> bool:
-        """Whether it answers, if only to say that it knows another operator: then the silence is ours (decision "Who
-        knows another key is alive")."""
+        """Whether the agent answers, if only to say that it knows another operator.
+
+        In that case the silence is on the operator's side (decision "Who knows another key is alive").
+        """
         return self.connected or self.refusal is ConnectionRefusal.OTHER_KEY
 
 
 class Refusal(enum.Enum):
-    """What must come first before the API server takes a pod that it refused."""
+    """What must happen before the API server accepts a pod that it refused."""
 
     QUOTA = enum.auto()
-    """Room in a quota."""
+    """Room in a quota must become free."""
     TRANSIENT = enum.auto()
-    """Nothing: another write was in the way, or the API server still starts."""
+    """Nothing: another write was in the way, or the API server is still starting."""
     PERMISSION = enum.auto()
-    """The operator's own role: for a moment after its start the API server may not know it."""
+    """The operator's own role must allow it: the API server may not know the role for a moment after its start."""
     MISSING = enum.auto()
-    """An object that the pod names: its service account, its priority class."""
+    """An object that the pod names must be created, for example its service account or its priority class."""
     WEBHOOK = enum.auto()
-    """An admission webhook that answers: one that is broken says neither yes nor no."""
+    """An admission webhook that answers must allow the pod; a broken webhook says neither yes nor no."""
     PERMANENT = enum.auto()
-    """Another template, or another policy of the cluster."""
+    """The template, or a policy of the cluster, must change."""
 
 
 @dataclass(frozen=True)
 class CreateRefusal:
-    """The last create of a job that the API server refused."""
+    """Last create of a job that the API server refused."""
 
     kind: Refusal
     message: str
-    """The API server's sentence."""
+    """Error message of the API server."""
     since: float
-    """When creates began to be refused so, one after the other."""
+    """When the current series of refused creates began."""
     at: float
 
 
@@ -305,7 +321,7 @@ class UriHolder:
     """A live job that has a folder of checkpoints."""
 
     name: str
-    """namespace/name"""
+    """Name of the job, as namespace/name."""
     uid: str
 
 
@@ -313,44 +329,47 @@ class UriHolder:
 class JobObservation:
     job: JobView
     pods: tuple[PodView, ...]
-    """Owned by this job (by owner uid), in their `order`."""
+    """Pods owned by this job (by owner uid), in their `order`."""
     nodes: Mapping[str, NodeView]
     agents: Mapping[str, AgentView]
-    """By pod name."""
+    """Views of agents by pod name."""
     fresh_claim: str
-    """A random id, for the case that the plan makes a claim."""
+    """A random id, in case the plan makes a claim."""
     seen_for: Mapping[str, float] = field(default_factory=dict)
-    """For how many seconds this operator has known each pod, by uid, whatever clocks say meanwhile."""
+    """Seconds for which this operator has known each pod, by uid, whatever clocks say meanwhile."""
     started_again_for: Mapping[str, float] = field(default_factory=dict)
-    """And has known that its container was started again, where it was since."""
+    """Seconds for which this operator has known that a pod's container was restarted, by uid of the pods that had a
+    restart."""
     counted_for: float | None = None
-    """Seconds since `status.goodput.at` by a clock that nobody sets; None where another operator made that count."""
+    """Seconds since `status.goodput.at` by a monotonic clock; None if another operator made that count."""
     secret_made: bool = True
-    """False until this operator has seen the job's Secret created (a 409 counts)."""
+    """Whether the job's Secret exists. False until this operator has seen it created (a 409 counts)."""
     refused: CreateRefusal | None = None
-    """None once a pod was created, or where the spec has changed since."""
+    """Last refused create; None once a pod was created, or if the spec has changed since."""
     taken: frozenset[str] = frozenset()
-    """Names of pods as this job would name its own that are another's: of the job that had its name before, mostly."""
+    """Names that this job would give its pods but that belong to another job's pods, usually those of its namesake
+    before."""
     nodes_watched: bool = True
-    """False: `nodes` is empty for good, as this operator may not look at them."""
+    """Whether this operator watches nodes. If False, `nodes` is always empty: the operator may not read nodes."""
     place: QueuePlace | None = QueuePlace()
-    """Among the jobs that wait for room. None: the job itself has changed since that was worked out."""
+    """Place among the jobs that wait for room; None if the job has changed since the places were computed."""
     uri_holder: UriHolder | None = None
-    """The other job of this namespace that has this job's folder of checkpoints."""
+    """Other job of this namespace that has this job's folder of checkpoints."""
     uri_sharing: tuple[str, ...] = ()
     """Uids of the other live jobs of this namespace that may write to that folder."""
     master_keys: tuple[str, ...] = ()
-    """Ids of the operator's master keys, that for new jobs first."""
+    """Ids of the operator's master keys, with the key for new jobs first."""
     newer_kubernetes: str = ""
     """Version of Kubernetes of the API server, if pods there have fields that `spec.template` lacks."""
     operator_isolated: bool = False
-    """Most jobs that have trained have fallen silent together: it may be this operator that does not hear them."""
+    """Whether most jobs that have trained fell silent together, so that this operator itself may be cut off."""
     given_up: frozenset[str] = frozenset()
-    """Uids of pods whose silence may be taken for death (`Plan.silent`)."""
+    """Uids of pods whose silence counts as death (`Plan.silent`)."""
     progress_every: float = 2.0
-    """Seconds between status writes that bring nothing but progress: stretched by the shell as jobs get many."""
+    """Seconds between status writes that only update progress. The shell increases the interval with the number of
+    jobs."""
     words_every: float = 2.0
-    """The same of a job without a round: they only say in other words why it waits."""
+    """The same for a job without a round, whose status writes only reword why it waits."""
 
     def agent(self, replica: str) -> AgentView:
         return self.agents.get(replica, UNKNOWN_AGENT)
@@ -361,4 +380,4 @@ class JobObservation:
 
 UNKNOWN_AGENT = AgentView()
 UNKNOWN_NODE = NodeView(name="", ready=True)
-"""Nothing speaks against it."""
+"""The default node: nothing speaks against it."""

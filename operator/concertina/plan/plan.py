@@ -1,13 +1,13 @@
-"""One pass: what is observed about a job, to all that should follow from it.
+"""One pass, from the observation of a job to everything that should follow from it.
 
-A pass is four tables. POLICIES are asked in order, and the first that has something to say decides: the phase of the
-job with its reason in a sentence, the world (a new claim, a commit), calls to agents, and what should become of the
-pods. The pods are planned. Then each of REMARKS may add to what is said, FIELDS (`status.fields`) compute the status,
-and EVENTS tell what has changed in it. Nothing is remembered between passes but the status and what agents and the API
-server say, so a pass of a restarted operator is a pass like any other.
+A pass uses four tables. POLICIES are called in order, and the first one that returns a decision wins. The decision
+holds the phase of the job with its reason in a sentence, the world (a new claim, a commit), calls to agents, and what
+should become of the pods. Then the pods are planned. Each of REMARKS can add to the decision, FIELDS (`status.fields`)
+compute the status, and EVENTS report what changed in it. Nothing is remembered between passes except the status and
+what agents and the API server say, so the first pass of a restarted operator is a pass like any other.
 
-A recovery takes three passes: the coordinator's report of a failure leads to a claim and its Prepares; the last answer
-leads to the commit and its Assigns; the first step of the new round makes it Training.
+A recovery takes three passes. The coordinator's report of a failure leads to a claim and its Prepares. The last answer
+leads to the commit and its Assigns. The first step of the new round makes the job Training.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from concertina.plan.status.round_trace import round_trace
 
 Policy = Callable[[JobContext], Decision | None]
 AGENT: tuple[Policy, ...] = (
-    end.ended,  # for good, whatever is seen later
-    end.succeeded,  # before all that could find fault with pods that have ended well
+    end.ended,  # final, whatever is observed later
+    end.succeeded,  # must precede every policy that could find fault with pods that ended well
     end.complete_in_storage,
     end.permanent_failure,
     end.deadline,
@@ -42,16 +42,16 @@ AGENT: tuple[Policy, ...] = (
     start.uri_in_use,
     start.no_size,
     snapshot_memory.too_small,
-    start.master_key_missing,  # before all that speaks to agents, or takes their silence for death
+    start.master_key_missing,  # must precede every policy that contacts agents: silence proves nothing without the key
     suspend.suspend,
-    suspend.replace_outdated,  # before a round of theirs goes on, or another begins
+    suspend.replace_outdated,  # before the round of outdated pods continues or another one begins
     startup.refused,
-    admission.release,  # before a claim that is under way: it may wait for room that never comes
-    claims.proceed,  # a claim is brought to its end before anything else is made of the world
+    admission.release,  # before a claim that is under way: the claim may wait for room that never comes
+    claims.proceed,  # finishes an open claim before any other change of the world
     causes.recover,
-    drains.change,  # of a round that is not broken
+    drains.change,  # changes of a round that is not broken
     causes.running,
-    start.first_round,  # always answers
+    start.first_round,  # always returns a decision
 )
 TORCHRUN: tuple[Policy, ...] = (
     end.ended,
@@ -63,7 +63,7 @@ TORCHRUN: tuple[Policy, ...] = (
     startup.refused,
     admission.release,
     torchrun.next_round,
-    torchrun.running,  # always answers
+    torchrun.running,  # always returns a decision
 )
 POLICIES: Mapping[Launcher, tuple[Policy, ...]] = {Launcher.AGENT: AGENT, Launcher.TORCHRUN: TORCHRUN}
 
@@ -78,7 +78,7 @@ REMARKS: tuple[Remark, ...] = (
     lambda ctx, decision, pods: progress.annotate_world_mismatch(ctx, decision),
     lambda ctx, decision, pods: suspend.annotate_deletion(ctx, decision),
 )
-"""The first reason why a person must act stands."""
+"""If several remarks give a reason why a person must act, the first one stands."""
 
 Announcement = Callable[[JobContext, JobStatus], tuple[Event, ...]]
 EVENTS: tuple[Announcement, ...] = (
@@ -93,7 +93,7 @@ EVENTS: tuple[Announcement, ...] = (
 
 
 def plan(observed: JobObservation, now: float) -> Plan:
-    """`now` in Unix seconds."""
+    """Compute the plan for one observation; `now` is in Unix seconds."""
     job = observed.job
     if job.deleting and (job.spec is None or not suspend.held_by(job)):
         return Plan(job.status)
@@ -126,7 +126,10 @@ def plan(observed: JobObservation, now: float) -> Plan:
 
 
 def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
-    """Once for each generation: fields of another version's CRD, of a newer one just its defaults perhaps."""
+    """Return an event, once for each generation, that names the fields of the spec that this version ignores.
+
+    The fields belong to another version's CRD; if that is a newer one, they may be no more than its defaults.
+    """
     job = ctx.observed.job
     if not job.ignored or job.generation == ctx.status.observed_generation:
         return ()
@@ -136,7 +139,10 @@ def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
 
 
 def _unreadable(observed: JobObservation, now: float) -> Plan:
-    """A manifest that got past another version's CRD: said, and left alone. A job that has ended stays as it ended."""
+    """Return a plan that reports an invalid manifest and does nothing else.
+
+    Such a manifest got past another version's CRD. A job that has ended keeps its status.
+    """
     job = observed.job
     if any(job.status.is_true(kind) for kind in ENDED):
         return Plan(job.status)
@@ -152,9 +158,13 @@ def _unreadable(observed: JobObservation, now: float) -> Plan:
 
 
 def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
-    """The coordinator, also while it leaves, and who is outside of the round, to know when it is ready; who is dead for
-    its silence, too, until its pod goes: that nobody listens to it any more would be no evidence. While the coordinator
-    is in doubt, all. Under torchrun there are no agents."""
+    """Return the streams that should be open: address by replica.
+
+    These are the streams to the coordinator (also while it leaves) and to replicas outside of the round, to learn when
+    they are ready. A replica that counts as dead for its silence is watched until its pod is gone: otherwise nobody
+    would listen to it any more, and its silence would prove nothing. While the coordinator is in doubt, all replicas
+    are watched. Under torchrun there are no agents, and so no streams.
+    """
     if decision.pods is not Pods.WANTED or ctx.spec.launcher is Launcher.TORCHRUN:
         return {}
     replicas = ctx.replicas

@@ -1,1 +1,1 @@
-"""What a layout costs and brings before anything runs: bytes, seconds, money. Pure, and without torch."""
+"""Cost and performance of a layout before anything runs: bytes, seconds, money. Pure, and without torch."""

@@ -1,4 +1,4 @@
-"""GPUs and networks that are planned for, as their vendors state them (docs/planning.md names the sources)."""
+"""GPUs and networks for plans, with their vendors' figures (docs/planning.md names the sources)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GpuName(enum.StrEnum):
 
 
 class FabricName(enum.StrEnum):
-    """Between nodes, for each GPU."""
+    """Network between nodes, for each GPU."""
 
     ethernet100 = "Ethernet-100"
     ethernet400 = "Ethernet-400"
@@ -31,22 +31,23 @@ class FabricName(enum.StrEnum):
 class Gpu:
     name: GpuName
     device: str
-    """The name that the driver gives it."""
+    """Name that the driver gives the device."""
     memory: float
-    """Bytes."""
+    """Memory in bytes."""
     memory_rate: float
-    """Bytes a second."""
+    """Memory bandwidth in bytes per second."""
     nvlink: float
-    """Bytes a second, in each direction, to the GPUs of its node."""
+    """Bytes per second in each direction to the GPUs of its node."""
     host_link: float
-    """Bytes a second to the host's memory, or from there: PCIe's 16 lanes."""
+    """Bytes per second to the host's memory, or from there: PCIe's 16 lanes."""
     kernels: float
-    """Which part of the peak matrix products and attention come to; set by some of the published runs of
-    benchmarks/planning.py, and checked by the others. Of H200 and B200 there was none: assumed."""
+    """Share of the peak that matrix products and attention reach. It was set by some of the published runs of
+    benchmarks/planning.py, and checked by the others. There were no runs on H200 and B200, so their values are assumed.
+    """
 
     @property
     def flops(self) -> float:
-        """Of dense bfloat16 products, a second."""
+        """Floating-point operations per second of dense bfloat16 products."""
         return PEAK_FLOPS[self.device]
 
 
@@ -66,14 +67,14 @@ FABRICS = {
     FabricName.infiniband400: 50e9,
     FabricName.infiniband800: 100e9,
 }
-"""Bytes a second in each direction."""
+"""Bytes per second in each direction."""
 
 REACHED = 0.8
-"""Which part of a link's rate large collectives come to."""
+"""Share of a link's rate that large collectives reach."""
 USABLE = 0.92
-"""Which part of a GPU's memory tensors can have: CUDA's context, NCCL's and cuBLAS' workspaces and the allocator's
-waste have the rest. Not measured on a GPU."""
+"""Share of a GPU's memory that tensors can use. The rest is for CUDA's context, the workspaces of NCCL and cuBLAS, and
+the allocator's waste. Not measured on a GPU."""
 HOST_MEMORY_RATE = 40e9
-"""Bytes a second of a GPU's share of its node's memory and processors: assumed, with threads enough for it."""
+"""Bytes per second of a GPU's share of its node's memory and processors: assumed, with enough threads."""
 LATENCY = 10e-6
-"""Seconds of each doubling of a collective's ranks."""
+"""Seconds for each doubling of a collective's ranks."""

@@ -1,4 +1,4 @@
-"""A job's ranks by dimension, on their nodes."""
+"""A job's ranks by dimension, and their nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from concertina_trainer.planning.description import Description
 
 
 class DerivedGroup(enum.StrEnum):
-    """A group that is carved out of those of other dimensions."""
+    """A group that consists of parts of groups of other dimensions."""
 
     expert = "expert"
 
@@ -26,10 +26,10 @@ Group: TypeAlias = Dimension | DerivedGroup
 
 @dataclasses.dataclass(frozen=True)
 class OwnDescription(Description):
-    """As the process that ran its code told it (concertina_trainer.planning)."""
+    """Description of a custom model by the process that ran its code (concertina_trainer.planning)."""
 
     data: Mapping[str, Any]
-    """What it was built for, as that process takes it again."""
+    """Configuration that the model was built for, in the form that the process accepts."""
 
     @property
     def of_frames(self) -> bool:
@@ -41,11 +41,11 @@ class ParallelLayout:
     trainer: TrainerConfig
     parallelism: ParallelismConfig
     size: int
-    """Ranks; a whole number of blocks."""
+    """Number of ranks: a whole number of blocks."""
     per_node: int
-    """Ranks of each replica, which has a node of its own or a part of one."""
+    """Number of ranks of each replica, which has a node of its own or a part of one."""
     own: OwnDescription | None = None
-    """Instead of the decoder."""
+    """Description of a custom model, used instead of the decoder."""
 
     @property
     def weights(self) -> int:
@@ -53,7 +53,7 @@ class ParallelLayout:
 
     @property
     def trained(self) -> int:
-        """Of the weights."""
+        """Number of weights that are trained."""
         return self.own.trained if self.own else self.trainer.model.trained_weights
 
     @property
@@ -62,7 +62,7 @@ class ParallelLayout:
 
     @property
     def flops(self) -> float:
-        """Of one element, forward and backward."""
+        """Floating-point operations for one element, forward and backward."""
         return self.own.flops if self.own else token_flops(self.trainer.model)
 
     @property
@@ -71,7 +71,7 @@ class ParallelLayout:
 
     @property
     def elements(self) -> str:
-        """What a sequence is of."""
+        """Name of the elements of a sequence."""
         return "frames" if self.own and self.own.of_frames else "tokens"
 
     @property
@@ -86,11 +86,11 @@ class ParallelLayout:
         return self.parallelism.expert if isinstance(group, DerivedGroup) else self.degrees.degree(group)
 
     def crosses(self, group: Group) -> bool:
-        """Whether it has ranks on different nodes that talk to each other."""
+        """Return whether the group has ranks on different nodes that communicate with each other."""
         return self.degree(group) > 1 and self.on_node(group) < self.degree(group)
 
     def on_node(self, group: Group) -> int:
-        """How many ranks of one group are on the same node."""
+        """Return how many ranks of one group are on the same node."""
         if isinstance(group, DerivedGroup):
             shards, within = self.parallelism.expert_shards, self.parallelism.expert // self.parallelism.expert_shards
             return min(within, self.per_node) * self._near(shards, self.degrees.stride(Dimension.shard))
@@ -100,18 +100,18 @@ class ParallelLayout:
         return max(1, min(degree, self.per_node // stride))
 
     def expert_place(self, rank: int) -> int:
-        """Which part of the experts it has, of `parallelism.expert`."""
+        """Return which part of the experts a rank has, out of `parallelism.expert` parts."""
         place, shards = self.degrees.place(rank), self.parallelism.expert_shards
         within = self.parallelism.expert // shards
         return place.shard % shards * within + (place.context * self.degrees.tensor + place.tensor) % within
 
     @property
     def data(self) -> int:
-        """Ranks, or groups of them, that compute different sequences."""
+        """Number of ranks, or groups of ranks, that compute different sequences."""
         return self.size // self.parallelism.group
 
 
 def of(spec: JobSpec, replicas: int, own: OwnDescription | None = None) -> ParallelLayout:
-    """For a job of the bundled trainer, of a valid size."""
+    """Return the layout of a valid size for a job of the bundled trainer."""
     assert spec.trainer is not None
     return ParallelLayout(spec.trainer, spec.parallelism, replicas * spec.workers, spec.workers, own)

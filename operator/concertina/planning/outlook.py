@@ -1,4 +1,4 @@
-"""What a layout will be like: all that `concertina plan` says of it, and the first thing that holds it back."""
+"""Estimate of a layout: everything that `concertina plan` reports about it, and its main bottleneck."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from concertina_trainer.config.parallelism import PipelineSchedule
 
 DAY, HOUR = 86400.0, 3600.0
 NOTABLE = 0.05
-"""Part of a step from which on something is said to hold it back."""
+"""Share of a step from which on something counts as a bottleneck."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +27,13 @@ class RankMemoryEstimate:
     rank: int
     phase: str
     kinds: Mapping[str, int]
-    """Of the device."""
+    """Bytes of device memory."""
     host: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Of the state that is in host memory."""
+    """Bytes of the state that is in host memory."""
 
     @property
     def total(self) -> int:
-        """Of the device."""
+        """Bytes of device memory in total."""
         return sum(self.kinds.values())
 
     @property
@@ -41,15 +41,15 @@ class RankMemoryEstimate:
         return sum(self.host.values())
 
 
-def rank_memory(found: Mapping[str, Any]) -> RankMemoryEstimate:
-    """As `python -m concertina_trainer.planning` writes it."""
-    phase, kinds = max(found["peaks"].items(), key=lambda peak: sum(peak[1].values()))
-    return RankMemoryEstimate(found["rank"], phase, kinds, found["host"])
+def rank_memory(measured: Mapping[str, Any]) -> RankMemoryEstimate:
+    """Return the estimate from the output of `python -m concertina_trainer.planning`."""
+    phase, kinds = max(measured["peaks"].items(), key=lambda peak: sum(peak[1].values()))
+    return RankMemoryEstimate(measured["rank"], phase, kinds, measured["host"])
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Of a whole run."""
+    """Tokens, time and cost of a whole run."""
 
     tokens: float
     seconds: float
@@ -66,13 +66,13 @@ class Estimate:
     time: StepTime
     traffic: Sequence[Traffic]
     memory: Sequence[RankMemoryEstimate]
-    """Of the ranks that take most; empty where it was not measured."""
+    """Memory of the ranks that need most; empty if it was not measured."""
     snapshots: int
-    """Bytes of a replica's memory volume."""
+    """Bytes of a replica's memory volume that snapshots use."""
     offloaded: int
-    """Bytes of a replica's state in host memory, beside them."""
+    """Bytes of a replica's state in host memory, besides the snapshots."""
     room: int | None
-    """That the container's memory limit leaves for both; None: there is no limit."""
+    """Bytes that the container's memory limit leaves for both; None if there is no limit."""
     budget: Budget | None
 
     @property
@@ -93,11 +93,11 @@ class Estimate:
 
     @property
     def fits(self) -> bool | None:
-        """None: it is not known."""
+        """Whether the peak fits into the GPU's memory; None if the peak is unknown."""
         return None if self.peak is None else self.peak.total <= self.gpu.memory * USABLE
 
     def rate(self, part: Traffic) -> float:
-        """Bytes a second."""
+        """Return the bytes per second of the link that this traffic uses."""
         return link(self.layout, part, self.gpu, FABRICS[self.fabric])
 
 
@@ -109,7 +109,16 @@ def outlook(
     memory: Sequence[RankMemoryEstimate] = (),
     tokens: float | None = None,
 ) -> Estimate:
-    """`layout`: a valid one of this job, or another that is tried for it. `tokens`: of the run; else its steps say."""
+    """Return the estimate of a layout.
+
+    Args:
+        spec: Spec of the job.
+        layout: A valid layout of this job, or another one that is tried for it.
+        gpu: GPU of each rank.
+        fabric: Network between nodes.
+        memory: Measured memory of ranks, if available.
+        tokens: Tokens of the run; by default the number that the job's steps train on.
+    """
     trainer, replicas = layout.trainer, layout.size // layout.per_node
     time = step_time(layout, gpu, FABRICS[fabric])
     per_step = trainer.global_batch_size * trainer.model.sequence_length
@@ -118,34 +127,34 @@ def outlook(
     price = spec.price
     cost = seconds / HOUR * replicas * price.replica_hour if price else None
     weights = snapshot_memory.Weights(layout.weights, layout.trained)
-    tried = spec.model_copy(update={"trainer": trainer, "parallelism": layout.parallelism})
+    tried_spec = spec.model_copy(update={"trainer": trainer, "parallelism": layout.parallelism})
     return Estimate(
         layout, replicas, gpu, fabric, time, traffic(layout), memory,
-        snapshot_memory.needed(tried, replicas, weights), snapshot_memory.offloaded(tried, replicas, weights),
+        snapshot_memory.needed(tried_spec, replicas, weights), snapshot_memory.offloaded(tried_spec, replicas, weights),
         snapshot_memory.room(spec), Budget(tokens, seconds, cost, price.currency if price else ""),
     )  # fmt: skip
 
 
-def sizes(spec: JobSpec, least: int, most: int) -> list[int]:
-    """All valid ones, in replicas."""
-    return list(range(least, most + 1, spec.replica_step)) if least else []
+def sizes(spec: JobSpec, smallest: int, largest: int) -> list[int]:
+    """Return all valid sizes from `least` to `most`, in replicas."""
+    return list(range(smallest, largest + 1, spec.replica_step)) if smallest else []
 
 
-def bottleneck(seen: Estimate) -> str:
-    """The first thing that holds it back, and what to try."""
-    time, gpu = seen.time, seen.gpu
-    peak = seen.peak
-    if peak is not None and not seen.fits:
+def bottleneck(estimate: Estimate) -> str:
+    """Return a sentence on the first thing that slows a layout down or prevents it, and what to try."""
+    time, gpu = estimate.time, estimate.gpu
+    peak = estimate.peak
+    if peak is not None and not estimate.fits:
         largest = max(peak.kinds, key=lambda kind: peak.kinds[kind])
         return (
             f"Memory: rank {peak.rank} needs {_gib(peak.total)} of the {_gib(gpu.memory * USABLE)} that tensors can "
-            f"have on {gpu.name}, most of it {largest} ({_gib(peak.kinds[largest])}): {_less(seen, largest)}."
+            f"have on {gpu.name}, most of it {largest} ({_gib(peak.kinds[largest])}): {_less(estimate, largest)}."
         )
-    if seen.room is not None and seen.snapshots + seen.offloaded > seen.room:
-        besides = f", its offloaded state {_gib(seen.offloaded)}" if seen.offloaded else ""
+    if estimate.room is not None and estimate.snapshots + estimate.offloaded > estimate.room:
+        besides = f", its offloaded state {_gib(estimate.offloaded)}" if estimate.offloaded else ""
         return (
-            f"Memory of nodes: the snapshots of a replica take {_gib(seen.snapshots)}{besides}, and nine tenths of the "
-            f"container's limit are {_gib(seen.room)}: raise resources.limits.memory, or have more replicas."
+            f"Memory of nodes: the snapshots of a replica take {_gib(estimate.snapshots)}{besides}, and nine tenths of "
+            f"the container's limit are {_gib(estimate.room)}: raise resources.limits.memory, or have more replicas."
         )
     parts: dict[str, float] = {"bubble": time.bubble, "filling": time.filling, "optimizer": time.optimizer}
     parts["host"] = time.host
@@ -157,7 +166,7 @@ def bottleneck(seen: Estimate) -> str:
             f"Computation: {time.compute / time.total:.0%} of a step, and nothing else takes a twentieth of it. More "
             "GPUs make it faster as long as the batch has sequences for them."
         )
-    return f"{_WORDS[name].format(share=f'{share:.0%}', **_facts(seen))}."
+    return f"{_WORDS[name].format(share=f'{share:.0%}', **_facts(estimate))}."
 
 
 _WORDS = {
@@ -179,10 +188,11 @@ _WORDS = {
 }
 
 
-def _facts(seen: Estimate) -> dict[str, Any]:
-    layout = seen.layout
+def _facts(estimate: Estimate) -> dict[str, Any]:
+    layout = estimate.layout
     crossing = {
-        f"{each}_link": f", over {seen.fabric} between nodes" if layout.crosses(each) else "" for each in layout.groups
+        f"{group}_link": f", over {estimate.fabric} between nodes" if layout.crosses(group) else ""
+        for group in layout.groups
     }
     return {
         "microbatches": batch(layout).microbatches,
@@ -192,43 +202,48 @@ def _facts(seen: Estimate) -> dict[str, Any]:
     }
 
 
-def _less(seen: Estimate, kind: str) -> str:
-    if seen.layout.own is not None:
-        return _less_of_own(seen, seen.layout.own, kind)
-    trainer, given = seen.layout.trainer, seen.layout.parallelism
+def _less(estimate: Estimate, kind: str) -> str:
+    if estimate.layout.own is not None:
+        return _less_of_own(estimate, estimate.layout.own, kind)
+    trainer, parallelism = estimate.layout.trainer, estimate.layout.parallelism
     if kind in ("activations", "routed", "temporary"):
-        if given.pipeline > 1 and given.schedule is PipelineSchedule.gpipe:
+        if parallelism.pipeline > 1 and parallelism.schedule is PipelineSchedule.gpipe:
             return "GPipe keeps those of all microbatches; choose parallelism.schedule OneForwardOneBackward"
         if trainer.memory.activations is not Activations.recompute:
             return "set trainer.memory.activations to Recompute, or lower microBatchSize"
         if trainer.micro_batch_size > 1:
             return "lower microBatchSize"
         return "raise parallelism.tensor or parallelism.context"
-    if kind == "gradients" and batch(seen.layout).microbatches > 1:
+    if kind == "gradients" and batch(estimate.layout).microbatches > 1:
         return (
             "gradients of several microbatches add up whole before they are reduced; raise microBatchSize, so that "
             "there is one, or parallelism.tensor or pipeline"
         )
     if kind in ("weights", "moments"):
-        instead = "parallelism.tensor or parallelism.pipeline" if given.shard is None else "parallelism.shard"
-        return f"raise {instead}, or set memory.offload to State"
+        degrees_to_raise = (
+            "parallelism.tensor or parallelism.pipeline" if parallelism.shard is None else "parallelism.shard"
+        )
+        return f"raise {degrees_to_raise}, or set memory.offload to State"
     if kind in ("gathered", "gradients") and trainer.model.experts is not None:
         return "raise parallelism.expert"
     return "raise parallelism.tensor or parallelism.pipeline"
 
 
-def _less_of_own(seen: Estimate, own: OwnDescription, kind: str) -> str:
-    """FSDP alone cuts it."""
-    trainer, parts = seen.layout.trainer, "give ModelSpec.blocks " + ("smaller parts" if own.blocks else "the parts")
+def _less_of_own(estimate: Estimate, own: OwnDescription, kind: str) -> str:
+    """Return advice for a custom model, which only FSDP divides."""
+    trainer, parts = (
+        estimate.layout.trainer,
+        "give ModelSpec.blocks " + ("smaller parts" if own.blocks else "the parts"),
+    )
     if kind in ("activations", "temporary"):
         if own.blocks and trainer.memory.activations is not Activations.recompute:
             return "set trainer.memory.activations to Recompute, or lower microBatchSize"
         shorter = "lower microBatchSize" if trainer.micro_batch_size > 1 else "lower trainer.model.sequenceLength"
         return shorter if own.blocks else f"{parts} of the model, so that these can be computed again, or {shorter}"
-    if kind == "gradients" and batch(seen.layout).microbatches > 1:
+    if kind == "gradients" and batch(estimate.layout).microbatches > 1:
         return "set memory.reshardAfterForward to Always, so that each microbatch's are cut"
     if kind in ("weights", "moments", "gradients"):
-        wider = "have more replicas" if seen.layout.parallelism.shard is None else "raise parallelism.shard"
+        wider = "have more replicas" if estimate.layout.parallelism.shard is None else "raise parallelism.shard"
         return f"{wider}, or set memory.offload to State"
     return f"{parts}, one of which is gathered at a time, or set memory.reshardAfterForward to Always"
 
@@ -237,16 +252,16 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:,.1f} GiB"
 
 
-def as_object(seen: Estimate) -> dict[str, Any]:
-    layout, plan = seen.layout, batch(seen.layout)
+def as_object(estimate: Estimate) -> dict[str, Any]:
+    layout, plan = estimate.layout, batch(estimate.layout)
     return {
-        "replicas": seen.replicas,
+        "replicas": estimate.replicas,
         "ranks": layout.size,
         "ranksPerReplica": layout.per_node,
-        "degrees": {str(each): layout.degree(each) for each in layout.groups},
+        "degrees": {str(group): layout.degree(group) for group in layout.groups},
         "schedule": layout.parallelism.schedule if layout.parallelism.pipeline > 1 else None,
         "activations": layout.trainer.memory.activations,
-        "acrossNodes": [str(each) for each in layout.groups if layout.crosses(each)],
+        "acrossNodes": [str(group) for group in layout.groups if layout.crosses(group)],
         "parameters": layout.weights,
         "trainedParameters": layout.trained,
         "flopsPerToken": layout.flops,
@@ -259,33 +274,33 @@ def as_object(seen: Estimate) -> dict[str, Any]:
                 "rank": rank.rank, "phase": rank.phase, "total": rank.total, "kinds": dict(rank.kinds),
                 "hostBytes": rank.host_total,
             }
-            for rank in seen.memory
+            for rank in estimate.memory
         ],
-        "fits": seen.fits,
-        "snapshotBytes": seen.snapshots,
-        "offloadedBytes": seen.offloaded,
+        "fits": estimate.fits,
+        "snapshotBytes": estimate.snapshots,
+        "offloadedBytes": estimate.offloaded,
         "traffic": [
             {
                 "dimension": str(part.dimension), "what": part.name, "ranks": part.ranks, "times": part.times,
                 "bytes": round(part.bytes), "sent": round(part.sent), "acrossNodes": layout.crosses(part.dimension),
-                "bytesPerSecond": round(seen.rate(part)), "hidden": not part.exposed,
+                "bytesPerSecond": round(estimate.rate(part)), "hidden": not part.exposed,
             }
-            for part in seen.traffic
+            for part in estimate.traffic
         ],
-        "gpu": seen.gpu.name,
-        "fabric": seen.fabric,
-        "stepSeconds": seen.time.total,
+        "gpu": estimate.gpu.name,
+        "fabric": estimate.fabric,
+        "stepSeconds": estimate.time.total,
         "seconds": {
-            "compute": seen.time.compute, "bubble": seen.time.bubble, "optimizer": seen.time.optimizer,
-            "host": seen.time.host,
-            "communication": {str(each): seconds for each, seconds in seen.time.communication.items()},
+            "compute": estimate.time.compute, "bubble": estimate.time.bubble, "optimizer": estimate.time.optimizer,
+            "host": estimate.time.host,
+            "communication": {str(group): seconds for group, seconds in estimate.time.communication.items()},
         },
         "bubble": bubble_share(layout, plan.microbatches),
-        "mfu": seen.mfu,
-        "tokensPerSecond": seen.tokens_per_second,
-        "budget": seen.budget and {
-            "tokens": seen.budget.tokens, "days": seen.budget.seconds / DAY, "cost": seen.budget.cost,
-            "currency": seen.budget.currency,
+        "mfu": estimate.mfu,
+        "tokensPerSecond": estimate.tokens_per_second,
+        "budget": estimate.budget and {
+            "tokens": estimate.budget.tokens, "days": estimate.budget.seconds / DAY, "cost": estimate.budget.cost,
+            "currency": estimate.budget.currency,
         },
-        "bottleneck": bottleneck(seen),
+        "bottleneck": bottleneck(estimate),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The layouts of a number of GPUs that are worth a closer look, the fastest first."""
+"""Layouts of a number of GPUs that are worth a closer look, the fastest first."""
 
 from __future__ import annotations
 
@@ -17,44 +17,46 @@ from concertina_trainer.layouts import problems
 MOMENTS = 8
 """Bytes of a weight's moments, if it is trained."""
 DEEPEST, LONGEST = 16, 16
-"""Stages and context groups that are tried: published runs have no more."""
+"""Largest numbers of pipeline stages and of ranks in a context group to try: published runs have no more."""
 
 
 def candidates(
     trainer: TrainerConfig, gpu: Gpu, fabric: float, size: int, per_node: int, own: OwnDescription | None = None
 ) -> list[ParallelLayout]:
-    """All that the trainer runs and that may fit into memory, by the seconds of a step. Batch and model are the job's;
-    what it says of parallelism and of `memory.activations` is left open."""
-    found = [
-        (step_time(each, gpu, fabric).total, number, each)
-        for number, each in enumerate(_layouts(trainer, size, per_node, own))
-        if least_memory(each) <= gpu.memory * USABLE
+    """Return all layouts that the trainer supports and that may fit into memory, by the seconds of a step.
+
+    Batch and model are the job's. What the job says about parallelism and about `memory.activations` is left open.
+    """
+    timed_layouts = [
+        (step_time(layout, gpu, fabric).total, number, layout)
+        for number, layout in enumerate(_layouts(trainer, size, per_node, own))
+        if least_memory(layout) <= gpu.memory * USABLE
     ]
-    return [each for _, _, each in sorted(found)]
+    return [layout for _, _, layout in sorted(timed_layouts)]
 
 
 def _layouts(trainer: TrainerConfig, size: int, per_node: int, own: OwnDescription | None) -> Iterator[ParallelLayout]:
-    kept = [Activations.keep] if own and not own.blocks else list(Activations)
-    # Besides, FSDP alone cuts a model of one's own.
+    activation_modes = [Activations.keep] if own and not own.blocks else list(Activations)
+    # Only FSDP divides a custom model besides.
     tensors = _divisors(1 if own else per_node)
-    pipelines, contexts = ([n for n in _divisors(1 if own else size) if n <= most] for most in (DEEPEST, LONGEST))
+    pipelines, contexts = ([n for n in _divisors(1 if own else size) if n <= limit] for limit in (DEEPEST, LONGEST))
     experts = _divisors(trainer.model.experts.count) if trainer.model.experts else [1]
     for tensor, pipeline, context in itertools.product(tensors, pipelines, contexts):
         if size % (tensor * pipeline * context):
             continue
         data = size // (tensor * pipeline * context)
         schedules = list(PipelineSchedule) if pipeline > 1 else [PipelineSchedule.one_f_one_b]
-        # All ranks share the state, or those of a node, or those of eight.
+        # The state is shared by all ranks, or by those of a node, or by those of eight nodes.
         shards = {None, *(n for n in (max(1, per_node // tensor), 8 * per_node // tensor) if 0 < n < data)}
         for schedule, shard, expert in itertools.product(schedules, sorted(shards, key=lambda n: n or 0), experts):
-            given = ParallelismConfig(
+            parallelism = ParallelismConfig(
                 tensor=tensor, pipeline=pipeline, context=context, schedule=schedule, shard=shard, expert=expert
             )
-            if problems(trainer, given, size) or trainer.global_batch_size < data:
+            if problems(trainer, parallelism, size) or trainer.global_batch_size < data:
                 continue
-            for activations in kept:
+            for activations in activation_modes:
                 memory = trainer.memory.model_copy(update={"activations": activations})
-                yield ParallelLayout(trainer.model_copy(update={"memory": memory}), given, size, per_node, own)
+                yield ParallelLayout(trainer.model_copy(update={"memory": memory}), parallelism, size, per_node, own)
 
 
 def _divisors(number: int) -> list[int]:
@@ -62,21 +64,27 @@ def _divisors(number: int) -> list[int]:
 
 
 def least_memory(layout: ParallelLayout) -> float:
-    """Bytes that a rank has at the least: it is not worth trying what these do not fit into. State exactly, of the
-    decoder's activations what no schedule can do without."""
-    model, given, plan = layout.trainer.model, layout.parallelism, batch(layout)
+    """Return the least number of bytes that a rank needs: a layout is not worth trying if these do not fit.
+
+    The state is exact. Of the decoder's activations the result includes those that every schedule needs.
+    """
+    model, parallelism, plan = layout.trainer.model, layout.parallelism, batch(layout)
     weights = rank_weights(layout)
-    held = weights.held if layout.trainer.memory.offload is None else 0.0
-    gradients = weights.whole if plan.microbatches > reductions(layout, plan) else held
-    state = HELD * held + layout.trained_share * (MOMENTS * held + REDUCED * gradients)
+    held_weights = weights.held if layout.trainer.memory.offload is None else 0.0
+    gradients = weights.whole if plan.microbatches > reductions(layout, plan) else held_weights
+    state = HELD * held_weights + layout.trained_share * (MOMENTS * held_weights + REDUCED * gradients)
     if layout.own is not None:
         return state
-    tokens = plan.rows * model.sequence_length / given.context / given.tensor
+    tokens = plan.rows * model.sequence_length / parallelism.context / parallelism.tensor
     width = {
         Activations.keep: 8 * model.dim + 4 * model.token_width,
         Activations.products: 4 * model.dim + 2 * model.token_width,
         Activations.recompute: model.dim,
     }[layout.trainer.memory.activations]
-    waiting = plan.microbatches if given.schedule is PipelineSchedule.gpipe else min(plan.microbatches, given.pipeline)
-    activations = tokens * width * COMPUTED * stage_blocks(layout) * (waiting if given.pipeline > 1 else 1)
+    waiting = (
+        plan.microbatches
+        if parallelism.schedule is PipelineSchedule.gpipe
+        else min(plan.microbatches, parallelism.pipeline)
+    )
+    activations = tokens * width * COMPUTED * stage_blocks(layout) * (waiting if parallelism.pipeline > 1 else 1)
     return state + activations

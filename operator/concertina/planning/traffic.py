@@ -1,6 +1,7 @@
-"""Bytes that one rank's collectives move in a step, by dimension: formulas of how the bundled trainer is cut.
+"""Bytes that one rank's collectives move in a step, by dimension: formulas for how the bundled trainer is divided.
 
-tests/train/trainer/test_planning.py counts the same in the trainer's own code."""
+tests/train/trainer/test_planning.py counts the same in the trainer's own code.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +15,29 @@ from concertina_trainer.degrees import Dimension
 from concertina_trainer.layouts import frees_weights
 
 COMPUTED, REDUCED, HELD = 2, 4, 4
-"""Bytes of a number: weights and activations travel in bfloat16, gradients in float32; weights are held in that."""
+"""Bytes of a number: weights and activations travel in bfloat16, gradients in float32; weights are held in float32."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
     dimension: Group
-    """`shard` is FSDP's, over context groups too, and of experts over tensor groups."""
+    """Dimension of the group. `shard` is FSDP's, over context groups too, and for experts over tensor groups."""
     name: str
     ranks: int
-    """Of the group."""
+    """Number of ranks in the group."""
     times: int
-    """Collectives in a step."""
+    """Number of collectives in a step."""
     bytes: float
-    """What is gathered, reduced or sent, in a step."""
+    """Bytes that are gathered, reduced or sent in a step."""
     exposed: bool
     """Whether nothing is computed meanwhile."""
 
     @property
     def sent(self) -> float:
-        """Bytes that leave the rank, by the algorithms of a ring (an all-reduce is a reduce-scatter and an
-        all-gather)."""
+        """Bytes that leave the rank, by ring algorithms.
+
+        An all-reduce is a reduce-scatter and an all-gather.
+        """
         if self.dimension is Dimension.pipeline:
             return self.bytes
         part = (self.ranks - 1) / self.ranks
@@ -46,31 +49,34 @@ def batch(layout: ParallelLayout) -> BatchPlan:
 
 
 def stage_blocks(layout: ParallelLayout) -> int:
-    """Most blocks of a rank."""
+    """Return the largest number of blocks of a rank."""
     return math.ceil(layout.blocks / layout.parallelism.pipeline)
 
 
 def routed_blocks(layout: ParallelLayout) -> int:
-    """How many of these have experts."""
+    """Return how many of the `stage_blocks` have experts."""
     return min(stage_blocks(layout), layout.trainer.model.routed_layers)
 
 
 @dataclasses.dataclass(frozen=True)
 class RankWeights:
-    """Most weights of a rank, as they are gathered to compute: whole but for tensor and expert parallelism."""
+    """Largest number of weights of a rank when they are gathered to compute.
+
+    Only tensor and expert parallelism divide them then.
+    """
 
     blocks: float
     ends: float
-    """What comes before the blocks, or after them."""
+    """Weights before the blocks, or after them."""
     experts: float
     ranks: int
-    """That share all but experts."""
+    """Number of ranks that share all weights but experts."""
     expert_ranks: int
-    """That share the same experts."""
+    """Number of ranks that share the same experts."""
 
     @property
     def held(self) -> float:
-        """This rank's part."""
+        """Number of weights that this rank holds."""
         return self.held_blocks + self.ends / self.ranks
 
     @property
@@ -86,45 +92,52 @@ def rank_weights(layout: ParallelLayout) -> RankWeights:
     if layout.own is not None:
         ranks, ends = layout.degree(Dimension.shard), layout.own.weights - layout.own.in_blocks
         return RankWeights(layout.own.in_blocks, ends, 0.0, ranks, ranks)
-    model, given, routed = layout.trainer.model, layout.parallelism, routed_blocks(layout)
+    model, parallelism, routed = layout.trainer.model, layout.parallelism, routed_blocks(layout)
     embedding = model.vocab_size * model.dim
-    ends = embedding * (2 if given.pipeline == 1 and not model.tie_embeddings else 1)
+    ends = embedding * (2 if parallelism.pipeline == 1 and not model.tie_embeddings else 1)
     experts = model.experts.count if model.experts else 0
     router = experts * model.dim
-    # Routers are not cut.
+    # Routers are not divided.
     cut = (stage_blocks(layout) - routed) * model.block_weights + routed * (model.routed_block_weights(0) - router)
-    shared = layout.degree(Dimension.shard) * given.context
-    dealt_out = routed * experts * model.expert_weights / given.expert
+    shared = layout.degree(Dimension.shard) * parallelism.context
+    dealt_out = routed * experts * model.expert_weights / parallelism.expert
     return RankWeights(
-        cut / given.tensor + routed * router, ends / given.tensor, dealt_out, shared,
-        shared * given.tensor // given.expert,
+        cut / parallelism.tensor + routed * router, ends / parallelism.tensor, dealt_out, shared,
+        shared * parallelism.tensor // parallelism.expert,
     )  # fmt: skip
 
 
 def traffic(layout: ParallelLayout) -> list[Traffic]:
-    given, plan = layout.parallelism, batch(layout)
-    tokens = plan.rows * layout.trainer.model.sequence_length / given.context
+    parallelism, plan = layout.parallelism, batch(layout)
+    tokens = plan.rows * layout.trainer.model.sequence_length / parallelism.context
     residual = tokens * layout.trainer.model.dim * COMPUTED
-    found = _of_weights(layout, plan)
-    if given.tensor > 1:
-        found += _of_tensor_groups(layout, plan, residual)
-    if given.context > 1:
-        found.append(_of_context_groups(layout, plan))
-    if given.expert > 1:
-        found.append(_of_experts(layout, plan.microbatches, residual / given.tensor))
-    if given.pipeline > 1:
-        times = plan.microbatches * (2 * given.stages_per_rank - 1)
-        found.append(
+    parts = _of_weights(layout, plan)
+    if parallelism.tensor > 1:
+        parts += _of_tensor_groups(layout, plan, residual)
+    if parallelism.context > 1:
+        parts.append(_of_context_groups(layout, plan))
+    if parallelism.expert > 1:
+        parts.append(_of_experts(layout, plan.microbatches, residual / parallelism.tensor))
+    if parallelism.pipeline > 1:
+        times = plan.microbatches * (2 * parallelism.stages_per_rank - 1)
+        parts.append(
             Traffic(
-                Dimension.pipeline, "activations and their gradients", 2, times, times * residual / given.tensor, False
+                Dimension.pipeline,
+                "activations and their gradients",
+                2,
+                times,
+                times * residual / parallelism.tensor,
+                False,
             )
         )
-    return found
+    return parts
 
 
 def host_bytes(layout: ParallelLayout) -> float:
-    """Between the device and host memory in a step, where the state is there: float32, each time that weights are
-    gathered or gradients reduced."""
+    """Return the bytes between device and host memory in a step, if the state is in host memory.
+
+    They are in float32, for each time that weights are gathered or gradients are reduced.
+    """
     if layout.trainer.memory.offload is None:
         return 0.0
     plan, weights = batch(layout), rank_weights(layout)
@@ -135,13 +148,13 @@ def host_bytes(layout: ParallelLayout) -> float:
 
 
 def _gatherings(layout: ParallelLayout, plan: BatchPlan) -> tuple[int, int]:
-    """How often in a step weights of blocks are gathered, and those of the ends."""
-    given, count = layout.parallelism, plan.microbatches
-    free = frees_weights(layout.trainer, given, layout.weights)
-    if given.pipeline == 1:
+    """Return how often in a step the weights of blocks are gathered, and those of the ends."""
+    parallelism, count = layout.parallelism, plan.microbatches
+    free = frees_weights(layout.trainer, parallelism, layout.weights)
+    if parallelism.pipeline == 1:
         return count * (2 if free else 1), count
     # The backward of each microbatch, and the forwards before the first of them.
-    return count + min(count, given.pipeline * given.stages_per_rank) if free else 1, 1
+    return count + min(count, parallelism.pipeline * parallelism.stages_per_rank) if free else 1, 1
 
 
 def _of_weights(layout: ParallelLayout, plan: BatchPlan) -> list[Traffic]:
@@ -160,25 +173,32 @@ def _of_weights(layout: ParallelLayout, plan: BatchPlan) -> list[Traffic]:
         ]
 
     blocks, routed = stage_blocks(layout), routed_blocks(layout)
-    found = over(weights.ranks, "weights", blocks + 1, weights.blocks, weights.ends)
+    parts = over(weights.ranks, "weights", blocks + 1, weights.blocks, weights.ends)
     if routed:
-        found += over(weights.expert_ranks, "experts", routed, weights.experts, 0.0)
+        parts += over(weights.expert_ranks, "experts", routed, weights.experts, 0.0)
     if (copies := layout.degree(Dimension.replicate)) > 1:
         size = REDUCED * trained * weights.held
         times = blocks + 1 + routed
-        found.append(Traffic(Dimension.replicate, "all-reduce of gradients", copies, times, size, False))
-    return found
+        parts.append(Traffic(Dimension.replicate, "all-reduce of gradients", copies, times, size, False))
+    return parts
 
 
 def reductions(layout: ParallelLayout, plan: BatchPlan) -> int:
-    """How often in a step gradients are added up over ranks."""
-    given = layout.parallelism
-    return plan.microbatches if given.pipeline == 1 and frees_weights(layout.trainer, given, layout.weights) else 1
+    """Return how often in a step gradients are added up over ranks."""
+    parallelism = layout.parallelism
+    return (
+        plan.microbatches
+        if parallelism.pipeline == 1 and frees_weights(layout.trainer, parallelism, layout.weights)
+        else 1
+    )
 
 
 def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) -> list[Traffic]:
-    """Of a block with experts attention alone, and shared experts; besides, the gradients of routers, and of a stage
-    the embedding's result and what the output layer takes."""
+    """Return the traffic of tensor groups.
+
+    A block with experts counts with its attention and its shared experts only. The gradients of routers are added, and
+    for a stage the result of the embedding and the input of the output layer.
+    """
     model, routed, overlapped = layout.trainer.model, routed_blocks(layout), layout.parallelism.async_tensor
     halves = 2 * stage_blocks(layout)
     routers = 0.0
@@ -188,8 +208,8 @@ def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) 
     of_layers = plan.microbatches * halves * _gathers_of_half(layout.trainer.memory.activations, overlapped)
     of_ends = plan.microbatches * 4 / layout.parallelism.pipeline
 
-    def part(name: str, collectives: float, more: float, exposed: bool) -> Traffic:
-        size = collectives * residual + more
+    def part(name: str, collectives: float, extra_bytes: float, exposed: bool) -> Traffic:
+        size = collectives * residual + extra_bytes
         return Traffic(Dimension.tensor, name, layout.parallelism.tensor, round(collectives), size, exposed)
 
     if not overlapped:
@@ -201,10 +221,13 @@ def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) 
 
 
 def _gathers_of_half(activations: Activations, overlapped: bool) -> int:
-    """Of attention or a feed-forward, with reduce-scatters: one each in forward and backward; of what is computed
-    again too. Overlapped ones gather their input once more, and are products, which may be kept."""
-    again = activations is Activations.recompute or (activations is Activations.products and not overlapped)
-    return 4 + 2 * again + overlapped
+    """Return the gatherings and reduce-scatters of an attention or a feed-forward.
+
+    There is one of each in forward and backward, and again for what is recomputed. Overlapped ones gather their input
+    once more. They are products, which may be kept.
+    """
+    is_recomputed = activations is Activations.recompute or (activations is Activations.products and not overlapped)
+    return 4 + 2 * is_recomputed + overlapped
 
 
 def _of_context_groups(layout: ParallelLayout, plan: BatchPlan) -> Traffic:
@@ -216,11 +239,14 @@ def _of_context_groups(layout: ParallelLayout, plan: BatchPlan) -> Traffic:
 
 
 def _of_experts(layout: ParallelLayout, microbatches: int, residual: float) -> Traffic:
-    """Tokens to their experts and back, and the gradients of both: even loads, so the same from each rank."""
+    """Return the traffic of tokens to their experts and back, and of the gradients of both.
+
+    Loads are assumed to be even, so the traffic of each rank is the same.
+    """
     experts = layout.trainer.model.experts
     assert experts is not None
-    again = layout.trainer.memory.activations is not Activations.keep
-    times = microbatches * routed_blocks(layout) * (6 if again else 4)
+    is_recomputed = layout.trainer.memory.activations is not Activations.keep
+    times = microbatches * routed_blocks(layout) * (6 if is_recomputed else 4)
     return Traffic(
         DerivedGroup.expert, "tokens to experts and back", layout.parallelism.expert, times,
         times * experts.active_per_token * residual, True,

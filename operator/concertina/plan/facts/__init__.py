@@ -1,1 +1,1 @@
-"""What a pass knows of its job, beyond what it is given."""
+"""Facts that a pass derives from its input."""

@@ -1,4 +1,4 @@
-"""functools.cached_property without the lock that it takes up to Python 3.11: an observation belongs to one pass."""
+"""A functools.cached_property without its lock, which it has up to Python 3.11: one pass owns an observation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class cached(Generic[T]):
-    """Worked out when first asked for, then an attribute of the instance like any other."""
+    """A property that is computed on first access, and is an attribute of the instance from then on."""
 
     def __init__(self, work: Callable[[Any], T]) -> None:
         self._work, self._name, self.__doc__ = work, work.__name__, work.__doc__

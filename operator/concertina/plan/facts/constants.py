@@ -1,89 +1,99 @@
-"""The waits that plan() knows, in seconds, and how long ago something was."""
+"""Timeouts and delays of plan(), in seconds, and the time elapsed since an event."""
 
 import math
 
 from concertina_protocol import REPORT_SECONDS, SILENCE_SECONDS
 
 PATIENCE = 0.5
-"""How long one candidate may stay silent after the others have answered."""
+"""Time that one candidate may stay silent after the others have answered."""
 PATIENCE_PLANNED = 2.0
-"""The same where nothing has failed: a slow one is waited for rather than left out."""
+"""The same if nothing has failed: a slow candidate is waited for rather than left out."""
 PATIENCE_STATE = 5.0
-"""The same where a member that is heard may hold newer state than the others; a call lasts no longer."""
+"""The same if a connected member may hold newer state than the others; a call lasts no longer."""
 RECONNECT = 0.5
-"""For a broken stream to be opened again before its agent is in doubt."""
+"""Time for a broken stream to be reopened before its agent is in doubt."""
 FIRST_CONTACT = SILENCE_SECONDS + 1.0
-"""For a stream that this operator never had open (after a restart) before its agent is in doubt."""
+"""Time for a stream that this operator never had open (after a restart) before its agent is in doubt."""
 UNHEARD = 30.0
-"""A round whose coordinator is not heard for so long is said to be: a person may have to act."""
+"""Time without contact to its coordinator after which a round is reported as unreachable: a person may have to act."""
 WAITING_BEAT = 5.0
-"""Between two lines of an agent whose job waits for its first round."""
+"""Time between two reports of an agent whose job waits for its first round."""
 UNREACHABLE = SILENCE_SECONDS
-"""A replica outside of the round whose stream is lost for longer is replaced."""
+"""Time without a stream after which a replica outside of the round is replaced."""
 UNREACHABLE_BEFORE = SILENCE_SECONDS / REPORT_SECONDS * WAITING_BEAT
-"""The same before the first round: streams of those who wait are lost so late (`agents.streams.silence`), and until
-then it would seem that others can be reached."""
+"""The same before the first round.
+
+The loss of a waiting replica's stream is noticed this late (`agents.streams.silence`), and until then it would seem
+that others can be reached.
+"""
 AGENT_START = 120.0
-"""From a running container to an agent that listens."""
+"""Time from a running container to an agent that listens."""
 AGENT_GIVE_UP = AGENT_START + 15.0
-"""The same where nobody can say that it is this replica's fault (`startup`)."""
+"""The same if nothing shows that it is this replica's fault (`startup`)."""
 FIND_AGAIN = 5.0
-"""For an operator that finds the claim of a first round to find its candidates too."""
+"""Time for an operator that finds the claim of a first round to find its candidates as well."""
 RETRY = 0.5
-"""Before a call that failed is made again."""
+"""Time before a failed call is repeated."""
 ACKNOWLEDGE = 3.0
-"""For the answer to an Assign."""
+"""Time for the answer to an Assign."""
 DRAIN = 30.0
-"""For a round to stop after a step."""
+"""Time for a round to stop after a step."""
 DRAIN_DURABLE = 300.0
-"""The same, with a checkpoint written."""
+"""Time for a round to stop after a step and write a checkpoint."""
 SAVE = 1.0
-"""For a drained round's last snapshot, where nobody has measured one yet."""
+"""Time for a drained round's last snapshot, if none has been measured yet."""
 SETTLED = 30.0
-"""A replica outside of the round with a notice is replaced only this long after it was made: where pods tolerate the
-taint, the next one may come to such a node again."""
+"""Minimum age of a replica outside of the round before a notice causes its replacement: if pods tolerate the taint, the
+next one may be placed on such a node again."""
 CREATE_RETRY = 5.0
-"""Between attempts to create pods that the API server refused (quota, admission)."""
+"""Time between attempts to create pods that the API server refused (quota, admission)."""
 FIRST_START = 30.0
-"""For all wanted replicas before a job that is not told otherwise starts with fewer."""
+"""Default time to wait for all wanted replicas before a job starts with fewer."""
 LINGER = 10.0
-"""From the job's end to the deletion of pods that still run: who follows their logs gets the end of them."""
+"""Time from the job's end to the deletion of pods that still run, so that a client that follows their logs gets the end
+of them."""
 END = 600.0
-"""For a node to end a pod that has failed with its job, beyond the pod's grace, before it is deleted instead; the
-operator may have been away for a while."""
+"""Time beyond the pod's grace for a node to end a pod that has failed with its job. After that the pod is deleted
+instead. The operator may have been away for a while."""
 STEADY = 60.0
-"""A look at a job to which nothing happens."""
+"""Time between two passes over a job to which nothing happens."""
 COUNT_TIME = 60.0
-"""Between two counts of the time and the cost of a running job whose status has no other news: its script is silent."""
+"""Time between two counts of the time and the cost of a running job whose status does not change otherwise: its script
+is silent."""
 UNSCHEDULED = 5.0
-"""For a pod that no scheduler has looked at, before people are told which one is awaited."""
+"""Time for a pod that no scheduler has looked at, before the status says which scheduler is awaited."""
 SLOW_START = 30.0
-"""For a pod that has a node and says nothing, before people are told where to look."""
+"""Time for a pod that has a node and reports nothing, before the status says where to look."""
 
 STRAGGLER_FACTOR = 2.0
-"""A straggler's own work in a step takes so many times that of the others. A busy neighbour or a warm GPU makes less;
-what makes more is worth a word, whatever the model."""
+"""Ratio of a straggler's own work in a step to that of the others. A busy neighbour or a warm GPU stays below it;
+whatever exceeds it is worth a report for any model."""
 
 
 CROWD = 64
-"""Replicas with which the waits for answers above were measured."""
+"""Number of replicas with which the timeouts for answers above were measured."""
 
 
 def crowd(replicas: int) -> float:
-    """Seconds beyond those above for the answers of more replicas than CROWD, a handshake each to begin with."""
+    """Return the seconds to add to the timeouts above for the answers of more replicas than CROWD.
+
+    Each of those replicas needs a handshake first.
+    """
     return max(0, replicas - CROWD) * 0.02
 
 
 RELAYED = 4.0
-"""For those to be asked from here whom a silent agent was to ask, of a crowd."""
+"""Time to relay calls in a large round: the operator itself asks the replicas that a silent agent was to ask."""
 
 
 SKEW = 10.0
 """Seconds by which the clocks of two machines, and so of two operators, may differ."""
 
 
-def since(at: float, now: float) -> float:
-    """Seconds. Without end for what lies ahead: the clock was set back, and nothing may wait for it to get there
-    again."""
-    seconds = now - at
+def since(timestamp: float, now: float) -> float:
+    """Return the seconds since a time; infinity for a time in the future.
+
+    A time in the future means that the clock was set back, and nothing may wait for the clock to get there again.
+    """
+    seconds = now - timestamp
     return seconds if seconds > -SKEW else math.inf

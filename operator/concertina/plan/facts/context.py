@@ -1,4 +1,4 @@
-"""What every policy asks about one observation, worked out once and only when asked."""
+"""Facts that the policies share about one observation, each computed once, on first access."""
 
 from __future__ import annotations
 
@@ -33,19 +33,22 @@ class JobContext:
 
     @cached
     def round(self) -> Round:
-        """The round that was last committed, and the claim of the next one."""
+        """Round that was last committed, and the claim of the next one."""
         return Round(self.observed)
 
     @cached
     def keeps_state(self) -> bool:
-        """Whether its workers save snapshots: the bundled trainer's do; a script's do by `trainingjob.State`, which is
-        known once it has said so."""
+        """Whether the workers save snapshots.
+
+        The bundled trainer's workers do. A script's workers do through `trainingjob.State`, which is known once the
+        script has reported it.
+        """
         reported = self.round.report is not None and self.round.report.keeps_state
         return self.spec.bundled or reported or self.status.last_snapshot is not None
 
     @cached
     def saves_durably(self) -> bool:
-        """Whether the job's own agents look after durable checkpoints."""
+        """Whether the job's own agents write durable checkpoints."""
         return self.spec.checkpoint is not None and self.keeps_state
 
     @cached
@@ -60,7 +63,10 @@ class JobContext:
         return self.observed.nodes.get(pod.node, UNKNOWN_NODE)
 
     def node_of(self, replica: str) -> str:
-        """The name of the node that it is on; of a member that is gone, as far as the status lists members."""
+        """Return the name of the replica's node.
+
+        For a member that is gone it is the name in the status, or empty if the status does not list the member.
+        """
         pod, member = self.replicas.pods.get(replica), self.round.members.get(replica)
         return pod.node if pod else member.node if member else ""
 
@@ -69,7 +75,7 @@ class JobContext:
 
     @cached
     def avoided(self) -> frozenset[str]:
-        """Nodes that new pods keep off for now."""
+        """Nodes that new pods avoid for now."""
         nodes = self.status.avoided_nodes
         return frozenset(entry.node for entry in nodes if unix_seconds(entry.until) > self.now)
 
@@ -80,36 +86,39 @@ class JobContext:
         return tuple(restart for restart in self.status.restarts.recent if unix_seconds(restart.at) > start)
 
     def age(self, pod: PodView) -> float:
-        """Seconds. Not since `created`, which is by another clock: one that is an hour off would make each pod late, or
-        none. A new operator counts from its start."""
+        """Return the age of a pod in seconds.
+
+        The age is not measured from `created`, which is by another clock: a clock that is an hour off would make each
+        pod late, or none. A new operator counts from its start.
+        """
         return self.observed.seen_for.get(pod.uid, self.now - pod.created)
 
-    def elapsed(self, at: str) -> float:
+    def elapsed(self, timestamp: str) -> float:
         """Return the seconds since a time in the status, as `since` counts them."""
-        return self.since(unix_seconds(at))
+        return self.since(unix_seconds(timestamp))
 
-    def since(self, at: float) -> float:
+    def since(self, timestamp: float) -> float:
         """Return the seconds since a Unix time; see `constants.since`."""
-        return since(at, self.now)
+        return since(timestamp, self.now)
 
     @property
     def running_for(self) -> float | None:
-        """Seconds since the job started; None where it hasn't, or is suspended."""
+        """Seconds since the job started; None if it has not started, or is suspended."""
         return self.now - unix_seconds(self.status.start_time) if self.status.start_time else None
 
     @property
     def time_left(self) -> float | None:
-        """Seconds until the deadline, if there is one ahead."""
+        """Seconds until the deadline; None if there is no deadline ahead."""
         limit, ran = self.spec.active_deadline_seconds, self.running_for
         return limit - ran if limit is not None and ran is not None and limit > ran else None
 
     @property
     def ended_at(self) -> float:
-        """Now, where the job ends in this pass."""
+        """When the job ended; the time of this pass if it ends now."""
         return unix_seconds(self.status.completion_time) if self.status.completion_time else self.now
 
     @property
     def time_to_live(self) -> float | None:
-        """Seconds until an ended job is to be deleted; None: never."""
+        """Seconds until an ended job is to be deleted; None if it never is."""
         limit = self.spec.ttl_seconds_after_finished
         return self.ended_at + limit - self.now if limit is not None else None

@@ -12,7 +12,7 @@ from concertina.plan.actions import Action, Event
 
 
 class Reason(enum.StrEnum):
-    """Reasons that several policies know, in the operator's words. Agents name a failure by a `FailureReason`."""
+    """Reasons that several policies use, in the operator's words. Agents name a failure by a `FailureReason`."""
 
     FIRST_ROUND = "FirstRound"
     RESUMED = "Resumed"
@@ -31,7 +31,7 @@ class Reason(enum.StrEnum):
     HANG = "Hang"
     """One worker is behind: its pod is replaced."""
     COLLECTIVE_HANG = "CollectiveHang"
-    """All wait alike: only a new round can help."""
+    """All workers wait alike: only a new round can help."""
     STRAGGLER = "Straggler"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     AGENT_NEVER_STARTED = "AgentNeverStarted"
@@ -51,12 +51,12 @@ PLANNED = frozenset(
         Reason.RESUMED,
     }
 )
-"""Reasons of claims before which nothing failed."""
+"""Reasons of claims that no failure preceded."""
 
 
 @dataclass(frozen=True)
 class RoundTrigger:
-    """Why a new round is needed: a planned change, unless it is a `Failure`."""
+    """Reason for a new round: a planned change, unless it is a `Failure`."""
 
     reason: str
     message: str
@@ -83,13 +83,16 @@ class Failure(RoundTrigger):
     last_lines: tuple[str, ...] = ()
     """Lines that the failed worker printed last."""
     error: str = ""
-    """What stays the same when the same failure happens again (`repeats.signature`)."""
+    """The part of the failure that stays the same when the same failure happens again (`repeats.signature`)."""
     step: int | None = None
     """Last step that the failed worker reported, or None."""
 
 
 class Phase(enum.Enum):
-    """Where a job stands. Its conditions follow from it (`conditions`), and where its time goes (`progress`)."""
+    """Phase of a job.
+
+    The job's conditions follow from its phase (`conditions`), and so does the accounting of its time (`progress`).
+    """
 
     WAITING = "Waiting"
     STARTING = "Starting"
@@ -105,21 +108,21 @@ class Phase(enum.Enum):
 
     @property
     def final(self) -> bool:
-        """The job has ended, for good."""
+        """Whether the job has ended, for good."""
         return self in (Phase.COMPLETE, Phase.FAILED)
 
 
 class Pods(enum.Enum):
-    """What should become of the pods."""
+    """Treatment of the job's pods."""
 
     WANTED = "wanted"
-    """As many as the spec wants, the dead replaced; how, depends on spec.launcher."""
+    """Pods are created as the spec wants, and dead ones are replaced; the details depend on spec.launcher."""
     NONE = "none"
-    """All deleted."""
+    """All pods are deleted."""
     ENDED = "ended"
-    """The job has ended: as spec.cleanPodPolicy says."""
+    """The job has ended: spec.cleanPodPolicy applies."""
     KEPT = "kept"
-    """Left as they are."""
+    """Pods are left as they are."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +133,11 @@ class Decision:
     message: str
     """A sentence: the condition's message."""
     world: World | None = None
-    """The world from now on; None: as it was."""
+    """World from now on; None to leave it as it was."""
     restart: Restart | None = None
-    """A failure that this decision answers."""
+    """Failure that this decision responds to."""
     last_failure: LastFailure | None = None
-    """The same, in the words of who failed."""
+    """The same failure in the words of the replica that failed."""
     replayed: int = 0
     """Steps that will be trained again."""
     actions: tuple[Action, ...] = ()
@@ -143,16 +146,16 @@ class Decision:
     """Seconds until time alone changes the decision."""
     pods: Pods = Pods.WANTED
     requeue_state: RequeueState | None = None
-    """Room that is released for others, from now on or still."""
+    """Room that is released for other jobs, from now on or still."""
     stalled: str = ""
-    """Why a person must act: reason of the condition Stalled, or of Degraded where training goes on."""
+    """Reason why a person must act: the reason of the condition Stalled, or of Degraded if training goes on."""
     stalled_message: str = ""
     goes_on: bool = False
-    """Training goes on in spite of what `stalled` says."""
+    """Whether training goes on in spite of what `stalled` says."""
     watch_all: bool = False
-    """Streams to all live replicas, not only to the coordinator and those outside of the round."""
+    """Whether to open streams to all live replicas, not only to the coordinator and those outside of the round."""
 
 
 def stalled(reason: str, message: str, pods: Pods) -> Decision:
-    """Nothing goes on until a person acts."""
+    """Return a decision by which nothing goes on until a person acts."""
     return Decision(Phase.STALLED, reason, message, stalled=reason, stalled_message=message, pods=pods)

@@ -1,8 +1,9 @@
-"""Evidence of life: what says of a replica that it lives, is silent or is dead. All of it is judged here alone.
+"""Evidence of life: whether a replica is alive, silent or dead. This module alone judges it.
 
-Kubernetes says that a pod has ended; members say that they lost their coordinator, or hear it; a host closes a stream
-and says that no agent listens. An agent of which nobody speaks may be cut off from this operator and be training
-(decision "Silence alone is no death")."""
+Kubernetes reports that a pod has ended. Members report that they lost their coordinator, or are in contact with it. A
+host closes a stream and reports that no agent listens. An agent without any such report may be cut off from this
+operator and still be training (decision "Silence alone is no death").
+"""
 
 from __future__ import annotations
 
@@ -22,41 +23,42 @@ from concertina.plan.observed import ConnectionRefusal, JobObservation, PodPhase
 
 class Life(enum.Enum):
     ALIVE = enum.auto()
-    """Or nothing speaks against it."""
+    """The replica is alive, or nothing speaks against it."""
     SILENT = enum.auto()
-    """In doubt: for longer than a broken stream takes to be opened again, and nobody says that it is dead."""
+    """The replica is in doubt: it has been silent for longer than a broken stream takes to reopen, and nobody reports
+    it dead."""
     DEAD = enum.auto()
-    """It is not coming back as what it was."""
+    """The replica does not come back as it was."""
 
 
 class EvidenceSource(enum.Enum):
-    """Who says so."""
+    """Source of the evidence for a verdict."""
 
     POD = enum.auto()
-    """Its pod has ended, is going, or is another one."""
+    """The pod has ended, is being deleted, or is another one."""
     NODE = enum.auto()
-    """Its node is out of service, or does not answer either."""
+    """The node is out of service, or does not answer either."""
     HOST = enum.auto()
-    """Its host says that no agent listens."""
+    """The host reports that no agent listens."""
     MEMBERS = enum.auto()
-    """Those that it coordinates: they have lost it, or hear it."""
+    """The members that the replica coordinates have lost it, or are in contact with it."""
     DRAIN = enum.auto()
-    """Those that it coordinated: they have stopped where it told them to, so that it was alive then."""
+    """The members that the replica coordinated have stopped where it told them to, so that it was alive then."""
     SILENCE = enum.auto()
-    """Nobody: it is not heard of."""
+    """There is no source: the replica is silent."""
 
 
 @dataclass(frozen=True)
 class HealthVerdict:
     life: Life
     sentence: str = ""
-    """Why, in words that follow 'replica x'; empty where it is not dead."""
+    """Reason, in words that follow 'replica x'; empty if the replica is not dead."""
     evidence: EvidenceSource | None = None
-    """None where it is alive."""
+    """Source of the evidence; None if the replica is alive."""
     age: float | None = None
-    """Seconds since it fell silent; None where silence is not the evidence."""
+    """Seconds since the replica fell silent; None if silence is not the evidence."""
     waits: bool = False
-    """Whether it is to be given up for its silence, and not yet (`JobObservation.given_up`)."""
+    """Whether the replica is to be given up for its silence, but not yet (`JobObservation.given_up`)."""
 
     @property
     def dead(self) -> bool:
@@ -65,7 +67,7 @@ class HealthVerdict:
 
 ALIVE = HealthVerdict(Life.ALIVE)
 TRAINS = (protocol.State.RUNNING, protocol.State.DRAINING)
-"""As a member says of its own part in a round: it would have failed if it had lost its coordinator."""
+"""States in which a member takes part in a round: it would have failed if it had lost its coordinator."""
 
 
 def _dead(evidence: EvidenceSource, sentence: str, age: float | None = None) -> HealthVerdict:
@@ -80,11 +82,11 @@ class Health:
 
     @cached
     def no_agent_reachable(self) -> bool:
-        """Then it may be the operator who is cut off, and all may be well."""
+        """Whether no agent is connected. Then the operator may be the one that is cut off, and all may be well."""
         return not any(view.connected for view in self.observed.agents.values())
 
     def by_objects(self, pod: PodView) -> HealthVerdict:
-        """As its pod and its node say: what no agent could prove wrong."""
+        """Judge a pod by its own object and its node's: no agent could prove these wrong."""
         if pod.ended:
             lines = [line for line in pod.exit_message.splitlines() if line.strip()]
             detail = lines[-1].strip()[:300] if lines else pod.exit_reason
@@ -97,20 +99,20 @@ class Health:
         return ALIVE
 
     def by_contact(self, pod: PodView) -> HealthVerdict:
-        """As its agent lets itself be heard. Of members of a round that goes on their coordinator knows more."""
+        """Judge a pod by the contact with its agent. For members of a round under way, the coordinator knows more."""
         view = self.observed.agent(pod.name)
         if pod.phase is PodPhase.PENDING and pod.node and not self.observed.node(pod).ready:
-            # Bound to it before anybody knew: whoever dies in a crowd is replaced on nodes that died with it.
+            # Bound before the failure was known: when a crowd dies, pods are replaced on nodes that died with it.
             return _dead(EvidenceSource.NODE, f"waits to start on node {pod.node}, which is not ready")
         if view.alive or pod.phase is not PodPhase.RUNNING or self._is_in_good_standing(pod.name):
             return ALIVE
         if not self.observed.node(pod).ready:
             return _dead(EvidenceSource.NODE, f"can't be reached and its node {pod.node} is not ready")
         age, is_first = view.silent_for(self.now), view.lost_at is None
-        if age is not None and (again := self.observed.started_again_for.get(pod.uid, age)) < age:
-            age, is_first = again, True  # until then it was the container before that kept silent
+        if age is not None and (restarted_for := self.observed.started_again_for.get(pod.uid, age)) < age:
+            age, is_first = restarted_for, True  # until the restart, the previous container was the one that was silent
         age = None if age is None else min(age, self._since_planned_claim)
-        # For a first contact: members once answered; others may still be starting their agent.
+        # For a first contact: members have answered before; others may still be starting their agent.
         first = constants.FIRST_CONTACT if pod.name in self.round.members else constants.AGENT_GIVE_UP
         lost = constants.UNREACHABLE if self.observed.job.status.world.round else constants.UNREACHABLE_BEFORE
         patience = first if is_first else lost
@@ -126,15 +128,18 @@ class Health:
 
     @cached
     def _since_planned_claim(self) -> float:
-        """Seconds; infinite where the last claim was none. Until it nothing had failed, so that a member was alive whom
-        the operator alone did not hear (decision "Silence alone is no death")."""
+        """Seconds since the last claim, if that was a planned one; infinity if not.
+
+        Nothing had failed until a planned claim, so that a member that only the operator could not reach was alive then
+        (decision "Silence alone is no death").
+        """
         claim = self.round.claim
         if claim is None or claim.at is None or claim.reason not in PLANNED:
             return math.inf
         return since(unix_seconds(claim.at), self.now)
 
     def _is_in_good_standing(self, replica: str) -> bool:
-        """A member of the committed round of which nothing bad is known."""
+        """Return whether the replica is a member of the committed round without any evidence against it."""
         if not self.round.committed or replica not in self.round.members:
             return False
         if replica == self.round.coordinator.replica:
@@ -143,10 +148,12 @@ class Health:
 
     @cached
     def coordinator(self) -> HealthVerdict:
-        """Whether the committed round still has its coordinator. Dead at once where its host closes the stream and
-        refuses the next; in doubt its members are asked, and where none of them is heard either, the world may be
-        training as a whole: it is left alone until Kubernetes knows more (decision "When a coordinator counts as
-        lost")."""
+        """Verdict on the coordinator of the committed round.
+
+        The coordinator is dead at once if its host closes the stream and refuses the next one. If it is in doubt, its
+        members are asked. If none of them can be reached either, the world may be training as a whole, and it is left
+        alone until Kubernetes knows more (decision "When a coordinator counts as lost").
+        """
         coordinator = self.round.coordinator
         pod = next((pod for pod in self.observed.pods if pod.name == coordinator.replica), None)
         if pod is None or not coordinator.is_pod(pod.uid) or pod.ended:
@@ -158,12 +165,12 @@ class Health:
         if refused and view.closed and not self.observed.operator_isolated:
             return _dead(EvidenceSource.HOST, "is gone: its agent no longer listens")
         age = view.silent_for(self.now)
-        # Its stream broke and was not opened again in time; or this operator, new, got no answer from it so far.
+        # The stream broke and was not reopened in time, or this operator is new and has had no answer so far.
         patience = constants.FIRST_CONTACT if view.lost_at is None else constants.RECONNECT
         if age is None or (age < patience and not refused):
             return ALIVE
-        if word := self._word_of_members():
-            return replace(word, age=age)
+        if members_verdict := self._word_of_members():
+            return replace(members_verdict, age=age)
         if not self._members_were_asked:
             return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age)
         if pod.deleting:
@@ -173,8 +180,10 @@ class Health:
         return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age)
 
     def _word_of_members(self) -> HealthVerdict | None:
-        """About a coordinator that is not heard, of those of its members that are. A member's part in the round ends
-        soon after it has lost its coordinator: while it trains, it hears it. None where nobody can say."""
+        """Return the verdict of the connected members on a coordinator that is silent; None if no member can tell.
+
+        A member's part in the round ends soon after it has lost its coordinator: while it trains, it is in contact.
+        """
         assert self.round.claim is not None
         this_round, trains = (self.round.claim.round, self.round.claim.claim_id), False
         for name, member in self.round.members.items():
@@ -188,26 +197,30 @@ class Health:
             if (view.report.round, view.report.claim) != this_round:
                 continue
             if view.report.state in (protocol.State.FAILED, protocol.State.DRAINED):
-                why = view.report.failures[0].message if view.report.failures else "its part is over"
+                message = view.report.failures[0].message if view.report.failures else "its part is over"
                 evidence = (
                     EvidenceSource.DRAIN if view.report.state == protocol.State.DRAINED else EvidenceSource.MEMBERS
                 )
-                return _dead(evidence, f"can't be reached, and its member {name} says: {why}")
+                return _dead(evidence, f"can't be reached, and its member {name} says: {message}")
             trains |= view.report.state in TRAINS
         return HealthVerdict(Life.SILENT, evidence=EvidenceSource.MEMBERS) if trains else None
 
     @property
     def _members_were_asked(self) -> bool:
-        """Whether each of those that could be heard has had the time to open its stream: they are watched from the
-        first doubt on."""
-        there = {pod.name for pod in self.observed.pods if pod.phase is PodPhase.RUNNING and not pod.deleting}
-        others = (
-            self.observed.agent(name) for name in self.round.members.keys() & there - {self.round.coordinator.replica}
-        )
-        return all(view.connected or (view.silent_for(self.now) or 0.0) >= constants.RECONNECT for view in others)
+        """Whether each member that could be reached has had the time to open its stream.
+
+        Members are watched from the first doubt on.
+        """
+        running_pods = {pod.name for pod in self.observed.pods if pod.phase is PodPhase.RUNNING and not pod.deleting}
+        other_names = self.round.members.keys() & running_pods - {self.round.coordinator.replica}
+        views = (self.observed.agent(name) for name in other_names)
+        return all(view.connected or (view.silent_for(self.now) or 0.0) >= constants.RECONNECT for view in views)
 
     def may_answer(self, replica: str) -> bool:
-        """Whether it is worth waiting for its answer: neither turned away by its host nor cut off for a while."""
+        """Return whether an answer of the replica is worth waiting for.
+
+        It is not if its host refuses the stream, or if it has been cut off for a while.
+        """
         view = self.observed.agent(replica)
         silent_for = None if view.lost_at is None else view.silent_for(self.now)
         cut_off = silent_for is not None and silent_for >= constants.RECONNECT

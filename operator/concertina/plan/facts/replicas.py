@@ -1,4 +1,4 @@
-"""The job's replicas: which live, which go, which are wanted."""
+"""The job's replicas: which are alive, which are leaving, and which are wanted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from concertina.plan.observed import Call, JobObservation, PodPhase, PodView
 from concertina_protocol import Prepared
 
 RECREATE_POD = "RecreatePod"
-"""The answer to a failure (`escalation`) that gives a pod up."""
+"""Action of a restart entry (`escalation`) that gives a pod up."""
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,21 @@ class Replicas:
     recent: tuple[Restart, ...]
     """Restarts within the window."""
     avoided: frozenset[str]
-    """Nodes that new pods keep off for now."""
+    """Nodes that new pods avoid for now."""
 
     @cached
     def pods(self) -> Mapping[str, PodView]:
-        """By name."""
+        """Pods by name."""
         return {pod.name: pod for pod in self.observed.pods}
 
     @cached
     def to_replace(self) -> Mapping[str, str]:
-        """Replicas whose failure was answered by replacing their pod, with its reason."""
+        """Replicas whose failure was answered by replacing their pod, each with the reason."""
         return {entry.replica: entry.reason for entry in self.recent if entry.action == RECREATE_POD}
 
     @cached
     def dead(self) -> Mapping[str, str]:
-        """Pods that are not coming back, or are given up, by name: why, in words that follow 'replica x'."""
+        """Pods that do not come back, or are given up, by name: the reason, in words that follow 'replica x'."""
         return {pod.name: why for pod in self.observed.pods if (why := self._why_dead(pod))}
 
     def _why_dead(self, pod: PodView) -> str:
@@ -74,15 +74,18 @@ class Replicas:
 
     @cached
     def of_another_template(self) -> frozenset[str]:
-        """Pods that were made of another template than the job has now."""
-        now = self.observed.job.template_hash
-        pods = (pod for pod in self.observed.pods if now and not pod.deleting)
-        return frozenset(pod.name for pod in pods if pod.template_hash not in ("", now))
+        """Pods that were created from another template than the job has now."""
+        current_hash = self.observed.job.template_hash
+        pods = (pod for pod in self.observed.pods if current_hash and not pod.deleting)
+        return frozenset(pod.name for pod in pods if pod.template_hash not in ("", current_hash))
 
     @property
     def outdated(self) -> frozenset[str]:
-        """Pods to replace for their template. A suspended job has none: it drains on what it has. A member stays until
-        its round has been drained (`suspend.replace_outdated`)."""
+        """Pods to replace because of their template.
+
+        A suspended job has none: it drains on the pods that it has. A member stays until its round has been drained
+        (`suspend.replace_outdated`).
+        """
         return frozenset() if self.spec.suspend else self.of_another_template
 
     @cached
@@ -91,38 +94,41 @@ class Replicas:
 
     @cached
     def ready(self) -> frozenset[str]:
-        """Live replicas whose agents say, on an open stream, that workers can start at once."""
+        """Live replicas whose agents report, on an open stream, that workers can start at once."""
         views = ((name, self.observed.agent(name)) for name in self.live)
         return frozenset(name for name, view in views if view.connected and view.report and view.report.ready)
 
-    # --- who goes
+    # --- replicas that leave
 
     @cached
     def notices(self) -> Mapping[str, notices.PodNotice]:
-        """Replicas that will go, by pod name, while they are still there."""
+        """Notices of replicas that will leave, by pod name, while they are still there."""
         observed, members, notice_by_replica = self.observed, self.round.members, {}
-        # What the coordinator says of its members, also of a round that a claim is about to replace: who has left stays
-        # noticed until its pod is seen to have ended (decision "Who was told to stop keeps its notice").
+        # The coordinator's report on its members counts even when a claim is about to replace the round: a member that
+        # has left keeps its notice until its pod has ended (decision "Who was told to stop keeps its notice").
         report = observed.agent(self.round.coordinator.replica).report if members else None
         member_states = report.members if report and report.round == self.round.world.round else {}
         for pod in observed.pods:
-            own = observed.agent(pod.name).report
+            report_of_pod = observed.agent(pod.name).report
             member_state = member_states.get(pod.name) if pod.name in members else None
-            grace = (own.notice if own else None) or (member_state.notice if member_state else None)
+            grace = (report_of_pod.notice if report_of_pod else None) or (member_state.notice if member_state else None)
             if notice := notices.of(notices.NoticeInput(pod, observed.node(pod), grace, self.now)):
                 notice_by_replica[pod.name] = notice
         return notice_by_replica
 
     def leaves(self, name: str) -> bool:
-        """Whether the replica should leave at once."""
+        """Return whether the replica should leave at once."""
         return name in self.notices and self.notices[name].urgent
 
-    # --- who is wanted
+    # --- replicas that are wanted
 
     @cached
     def pod_by_index(self) -> Mapping[int, str]:
-        """The replica of each index that may be in the next round: a member, if it can stay, else the newest; one on a
-        cordoned node until another is ready."""
+        """Replica of each index that may be in the next round.
+
+        This is a member if it can stay, and otherwise the newest attempt. A replica on a cordoned node counts until
+        another one is ready.
+        """
         by_index: dict[int, list[str]] = {}
         for name, pod in self.live.items():
             if pod.index is not None and not self.leaves(name):
@@ -135,12 +141,15 @@ class Replicas:
 
     @cached
     def wanted_indexes(self) -> frozenset[int]:
-        """Those of standby replicas included: those of members first, of other live pods, then the lowest free."""
-        wanted = sizes.most(self.spec) + self.spec.standby_replicas
+        """Indexes of wanted replicas, standby replicas included.
+
+        Indexes of members come first, then those of other live pods, then the lowest free ones.
+        """
+        wanted_count = sizes.most(self.spec) + self.spec.standby_replicas
         live = {pod.index: name for name, pod in self.live.items() if pod.index is not None}
-        stay = sorted(live, key=lambda index: (live[index] not in self.round.members, index))[:wanted]
+        stay = sorted(live, key=lambda index: (live[index] not in self.round.members, index))[:wanted_count]
         free = (index for index in itertools.count() if index not in live)
-        return frozenset(stay) | frozenset(itertools.islice(free, wanted - len(stay)))
+        return frozenset(stay) | frozenset(itertools.islice(free, wanted_count - len(stay)))
 
     @cached
     def surplus(self) -> tuple[str, ...]:
@@ -150,20 +159,25 @@ class Replicas:
 
     @cached
     def standby(self) -> tuple[str, ...]:
-        """Live replicas that a full world has no place for, but that are wanted: a failure's own round takes one in
-        (decision "A standby replica is a replica without a place")."""
+        """Wanted live replicas beyond the size of a full world.
+
+        A round after a failure takes one of them in (decision "A standby replica is a replica without a place").
+        """
         if not self.spec.standby_replicas:
             return ()
-        wanted = [name for index, name in self.pod_by_index.items() if index in self.wanted_indexes]
-        wanted.sort(key=lambda name: (name not in self.round.members, name not in self.ready, self.pods[name].order))
-        return tuple(wanted[sizes.most(self.spec) :])
+        names = [name for index, name in self.pod_by_index.items() if index in self.wanted_indexes]
+        names.sort(key=lambda name: (name not in self.round.members, name not in self.ready, self.pods[name].order))
+        return tuple(names[sizes.most(self.spec) :])
 
-    # --- who is asked, and what they answered
+    # --- replicas that are asked, and their answers
 
     @cached
     def candidates(self) -> tuple[str, ...]:
-        """Who may be in the next round, in order of replica index: members, unless known to be lost, and those ready;
-        but nobody joins members of another template."""
+        """Replicas that may be in the next round, in order of replica index.
+
+        These are the members, unless known to be lost, and the ready replicas. But no replica joins members of another
+        template.
+        """
         may_join = self.round.members.keys().isdisjoint(self.of_another_template)
         return tuple(
             name
@@ -175,17 +189,19 @@ class Replicas:
 
     @cached
     def coming_back(self) -> frozenset[str]:
-        """Members whose agents were started again and still import: those that are left do not wait for them. Where
-        none is left all go on together."""
+        """Members whose agents were restarted and still import.
+
+        The remaining members do not wait for them. If no member remains, all go on together.
+        """
         members = {name: member for name, member in self.round.members.items() if name in self.pods}
-        anew, any_stays = set(), False
+        restarted, any_stays = set(), False
         for name, member in members.items():
             view = self.observed.agent(name)
             if view.connected and view.report and view.report.instance != member.instance:
-                anew.add(name)
+                restarted.add(name)
             elif self.member_still(name) and self.can_answer(name):
                 any_stays = True
-        return frozenset(anew) - self.ready if any_stays else frozenset()
+        return frozenset(restarted) - self.ready if any_stays else frozenset()
 
     def can_answer(self, name: str) -> bool:
         pod = self.pods[name]
@@ -198,7 +214,7 @@ class Replicas:
 
     @cached
     def asked(self) -> Mapping[str, Call]:
-        """The Prepares of the claim that is open, to candidates, in order of replica index; empty where none is."""
+        """Open claim's Prepares to candidates, in order of replica index; empty if no claim is open."""
         claim = self.round.claim
         if claim is None or claim.committed:
             return {}
@@ -207,7 +223,7 @@ class Replicas:
 
     @cached
     def answers(self) -> Mapping[str, Prepared]:
-        """To those."""
+        """Answers to the Prepares of the open claim."""
         return {name: call.reply for name, call in self.asked.items() if isinstance(call.reply, Prepared)}
 
     @cached
@@ -218,9 +234,11 @@ class Replicas:
 
     @cached
     def uninformed(self) -> frozenset[str]:
-        """Who answered a Prepare that did not name all who are candidates now: of those who came later its answer says
-        nothing, not that it can't reach them."""
-        lists = {id(call.candidates): call.candidates for call in self.asked.values()}  # most have the same one
+        """Replicas that answered a Prepare that did not name all of the current candidates.
+
+        Such an answer says nothing about the candidates that came later; it does not mean that they can't be reached.
+        """
+        lists = {id(call.candidates): call.candidates for call in self.asked.values()}  # most calls share the same list
         complete = {
             list_id for list_id, named in lists.items() if {c.replica for c in named}.issuperset(self.candidates)
         }
@@ -228,14 +246,14 @@ class Replicas:
 
     @cached
     def connected(self) -> frozenset[str]:
-        """Of those who answered, the most that are mutually reachable."""
+        """Largest set of mutually reachable replicas among those that answered."""
         return frozenset(sizes.mutually_reachable(self.answers, self.round.members))
 
-    # --- where to reach them
+    # --- addresses
 
     @cached
     def coordinator(self) -> str:
-        """The coordinator, while its pod is there to listen to, being deleted perhaps; empty where it is not."""
+        """Name of the coordinator while its pod runs, even if the pod is being deleted; empty otherwise."""
         if not self.round.committed:
             return ""
         coordinator = self.round.coordinator

@@ -1,4 +1,4 @@
-"""The round that was last committed, as its coordinator and its members tell of it, and the claim of the next one."""
+"""The last committed round, as its coordinator and its members report it, and the claim of the next one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Round:
 
     @cached
     def claim(self) -> Claim | None:
-        """The highest one, of this round or of the next."""
+        """Highest claim, of this round or of the next."""
         return self.world.claim
 
     @cached
@@ -32,13 +32,15 @@ class Round:
 
     @property
     def claimed(self) -> bool:
-        """Whether the next round is being made."""
+        """Whether the next round is being formed."""
         return self.claim is not None and not self.claim.committed
 
     @property
     def disbanded(self) -> bool:
-        """Whether no round goes on, nor is one being made: there was none so far, or the last claim is one that no
-        round follows. (Rounds of torchrun have no members.)"""
+        """Whether no round goes on and none is being formed.
+
+        Either there was no round so far, or no round follows the last claim. (Rounds of torchrun have no members.)
+        """
         claim, world = self.claim, self.world
         if world.members:
             return False
@@ -46,7 +48,7 @@ class Round:
 
     @cached
     def members(self) -> Mapping[str, Member]:
-        """By replica; a later claim may be about to replace them."""
+        """Members by replica; a later claim may be about to replace them."""
         return {member.replica: member for member in self.world.members}
 
     @property
@@ -55,7 +57,7 @@ class Round:
 
     @cached
     def report(self) -> protocol.Report | None:
-        """The coordinator's last report about the committed round, while nothing speaks against it."""
+        """Last report of the committed round's coordinator about that round, or None."""
         if not self.committed or self.claim is None:
             return None
         report = self.observed.agent(self.coordinator.replica).report
@@ -65,7 +67,7 @@ class Round:
 
     @cached
     def failed(self) -> frozenset[str]:
-        """Replicas of which the coordinator tells a failure."""
+        """Replicas whose failure the coordinator reports."""
         return frozenset(failure.replica for failure in self.report.failures) if self.report else frozenset()
 
     @cached
@@ -83,7 +85,7 @@ class Round:
 
     @property
     def step(self) -> int:
-        """Steps finished, as far as anyone said."""
+        """Number of finished steps, as far as reported."""
         progress = self.observed.job.status.progress
         reported_step = progress.step if progress else 0
         live = self.report.progress if self.report else None

@@ -1,5 +1,7 @@
-"""Replicas that can make up a round: how many (a valid size is a whole number of blocks between the least and the most
-that the spec wants), and which of them (the largest set that is mutually reachable)."""
+"""Replicas that can form a round: the valid sizes, and the largest set that is mutually reachable.
+
+A valid size is a whole number of blocks between the least and the most that the spec wants.
+"""
 
 from __future__ import annotations
 
@@ -11,90 +13,101 @@ from concertina_trainer.layouts import nearest_sizes
 
 
 def most(spec: JobSpec) -> int:
-    """The largest valid size that the spec wants; 0 where no block fits."""
+    """Return the largest valid size that the spec wants; 0 if no block fits."""
     return spec.replicas - spec.replicas % spec.replica_step
 
 
 def least(spec: JobSpec) -> int:
-    """The smallest valid size that the spec allows: minReplicas rounded up, but never more than the most."""
+    """Return the smallest valid size that the spec allows: minReplicas rounded up, but never more than the most."""
     floor = min(spec.min_replicas, most(spec))
     return min(most(spec), -(-floor // spec.replica_step) * spec.replica_step)
 
 
 def fitting(available: int, spec: JobSpec) -> int:
-    """The largest valid size of at most `available` replicas; 0 where that is below the least."""
+    """Return the largest valid size of at most `available` replicas; 0 if that is below the least."""
     size = min(available, most(spec))
     size -= size % spec.replica_step
     return size if size and size >= least(spec) else 0
 
 
 def rounding(spec: JobSpec) -> str:
-    """Why the most is not spec.replicas, in a sentence with the nearest valid sizes; empty where it is."""
+    """Return why the most is not spec.replicas, in a sentence with the nearest valid sizes; empty if it is."""
     if most(spec) == spec.replicas:
         return ""
-    near = " and ".join(map(str, nearest_sizes(spec.replicas, spec.replica_step)))
+    near_sizes = " and ".join(map(str, nearest_sizes(spec.replicas, spec.replica_step)))
     return (
         f"spec.replicas is {spec.replicas}, but only multiples of {spec.replica_step} replicas make whole blocks "
-        f"(parallelism needs {spec.parallelism.block} ranks together, {spec.workers} in a replica); next to it: {near}"
+        f"(parallelism needs {spec.parallelism.block} ranks together, {spec.workers} in a replica); "
+        f"next to it: {near_sizes}"
     )
 
 
-# --- which of them
+# --- the largest set that is mutually reachable
 
 
 def mutually_reachable(replies: Mapping[str, Prepared], members: Collection[str]) -> tuple[str, ...]:
-    """The largest set of those who answered that is mutually reachable, old members first. `replies` are in order of
-    replica index."""
+    """Return the largest mutually reachable set of the replicas that answered, old members first.
+
+    `replies` are in order of replica index.
+    """
     seniority = sorted(replies, key=lambda name: name not in members)
     return _without_cut_links(seniority, replies)
 
 
 def _without_cut_links(seniority: list[str], replies: Mapping[str, Prepared]) -> tuple[str, ...]:
-    """Of the largest island, drops whoever misses the most links until nobody misses one (the exact answer is NP-hard,
-    and partitions are mostly clean cuts, of which each side is an island); ties go against the junior."""
+    """Return the largest island without the replicas that miss links to others of it.
+
+    The replica that misses the most links is dropped until no link is missing; ties go against the junior. The exact
+    answer is NP-hard. Partitions are mostly clean cuts, in which each side is an island.
+    """
     cut: dict[str, list[str]] = {name: [] for name in seniority}
-    for name, others in _unreachable(replies).items():
-        for other in others - {name}:
-            cut[name].append(other)
-            cut[other].append(name)
+    for name, unreachable_names in _unreachable(replies).items():
+        for peer in unreachable_names - {name}:
+            cut[name].append(peer)
+            cut[peer].append(name)
     together = _largest_island(seniority, replies, cut)
-    here = frozenset(together)
-    missing = {name: sum(other in here for other in cut[name]) for name in here}
+    island = frozenset(together)
+    missing = {name: sum(peer in island for peer in cut[name]) for name in island}
     while together and (worst := max(reversed(together), key=missing.__getitem__)) and missing[worst]:
         together.remove(worst)
-        for other in here.intersection(cut[worst]):
-            missing[other] -= cut[worst].count(other)
+        for peer in island.intersection(cut[worst]):
+            missing[peer] -= cut[worst].count(peer)
     return tuple(together)
 
 
 def _largest_island(
     seniority: list[str], replies: Mapping[str, Prepared], cut: Mapping[str, Collection[str]]
 ) -> list[str]:
-    """The most of those who reach each other by way of others; of two as large, that of the senior. In a large world,
-    where each was asked for some, two sides of a cut may not know of each pair that it parts."""
+    """Return the largest set of replicas that reach each other, directly or through others.
+
+    Of two sets of the same size, it is the one with the senior replica. In a large world each replica was asked about a
+    part of the others only, so that two sides of a cut may not know of each pair that it parts.
+    """
     links: dict[str, set[str]] = {name: set() for name in seniority}
     for name, reply in replies.items():
-        for other in links.keys() & set(reply.reachable) - set(cut[name]):
-            links[name].add(other)
-            links[other].add(name)
+        for peer in links.keys() & set(reply.reachable) - set(cut[name]):
+            links[name].add(peer)
+            links[peer].add(name)
     largest: set[str] = set()
-    seen: set[str] = set()
+    visited: set[str] = set()
     for name in seniority:
-        if name in seen:
+        if name in visited:
             continue
         island, fringe = {name}, [name]
         while fringe:
-            news = links[fringe.pop()] - island
-            island |= news
-            fringe += news
-        seen |= island
+            added = links[fringe.pop()] - island
+            island |= added
+            fringe += added
+        visited |= island
         largest = max(largest, island, key=len)
     return [name for name in seniority if name in largest]
 
 
 def _unreachable(replies: Mapping[str, Prepared]) -> dict[str, frozenset[str]]:
-    """Whom of the others each can't reach. Those whom each can are mostly one and the same list, and comparing it costs
-    less than hashing it."""
+    """Return which of the others each replica can't reach.
+
+    Most replies have the same list of reachable replicas, and comparing lists costs less than hashing them.
+    """
     everybody, unreachable = frozenset(replies), {}
     last: tuple[str, ...] = ()
     absent = everybody

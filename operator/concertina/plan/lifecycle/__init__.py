@@ -1,1 +1,1 @@
-"""From the first start to the end of a job, and what waits."""
+"""Lifecycle of a job, from its first start to its end, including waiting."""

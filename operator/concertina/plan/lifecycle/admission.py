@@ -1,4 +1,4 @@
-"""A job that holds a part of the room that it needs releases it, so that several such jobs don't wait for each other.
+"""Release of partially held room, so that several jobs that need more room don't wait for each other.
 
 A job that has fewer placed pods than its least size waits for room. Waiting jobs have turns (`line`). During its turn a
 job keeps what it has and the others release what they hold, after PATIENCE. A job that has released its pods makes new
@@ -6,8 +6,9 @@ ones when its turn comes or when no other job waits. A turn in which the job doe
 job that holds nothing keeps its pending pods meanwhile: it finds free room at once, and an autoscaler sees them.
 
 A job that more room would not help (`hindrance`) releases what it holds to those that it would help. Nothing is
-released while no other job waits, nor where it is the only copy of a job's state. status.internal.requeueState has all
-of it."""
+released while no other job waits, nor if it is the only copy of a job's state. All of this is recorded in
+status.internal.requeueState.
+"""
 
 from __future__ import annotations
 
@@ -26,26 +27,26 @@ from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims
 
 PATIENCE = 20.0
-"""Seconds for which a job holds room in vain while it is another job's turn."""
+"""Seconds for which a job may hold room that it can't use while it is another job's turn."""
 TURN_TIMEOUT = 120.0
 """Seconds that a job has to start in its turn."""
 
 
 def by_quota(refused: CreateRefusal | None) -> bool:
-    """Other refusals no other job can end by giving way."""
+    """Return whether a quota refused the create: other jobs can lift only this kind of refusal, by releasing room."""
     return refused is not None and refused.kind is Refusal.QUOTA
 
 
 def release(ctx: JobContext) -> Decision | None:
-    """Holds no pods for a while, so that another job can start (decision "Jobs that wait for room have turns")."""
-    requeue_state, place, mine = ctx.status.internal.requeue_state, ctx.observed.place, _mine(ctx)
-    if mine is None:
+    """Release the job's pods so that another job can start (decision "Jobs that wait for room have turns")."""
+    requeue_state, queue_place, waiting_job = ctx.status.internal.requeue_state, ctx.observed.place, _waiting_job(ctx)
+    if waiting_job is None:
         return None
     if requeue_state.since:
-        return _without_pods(requeue_state) if place is None or place.ahead else None
-    if place is None or not _may_release(ctx, mine) or not _is_due(ctx, place, mine):
+        return _without_pods(requeue_state) if queue_place is None or queue_place.ahead else None
+    if queue_place is None or not _may_release(ctx, waiting_job) or not _is_due(ctx, queue_place, waiting_job):
         return None
-    released = _released(ctx, place, mine).model_copy(update={"since": rfc3339(round(ctx.now, 3))})
+    released = _released(ctx, queue_place, waiting_job).model_copy(update={"since": rfc3339(round(ctx.now, 3))})
     return replace(
         _without_pods(released),
         world=claims.disbanded(ctx, "Requeued"),
@@ -54,90 +55,94 @@ def release(ctx: JobContext) -> Decision | None:
 
 
 def seconds_left(ctx: JobContext) -> float:
-    """Seconds until its turn ends, or until it releases what it holds; 0 where time alone changes nothing."""
-    place, mine = ctx.observed.place, _mine(ctx)
-    if mine is None or place is None or ctx.status.internal.requeue_state.since:
+    """Return the seconds until the job's turn ends or it releases what it holds; 0 if time alone changes nothing."""
+    queue_place, waiting_job = ctx.observed.place, _waiting_job(ctx)
+    if waiting_job is None or queue_place is None or ctx.status.internal.requeue_state.since:
         return 0.0
-    due = _due(ctx, place, mine)
+    due = _due(ctx, queue_place, waiting_job)
     return 0.0 if due is None else max(0.0, due - ctx.now)
 
 
 def next_status(ctx: JobContext, decision: Decision) -> RequeueState:
-    """status.internal.requeueState after this pass: a round with members, or one that trains, ends the count."""
+    """Return status.internal.requeueState after this pass: a round with members, or one that trains, resets it."""
     if decision.requeue_state:
         return decision.requeue_state
     committed = decision.world is not None and decision.world.round > ctx.world.round and decision.world.members
     if committed or decision.phase is Phase.TRAINING:  # a round of torchrun begins before there is room for it
         return RequeueState()
-    requeue_state, place, mine = ctx.status.internal.requeue_state, ctx.observed.place, _mine(ctx)
-    if place is None:
+    requeue_state, queue_place, waiting_job = ctx.status.internal.requeue_state, ctx.observed.place, _waiting_job(ctx)
+    if queue_place is None:
         return requeue_state
     if requeue_state.since:
-        requeue_state = requeue_state.model_copy(update={"since": None, "message": ""})  # it tries again
-    if mine is None or not place.turn:
+        requeue_state = requeue_state.model_copy(update={"since": None, "message": ""})  # the job tries again
+    if waiting_job is None or not queue_place.turn:
         return requeue_state.model_copy(update={"turn": None}) if requeue_state.turn else requeue_state
-    if _is_due(ctx, place, mine):
-        return _released(ctx, place, mine)
+    if _is_due(ctx, queue_place, waiting_job):
+        return _released(ctx, queue_place, waiting_job)
     return (
         requeue_state if requeue_state.turn else requeue_state.model_copy(update={"turn": rfc3339(round(ctx.now, 3))})
     )
 
 
-def _mine(ctx: JobContext) -> Waiting | None:
+def _waiting_job(ctx: JobContext) -> Waiting | None:
     observed = ctx.observed
     if observed.place == QueuePlace() and not ctx.status.internal.requeue_state.since:
         return None
     return waiting(observed.job, observed.pods, by_quota(observed.refused))
 
 
-def _due(ctx: JobContext, place: QueuePlace, mine: Waiting) -> float | None:
-    """Return when the job's turn ends, or it releases what it holds, if nothing changes; None where neither will."""
+def _due(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> float | None:
+    """Return when the job's turn ends or it releases what it holds, if nothing changes; None if neither happens."""
     requeue_state, due = ctx.status.internal.requeue_state, []
-    if place.turn:
+    if queue_place.turn:
         due.append((unix_seconds(requeue_state.turn) if requeue_state.turn else ctx.now) + TURN_TIMEOUT)
-    if _may_release(ctx, mine):
-        if place.ahead:
-            due.append(mine.newest_pod + PATIENCE)
-        if place.hindrance:
-            # A job that has trained may have lost a node that comes back: that is worth a while.
-            due.append(mine.newest_pod + (TURN_TIMEOUT if mine.trained else PATIENCE))
+    if _may_release(ctx, waiting_job):
+        if queue_place.ahead:
+            due.append(waiting_job.newest_pod + PATIENCE)
+        if queue_place.hindrance:
+            # A job that has trained may have lost a node that comes back, so it waits longer.
+            due.append(waiting_job.newest_pod + (TURN_TIMEOUT if waiting_job.trained else PATIENCE))
     return min(due, default=None)
 
 
-def _is_due(ctx: JobContext, place: QueuePlace, mine: Waiting) -> bool:
-    due = _due(ctx, place, mine)
+def _is_due(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> bool:
+    due = _due(ctx, queue_place, waiting_job)
     return due is not None and due <= ctx.now
 
 
-def _may_release(ctx: JobContext, mine: Waiting) -> bool:
-    """It holds something, and no state is lost that nothing else holds."""
-    if not mine.held:
+def _may_release(ctx: JobContext, waiting_job: Waiting) -> bool:
+    """Return whether the job holds room that it can release without losing the only copy of its state."""
+    if not waiting_job.held:
         return False
     if ctx.round.members and ctx.keeps_state and ctx.spec.checkpoint is None:
         return False
     return not (ctx.round.committed and causes.broken(ctx) is None)
 
 
-def _released(ctx: JobContext, place: QueuePlace, mine: Waiting) -> RequeueState:
-    """Return a RequeueState by which others go first from now on. A job that room does not help has had its turn, too:
-    nobody waits for it again before the others have had theirs."""
+def _released(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> RequeueState:
+    """Return a RequeueState by which other jobs go first from now on.
+
+    A job that room does not help has had its turn as well: it gets the next one only after the others have had theirs.
+    """
     requeue_state = ctx.status.internal.requeue_state
-    had = f"only {mine.held} of the {mine.least} replicas needed found room"
-    passes = place.turn or place.hindrance is not None
+    had = f"only {waiting_job.held} of the {waiting_job.least} replicas needed found room"
+    passes = queue_place.turn or queue_place.hindrance is not None
     if passes:
-        why = f", and more room would not help: {place.hindrance.value}" if place.hindrance else ""
-        does = "releases them, and lets" if _may_release(ctx, mine) else "lets"
+        why = f", and more room would not help: {queue_place.hindrance.value}" if queue_place.hindrance else ""
+        does = "releases them, and lets" if _may_release(ctx, waiting_job) else "lets"
         message = f"{had}{why}; {does} other jobs that wait have their turn first"
     else:
-        assert place.ahead is not None
-        namespace, name = place.ahead
-        other = f"{namespace}/{name}" if namespace == mine.namespace else "a job of another namespace"
-        message = f"{had}: releases them for {other}, whose turn it is; tries again when its own turn comes"
+        assert queue_place.ahead is not None
+        namespace, name = queue_place.ahead
+        next_job = f"{namespace}/{name}" if namespace == waiting_job.namespace else "a job of another namespace"
+        message = f"{had}: releases them for {next_job}, whose turn it is; tries again when its own turn comes"
     return RequeueState(
         count=requeue_state.count + 1,
         passed=rfc3339(round(ctx.now, 3)) if passes else requeue_state.passed,
-        passed_fitting=place.fits or place.hindrance is not None if passes else requeue_state.passed_fitting,
-        priority=mine.priority,
+        passed_fitting=queue_place.fits or queue_place.hindrance is not None
+        if passes
+        else requeue_state.passed_fitting,
+        priority=waiting_job.priority,
         message=message,
     )
 
@@ -146,14 +151,20 @@ def _without_pods(requeue_state: RequeueState) -> Decision:
     return Decision(Phase.WAITING, "Requeued", requeue_state.message, requeue_state=requeue_state, pods=Pods.NONE)
 
 
-# --- what keeps a job from starting that more room would not change
+# --- what keeps a job from starting although more room would not help
 
 
 def hindrance(
     least: int, pods: Collection[PodView], nodes: Mapping[str, NodeView] | None, fits_quota: int | None
 ) -> BlockedBy | None:
-    """Return the hindrance of a job that waits for room and needs `least` pods; None where it has none. `fits_quota`:
-    how many the quota that refused one allows. `nodes`: None where the operator does not watch them."""
+    """Return the hindrance of a job that waits for room; None if it has none.
+
+    Args:
+        least: Number of pods that the job needs.
+        pods: Pods of the job.
+        nodes: Nodes by name; None if the operator does not watch them.
+        fits_quota: Number of the job's pods that the quota that refused one allows; None if no quota refused any.
+    """
     alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]
     if _excluded(alive):
         return BlockedBy.EXCLUDED
@@ -165,14 +176,20 @@ def hindrance(
 
 
 def _excluded(alive: Collection[PodView]) -> bool:
-    """What excludes one pod excludes all that wait: they are alike but for nodes that one avoids by a rule of ours."""
+    """Return whether the job's waiting pods are excluded.
+
+    What excludes one pod excludes all of them. They are alike except for the nodes that a pod avoids by an operator
+    rule.
+    """
     return any(pod.excluded and not pod.avoids for pod in alive)
 
 
 def _could_hold(least: int, alive: Collection[PodView], nodes: Mapping[str, NodeView]) -> bool:
-    """Whether so many fit on the nodes that take pods, and on those that have one of it already, if nothing else ran
-    there. Never too strict: rules of where pods may run are left out, and a resource that no node names may come from
-    elsewhere, as claimed devices do (decision "Nobody waits for what room would not help")."""
+    """Return whether `least` pods fit on the job's nodes and on those that take new pods, if nothing else ran there.
+
+    The check is never too strict. It ignores rules about where pods may run, and a resource that no node lists may come
+    from elsewhere, as claimed devices do (decision "Nobody waits for what room would not help").
+    """
     requests = next((pod.requests for pod in alive if pod.requests), None)
     if requests is None:
         return True
@@ -181,12 +198,12 @@ def _could_hold(least: int, alive: Collection[PodView], nodes: Mapping[str, Node
         for name, amount in requests.items()
         if amount > 0 and any(name in node.allocatable for node in nodes.values())
     ]
-    mine, room = {pod.node for pod in alive}, 0
+    used_nodes, room = {pod.node for pod in alive}, 0
     for node in nodes.values():
-        if node.name in mine or (node.ready and not node.cordoned):
+        if node.name in used_nodes or (node.ready and not node.cordoned):
             offers = node.allocatable
             if not offers:
-                return True  # it does not say what it has
+                return True  # the node does not list its resources
             room += min((int(offers.get(name, Decimal(0)) // requests[name]) for name in named), default=least)
             if room >= least:
                 return True

@@ -1,8 +1,10 @@
-"""A checkpoint that a person asks for: an annotation, which GitOps leaves alone as it does no field of the spec
-(decision "checkpoint create is an annotation"), a Save to the coordinator, and what became of it in the status.
+"""Checkpoints on request: an annotation, a Save to the coordinator, and the outcome in the status.
 
-It is fulfilled by any durable checkpoint of a step after the one that was under way when it was first seen. A round
-that ends before that is no matter: the coordinator of the next one is asked again.
+A request is an annotation, because GitOps leaves annotations alone, unlike fields of the spec (decision "checkpoint
+create is an annotation").
+
+A request is fulfilled by any durable checkpoint of a step after the one that was under way when the request was first
+seen. If a round ends before that, the coordinator of the next one is asked again.
 """
 
 from __future__ import annotations
@@ -20,13 +22,17 @@ ENDED = "the job has ended without another checkpoint"
 
 
 def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) -> CheckpointRequest | None:
-    """`newest`: the last durable checkpoint, as this pass knows it."""
-    asked, current = ctx.observed.job.checkpoint_request, ctx.status.checkpoint_request
-    if not asked:
+    """Return the state of the checkpoint request after this pass; None if there never was one.
+
+    Args:
+        newest: The last durable checkpoint, as this pass knows it.
+    """
+    request_id, current = ctx.observed.job.checkpoint_request, ctx.status.checkpoint_request
+    if not request_id:
         return current
-    if current is None or current.id != asked:
+    if current is None or current.id != request_id:
         current = CheckpointRequest(
-            id=asked, step=_next_step(ctx), state=RequestState.PENDING, at=rfc3339(round(ctx.now, 3))
+            id=request_id, step=_next_step(ctx), state=RequestState.PENDING, at=rfc3339(round(ctx.now, 3))
         )
     if current.state is not RequestState.PENDING:
         return current
@@ -39,19 +45,27 @@ def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) 
     return current.model_copy(update={"state": RequestState.REFUSED, "message": refusal}) if refusal else current
 
 
-def ask(ctx: JobContext, decision: Decision, wanted: CheckpointRequest | None) -> tuple[Action, ...]:
-    """Send it to the coordinator of a round that trains: once a round."""
-    if wanted is None or wanted.state is not RequestState.PENDING or decision.phase is not Phase.TRAINING:
+def ask(ctx: JobContext, decision: Decision, checkpoint_request: CheckpointRequest | None) -> tuple[Action, ...]:
+    """Return a Save for the coordinator of a round that trains, once for each round."""
+    if (
+        checkpoint_request is None
+        or checkpoint_request.state is not RequestState.PENDING
+        or decision.phase is not Phase.TRAINING
+    ):
         return ()
     claim, report = ctx.round.claim, ctx.round.report
     if claim is None or report is None or not growth.trains(ctx, report):
         return ()
     coordinator = ctx.round.coordinator.replica
     call = ctx.agent(coordinator).save
-    same = call is not None and (call.round, call.claim, call.request) == (claim.round, claim.claim_id, wanted.id)
-    if call is not None and same and not call.error:
+    is_same_request = call is not None and (call.round, call.claim, call.request) == (
+        claim.round,
+        claim.claim_id,
+        checkpoint_request.id,
+    )
+    if call is not None and is_same_request and not call.error:
         return ()
-    message = protocol.Save(ctx.observed.job.uid, claim.round, claim.claim_id, wanted.id)
+    message = protocol.Save(ctx.observed.job.uid, claim.round, claim.claim_id, checkpoint_request.id)
     return (Send(coordinator, ctx.replicas.address(coordinator), message),)
 
 

@@ -1,4 +1,4 @@
-"""The end of a job: complete, failed, or out of time."""
+"""End of a job: complete, failed, or out of time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENDED = {ConditionType.COMPLETE: Phase.COMPLETE, ConditionType.FAILED: Phase.FAI
 
 
 def ended(ctx: JobContext) -> Decision | None:
-    """Complete or Failed is for good; after the time to live the job is deleted."""
+    """Keep a job that is Complete or Failed as it is, and delete it after its time to live."""
     for type, phase in ENDED.items():
         condition = ctx.status.condition(type)
         if condition and condition.status == "True":
@@ -30,8 +30,11 @@ def ended(ctx: JobContext) -> Decision | None:
 
 
 def succeeded(ctx: JobContext) -> Decision | None:
-    """Every worker of the round has exited 0, and the last checkpoint is in storage. Agents exit 0 by themselves after
-    that alone, so one pod that has ended so speaks for all: the others' ends may not be known yet."""
+    """Complete the job once every worker of the round has exited 0 and the last checkpoint is in storage.
+
+    Agents exit 0 only after both, so one pod that has ended with 0 is enough evidence: the ends of the others may not
+    be known yet.
+    """
     if not ctx.round.committed:
         return None
     members = (ctx.replicas.pods.get(member.replica) for member in ctx.world.members)
@@ -46,13 +49,17 @@ def succeeded(ctx: JobContext) -> Decision | None:
 
 
 def complete_in_storage(ctx: JobContext) -> Decision | None:
-    """A job, created again perhaps, whose last step is in storage already."""
+    """Complete a job whose last step is in storage already, for example because it was created again."""
     if not restore.uses_storage(ctx.spec) or ctx.round.committed or ctx.spec.trainer is None:
         return None
     views = [view for name in ctx.replicas.live if (view := ctx.agent(name))]
-    seen = [view.report.storage for view in views if view.connected and view.report]
-    seen += [view.prepare.reply.storage for view in views if view.prepare and isinstance(view.prepare.reply, Prepared)]
-    latest = [storage.latest for storage in seen if storage and storage.state == StorageHealth.READY and storage.latest]
+    storages = [view.report.storage for view in views if view.connected and view.report]
+    storages += [
+        view.prepare.reply.storage for view in views if view.prepare and isinstance(view.prepare.reply, Prepared)
+    ]
+    latest = [
+        storage.latest for storage in storages if storage and storage.state == StorageHealth.READY and storage.latest
+    ]
     done = [durable for durable in latest if durable.complete and durable.step >= ctx.spec.trainer.last_step]
     if not done:
         return None
@@ -61,7 +68,7 @@ def complete_in_storage(ctx: JobContext) -> Decision | None:
 
 
 def permanent_failure(ctx: JobContext) -> Decision | None:
-    """End the job with a failure that a new round can't mend."""
+    """End the job after a failure that a new round can't fix."""
     report = ctx.round.report
     reported = next((failure for failure in report.failures if failure.permanent), None) if report else None
     if reported is None:

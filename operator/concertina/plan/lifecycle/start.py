@@ -1,4 +1,4 @@
-"""The start of a job: what it needs, its first round, and the master key that its agents know from then on."""
+"""Start of a job: its prerequisites, its first round, and the master key that its agents know from then on."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from concertina_protocol import StorageHealth
 def first_round(ctx: JobContext) -> Decision | None:
     """Claim the first round once all wanted replicas are ready, or enough of them after a while.
 
-    As the last policy it answers for every status without a committed round, also for one that names members but no
-    claim of theirs, because somebody else wrote into it.
+    This is the last policy, so it returns a decision for every status without a committed round. That includes a status
+    with members but without their claim, because somebody else wrote to it.
     """
     names = ctx.replicas.candidates
     size, trouble = sizes.fitting(len(names), ctx.spec), _start_trouble(ctx)
@@ -41,13 +41,16 @@ def first_round(ctx: JobContext) -> Decision | None:
 
 
 def _look_again(ctx: JobContext) -> float:
-    """Time alone makes news only of pods that run and are not heard; for others it changes the wording of the sentence,
-    soon where no scheduler has looked at a pod."""
+    """Return the seconds until the job is planned again although nothing has changed.
+
+    Time alone changes the outcome only for pods that run but whose agents do not answer. For other pods it changes the
+    wording of the message, soonest if no scheduler has looked at a pod.
+    """
     live = ctx.replicas.live.values()
     if any(pod.phase is PodPhase.RUNNING and not ctx.agent(pod.name).alive for pod in live):
         return constants.CREATE_RETRY
     new = [constants.UNSCHEDULED - ctx.age(pod) for pod in live if pod.awaited_scheduler]
-    return min([constants.SLOW_START, *filter(lambda left: left > 0, new)])
+    return min([constants.SLOW_START, *filter(lambda seconds: seconds > 0, new)])
 
 
 def _first_start_left(ctx: JobContext) -> float:
@@ -56,7 +59,10 @@ def _first_start_left(ctx: JobContext) -> float:
 
 
 def _start_trouble(ctx: JobContext) -> Decision | None:
-    """What keeps every replica from starting until a person mends it; then the job goes on by itself."""
+    """Return a decision that names what keeps every replica from starting until a person fixes it, or None.
+
+    The job goes on by itself after that.
+    """
     if stuck := startup.waiting(ctx):
         return stuck
     broken = [
@@ -69,11 +75,11 @@ def _start_trouble(ctx: JobContext) -> Decision | None:
     return None
 
 
-# --- specs that no pods are made for
+# --- specs for which no pods are created
 
 
 def uri_in_use(ctx: JobContext) -> Decision | None:
-    """Make nothing if another job has the checkpoints that the spec names."""
+    """Create nothing if another job has the checkpoints that the spec names."""
     holder = ctx.observed.uri_holder
     if holder is None or ctx.spec.suspend:
         return None
@@ -86,7 +92,7 @@ def uri_in_use(ctx: JobContext) -> Decision | None:
 
 
 def no_size(ctx: JobContext) -> Decision | None:
-    """Make nothing if no size of the job is valid."""
+    """Create nothing if no size of the job is valid."""
     if sizes.most(ctx.spec) or ctx.spec.suspend:
         return None
     return stalled(
@@ -106,7 +112,7 @@ MASTER_KEY_REMEDY = (
 def master_key(ctx: JobContext) -> str:
     """Return status.masterKey: the key for new jobs as long as there are no pods.
 
-    Where the status has lost it, the first agent that answers shows that it is the same key.
+    If the status has lost it, the first agent that answers shows that it is the same key.
     """
     if ctx.status.master_key or ctx.spec.launcher is Launcher.TORCHRUN:
         return ctx.status.master_key
@@ -115,10 +121,10 @@ def master_key(ctx: JobContext) -> str:
 
 
 def master_key_missing(ctx: JobContext) -> Decision | None:
-    """Leave a job alone whose master key the operator does not have.
+    """Leave a job alone if the operator does not have its master key.
 
-    Its agents can't be reached, which says nothing about them: they train on, and a person can give the key back. Dead
-    pods stay as well, because nobody could reach their successors.
+    The job's agents can't be reached, which says nothing about them: they continue to train, and a person can restore
+    the key. Dead pods stay as well, because nobody could reach their successors.
     """
     key = ctx.status.master_key
     if not key or key in ctx.observed.master_keys:

@@ -1,7 +1,7 @@
-"""spec.suspend: the round is drained and saved, then its pods are deleted.
+"""Suspension (spec.suspend): the round is drained and saved, then the job's pods are deleted.
 
-So are the pods of a job whose template was changed and that was resumed before all of its old pods had gone, and those
-of a deleted job that another tool's finalizer holds (decision "A deleted job that is held is drained").
+The same happens to a job whose template was changed and that was resumed before all of its old pods were gone, and to a
+deleted job that another tool's finalizer holds (decision "A deleted job that is held is drained").
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from concertina_protocol import Report, RestoreSource, State, StorageHealth
 
 
 def suspend(ctx: JobContext) -> Decision | None:
-    """Drain with a checkpoint in storage, then delete the pods. A round that is being made is made first, so that it
-    can be drained; where there is none, nothing can be lost."""
+    """Drain the round with a checkpoint in storage, then delete the pods.
+
+    A round that is being formed is completed first, so that it can be drained. If there is no round, nothing can be
+    lost.
+    """
     if not ctx.spec.suspend:
         return None
     if not ctx.observed.pods or not ctx.world.members:
@@ -32,7 +35,7 @@ def suspend(ctx: JobContext) -> Decision | None:
     if _goes_on(ctx):
         report = ctx.round.report
         if report is not None and report.state == State.DRAINED and _stopped_unsaved(ctx, report):
-            return None  # the next round saves it
+            return None  # the next round saves the state
         if held_by(ctx.observed.job):
             return _draining(ctx, Phase.DELETING, "Deleting", why_deleting(ctx.observed.job))
         return _draining(ctx, Phase.SUSPENDING, "Suspending", "spec.suspend is set")
@@ -41,8 +44,11 @@ def suspend(ctx: JobContext) -> Decision | None:
 
 
 def replace_outdated(ctx: JobContext) -> Decision | None:
-    """What was begun as a suspension is finished: members made of another template than the job has now are drained
-    with a checkpoint, then belong to no round and are replaced (decision "A pod says what it was made of")."""
+    """Drain members that were created from another template than the job has now, so that they can be replaced.
+
+    This finishes what began as a suspension. The members are drained with a checkpoint, then belong to no round and are
+    replaced (decision "A pod says what it was made of").
+    """
     outdated = sorted(ctx.replicas.outdated.intersection(ctx.round.members))
     if not outdated:
         return None
@@ -51,7 +57,7 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
         return _draining(ctx, Phase.DRAINING, Reason.TEMPLATE_CHANGED, why)
     can_go_on = ctx.keeps_state and sizes.fitting(len(ctx.replicas.candidates), ctx.spec) > 0
     if can_go_on and not _is_over(ctx) and not _overdue(ctx):
-        return None  # what only node memory holds is saved by the round that is being made
+        return None  # the round that is being formed saves what is only in node memory
     world = claims.disbanded(ctx, Reason.TEMPLATE_CHANGED)
     message = f"{why}: new pods take the members' places"
     return Decision(
@@ -65,7 +71,7 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
 
 
 def _is_over(ctx: JobContext) -> bool:
-    """The committed round has been drained and saved, or takes too long to."""
+    """Return whether the committed round has been drained and saved, or exceeds its time limit for that."""
     if not ctx.round.committed:
         return False
     report = ctx.round.report
@@ -75,8 +81,11 @@ def _is_over(ctx: JobContext) -> bool:
 
 
 def _is_saved(ctx: JobContext, report: Report) -> bool:
-    """Whether this end is one after which nothing more will be saved. One that began for another reason (growing, say)
-    was not saved; the coordinator is asked for that then, and what it says just after may be from before it was."""
+    """Return whether nothing more will be saved after this end of the round.
+
+    A drain that began for another reason (for example growing) did not save. The coordinator is then asked to save, and
+    its reports just after that may still be from before the save.
+    """
     if not ctx.saves_durably:
         return True
     latest = report.storage.latest if report.storage else None
@@ -87,13 +96,16 @@ def _is_saved(ctx: JobContext, report: Report) -> bool:
 
 
 def _stopped_unsaved(ctx: JobContext, report: Report) -> bool:
-    """A script was stopped before it had saved what the round went on from, which node memory alone has."""
-    made = report.progress.step if report.progress else 0
-    return not ctx.spec.bundled and made <= _in_memory(ctx) > 0
+    """Return whether a script was stopped before it saved the state that the round continued from.
+
+    Only node memory has that state.
+    """
+    step = report.progress.step if report.progress else 0
+    return not ctx.spec.bundled and step <= _in_memory(ctx) > 0
 
 
 def _in_memory(ctx: JobContext) -> int:
-    """The step that the round went on from, where that was in node memory; else 0."""
+    """Return the step that the round continued from if it was in node memory; otherwise 0."""
     base = ctx.world.base
     return base.step if base is not None and base.source == RestoreSource.MEMORY else 0
 
@@ -103,7 +115,7 @@ def _goes_on(ctx: JobContext) -> bool:
 
 
 def _limit(ctx: JobContext) -> float:
-    """Seconds for the round to stop."""
+    """Return the seconds that the round has to stop."""
     return constants.DRAIN_DURABLE if ctx.saves_durably else constants.DRAIN
 
 
@@ -123,8 +135,8 @@ def _draining(ctx: JobContext, phase: Phase, reason: str, why: str) -> Decision:
 
 
 def _overdue(ctx: JobContext) -> bool:
-    at = ctx.round.claim.at if ctx.round.claim else None
-    return not ctx.round.committed and at is not None and ctx.elapsed(at) >= 2 * constants.DRAIN
+    claimed_at = ctx.round.claim.at if ctx.round.claim else None
+    return not ctx.round.committed and claimed_at is not None and ctx.elapsed(claimed_at) >= 2 * constants.DRAIN
 
 
 def _suspended(ctx: JobContext) -> Decision:
@@ -136,8 +148,8 @@ def _suspended(ctx: JobContext) -> Decision:
     if held_by(job):
         phase = Phase.DELETING
         message = f"{why_deleting(job)}: {message if pod_count else 'it has no pods any more'}"
-    if away := sorted({pod.node for pod in ctx.observed.pods if not ctx.node(pod).ready}):
-        message += f"; {first_of(away, 5)} can't confirm that: what runs there may go on for as long"
+    if unready_nodes := sorted({pod.node for pod in ctx.observed.pods if not ctx.node(pod).ready}):
+        message += f"; {first_of(unready_nodes, 5)} can't confirm that: what runs there may go on for as long"
     disbanded = claims.disbanded(ctx, "Deleting" if phase is Phase.DELETING else "Suspended")
     return Decision(phase, phase.value, message, world=disbanded, pods=Pods.NONE)
 
@@ -145,25 +157,25 @@ def _suspended(ctx: JobContext) -> Decision:
 # --- deleted jobs that a finalizer holds
 
 GARBAGE_COLLECTOR = ("foregroundDeletion", "orphan")
-"""Finalizers of the garbage collector, which deletes the pods itself, or is to leave them alone."""
+"""Finalizers of the garbage collector, which either deletes the pods itself or is to leave them alone."""
 ORPHAN = "orphan"
 DELETION_REMARK = "the job is being deleted, and a finalizer holds it"
 
 
 def held_by(job: JobView) -> tuple[str, ...]:
-    """The finalizers that keep a deleted job, for however long; empty where the garbage collector does the rest."""
+    """Return the finalizers that keep a deleted job; empty if the garbage collector does the rest."""
     if not job.deleting or ORPHAN in job.finalizers:
         return ()
     return tuple(name for name in job.finalizers if name not in GARBAGE_COLLECTOR)
 
 
 def why_deleting(job: JobView) -> str:
-    """Say that a job is being deleted, and what holds it."""
+    """Return a sentence that the job is being deleted, and what holds it."""
     return f"the job is being deleted, and held by the finalizer {first_of(held_by(job), 3)}"
 
 
 def annotate_deletion(ctx: JobContext, decision: Decision) -> Decision:
-    """Add to any other decision about a deleted job that it is being deleted."""
+    """Add to any other decision about a deleted job that the job is being deleted."""
     if not held_by(ctx.observed.job) or decision.phase is Phase.DELETING or DELETION_REMARK in decision.message:
         return decision
     return replace(decision, message=f"{decision.message}; {DELETION_REMARK}")

@@ -1,12 +1,16 @@
-"""launcher: torchrun. Membership is torchrun's own; the operator keeps the pods there, and a store where they meet.
+"""Policies for `launcher: Torchrun`. torchrun manages membership; the operator keeps the pods and the store running.
 
-A round, here, is one rendezvous: a pod that serves the store, and members that were told its address. Members that are
-killed or lost are replaced within it, and torchrun takes them in. It is over, and all of its pods are made anew, when
-the store is lost (no member survives that), when torchrun gives up in one of them (that closes the rendezvous for all),
-when a job of fixed size gets another one, or when one of its pods was made of another template than the job has now.
-It has a claim of its own, committed as it is made, so that an operator that has not heard of it can write nothing more
-(decision "A claim says whether it is committed"). What torchrun does inside, the operator can't know and doesn't say
-(decision "launcher: Torchrun without a Service").
+A round, here, is one rendezvous: a pod that serves the store, and members that know its address. Members that are
+killed or lost are replaced within the round, and torchrun includes the replacements. A round is over, and all of its
+pods are created anew, in these cases:
+  - the store is lost (no member survives that);
+  - torchrun gives up in one of the members (that closes the rendezvous for all);
+  - a job of fixed size gets another size;
+  - one of the round's pods was created from another template than the job has now.
+
+A round has a claim of its own, which is committed as it is made, so that an operator that has not heard of it can write
+nothing more (decision "A claim says whether it is committed"). The operator can't know what torchrun does inside the
+pods, and does not report it (decision "launcher: Torchrun without a Service").
 """
 
 from __future__ import annotations
@@ -28,12 +32,15 @@ from concertina.plan.recovery import escalation, startup
 from concertina.plan.rounds import claims
 
 SIGNALLED = 128
-"""Exit codes from here on are those of a process that was killed: of torchrun, not by it."""
+"""First exit code of a process that was killed: from here on, torchrun itself was killed rather than giving up."""
 
 
 def succeeded(ctx: JobContext) -> Decision | None:
-    """Every member has ended with 0, as torchrun does when all of its workers have, everywhere. Who has not begun was
-    in no world of theirs, and would find the rendezvous closed; but at a fixed size the one before it was."""
+    """Complete the job once every member has ended with 0, as torchrun does when all workers everywhere have.
+
+    In an elastic job, pending pods do not count: they were in no world of the others, and would find the rendezvous
+    closed. At a fixed size they do count.
+    """
     fixed = ctx.spec.elastic is None
     members = [pod for pod in _members(ctx) if fixed or pod.phase is not PodPhase.PENDING]
     if not members or any(pod.phase is not PodPhase.SUCCEEDED for pod in members):
@@ -43,23 +50,26 @@ def succeeded(ctx: JobContext) -> Decision | None:
 
 
 def _members(ctx: JobContext) -> list[PodView]:
-    """And those that are deleted (by a drain of their node, say) once others have ended: nobody takes their place."""
-    here = torchrun_pods.members(ctx)
-    taken = {pod.index for pod in here}
-    going = [
+    """Return the members of the round, with those whose pods are being deleted once others have ended.
+
+    A pod is deleted by a drain of its node, for example. After a member has ended, no pod replaces it.
+    """
+    current = torchrun_pods.members(ctx)
+    indexes = {pod.index for pod in current}
+    deleting = [
         pod
         for pod in ctx.observed.pods
         if pod.deleting and pod.round == ctx.world.round and pod.phase is not PodPhase.PENDING
-        if pod.index is not None and pod.index < sizes.most(ctx.spec) and pod.index not in taken
+        if pod.index is not None and pod.index < sizes.most(ctx.spec) and pod.index not in indexes
     ]
-    return [*here, *going] if any(pod.phase is PodPhase.SUCCEEDED for pod in here) else here
+    return [*current, *deleting] if any(pod.phase is PodPhase.SUCCEEDED for pod in current) else current
 
 
 def next_round(ctx: JobContext) -> Decision | None:
-    """A new rendezvous, where there is none or the last one is over."""
+    """Start a new rendezvous if there is none or the last one is over."""
     if not ctx.world.round:
         return _begun(ctx, RoundTrigger(Reason.FIRST_ROUND, "the first rendezvous"))
-    if ctx.round.disbanded or ctx.world.members:  # those are of the agents' last round: the launcher was another one
+    if ctx.round.disbanded or ctx.world.members:  # members: of the agents' last round; the launcher has changed
         return _begun(ctx, RoundTrigger(Reason.RESUMED, "the job goes on with another rendezvous"))
     if rendezvous_name(ctx.observed.job.name, ctx.world.round) in ctx.observed.taken:
         return _begun(ctx, RoundTrigger("NameTaken", "another pod has the name of the rendezvous"))
@@ -79,14 +89,14 @@ def _after_backoff(ctx: JobContext, trigger: RoundTrigger) -> Decision:
 
 
 def running(ctx: JobContext) -> Decision:
-    here = [
+    running_members = [
         pod for pod in torchrun_pods.members(ctx) if pod.phase is PodPhase.RUNNING and pod.name in ctx.replicas.live
     ]
-    least, most = sizes.least(ctx.spec), sizes.most(ctx.spec)
-    text = f"{len(here)} of {most} replicas run torchrun"
+    needed_count, wanted_count = sizes.least(ctx.spec), sizes.most(ctx.spec)
+    text = f"{len(running_members)} of {wanted_count} replicas run torchrun"
     if any(pod.phase is PodPhase.SUCCEEDED for pod in torchrun_pods.members(ctx)):
         return Decision(Phase.TRAINING, "Ending", f"{text}, the others have ended well", pods=Pods.WANTED)
-    if len(here) >= least:
+    if len(running_members) >= needed_count:
         message = f"{text}; who is in its world, and how far that is, torchrun does not tell"
         return Decision(Phase.TRAINING, "TorchrunRuns", message, pods=Pods.WANTED)
     if stuck := startup.waiting(ctx):
@@ -96,13 +106,13 @@ def running(ctx: JobContext) -> Decision:
         )  # fmt: skip
     reasons = [why_waiting(ctx, pod) for pod in ctx.replicas.live.values() if pod.phase is not PodPhase.RUNNING]
     refused = [ctx.observed.refused.message] if ctx.observed.refused else []
-    needed = f"{text}, {least} {are(least)} needed"
+    needed = f"{text}, {needed_count} {are(needed_count)} needed"
     message = "; ".join([needed, *refused, *(sorted(set(reasons))[:3])])
     return Decision(Phase.WAITING, "WaitingForReplicas", message, pods=Pods.WANTED, recheck=constants.CREATE_RETRY)
 
 
 def _over(ctx: JobContext) -> RoundTrigger | None:
-    """Why this round can't go on."""
+    """Return why this round can't go on, or None."""
     members, store = _members(ctx), torchrun_pods.store(ctx)
     if outdated := [
         pod.name for pod in ctx.observed.pods if pod.round == ctx.world.round and pod.name in ctx.replicas.outdated
@@ -118,14 +128,14 @@ def _over(ctx: JobContext) -> RoundTrigger | None:
         return RoundTrigger("Scaled", "spec.replicas has changed, and torchrun runs at a fixed size")
     live = [pod for pod in members if pod.name in ctx.replicas.live]
     if any(pod.phase is PodPhase.SUCCEEDED for pod in members) and live:
-        return None  # they are about to end too
+        return None  # these are about to end as well
     for pod in members:
         if pod.phase is PodPhase.FAILED and pod_backoff.ended_by_itself(pod) and 0 < (pod.exit_code or 0) < SIGNALLED:
             return Failure(
                 "TorchrunFailed", f"torchrun gave up: {ctx.replicas.dead[pod.name]}", pod.name, counted=True,
                 exit_code=pod.exit_code, last_lines=tuple(pod.exit_message.splitlines()),
             )  # fmt: skip
-    if any(pod.phase is PodPhase.SUCCEEDED for pod in members):  # nobody is replaced after that
+    if any(pod.phase is PodPhase.SUCCEEDED for pod in members):  # no member is replaced after that
         lost = next(pod for pod in members if pod.phase is not PodPhase.SUCCEEDED)
         message = f"the others have ended well, but replica {lost.name} {ctx.replicas.dead[lost.name]}"
         return Failure(
@@ -140,12 +150,12 @@ def _begun(ctx: JobContext, trigger: RoundTrigger) -> Decision:
     round = 1 + claims.highest_round(ctx)
     while rendezvous_name(ctx.observed.job.name, round) in ctx.observed.taken:
         round += 1
-    at = rfc3339(ctx.now)
+    begun_at = rfc3339(ctx.now)
     claim = Claim(
-        round=round, claim_id=ctx.observed.fresh_claim, committed=True, at=at, reason=trigger.reason,
+        round=round, claim_id=ctx.observed.fresh_claim, committed=True, at=begun_at, reason=trigger.reason,
         message=trigger.sentence,
     )  # fmt: skip
-    world = World(round=round, claim=claim, replicas=sizes.most(ctx.spec) if fixed else 0, since=at)
+    world = World(round=round, claim=claim, replicas=sizes.most(ctx.spec) if fixed else 0, since=begun_at)
     first = not ctx.world.round
     phase = Phase.STARTING if first else Phase.RECOVERING
     restart = escalation.restart_entry(ctx, trigger) if isinstance(trigger, Failure) else None

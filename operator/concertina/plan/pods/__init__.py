@@ -1,1 +1,1 @@
-"""Which pods there should be."""
+"""Plans for a job's pods."""

@@ -1,4 +1,4 @@
-"""Pods under agents: one live pod for each slot, successors for the dead, nothing for what is left over."""
+"""Pods under agents: one live pod for each replica index, successors for dead pods, and deletion of surplus pods."""
 
 from __future__ import annotations
 
@@ -13,48 +13,53 @@ from concertina.plan.state import snapshot_memory
 
 
 def wanted(ctx: JobContext) -> PodPlan:
-    wanted = ctx.replicas.wanted_indexes
-    attempts = _bumped(ctx, wanted)
+    wanted_indexes = ctx.replicas.wanted_indexes
+    attempts = _bumped(ctx, wanted_indexes)
     current = {(pod.index, pod.attempt) for pod in ctx.observed.pods}
     missing = [
         index
-        for index in sorted(wanted)
+        for index in sorted(wanted_indexes)
         if (index, number_at(attempts, index)) not in current and not _filled(ctx, index)
     ]
-    before = ctx.status.internal.attempts
-    dead = [pod for pod in ctx.observed.pods if _goes(ctx, pod) and pod.attempt == number_at(before, pod.index)]
+    last_attempts = ctx.status.internal.attempts
+    dead = [pod for pod in ctx.observed.pods if _goes(ctx, pod) and pod.attempt == number_at(last_attempts, pod.index)]
     replaced = tuple(pod for pod in dead if number_at(attempts, pod.index) > pod.attempt)
     creates, recheck = _creates(ctx, missing, attempts)
     events = tuple(replaced_event(ctx, pod) for pod in replaced)
-    return PodPlan((*creates, *_deletes(ctx, wanted, attempts)), attempts, replaced, events, recheck, bool(missing))
+    return PodPlan(
+        (*creates, *_deletes(ctx, wanted_indexes, attempts)), attempts, replaced, events, recheck, bool(missing)
+    )
 
 
 def _goes(ctx: JobContext, pod: PodView) -> bool:
-    """Whether it needs a successor: dead, or a member with a notice, or one that is not needed yet and must leave. (A
-    successor with a notice of its own is not succeeded at once: pods may tolerate what announces the end of nodes.)"""
+    """Return whether the pod needs a successor.
+
+    It does if it is dead, if it is a member with a notice, or if it is outside of the round and must leave. A successor
+    with a notice of its own is not replaced at once: pods may tolerate the taint that announces the end of a node.
+    """
     if pod.name in ctx.replicas.dead or pod.name not in ctx.replicas.notices:
         return pod.name in ctx.replicas.dead
     return pod.name in ctx.round.members or (ctx.replicas.leaves(pod.name) and ctx.age(pod) >= constants.SETTLED)
 
 
 def _filled(ctx: JobContext, index: int) -> bool:
-    """Whether a replica of this index stays, though a newer attempt was asked for when it had a notice."""
+    """Return whether a replica of this index stays, though a newer attempt was requested when it had a notice."""
     name = ctx.replicas.pod_by_index.get(index)
     return name is not None and name not in ctx.replicas.notices
 
 
-def _bumped(ctx: JobContext, wanted: frozenset[int]) -> tuple[int, ...]:
-    """Attempts such that each wanted index is beyond its newest dead pod, and beyond members that are gone."""
+def _bumped(ctx: JobContext, wanted_indexes: frozenset[int]) -> tuple[int, ...]:
+    """Return attempts that are beyond the newest dead pod of each wanted index, and beyond members that are gone."""
     attempts = dict(enumerate(ctx.status.internal.attempts))
-    for name in ctx.round.members.keys() - ctx.replicas.pods.keys():  # gone without a trace: its name isn't used again
+    for name in ctx.round.members.keys() - ctx.replicas.pods.keys():  # gone without a trace: the name isn't used again
         parsed = parse(name)
-        if parsed and parsed.index is not None and parsed.index in wanted:
+        if parsed and parsed.index is not None and parsed.index in wanted_indexes:
             attempts[parsed.index] = max(attempts.get(parsed.index, 0), parsed.attempt + 1)
     for pod in ctx.observed.pods:
-        if pod.index is not None and pod.index in wanted:
-            least = pod.attempt + 1 if _goes(ctx, pod) else pod.attempt
-            attempts[pod.index] = max(attempts.get(pod.index, 0), least)
-    pass_over_taken(ctx.observed.job.name, attempts, wanted, ctx.observed.taken)
+        if pod.index is not None and pod.index in wanted_indexes:
+            least_attempt = pod.attempt + 1 if _goes(ctx, pod) else pod.attempt
+            attempts[pod.index] = max(attempts.get(pod.index, 0), least_attempt)
+    pass_over_taken(ctx.observed.job.name, attempts, wanted_indexes, ctx.observed.taken)
     return packed(attempts)
 
 
@@ -90,13 +95,16 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
 
 
 def _ending(ctx: JobContext) -> set[str]:
-    """Nodes that replicas leave: a pod that tolerates their taints might go there again."""
+    """Return the nodes that replicas are leaving: a pod that tolerates their taints could be placed there again."""
     nodes = (ctx.node(ctx.replicas.pods[name]) for name in ctx.replicas.notices)
     return {node.name for node in nodes if node.notice or node.cordoned}
 
 
-def _deletes(ctx: JobContext, wanted: frozenset[int], attempts: tuple[int, ...]) -> tuple[Action, ...]:
-    """The dead (the newest that ended by itself stays, for its logs), those of older attempts, and those not wanted."""
+def _deletes(ctx: JobContext, wanted_indexes: frozenset[int], attempts: tuple[int, ...]) -> tuple[Action, ...]:
+    """Return deletions of dead pods, pods of older attempts, and pods that are not wanted.
+
+    The newest dead pod that ended by itself stays, for its logs.
+    """
     actions: list[Action] = []
     for pod in ctx.observed.pods:
         newest = number_at(attempts, pod.index)
@@ -105,10 +113,10 @@ def _deletes(ctx: JobContext, wanted: frozenset[int], attempts: tuple[int, ...])
                 continue
             actions += delete(ctx, pod, ctx.replicas.dead[pod.name])
         elif pod.name in ctx.round.members and (ctx.round.committed or pod.name in ctx.replicas.notices):
-            continue  # only after a round without it
+            continue  # deleted only after a round without it
         elif pod.name in ctx.round.members and ctx.keeps_state and ctx.round.claimed:
-            continue  # it may hold what the round that is being made goes on from
-        elif pod.index not in wanted:
+            continue  # it may hold the state that the round being formed continues from
+        elif pod.index not in wanted_indexes:
             actions += delete(ctx, pod, "is more than spec.replicas")
         elif ctx.replicas.pod_by_index.get(pod.index) == pod.name:
             continue

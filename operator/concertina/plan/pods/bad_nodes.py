@@ -1,7 +1,8 @@
-"""Bad nodes: which ones failed the job again and again, for how long new pods keep off them, and how strictly.
+"""Bad nodes: which nodes failed the job repeatedly, for how long new pods avoid them, and how strictly.
 
-What is remembered follows from status.restarts alone. A node is never avoided by a rule where the job could not run
-without it; then it is only a wish (decision "Bad nodes: a rule or a wish")."""
+The memory of nodes follows from status.restarts alone. A node is never avoided by a rule if the job could not run
+without it; then avoiding it is only a preference (decision "Bad nodes: a rule or a wish").
+"""
 
 from __future__ import annotations
 
@@ -26,35 +27,35 @@ VERDICTS: Mapping[str, int] = {
     Reason.AGENT_CANNOT_START: 2,
     Reason.NETWORK_PARTITION: 2,
 }
-"""Failures that speak of the node, whatever happens on others: how much each weighs."""
+"""Weight of each failure that is evidence against its node, whatever happens on other nodes."""
 NOT_OF_THE_NODE = frozenset({FailureReason.RESTORE_FAILED, *BAD_INPUTS})
 ENOUGH = 2
 """Weight at which a node is avoided."""
 MOST = 32
 LONGEST = 86400.0
 UNSCHEDULABLE = 30.0
-"""Seconds without a place for a pod before a job that can't run otherwise takes its bad nodes back."""
+"""Seconds for which a pod finds no node before a job that can't run otherwise uses its bad nodes again."""
 SHORT_HANDED = 180.0
-"""The same for a job that runs with fewer replicas than it wants: an autoscaler may be making a node meanwhile."""
+"""The same for a job that runs with fewer replicas than it wants: an autoscaler may be adding a node meanwhile."""
 
 
 def remember(ctx: JobContext, entries: tuple[Restart, ...]) -> tuple[AvoidedNode, ...]:
-    """status.avoidedNodes, with the failures (those of the window, in order of time) that speak against a node."""
+    """Return status.avoidedNodes after the failures of the window, in order of time, that speak against a node."""
     base = ctx.spec.failure_policy.avoid_node_seconds
     entry_by_node = {
         entry.node: _forgiven_early(ctx, entry) for entry in ctx.status.avoided_nodes if _remembered(ctx, entry)
     }
     if base:
         on_node: dict[str, list[Restart]] = {}
-        seen_on: dict[tuple[str, str], set[str]] = {}
+        nodes_by_failure: dict[tuple[str, str], set[str]] = {}
         for entry in entries:
-            seen_on.setdefault((entry.reason, entry.error), set()).add(entry.node)
+            nodes_by_failure.setdefault((entry.reason, entry.error), set()).add(entry.node)
             if entry.node:
                 on_node.setdefault(entry.node, []).append(entry)
         for node, failures in on_node.items():
-            weights = [(entry, weight) for entry in failures if (weight := _weight(entry, seen_on))]
-            if weights and (judged := _judge(ctx, node, entry_by_node.get(node), weights, base)):
-                entry_by_node[node] = judged
+            weights = [(entry, weight) for entry in failures if (weight := _weight(entry, nodes_by_failure))]
+            if weights and (new_entry := _judge(ctx, node, entry_by_node.get(node), weights, base)):
+                entry_by_node[node] = new_entry
     latest = sorted(entry_by_node.values(), key=lambda entry: unix_seconds(entry.until))[-MOST:]
     return ctx.status.avoided_nodes if tuple(latest) == ctx.status.avoided_nodes else tuple(latest)
 
@@ -66,7 +67,7 @@ def _remembered(ctx: JobContext, entry: AvoidedNode) -> bool:
 def _judge(
     ctx: JobContext, node: str, earlier: AvoidedNode | None, weights: list[tuple[Restart, int]], base: int
 ) -> AvoidedNode | None:
-    """The node's new entry; None where nothing new speaks against it. While it is avoided, nothing is added."""
+    """Return the node's new entry; None if there is no new evidence. While a node is avoided, nothing is added."""
     if earlier is not None and unix_seconds(earlier.until) > ctx.now:
         return None
     since = unix_seconds(earlier.until) if earlier else 0.0
@@ -82,9 +83,15 @@ def _judge(
     return AvoidedNode(node=node, until=rfc3339(until), reason=reason[:300], times=times)
 
 
-def _weight(entry: Restart, seen_on: Mapping[tuple[str, str], Collection[str]]) -> int:
-    """How much a failure says against its node. One that others have seen too (`seen_on`: the nodes of each reason and
-    error) says nothing, nor one from outside."""
+def _weight(entry: Restart, nodes_by_failure: Mapping[tuple[str, str], Collection[str]]) -> int:
+    """Return how much a failure speaks against its node.
+
+    A failure that occurred on other nodes too says nothing, and neither does one with an external cause.
+
+    Args:
+        entry: The failure.
+        nodes_by_failure: Nodes on which each reason and error occurred.
+    """
     if entry.reason in VERDICTS:
         return VERDICTS[entry.reason]
     if (
@@ -93,17 +100,17 @@ def _weight(entry: Restart, seen_on: Mapping[tuple[str, str], Collection[str]]) 
         or (entry.reason == FailureReason.WORKER_SIGNALED and not entry.error)
     ):
         return 0
-    return int(len(seen_on[entry.reason, entry.error]) == 1)
+    return int(len(nodes_by_failure[entry.reason, entry.error]) == 1)
 
 
-def events(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
-    """An event for each node that is avoided from now on."""
-    if before.avoided_nodes is after.avoided_nodes:
+def events(old_status: JobStatus, new_status: JobStatus) -> tuple[Event, ...]:
+    """Return an event for each node that is avoided from now on."""
+    if old_status.avoided_nodes is new_status.avoided_nodes:
         return ()
-    old_entries = {(entry.node, entry.times) for entry in before.avoided_nodes}
+    old_entries = {(entry.node, entry.times) for entry in old_status.avoided_nodes}
     return tuple(
         Event("Warning", "NodeAvoided", f"new pods keep off node {entry.node} until {entry.until}: {entry.reason}")
-        for entry in after.avoided_nodes
+        for entry in new_status.avoided_nodes
         if (entry.node, entry.times) not in old_entries
     )
 
@@ -112,18 +119,24 @@ def events(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
 
 
 def avoided(ctx: JobContext) -> tuple[str, ...]:
-    """Nodes that new pods keep off, the worst first."""
+    """Return the nodes that new pods avoid, the worst first."""
     active = [entry for entry in ctx.status.avoided_nodes if unix_seconds(entry.until) > ctx.now]
     return tuple(entry.node for entry in sorted(active, key=lambda entry: (-entry.times, entry.node)))
 
 
 def forbidden(ctx: JobContext) -> tuple[str, ...]:
-    """Of those, the nodes that the whole job fits without: for them it is a rule, for the others a wish."""
+    """Return the avoided nodes that the whole job fits without.
+
+    Avoiding these nodes is a rule; avoiding the others is a preference.
+    """
     return tuple(sorted(avoided(ctx)[: spare(ctx)]))
 
 
 def spare(ctx: JobContext) -> int:
-    """Nodes in service beyond those that the job needs at full size, at as many replicas a node as it has now."""
+    """Return the number of nodes in service beyond those that the job needs at full size.
+
+    The job is assumed to use as many replicas per node as it has now.
+    """
     replicas: dict[str, int] = {}
     for pod in ctx.replicas.live.values():
         if pod.node:
@@ -138,7 +151,7 @@ def _serves(node: NodeView) -> bool:
 
 
 def _forgiven_early(ctx: JobContext, entry: AvoidedNode) -> AvoidedNode:
-    """Where the job, or a replica of it, finds no place without it."""
+    """Return the entry, expired now if the job or one of its replicas finds no node without it."""
     if unix_seconds(entry.until) <= ctx.now or not any(entry.node in pod.avoids for pod in _stranded(ctx)):
         return entry
     return entry.model_copy(update={"until": rfc3339(ctx.now)})

@@ -1,4 +1,4 @@
-"""Which pods there should be."""
+"""Plans for a job's pods, by the pods that a decision wants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from concertina.plan.pods.pod_plan import PodPlan, delete, packed
 
 
 def _none(ctx: JobContext) -> PodPlan:
-    """Deletes all; the attempts go on, so that a resumed job's pods have names of their own."""
+    """Delete all pods and advance the attempts, so that a resumed job's pods have new names."""
     actions = [action for pod in ctx.observed.pods for action in delete(ctx, pod, "is not wanted now")]
     attempts = dict(enumerate(ctx.status.internal.attempts))
     for pod in ctx.observed.pods:
@@ -25,9 +25,11 @@ def _none(ctx: JobContext) -> PodPlan:
 
 
 def _ended(ctx: JobContext, failed: bool) -> PodPlan:
-    """Plan the pods of a job that has ended, as spec.cleanPodPolicy says; once the job is deleted nothing runs on in
-    any case. Pods that run in a failed job are ended rather than deleted: their logs say why (decision "A failed job's
-    pods are ended in place")."""
+    """Plan the pods of a job that has ended, as spec.cleanPodPolicy says.
+
+    Once the job is deleted, no pod runs on in any case. Pods that run in a failed job are ended rather than deleted,
+    because their logs explain the failure (decision "A failed job's pods are ended in place").
+    """
     policy = ctx.spec.clean_pod_policy
     if policy is CleanPodPolicy.NONE and not ctx.observed.job.deleting:
         return _kept(ctx)
@@ -48,7 +50,7 @@ def _ended(ctx: JobContext, failed: bool) -> PodPlan:
 
 
 def _can_be_ended(ctx: JobContext, pod: PodView) -> bool:
-    """It has a log worth keeping, and a node that can stop it."""
+    """Return whether the pod has a log worth keeping, and a node that can stop it."""
     node = ctx.node(pod)
     return (
         pod.index is not None
@@ -65,7 +67,7 @@ def _kept(ctx: JobContext) -> PodPlan:
 
 Planner = Callable[[JobContext], PodPlan]
 WANTED: Mapping[Launcher, Planner] = {Launcher.AGENT: agent_pods.wanted, Launcher.TORCHRUN: torchrun_pods.wanted}
-"""As many as the spec wants, the dead replaced."""
+"""Planners for as many pods as the spec wants, with dead ones replaced."""
 
 
 def plan_pods(ctx: JobContext, decision: Decision) -> PodPlan:

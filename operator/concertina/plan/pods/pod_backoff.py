@@ -1,7 +1,7 @@
-"""Pods and rounds that have to wait, and the sentences that say why.
+"""Backoff of pods and rounds, and the sentences that explain it.
 
-Failures that follow each other closely make the next round, or the next pod of a replica, wait: not at all after the
-first two, then 1, 2, 4 ... 30 s. This applies to rounds that fail at the same step and to replicas whose pods end by
+Failures that follow each other closely delay the next round, or the next pod of a replica: not at all after the first
+two, then 1, 2, 4 ... 30 s. This applies to rounds that fail at the same step and to replicas whose pods end by
 themselves. The failures are read from status.restarts, so a new operator waits as long as the one before (decision
 "Replacements wait, ever longer"). A pod that the API server refused waits for a time that depends on the refusal.
 """
@@ -37,20 +37,22 @@ OUTSIDE = frozenset(
         "ContainerStatusUnknown",
     }
 )
-"""Ways for a pod to end that its own container did not cause. The last two: its node lost power and is back, and all
-that the kubelet still knows is that the container no longer runs (decision "Pods of a rebooted node are nobody's
-failure")."""
+"""Exit reasons of a pod that its own container did not cause.
+
+The last two follow a node's loss of power: once the node is back, the kubelet only knows that the container no longer
+runs (decision "Pods of a rebooted node are nobody's failure").
+"""
 NOTICED = 128 + signal.SIGTERM
-"""How agents exit after a SIGTERM, and they alone: what a worker exits with is not what its agent does."""
+"""Exit code of an agent after a SIGTERM, and of nothing else: an agent does not exit with the code of its worker."""
 APART = 120.0
-"""Seconds between failures that have nothing to do with each other, though no step is known to lie between them."""
+"""Seconds between failures after which they are unrelated, though no step is known to lie between them."""
 FREE = 2
-"""Failures in a row that are answered at once."""
+"""Number of failures in a row after which the next round or pod is not delayed."""
 LONGEST = 30.0
 
 
 def next_round(ctx: JobContext) -> float:
-    """Seconds to wait before the next round, by the failures at this step that earlier rounds answered."""
+    """Return the seconds to wait before the next round, by the failures at this step that earlier rounds answered."""
     since = unix_seconds(ctx.world.since) if ctx.world.since else ctx.now
     answered = [entry for entry in ctx.recent if unix_seconds(entry.at) <= since]
     if not answered:
@@ -61,16 +63,16 @@ def next_round(ctx: JobContext) -> float:
 
 @dataclass(frozen=True)
 class DelayedPod:
-    """The next pod of a replica, if it has to wait."""
+    """Backoff of a replica's next pod."""
 
     left: float
-    """Seconds from now."""
+    """Seconds from now until the pod is due."""
     sentence: str
-    """What it waits for and how long; the same as long as it waits."""
+    """Reason and duration of the wait; the sentence stays the same during the wait."""
 
 
 def next_pods(ctx: JobContext) -> Mapping[int, DelayedPod]:
-    """Replica indexes without a live pod whose next one has to wait: those before ended by themselves, in a row."""
+    """Return the delays of replica indexes without a live pod whose previous pods ended by themselves, in a row."""
     empty = ctx.replicas.wanted_indexes - {
         pod.index
         for pod in ctx.replicas.live.values()
@@ -78,18 +80,18 @@ def next_pods(ctx: JobContext) -> Mapping[int, DelayedPod]:
     }
     if not empty:
         return {}
-    failed: dict[int, dict[str, Restart]] = {index: {} for index in empty}
+    failures_by_index: dict[int, dict[str, Restart]] = {index: {} for index in empty}
     for entry in (*ctx.recent, *(entry_of(ctx, pod) for pod in ctx.observed.pods if _has_just_ended(ctx, pod))):
         parsed = parse(entry.replica)
-        if entry.counted and parsed and parsed.index is not None and parsed.index in failed:
-            failed[parsed.index].pop(entry.replica, None)  # the newest failure of each pod, in order of time
-            failed[parsed.index][entry.replica] = entry
-    made = {index: _delayed(ctx, index, list(pods.values())) for index, pods in failed.items() if pods}
-    return {index: delayed for index, delayed in made.items() if delayed.left > 0}
+        if entry.counted and parsed and parsed.index is not None and parsed.index in failures_by_index:
+            failures_by_index[parsed.index].pop(entry.replica, None)  # the newest failure of each pod, in order of time
+            failures_by_index[parsed.index][entry.replica] = entry
+    delays = {index: _delayed(ctx, index, list(pods.values())) for index, pods in failures_by_index.items() if pods}
+    return {index: delayed for index, delayed in delays.items() if delayed.left > 0}
 
 
 def ended_by_itself(pod: PodView) -> bool:
-    """Not after a notice: one that ended as it was told to has not failed."""
+    """Return whether the pod ended without a notice: a pod that ended as it was told to has not failed."""
     noticed = pod.deleting or bool(pod.disruption) or pod.exit_code == NOTICED
     return pod.ended and not noticed and pod.exit_reason not in OUTSIDE
 
@@ -108,7 +110,7 @@ def entry_of(ctx: JobContext, pod: PodView) -> Restart:
 
 
 def _has_just_ended(ctx: JobContext, pod: PodView) -> bool:
-    """It will be in status.restarts after this pass: its index is still on this attempt."""
+    """Return whether status.restarts will have the pod's end after this pass: its index is still on this attempt."""
     return ended_by_itself(pod) and pod.attempt == number_at(ctx.status.internal.attempts, pod.index)
 
 
@@ -127,7 +129,7 @@ def _delayed(ctx: JobContext, index: int, pods: list[Restart]) -> DelayedPod:
 def _in_a_row(
     failures: Sequence[Restart], before: float, belongs: Callable[[Restart], bool] = lambda entry: True
 ) -> int:
-    """How many failures, in order of time and the last one `before`, follow each other closely."""
+    """Return how many failures before the time `before` follow each other closely; `failures` are in order of time."""
     row = 0
     for entry in reversed(failures):
         failed_at = unix_seconds(entry.at)
@@ -145,7 +147,7 @@ def _delay(row: int) -> float:
 
 POD_REFUSED = "PodRefused"
 LONGEST_REFUSED = 300.0
-"""Seconds, at most, between tries of what is refused for good: policies and webhooks get mended too."""
+"""Maximum seconds between attempts after a permanent refusal: policies and webhooks get fixed too."""
 
 
 def refused_for(ctx: JobContext) -> float:
@@ -157,13 +159,13 @@ def refused_for(ctx: JobContext) -> float:
 def _pause(refused: CreateRefusal) -> float:
     if refused.kind is Refusal.TRANSIENT:
         return constants.RETRY
-    if refused.kind is Refusal.PERMANENT:  # as long again as it was refused so far
+    if refused.kind is Refusal.PERMANENT:  # as long again as the pod has been refused so far
         return min(LONGEST_REFUSED, max(constants.CREATE_RETRY, refused.at - refused.since))
     return constants.CREATE_RETRY
 
 
 def annotate_refusal(ctx: JobContext, decision: Decision) -> Decision:
-    """Add to a decision that a person must act before the API server takes the pods.
+    """Add to a decision that a person must act before the API server accepts the pods.
 
     The job is Stalled if it waits for them, or Degraded if it goes on without some.
     """
@@ -175,16 +177,19 @@ def annotate_refusal(ctx: JobContext, decision: Decision) -> Decision:
     if decision.phase is Phase.WAITING:
         return replace(annotated, phase=Phase.STALLED, reason=POD_REFUSED)
     annotated = replace(annotated, goes_on=True)
-    before = ctx.status.trouble
-    is_known = before is not None and before.reason == POD_REFUSED
-    if is_known:
+    trouble = ctx.status.trouble
+    is_reported = trouble is not None and trouble.reason == POD_REFUSED
+    if is_reported:
         return annotated
     return replace(annotated, events=(*decision.events, Event("Warning", POD_REFUSED, message)))
 
 
 def _needs_a_person(refused: CreateRefusal) -> bool:
-    """What is missing may just not be there yet: a service account made along with the job. A webhook may be down for
-    a moment."""
+    """Return whether only a person can end the refusal.
+
+    A missing object may just not exist yet, for example a service account that is created along with the job. A webhook
+    may be down for a moment.
+    """
     if refused.kind in (Refusal.MISSING, Refusal.WEBHOOK):
         return refused.at - refused.since >= constants.CREATE_RETRY
     return refused.kind is Refusal.PERMANENT
@@ -216,8 +221,8 @@ def shortage(ctx: JobContext) -> str:
     if ctx.observed.refused:
         reasons.insert(0, ctx.observed.refused.message)
     text = f"{ready} of {sizes.most(ctx.spec)} replicas are ready"
-    if ready < (least := sizes.least(ctx.spec)):
-        text += f", {least} {are(least)} needed"
+    if ready < (needed_count := sizes.least(ctx.spec)):
+        text += f", {needed_count} {are(needed_count)} needed"
     return text + (f"; {'; '.join(reasons[:3])}" if reasons else "")
 
 

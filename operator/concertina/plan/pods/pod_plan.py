@@ -1,4 +1,4 @@
-"""The plan for a job's pods, and the actions, events and numbers of attempts that all launchers share."""
+"""Plan for a job's pods, and the actions, events and attempt numbers that all launchers share."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ from concertina.plan.observed import PodView
 class PodPlan:
     actions: tuple[Action, ...] = ()
     attempts: tuple[int, ...] = ()
-    """As status.internal.attempts: written before the pods are created, so that no name, by which agents are known, is
-    used for two (decision "Attempts are written before pods")."""
+    """Attempts as in status.internal.attempts.
+
+    They are written before the pods are created, so that no name is used twice: agents are known by name (decision
+    "Attempts are written before pods").
+    """
     replaced: tuple[PodView, ...] = ()
-    """The dead pods that get a successor in this pass."""
+    """Dead pods that get a successor in this pass."""
     events: tuple[Event, ...] = ()
     recheck: float | None = None
     missing: bool = False
-    """Whether pods are wanted that are not there."""
+    """Whether wanted pods do not exist."""
 
 
 def replaced_event(ctx: JobContext, pod: PodView) -> Event:
-    """Announce the successor of a pod. A deletion of the pod may belong to a foreground deletion of the job, of which
-    the operator hears later."""
+    """Return the event that announces the successor of a pod.
+
+    A deletion of the pod may be part of a foreground deletion of the job, which the operator learns of later.
+    """
     notice = ctx.replicas.notices.get(pod.name)
     why = notice.message if notice else ctx.replicas.dead[pod.name]
     unless = " unless the job is deleted too" if pod.deleting else ""
@@ -36,9 +41,12 @@ def replaced_event(ctx: JobContext, pod: PodView) -> Event:
 
 
 def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
-    """Nothing where it is being deleted already, unless it may be forgotten before its node says that it has ended:
-    where the node is out of service, or does not answer and what runs there is fenced out, as the bundled trainer is
-    (decision "Whose writers are not fenced is not forgotten")."""
+    """Return the deletion of a pod; nothing if the pod is being deleted already and can't be forced.
+
+    A deletion is forced, so that the pod is forgotten before its node confirms its end, in two cases: if the node is
+    out of service, or if it does not answer and the pod's writers are fenced out, as the bundled trainer's are
+    (decision "Whose writers are not fenced is not forgotten").
+    """
     node = ctx.node(pod)
     force = node.out_of_service or (not node.ready and ctx.spec.bundled)
     if pod.deleting and not force:
@@ -49,9 +57,12 @@ def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
 # --- the attempts of replicas
 
 
-def same_replica(one: str, other: str) -> bool:
-    """Whether these are pods of the same index; not for what is no replica's name: agents may make one up."""
-    first, second = parse(one), parse(other)
+def same_replica(first_name: str, second_name: str) -> bool:
+    """Return whether two names are pods of the same index.
+
+    The answer is False for a name that is no replica's: agents may invent names.
+    """
+    first, second = parse(first_name), parse(second_name)
     return first is not None and second is not None and first.index is not None and first.index == second.index
 
 
@@ -66,10 +77,15 @@ def packed(numbers: Mapping[int, int]) -> tuple[int, ...]:
     return tuple(numbers.get(index, 0) for index in range(last + 1))
 
 
-def pass_over_taken(job: str, attempts: dict[int, int], wanted: Iterable[int], taken: Collection[str]) -> None:
-    """Names that other pods hold are not waited for: those of a job that was deleted may stay as long as their node is
-    away (decision "Names that are taken are passed over")."""
-    if taken:
-        for index in wanted:
-            while pod_name(job, index, attempts.get(index, 0)) in taken:
+def pass_over_taken(
+    job: str, attempts: dict[int, int], wanted_indexes: Iterable[int], taken_names: Collection[str]
+) -> None:
+    """Advance the attempts of wanted indexes past names that other pods have.
+
+    The operator does not wait for such a name: the pods of a deleted job of the same name may stay for as long as their
+    node is away (decision "Names that are taken are passed over").
+    """
+    if taken_names:
+        for index in wanted_indexes:
+            while pod_name(job, index, attempts.get(index, 0)) in taken_names:
                 attempts[index] = attempts.get(index, 0) + 1

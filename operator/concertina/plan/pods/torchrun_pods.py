@@ -1,4 +1,4 @@
-"""Pods under torchrun: the one that serves its store, then the members that are told its address."""
+"""Pods under torchrun: the pod that serves the store, then the members that know its address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concertina.plan.pods.pod_plan import PodPlan, delete, packed, pass_over_tak
 
 
 def wanted(ctx: JobContext) -> PodPlan:
-    """The store first; members when its address is known; nothing of earlier rounds."""
+    """Plan the pod of the store first, and the members once its address is known; delete the pods of earlier rounds."""
     round = ctx.world.round
     deletes = [
         action
@@ -33,13 +33,13 @@ def wanted(ctx: JobContext) -> PodPlan:
         if pod.index not in indexes:
             deletes += delete(ctx, pod, "is more than spec.replicas") if pod.round == round else []
             continue
-        gone = pod.round != round or (pod.name in ctx.replicas.dead and not ending)
-        least = pod.attempt + 1 if gone else pod.attempt
-        if gone and pod.round == round and least > attempts.get(pod.index, 0):
+        is_gone = pod.round != round or (pod.name in ctx.replicas.dead and not ending)
+        least_attempt = pod.attempt + 1 if is_gone else pod.attempt
+        if is_gone and pod.round == round and least_attempt > attempts.get(pod.index, 0):
             replaced.append(pod)
-        if gone and pod.round == round:
+        if is_gone and pod.round == round:
             deletes += _let_go(ctx, pod)
-        attempts[pod.index] = max(attempts.get(pod.index, 0), least)
+        attempts[pod.index] = max(attempts.get(pod.index, 0), least_attempt)
     deletes += [
         action
         for pod in ctx.observed.pods
@@ -61,7 +61,7 @@ def wanted(ctx: JobContext) -> PodPlan:
 
 
 def _let_go(ctx: JobContext, pod: PodView) -> list[Action]:
-    """What has ended stays, for its logs, unless it holds resources."""
+    """Return the deletion of a pod that is replaced; nothing if it has ended and holds no resources, for its logs."""
     return [] if pod.released else delete(ctx, pod, ctx.replicas.dead[pod.name])
 
 
@@ -75,7 +75,7 @@ def _allowed(ctx: JobContext, creates: tuple[Action, ...]) -> tuple[tuple[Action
 
 
 def members(ctx: JobContext) -> list[PodView]:
-    """Pods of this round, those aside that are going or have a successor."""
+    """Return the newest pod of each index in this round, without those that are being deleted."""
     newest: dict[int, PodView] = {}
     for pod in ctx.observed.pods:  # in order of attempts
         if pod.index is not None and pod.round == ctx.world.round and not pod.deleting:

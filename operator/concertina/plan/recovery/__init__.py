@@ -1,1 +1,1 @@
-"""What failed, and what is done about it."""
+"""Failures, and the operator's response to them."""

@@ -35,14 +35,14 @@ OWN_FAULT = frozenset(
         FailureReason.ROLLED_BACK,
     }
 )
-"""Failures that use up the budget; a lost member does so only when its pod turns out to have ended by itself."""
+"""Failures that use up the budget; a lost member does so only if its pod turns out to have ended by itself."""
 
 NOBODYS = frozenset({FailureReason.LOSS_SPIKE, FailureReason.LOSS_NOT_FINITE, FailureReason.ROLLED_BACK})
-"""All ranks have seen it alike: no replica or node is to blame."""
+"""Failures that all ranks observe alike: no replica or node is to blame."""
 
 
 def recover(ctx: JobContext) -> Decision | None:
-    """Make a new round if the committed one is broken: at once, or after a back-off if it keeps failing."""
+    """Start a new round if the committed one is broken: at once, or after a back-off if it keeps failing."""
     trigger = broken(ctx) if ctx.round.committed else None
     if not isinstance(trigger, Failure):
         return _next_round(ctx, trigger) if trigger else None
@@ -69,17 +69,19 @@ def _next_round(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecisi
 
 
 def _claim(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecision | None) -> Decision | None:
-    """Claim the next round, as the recovery decision says."""
+    """Claim the next round as the recovery decision says."""
     if recovery is None:
         return claims.claim(ctx, trigger)
-    made = claims.claim(
+    decision = claims.claim(
         ctx, trigger, recovery.entry, from_storage=recovery.reason == escalation.RESTART_FROM_CHECKPOINT
     )
-    return made and replace(made, events=(*made.events, Event("Warning", recovery.reason, recovery.message)))
+    return decision and replace(
+        decision, events=(*decision.events, Event("Warning", recovery.reason, recovery.message))
+    )
 
 
 def broken(ctx: JobContext) -> RoundTrigger | None:
-    """Return why the committed round can't go on: the first trigger that applies."""
+    """Return why the committed round can't go on: the first trigger that applies, or None."""
     return next((trigger for check in CHECKS if (trigger := check(ctx))), None)
 
 
@@ -122,7 +124,7 @@ def _member_gone(ctx: JobContext) -> Failure | None:
     for member in ctx.world.members:
         pod, member_state = pods.get(member.replica), member_states.get(member.replica)
         if member_state is not None and member_state.state == protocol.State.DRAINED:
-            continue  # its part in the round was over: it may go before the others are through
+            continue  # the member's part in the round was over: it may leave before the others are finished
         if pod is None or not member.is_pod(pod.uid):
             return Failure(
                 Reason.REPLICA_DELETED, f"replica {member.replica} is gone: its pod was deleted", member.replica
@@ -163,14 +165,17 @@ def _coordinator_lost(ctx: JobContext) -> RoundTrigger | None:
 
 
 def _not_acknowledged(ctx: JobContext) -> Failure | None:
-    """What came of an Assign whose answer was lost, the coordinator knows: who has begun has got it."""
+    """Return the failure of an Assign that a member refused, did not get, or does not acknowledge.
+
+    If only the answer was lost, the coordinator knows the outcome: a member that has begun got its Assign.
+    """
     member_states = ctx.round.report.members if ctx.round.report else {}
     begun = {name for name, member in member_states.items() if member.state is not protocol.State.STARTING}
-    heard = ctx.agent(ctx.round.coordinator.replica).connected
+    coordinator_connected = ctx.agent(ctx.round.coordinator.replica).connected
     for replica, call in ctx.round.unacknowledged:
         if isinstance(call.reply, protocol.Refused):
             return Failure(Reason.ASSIGN_REFUSED, f"replica {replica} refused: {call.reply.reason}", replica)
-        if replica in begun or not heard:
+        if replica in begun or not coordinator_connected:
             continue
         if call.error:
             return Failure(Reason.ASSIGN_FAILED, f"replica {replica} could not be told its rank: {call.error}", replica)
@@ -180,9 +185,12 @@ def _not_acknowledged(ctx: JobContext) -> Failure | None:
 
 
 def _never_assigned(ctx: JobContext) -> Failure | None:
-    """An operator died between commit and Assign: what it would have sent is not known, so the round is made anew
-    (decision "A round whose Assigns may be lost is claimed anew"). (A member that was not told, while the coordinator
-    was, is reported by the coordinator as lost.)"""
+    """Return a failure if the coordinator never got its Assign, because an operator died between commit and Assign.
+
+    It is not known what that operator would have sent, so the round is made anew (decision "A round whose Assigns may
+    be lost is claimed anew"). A member that got no Assign, although the coordinator got one, is reported by the
+    coordinator as lost.
+    """
     report = ctx.round.report
     if report is None or _assign_sent(ctx):
         return None
@@ -208,7 +216,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def recheck(ctx: JobContext) -> float:
-    """Seconds until time alone could change the answers above."""
+    """Return the seconds until time alone could change the answers above."""
     view, age = ctx.agent(ctx.round.coordinator.replica), ctx.health.coordinator.age
     if not view.alive:
         return constants.RECONNECT / 2 if age is None or age < constants.UNHEARD else constants.UNHEARD / 6
@@ -218,7 +226,7 @@ def recheck(ctx: JobContext) -> float:
 
 
 def as_before(ctx: JobContext) -> Decision:
-    """What the status says already."""
+    """Return a decision that repeats what the status says."""
     ready, running = ctx.status.condition(ConditionType.READY), ctx.status.condition(ConditionType.RUNNING)
     phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
     return Decision(phase, running.reason if running else "Assigned", running.message if running else "")
@@ -233,12 +241,12 @@ def _at_work(ctx: JobContext, report: protocol.Report) -> str:
 
 
 def running(ctx: JobContext) -> Decision | None:
-    """The committed round goes on: what it is doing."""
+    """Report what a committed round that goes on is doing."""
     if not ctx.round.committed:
         return None
     report, total = ctx.round.report, len(ctx.world.members)
     if report is None or report.state == protocol.State.PREPARED:
-        # Just assigned, or the operator has just come: as it was until something is known.
+        # Just assigned, or the operator has just started: the status stays until something is known.
         return replace(as_before(ctx), recheck=recheck(ctx), watch_all=ctx.health.coordinator.life is Life.SILENT)
     if report.state in (protocol.State.DRAINING, protocol.State.DRAINED):
         return Decision(Phase.DRAINING, "Draining", "the round stops after the same step everywhere", recheck=1.0)

@@ -1,11 +1,11 @@
-"""Escalation: the action that answers a failure, and what counts as one.
+"""Escalation: the action that answers a failure, and which failures count.
 
 ACTIONS goes from the least disruptive action to the last resort (decision "The recovery actions are a table"). A
-failure gets the strongest action that is called for; while failures repeat without progress between them, none is
-weaker than the one before. Each says in a sentence why it is called for, and has a budget of its own within
+failure gets the strongest action that is called for; while failures repeat without progress between them, no action is
+weaker than the one before. Each action says in a sentence why it is called for, and has a budget of its own within
 failurePolicy.windowSeconds. When the budget is spent, or the same bug shows again and again, the job has failed.
 
-A failure counts if its cause lies in the job; the death of a node does not (decision "What uses up maxRestarts").
+A failure counts if its cause lies in the job; the death of a node does not count (decision "What uses up maxRestarts").
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from concertina_protocol import LONGEST_LAST_LINE, MOST_LAST_LINES, FailureReaso
 
 RESTART_WORKERS, EXCLUDE_REPLICA, RESTART_FROM_CHECKPOINT = "RestartWorkers", "ExcludeReplica", "RestartFromCheckpoint"
 IN_A_ROW = 3
-"""Failures without progress that an action answers before the next one is tried."""
+"""Failures without progress that an action answers before the next action is tried."""
 RESTARTS_FROM_CHECKPOINT = 2
-"""Within a window."""
+"""Number of restarts from a checkpoint within a window."""
 REPLACE_AT_ONCE = frozenset({Reason.HANG, Reason.STRAGGLER, FailureReason.SILENT_CORRUPTION})
-"""Verdicts on a replica that a new round with it would not mend."""
+"""Verdicts on a replica that a new round with the same replica would not fix."""
 LOST = frozenset(
     {
         FailureReason.MEMBER_LOST,
@@ -43,18 +43,21 @@ LOST = frozenset(
         Reason.ASSIGN_FAILED,
     }
 )
-"""Reasons that mean that the member itself is gone, or is not what it was."""
+"""Reasons that mean that the member itself is gone, or has changed."""
 
 
 @dataclass(frozen=True)
 class RecoveryAction:
     name: str
     does: str
-    """What the operator does, as a sentence."""
+    """Sentence that says what the operator does."""
     called_for: Callable[[JobContext, Restart], str]
-    """Why a failure (its entry) calls for the action, as a sentence without its full stop; empty if it does not."""
+    """Function that returns why a failure (its entry) calls for the action, as a sentence without its full stop.
+
+    It returns an empty string if the failure does not call for the action.
+    """
     budget: Callable[[JobSpec], int | None]
-    """Failures that it answers within a window; None: any number."""
+    """Function that returns how many failures the action answers within a window; None for any number."""
 
 
 def _restart_workers(ctx: JobContext, failed: Restart) -> str:
@@ -117,7 +120,7 @@ def _would_lose_state(ctx: JobContext) -> bool:
     """Return whether the only copy of the state goes with the pod: no other member holds it, nor does storage."""
     base = ctx.world.base
     if base is not None and base.source != RestoreSource.MEMORY and ctx.round.step <= base.step:
-        return False  # there is no more than any pod would begin with
+        return False  # any pod would begin with as much
     return ctx.keeps_state and len(ctx.world.members) == 1 and ctx.status.last_checkpoint is None
 
 
@@ -142,14 +145,14 @@ ACTIONS = (
 
 @dataclass(frozen=True)
 class RecoveryDecision:
-    """The answer to a failure."""
+    """Response to a failure."""
 
     action: RecoveryAction | None
-    """None: the job has failed, for `reason`."""
+    """Action to take; None if the job has failed, for `reason`."""
     reason: str
     message: str
     entry: Restart
-    """The entry in status.restarts, with the action."""
+    """Entry in status.restarts, with the action."""
 
 
 def decide(ctx: JobContext, failed: Restart, failure_message: str) -> RecoveryDecision:
@@ -185,7 +188,7 @@ def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RecoveryActionUse
 
 
 def _left(action: RecoveryAction, spec: JobSpec, entries: tuple[Restart, ...]) -> int | None:
-    """Return what is left of the action's budget; failures whose cause lies outside of the job use up none."""
+    """Return the remaining budget of the action; failures whose cause lies outside of the job use up none."""
     budget = action.budget(spec)
     spent = sum(entry.action == action.name and entry.counted for entry in entries)
     return None if budget is None else max(0, budget - spent)
@@ -195,7 +198,7 @@ def _left(action: RecoveryAction, spec: JobSpec, entries: tuple[Restart, ...]) -
 
 MOST_ENTRIES = 1001
 WITH_TEXTS = 50
-"""Entries, the newest ones, that keep their message and error."""
+"""Number of entries, the newest ones, that keep their message and error."""
 
 
 def restart_entry(ctx: JobContext, failure: Failure) -> Restart:
@@ -216,8 +219,8 @@ def restart_entry(ctx: JobContext, failure: Failure) -> Restart:
 def last_failure(ctx: JobContext, failure: Failure) -> LastFailure:
     """Return status.lastFailure; it stays the same as long as the failure does."""
     old, round = ctx.status.last_failure, ctx.world.round
-    same = (round, failure.replica, failure.reason, failure.sentence)
-    if old and (old.round, old.replica, old.reason, old.message) == same:
+    key = (round, failure.replica, failure.reason, failure.sentence)
+    if old and (old.round, old.replica, old.reason, old.message) == key:
         return old
     lines = [line.rstrip()[:LONGEST_LAST_LINE] for line in failure.last_lines if line.strip()]
     return LastFailure(
@@ -248,8 +251,8 @@ def _exhausted_sentence(ctx: JobContext, count: int, replica: str, last: str) ->
     policy = ctx.spec.failure_policy
     limit = f"failurePolicy.maxRestarts is {policy.max_restarts}"
     if count == 1:
-        who = f"Replica {replica}" if replica else "The job"
-        return f"{who} failed once, and {limit}. Raise maxRestarts to allow restarts. The failure: {last}"
+        subject = f"Replica {replica}" if replica else "The job"
+        return f"{subject} failed once, and {limit}. Raise maxRestarts to allow restarts. The failure: {last}"
     often = f"The job failed {count} times within {policy.window_seconds} s, and {limit}"
     return f"{often}. Raise maxRestarts if so many failures are expected. The last failure: {last}"
 
@@ -273,7 +276,7 @@ def restarts_after(
     entries, new = list(ctx.recent), 0
     if answered and not _is_counted(ctx, answered):
         entries, new = [*entries, answered], 1
-    position_by_replica = {entry.replica: at for at, entry in enumerate(entries)} if replaced else {}
+    position_by_replica = {entry.replica: entry_index for entry_index, entry in enumerate(entries)} if replaced else {}
     for pod in replaced:
         position = position_by_replica.get(pod.name)
         if pod_backoff.ended_by_itself(pod) and position is None:
@@ -305,13 +308,13 @@ def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
 
 
 def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:
-    """Keep the texts of the newest failures only."""
+    """Return the entries with the texts of the newest failures only."""
     old, new = entries[-MOST_ENTRIES:-WITH_TEXTS], entries[-WITH_TEXTS:]
     without = {"error": "", "message": ""}
     return (*(entry.model_copy(update=without) if entry.error or entry.message else entry for entry in old), *new)
 
 
 def _is_counted(ctx: JobContext, answered: Restart) -> bool:
-    """Whether the end of that replica's pod was counted since the round began: the same failure, answered later."""
+    """Return whether the end of that replica's pod was counted since the round began: it is the same failure."""
     since = unix_seconds(ctx.world.since) if ctx.world.since else ctx.now
     return any(entry.replica == answered.replica and unix_seconds(entry.at) > since for entry in ctx.recent)

@@ -1,5 +1,7 @@
-"""Failures in a row, without progress between them; and those that are a bug, not bad luck: the same one at the same
-step, again and again, whichever replica it happens to."""
+"""Failures in a row without progress between them, and those of them that are a bug.
+
+A failure is a bug rather than bad luck if it happens again and again at the same step, on whichever replica.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from concertina.plan.facts.decision import Reason
 from concertina_protocol import FailureReason
 
 SLACK = 1
-"""Steps that are no progress: ranks end a step one after the other, so one failure may be seen at either."""
+"""Number of steps that are no progress: ranks end a step one after the other, so a failure may show at either."""
 EARLY = 120.0
-"""Of a job that tells no steps: a round that failed sooner than this many seconds after its start did nothing."""
+"""Seconds from the start of a round to a failure up to which a job that reports no steps has made no progress."""
 TRIES = 3
-"""Equal failures without progress between them that make a bug."""
+"""Number of equal failures without progress between them that make a bug."""
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-"""Signals that somebody sent: nothing is known about the script."""
+"""Signals that somebody sent: they say nothing about the script."""
 OF_THE_WORKER = frozenset(
     {
         FailureReason.WORKER_FAILED,
@@ -32,7 +34,7 @@ OF_THE_WORKER = frozenset(
 )
 """Failures that the script itself can cause."""
 LIKE_HARDWARE = frozenset({FailureReason.WORKER_SIGNALED, FailureReason.OUT_OF_MEMORY, Reason.HANG})
-"""Of those, what a bad node causes just as well: a bug only where several nodes see it."""
+"""Failures that a bad node can cause as well: they are a bug only if several nodes have them."""
 LONGEST = 200
 
 _VARYING = (
@@ -41,12 +43,17 @@ _VARYING = (
     (re.compile(r"\b(?=[0-9a-fA-F]*[0-9])[0-9a-fA-F]{6,}\b"), "#"),
     (re.compile(r"(?<!exited with code )\d+(?:[.:]\d+)*"), "#"),
 )
-"""What differs between two sights of one failure: addresses, uuids, digests, ranks, ports, times. Not the exit code."""
+"""Text that differs between two reports of one failure: addresses, uuids, digests, ranks, ports, times.
+
+The exit code is not replaced.
+"""
 
 
 def signature(failure: protocol.Failure) -> str:
-    """What stays the same when the same thing fails again; empty where that says nothing about the script, or
-    the next round has other samples."""
+    """Return the part of a failure that stays the same when it happens again.
+
+    The signature is empty if the failure says nothing about the script, or if the next round has other samples.
+    """
     if failure.reason not in OF_THE_WORKER or failure.provoked or failure.rollback:
         return ""
     if failure.reason == FailureReason.WORKER_SIGNALED and -failure.exit_code in FROM_OUTSIDE:
@@ -55,13 +62,13 @@ def signature(failure: protocol.Failure) -> str:
 
 
 def normalised(text: str) -> str:
-    for pattern, instead in _VARYING:
-        text = pattern.sub(instead, text)
+    for pattern, replacement in _VARYING:
+        text = pattern.sub(replacement, text)
     return text[:LONGEST]
 
 
 def since_progress(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Of status.restarts, in order of time, those after which no progress was made until `failed`."""
+    """Return the failures in status.restarts after which no progress was made until `failed`, in order of time."""
     row: list[Restart] = []
     later = failed
     for entry in reversed(ctx.recent):
@@ -73,40 +80,43 @@ def since_progress(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
 
 
 def progressed(ctx: JobContext, earlier: Restart, later: Restart) -> bool:
-    """Whether the round that ended with `later` got beyond the point where `earlier` failed."""
+    """Return whether the round that ended with `later` got beyond the point where `earlier` failed."""
     if ctx.spec.bundled or ctx.status.progress is not None:
         return later.step > earlier.step + SLACK
     return later.after_seconds > EARLY
 
 
 def alike(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Failures like this one, at its step and without progress since; itself the last."""
+    """Return the failures like this one, at its step and without progress since; the last is this one."""
     if not failed.error:
         return (failed,)
-    same = tuple(entry for entry in since_progress(ctx, failed) if _same(entry, failed))
-    return (*same, failed)
+    equal_failures = tuple(entry for entry in since_progress(ctx, failed) if _same(entry, failed))
+    return (*equal_failures, failed)
 
 
 def _same(entry: Restart, failed: Restart) -> bool:
-    near = abs(entry.step - failed.step) <= SLACK
-    return near and (entry.reason, entry.error) == (failed.reason, failed.error)
+    is_near = abs(entry.step - failed.step) <= SLACK
+    return is_near and (entry.reason, entry.error) == (failed.reason, failed.error)
 
 
 def is_bug(ctx: JobContext, failed: Restart) -> bool:
-    """Often enough, and no single node is to blame: it was seen on several, or there is no other to try (decision "When
-    the same failure is a bug")."""
+    """Return whether a failure has happened often enough to be a bug, and no single node is to blame.
+
+    No node is to blame if several nodes had the failure, or if there is no other node to try (decision "When the same
+    failure is a bug").
+    """
     failures = alike(ctx, failed)
     if len(failures) < TRIES:
         return False
     if len({entry.node for entry in failures if entry.node}) != 1:
         return True
     nodes = ctx.observed.nodes.values()
-    others = not ctx.observed.nodes_watched or any(node.ready and node.name != failed.node for node in nodes)
-    return failed.reason not in LIKE_HARDWARE and not others
+    has_other_nodes = not ctx.observed.nodes_watched or any(node.ready and node.name != failed.node for node in nodes)
+    return failed.reason not in LIKE_HARDWARE and not has_other_nodes
 
 
 def reason(failed: Restart) -> str:
-    """Of a job that ends with it: one by which alerts and runbooks know the problem, where there is one."""
+    """Return the reason for a job that ends with this failure: one that alerts and runbooks use, if there is one."""
     return failed.reason if failed.reason == FailureReason.LOSS_NOT_FINITE else "RepeatedFailure"
 
 

@@ -1,7 +1,7 @@
-"""Rounds that are committed and make no progress, or less than they should.
+"""Committed rounds that make no progress, or less than they should.
 
-The coordinator finds hangs (no rank moves) and stragglers; agents may fall silent although Kubernetes says nothing
-against their pods; stores may fail. Most of these are reported as Stalled or Degraded, because a person may have to
+The coordinator detects hangs (no rank moves) and stragglers. Agents may fall silent although Kubernetes says nothing
+against their pods, and stores may fail. Most of these are reported as Stalled or Degraded, because a person may have to
 act. A hang leads to a new round, and a straggler is replaced if the spec asks for it.
 """
 
@@ -23,7 +23,7 @@ from concertina.plan.pods.pod_plan import delete, same_replica
 from concertina_protocol import StorageHealth
 
 FRAMES, THREADS = 4, 3
-"""Of a stack that stand in a message."""
+"""Number of frames of each stack, and number of stacks, in a message."""
 
 
 def hung(ctx: JobContext) -> Failure | None:
@@ -45,9 +45,12 @@ def annotate_hang(ctx: JobContext, decision: Decision) -> Decision:
     if decision.phase is not Phase.TRAINING or report is None or report.hang is None:
         return decision
     message = hang_sentence(ctx, report.hang)
-    before = ctx.status.condition(ConditionType.STALLED)
-    is_known = before is not None and (before.reason, before.message) == (Reason.HANG, message)
-    events = () if is_known else (Event("Warning", Reason.HANG, message),)
+    last_condition = ctx.status.condition(ConditionType.STALLED)
+    is_reported = last_condition is not None and (last_condition.reason, last_condition.message) == (
+        Reason.HANG,
+        message,
+    )
+    events = () if is_reported else (Event("Warning", Reason.HANG, message),)
     return replace(decision, stalled=Reason.HANG, stalled_message=message, events=(*decision.events, *events))
 
 
@@ -58,9 +61,11 @@ def hang_sentence(ctx: JobContext, hang: protocol.Hang) -> str:
         return f"{since}: all {hang.suspects} wait alike ({hang.phase or 'at the same place'})" + _stack(hang)
     node = f" on node {name}" if (name := ctx.node_of(hang.replica)) else ""
     does = f" is {hang.phase}" if hang.phase else " is behind"
-    others = f" while the others are {hang.others}" if hang.others and hang.others != hang.phase else ""
-    more = f" (and {hang.suspects - 1} more like it)" if hang.suspects > 1 else ""
-    return f"{since}: rank {hang.rank} (replica {hang.replica}{node}){does}{others}{more}" + _stack(hang)
+    description_of_others = f" while the others are {hang.others}" if hang.others and hang.others != hang.phase else ""
+    suffix = f" (and {hang.suspects - 1} more like it)" if hang.suspects > 1 else ""
+    return f"{since}: rank {hang.rank} (replica {hang.replica}{node}){does}{description_of_others}{suffix}" + _stack(
+        hang
+    )
 
 
 def _stack(hang: protocol.Hang) -> str:
@@ -87,11 +92,14 @@ def _frames(lines: list[str]) -> list[str]:
 
 
 def _frame(line: str) -> str:
-    """Function, file and line of `File "/folder/file.py", line 1 in function`; empty where it is no such line. Without
-    a regular expression, which may take a time that grows with the square of the line's length."""
-    _, _, rest = line.partition('File "')
-    path, _, rest = rest.partition('", line ')
-    number, _, function = rest.partition(" in ")
+    """Return function, file and line of a line such as `File "/folder/file.py", line 1 in function`.
+
+    The result is empty for any other line. The function uses no regular expression, because that may take a time that
+    grows with the square of the line's length.
+    """
+    _, _, remainder = line.partition('File "')
+    path, _, remainder = remainder.partition('", line ')
+    number, _, function = remainder.partition(" in ")
     return f"{function} ({path.rpartition('/')[2]}:{number})" if function and number.isdecimal() else ""
 
 
@@ -99,11 +107,11 @@ def _frame(line: str) -> str:
 
 MOST_STRAGGLERS = 16
 STRAGGLER_REPLACEMENTS = 3
-"""Of one replica within failurePolicy.windowSeconds: what stays slow on so many nodes is not the node's fault."""
+"""Replacements of one replica within failurePolicy.windowSeconds: slowness on so many nodes is not the nodes' fault."""
 
 
 def straggler_marks(ctx: JobContext) -> tuple[StragglerMark, ...]:
-    """status.stragglers. While the coordinator says nothing (an operator that has just come) it stays as it was."""
+    """Return status.stragglers; it stays as it was while the coordinator has not reported to a new operator."""
     old, report = ctx.status.stragglers, ctx.round.report
     if not ctx.round.committed or report is None:
         return old if ctx.round.committed else ()
@@ -131,8 +139,8 @@ def annotate_stragglers(ctx: JobContext, decision: Decision) -> Decision:
     if decision.phase is not Phase.TRAINING or not marks:
         return decision
     message = "; ".join((decision.message, *map(straggler_sentence, marks[:3])))
-    news = [mark for mark in marks if mark not in ctx.status.stragglers]
-    events = tuple(Event("Warning", Reason.STRAGGLER, straggler_sentence(mark)) for mark in news[:3])
+    new_marks = [mark for mark in marks if mark not in ctx.status.stragglers]
+    events = tuple(Event("Warning", Reason.STRAGGLER, straggler_sentence(mark)) for mark in new_marks[:3])
     decision = replace(decision, message=message, events=(*decision.events, *events))
     return _straggler_replaced(ctx, decision, marks[0])
 
@@ -146,14 +154,17 @@ def straggler_sentence(mark: StragglerMark) -> str:
 
 
 def _straggler_replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decision:
-    """Its pod is deleted, which drains the round, so no step is lost; the entry among the restarts has its node avoided
-    (decision "Stragglers by own work")."""
+    """Delete the pod of a straggler, if the spec asks for it and the job can go on without it.
+
+    The deletion drains the round, so no step is lost. The entry among the restarts makes new pods avoid the node
+    (decision "Stragglers by own work").
+    """
     pod = ctx.replicas.pods.get(mark.replica)
     if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting:
         return decision
     entries = [entry for entry in ctx.recent if entry.reason == Reason.STRAGGLER]
-    before = [entry for entry in entries if same_replica(entry.replica, mark.replica)]
-    if len(before) >= STRAGGLER_REPLACEMENTS and before[-1].replica != mark.replica:
+    earlier_entries = [entry for entry in entries if same_replica(entry.replica, mark.replica)]
+    if len(earlier_entries) >= STRAGGLER_REPLACEMENTS and earlier_entries[-1].replica != mark.replica:
         why = f"{STRAGGLER_REPLACEMENTS} pods before it were slow as well"
         return replace(decision, message=f"{decision.message}; it is not replaced: {why}")
     if not sizes.fitting(len(ctx.replicas.ready | ctx.round.members.keys()) - 1, ctx.spec):
@@ -174,7 +185,7 @@ def _straggler_replaced(ctx: JobContext, decision: Decision, mark: StragglerMark
     )
 
 
-# --- agents that are not heard (decision "Silence alone is no death")
+# --- agents that can't be reached (decision "Silence alone is no death")
 
 UNREACHABLE = "AgentsUnreachable"
 ONE_BY_ONE = (
@@ -192,8 +203,8 @@ def annotate_unreachable(ctx: JobContext, decision: Decision) -> Decision:
     if decision.stalled or decision.pods is not Pods.WANTED or (verdict := _unheard(ctx)) is None:
         return decision
     message = f"{_unreachable_sentence(ctx, verdict)}. {UNREACHABLE_REMEDY}"
-    before = ctx.status.trouble
-    events = () if before and before.reason == UNREACHABLE else (Event("Warning", UNREACHABLE, message),)
+    last_trouble = ctx.status.trouble
+    events = () if last_trouble and last_trouble.reason == UNREACHABLE else (Event("Warning", UNREACHABLE, message),)
     goes_on = verdict.evidence is EvidenceSource.MEMBERS
     return replace(
         decision,

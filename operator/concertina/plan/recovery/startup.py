@@ -1,13 +1,13 @@
-"""Replicas that do not start, and containers that start again in place.
+"""Replicas that do not start, and containers that are restarted in place.
 
-If no replica can start (its image, a missing setting, the Python in the image), the job is Stalled until a person mends
-that. If some can't start while others do, or others can't reach them, each is a failure of its own that replaces the
-replica elsewhere. Nothing loops fast there: each symptom has its time, and a node that keeps replicas from starting is
-avoided next.
+If no replica can start (because of its image, a missing setting, or the Python in the image), the job is Stalled until
+a person fixes that. If some can't start while others do, or others can't reach them, each is a failure of its own that
+replaces the replica elsewhere. There is no fast loop: each symptom has its own timeout, and a node that keeps replicas
+from starting is avoided after that.
 
-A container may start again in its pod (decision "Containers start again in place"): on cgroup v2 a container that runs
-out of memory loses its agent too. The round has continued without the member by then; here the restart gets its name
-and counts as the job's own failure.
+A container may restart in its pod (decision "Containers start again in place"): on cgroup v2 a container that runs out
+of memory loses its agent too. The round has continued without the member by then. Here the restart gets its reason and
+counts as the job's own failure.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ WAITING = {
     "CreateContainerConfigError": "ContainerConfigError",
     "CreateContainerError": "ContainerConfigError",
 }
-"""Why a container waits, to the reason of the condition Stalled. They go on by themselves once that is mended."""
+"""Reason of the condition Stalled by the reason for which a container waits. The job goes on by itself after a fix."""
 NOT_STARTED = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 NOT_THERE = re.compile(r"executable file not found|no such file or directory|permission denied|exec format error")
-"""In a container runtime's message: the program is at fault, not the node."""
+"""Messages of a container runtime that mean that the program is at fault, not the node."""
 AGAIN = "Then set spec.suspend to true, change the template, and set it to false"
 
 
 def waiting(ctx: JobContext) -> Decision | None:
-    """No replica can start, for a reason that Kubernetes tries again."""
+    """Stall the job if no replica can start for a reason that Kubernetes retries."""
     live = ctx.replicas.live.values()
     reasons = [WAITING.get(pod.waiting, "") for pod in live]
     if not reasons or not all(reasons):
@@ -56,8 +56,11 @@ def waiting(ctx: JobContext) -> Decision | None:
 
 
 def refused(ctx: JobContext) -> Decision | None:
-    """The image can't run what it is asked to: the next pod would fare no better. The pods stay, to be looked at. One
-    that goes, or was made of another template, speaks of no image that the job has now."""
+    """Stall the job if its image can't run what it is asked to run.
+
+    The next pod would fail in the same way. The pods stay, so that a person can inspect them. A pod that is being
+    deleted, or was created from another template, says nothing about the image that the job has now.
+    """
     if ctx.world.members:
         return None
     for pod in ctx.observed.pods:
@@ -85,18 +88,18 @@ def _fault(ctx: JobContext, pod: PodView) -> tuple[str, str] | None:
 # --- some replicas that do not start while others do
 
 IMAGE_PATIENCE = 60.0
-"""For an image that can't be pulled: the kubelet tries again by itself."""
+"""Seconds for an image that can't be pulled: the kubelet retries by itself."""
 CLAIMS = 3
-"""Claims that came to nothing, about 7 s in all, before who is cut off from the others is replaced."""
+"""Number of failed claims, about 7 s in all, before a replica that is cut off from the others is replaced."""
 
 
 @dataclass(frozen=True)
 class Symptom:
     reason: str
     detect: Callable[[JobContext, PodView], str]
-    """What is wrong, for long enough; empty where nothing is."""
+    """Function that returns what has been wrong for long enough; empty if nothing is."""
     elsewhere: bool
-    """Only another node can help: without one to spare, the pod is left to its kubelet."""
+    """Whether only another node can help: if there is none to spare, the pod is left to its kubelet."""
 
 
 def _image(ctx: JobContext, pod: PodView) -> str:
@@ -124,13 +127,16 @@ def _cannot_start(ctx: JobContext, pod: PodView) -> str:
 
 
 def _partitioned(ctx: JobContext, pod: PodView) -> str:
-    """It answers the operator, but not the others, and they are too few without it: claim after claim has failed."""
+    """Return a sentence if a pod answers the operator but not the others, who are too few without it.
+
+    The pod counts as partitioned only after several claims have failed.
+    """
     if ctx.round.claim is None or ctx.round.claim.round - ctx.world.round <= CLAIMS:
         return ""
-    if ctx.replicas.all_done_at is None or ctx.replicas.uninformed:  # nobody knows yet whom it can't reach
+    if ctx.replicas.all_done_at is None or ctx.replicas.uninformed:  # it is not known yet whom the pod can't reach
         return ""
-    together = ctx.replicas.connected
-    if pod.name not in ctx.replicas.answers or pod.name in together or sizes.fitting(len(together), ctx.spec):
+    connected = ctx.replicas.connected
+    if pod.name not in ctx.replicas.answers or pod.name in connected or sizes.fitting(len(connected), ctx.spec):
         return ""
     return "the other replicas and it can't reach each other"
 
@@ -144,14 +150,16 @@ SYMPTOMS = (
 
 
 def stuck(ctx: JobContext) -> tuple[Restart, ...]:
-    """For status.restarts; empty where no replica has started yet: then it is not the replica's fault (decision
-    "Replicas that don't get to start")."""
-    going = ctx.round.members.keys() if ctx.round.committed else ()
-    outside = [pod for name, pod in ctx.replicas.live.items() if name not in going and pod.node]
+    """Return entries for status.restarts of replicas that do not start; empty if no replica has started yet.
+
+    In that case it is not the replica's fault (decision "Replicas that don't get to start").
+    """
+    members = ctx.round.members.keys() if ctx.round.committed else ()
+    outside = [pod for name, pod in ctx.replicas.live.items() if name not in members and pod.node]
     if not outside or not (ctx.replicas.ready or ctx.round.members):
         return ()
-    room = len(bad_nodes.avoided(ctx)) < bad_nodes.spare(ctx)
-    symptoms = ((pod, _symptom(ctx, pod, room)) for pod in outside)
+    has_spare_node = len(bad_nodes.avoided(ctx)) < bad_nodes.spare(ctx)
+    symptoms = ((pod, _symptom(ctx, pod, has_spare_node)) for pod in outside)
     return tuple(
         Restart(
             at=rfc3339(ctx.now),
@@ -169,19 +177,19 @@ def stuck(ctx: JobContext) -> tuple[Restart, ...]:
     )
 
 
-def _symptom(ctx: JobContext, pod: PodView, room: bool) -> tuple[str, str] | None:
+def _symptom(ctx: JobContext, pod: PodView, has_spare_node: bool) -> tuple[str, str] | None:
     return next(
         (
             (symptom.reason, why)
             for symptom in SYMPTOMS
-            if (room or not symptom.elsewhere) and (why := symptom.detect(ctx, pod))
+            if (has_spare_node or not symptom.elsewhere) and (why := symptom.detect(ctx, pod))
         ),
         None,
     )
 
 
 def missing(ctx: JobContext) -> tuple[str, ...]:
-    """Replicas that a round goes on without, each with what keeps it from starting."""
+    """Return the replicas that a round goes on without, each with what keeps it from starting."""
     outside = (
         (name, pod)
         for name, pod in ctx.replicas.live.items()
@@ -194,14 +202,14 @@ def missing(ctx: JobContext) -> tuple[str, ...]:
     )
 
 
-# --- containers that start again
+# --- containers that restart
 
 UNKNOWN_EXIT = 255
-"""What the kubelet says of a container whose end it did not see: its node was started again."""
+"""Exit code that the kubelet reports for a container whose end it did not observe: its node was restarted."""
 
 
 def _restarted(ctx: JobContext) -> tuple[PodView, ...]:
-    """Return the pods whose container was started again since the last pass."""
+    """Return the pods whose container was restarted since the last pass."""
     counts, attempts = ctx.status.internal.container_restarts, ctx.status.internal.attempts
     return tuple(
         pod
@@ -213,7 +221,7 @@ def _restarted(ctx: JobContext) -> tuple[PodView, ...]:
 
 
 def container_restarts(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int, ...]:
-    """Return status.internal.containerRestarts: by replica index, of the pod of its present attempt."""
+    """Return status.internal.containerRestarts: the restarts by replica index, of the pod of the current attempt."""
     pods = ctx.observed.pods
     return packed(
         {
@@ -225,12 +233,12 @@ def container_restarts(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int,
 
 
 def with_container_restarts(ctx: JobContext, restarts: Restarts) -> Restarts:
-    """Add an entry for each container that was started again; correct the one that stands there for its loss."""
+    """Add an entry for each container that was restarted, or correct the entry for the loss of its member."""
     pods = _restarted(ctx)
     if not pods:
         return restarts
     entries, new = list(restarts.recent), 0
-    position_by_replica = {entry.replica: at for at, entry in enumerate(entries)}
+    position_by_replica = {entry.replica: entry_index for entry_index, entry in enumerate(entries)}
     for pod in pods:
         position = position_by_replica.get(pod.name)
         changes = {"reason": _restart_reason(pod), "counted": _own(pod)}
@@ -263,7 +271,7 @@ def with_container_restarts(ctx: JobContext, restarts: Restarts) -> Restarts:
 
 
 LOST_BY_CONTAINER = frozenset({FailureReason.MEMBER_LOST, FailureReason.COORDINATOR_LOST, Reason.AGENT_RESTARTED})
-"""Reasons that the round gave for the loss of a member whose container had ended."""
+"""Reasons for which the round reported the loss of a member whose container had ended."""
 
 
 def _restart_reason(pod: PodView) -> str:
@@ -279,8 +287,8 @@ def container_events(ctx: JobContext) -> tuple[Event, ...]:
 
 
 def _restart_sentence(pod: PodView) -> str:
-    again = f"replica {pod.name} on node {pod.node} was started again in its place"
+    prefix = f"replica {pod.name} on node {pod.node} was started again in its place"
     if _restart_reason(pod) == FailureReason.OUT_OF_MEMORY:
-        return f"{again}: {OUT_OF_MEMORY}"
+        return f"{prefix}: {OUT_OF_MEMORY}"
     code = "" if pod.last_exit_code is None else f" with exit code {pod.last_exit_code}"
-    return f"{again}: its container ended{code} ({pod.last_exit_reason or 'no reason'})"
+    return f"{prefix}: its container ended{code} ({pod.last_exit_reason or 'no reason'})"

@@ -1,1 +1,1 @@
-"""One world after another: claims, commits, drains."""
+"""Changes from one world to the next: claims, commits, drains."""

@@ -1,4 +1,4 @@
-"""Claims: why a new round is made, who is asked to prepare it, and how long their answers are waited for."""
+"""Claims: why a new round is made, which replicas are asked to prepare it, and how long to wait for their answers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,20 @@ from concertina.plan.state import topology
 from concertina_protocol import Prepared
 
 LEAP = 1000
-"""Rounds beyond those of the status that an agent may have seen, as after a backup of etcd was restored. One that says
-more is passed in several claims: numbers without end would make a round that `agents.bounds` lets nobody report."""
+"""Number of rounds beyond those of the status that an agent may have seen, as after etcd was restored from a backup.
+
+An agent that reports more is passed in several claims: otherwise an unbounded number would make a round that
+`agents.bounds` lets nobody report.
+"""
 
 
 def departing(ctx: JobContext) -> tuple[str, ...]:
-    """Members with a notice, or beyond spec.replicas, that are asked as well, since a neighbour goes with them, or they
-    have none: what only they hold has to be handed over. (A member's snapshots are copied to the next one.)"""
+    """Return the departing members that must take part in the next round.
+
+    A departing member (one with a termination notice, or beyond `spec.replicas`) is included when it holds the only
+    copy of its state: when a neighbour in the ring departs too, or when it has none. A member's snapshots are copied to
+    the next member.
+    """
     names = list(ctx.round.members) if ctx.keeps_state else []
     replicas = ctx.replicas
     seated = {name for index, name in replicas.pod_by_index.items() if index in replicas.wanted_indexes}
@@ -54,7 +61,7 @@ def claim(
     names = ctx.replicas.candidates
     if not sizes.fitting(len(names), ctx.spec):
         return None
-    made = Claim(
+    new_claim = Claim(
         round=1 + highest_round(ctx),
         claim_id=ctx.observed.fresh_claim,
         at=rfc3339(ctx.now),
@@ -70,23 +77,26 @@ def claim(
         phase,
         trigger.reason,
         trigger.sentence,
-        world=ctx.world.model_copy(update={"claim": made}),
+        world=ctx.world.model_copy(update={"claim": new_claim}),
         restart=restart,
-        actions=_prepares(ctx, made, names + departing(ctx)),
+        actions=_prepares(ctx, new_claim, names + departing(ctx)),
         events=(event,) if is_event else (),
         recheck=constants.RETRY,
     )
 
 
 def last_claim(ctx: JobContext, reason: str) -> Claim:
-    """The claim that no round follows: written at the end of the job or of its rounds, so that an operator that has not
-    heard of it loses the precondition of all it writes (decision "A claim says whether it is committed")."""
+    """Return a claim that no round follows, for the end of the job or of its rounds.
+
+    An operator that has not heard of the claim then fails the precondition of everything that it writes (decision "A
+    claim says whether it is committed").
+    """
     round, claim_id = 1 + highest_round(ctx), ctx.observed.fresh_claim
     return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(ctx.now), reason=reason)
 
 
 def world_after(ctx: JobContext, decision: Decision) -> World:
-    """The world from now on; where the job ends, under its last claim."""
+    """Return the world from now on; if the job ends, the world has its last claim."""
     world = decision.world or ctx.world
     if decision.phase.final and not ctx.status.completion_time:
         return world.model_copy(update={"claim": last_claim(ctx, decision.reason)})
@@ -94,7 +104,7 @@ def world_after(ctx: JobContext, decision: Decision) -> World:
 
 
 def disbanded(ctx: JobContext, reason: str) -> World:
-    """The world without its members, so that no round goes on; as it is where none does."""
+    """Return the world without its members, so that no round goes on; unchanged if no round goes on already."""
     world = ctx.world
     if ctx.round.disbanded:
         return world
@@ -102,26 +112,26 @@ def disbanded(ctx: JobContext, reason: str) -> World:
 
 
 def highest_round(ctx: JobContext) -> int:
-    """The highest round that anybody is known to have seen, as far as LEAP lets it be believed."""
-    own = max(ctx.world.round, ctx.round.claim.round if ctx.round.claim else 0)
-    seen = [own]
+    """Return the highest round that anybody is known to have seen, capped at LEAP beyond the status."""
+    own_round = max(ctx.world.round, ctx.round.claim.round if ctx.round.claim else 0)
+    rounds = [own_round]
     for view in ctx.observed.agents.values():
-        seen += [view.report.round] if view.report else []
-        seen += [call.reply.round for call in (view.prepare, view.assign) if call and call.reply]
-    return min(max(seen), own + LEAP)
+        rounds += [view.report.round] if view.report else []
+        rounds += [call.reply.round for call in (view.prepare, view.assign) if call and call.reply]
+    return min(max(rounds), own_round + LEAP)
 
 
 def _prepares(
-    ctx: JobContext, made: Claim, names: tuple[str, ...], again: frozenset[str] = frozenset()
+    ctx: JobContext, open_claim: Claim, names: tuple[str, ...], asked_again: frozenset[str] = frozenset()
 ) -> tuple[Action, ...]:
-    """To those that were not asked yet, whose call failed a while ago, or who are to be asked again."""
+    """Return the Prepares for replicas that were not asked yet, whose call failed a while ago, or in `asked_again`."""
     message = protocol.Prepare(
         ctx.observed.job.uid,
-        made.round,
-        made.claim_id,
+        open_claim.round,
+        open_claim.claim_id,
         tuple(protocol.Candidate(name, ctx.replicas.address(name)) for name in names),
     )
-    due = (name for name in names if name in again or _is_due(ctx, ctx.agent(name).prepare_of(made)))
+    due = (name for name in names if name in asked_again or _is_due(ctx, ctx.agent(name).prepare_of(open_claim)))
     return tuple(Send(name, ctx.replicas.address(name), message) for name in due)
 
 
@@ -130,8 +140,11 @@ def _is_due(ctx: JobContext, call: Call | None) -> bool:
 
 
 def _asked_again(ctx: JobContext) -> frozenset[str]:
-    """Who is to look for those as well that came later, where too few can reach each other without them. Only once
-    nobody is waited for: of a large world each newcomer alone would make all look round."""
+    """Return the replicas that must look for later candidates as well, if too few can reach each other without these.
+
+    They are asked only once no answer is outstanding: in a large world each newcomer alone would make all of them check
+    their peers again.
+    """
     last = ctx.replicas.all_done_at
     if last is None or ctx.now - last < constants.RETRY or sizes.fitting(len(ctx.replicas.connected), ctx.spec):
         return frozenset()
@@ -143,137 +156,154 @@ def _asked_again(ctx: JobContext) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Collecting:
-    """More answers are waited for."""
+    """State of a claim that waits for more answers."""
 
     seconds_left: float | None = None
-    """Until time alone ends that; None where it doesn't."""
+    """Seconds until time alone ends the wait; None if it does not."""
 
 
 @dataclass(frozen=True)
 class Ready:
     replies: Mapping[str, Prepared]
-    """Of the members to be."""
+    """Answers of the members of the next round."""
     others: Mapping[str, Prepared]
-    """Of those whom all of these reach, and who are not needed: what only they hold can be had from them."""
+    """Answers of replicas that all of the members reach but that are not needed: they provide the state that only they
+    hold."""
     departing: Mapping[str, Call | None]
-    """The Prepares to those who were asked as well, and may go now unless they are members."""
+    """Prepares to the departing members that were asked as well. They may leave now unless they are members."""
 
 
 @dataclass(frozen=True)
 class InvalidClaim:
-    """The claim can't lead to a round any more: another one must replace it."""
+    """State of a claim that can't lead to a round any more: another claim must replace it."""
 
     reason: str
 
 
-def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | InvalidClaim:
-    """What the answers to an open claim amount to."""
+def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidClaim:
+    """Evaluate the answers to an open claim."""
     calls, replies = ctx.replicas.asked, ctx.replicas.answers
-    if _overtaken(calls, made):
+    if _overtaken(calls, open_claim):
         return InvalidClaim("an agent has seen a higher round, or another claim of this one")
     if _forgotten(ctx, replies):
         return InvalidClaim("an agent was restarted since it answered")
     seconds_left = _patience(ctx)
-    going = {} if made.from_storage else {name: ctx.agent(name).prepare_of(made) for name in departing(ctx)}
-    extra = {name: call.reply for name, call in going.items() if call and isinstance(call.reply, Prepared)}
+    prepare_by_departing = (
+        {} if open_claim.from_storage else {name: ctx.agent(name).prepare_of(open_claim) for name in departing(ctx)}
+    )
+    extra = {
+        name: call.reply for name, call in prepare_by_departing.items() if call and isinstance(call.reply, Prepared)
+    }
     stay = {name: reply for name, reply in extra.items() if name not in ctx.replicas.notices}
     staying = {**replies, **stay}
     mutual = sizes.mutually_reachable(staying, ctx.round.members) if seconds_left is None else ()
     chosen = topology.chosen(ctx, [name for name in mutual if name in replies])
     if not chosen:
-        if _hopeless(ctx, made):
+        if _hopeless(ctx, open_claim):
             return InvalidClaim("all have answered or failed, and it is not enough")
         return Collecting(seconds_left)
     members = {name: replies[name] for name in chosen}
-    others = {name: staying[name] for name in mutual if name not in members}
-    included = include_departing(ctx, members, others, going)
+    other_replies = {name: staying[name] for name in mutual if name not in members}
+    included = include_departing(ctx, members, other_replies, prepare_by_departing)
     if included.wait is not None:
         return Collecting(included.wait)
-    if not made.from_storage:
+    if not open_claim.from_storage:
         answers = {**included.replies, **included.others}
-        late = holders.seconds_for_late(ctx, made, answers)
+        late = holders.seconds_for_late(ctx, open_claim, answers)
         if late is not None:
             return Collecting(late)
-        if made.round == ctx.world.round + 1 and holders.is_cut_off(ctx, answers, {**replies, **extra}):
+        if open_claim.round == ctx.world.round + 1 and holders.is_cut_off(ctx, answers, {**replies, **extra}):
             return InvalidClaim("what is newest is held by replicas that not all others have reached")
-    return Ready(included.replies, included.others, going)
+    return Ready(included.replies, included.others, prepare_by_departing)
 
 
 def proceed(ctx: JobContext) -> Decision | None:
-    """A claim that isn't committed: ask, wait for answers, commit."""
-    made = ctx.round.claim
-    if made is None or made.committed:
+    """Bring an open claim to its end: ask, wait for answers, commit."""
+    open_claim = ctx.round.claim
+    if open_claim is None or open_claim.committed:
         return None
-    match tally(ctx, made):
-        case Ready(replies, others, going):
-            return commit(ctx, made, replies, others, going)
+    match tally(ctx, open_claim):
+        case Ready(replies, others, departing_calls):
+            return commit(ctx, open_claim, replies, others, departing_calls)
         case InvalidClaim():
-            again = claim(ctx, RoundTrigger(made.reason, made.message), from_storage=made.from_storage)
-            # Told already. Without enough candidates there is none: these are waited for then.
-            return replace(again, events=()) if again else _collect(ctx, made, None)
+            new_claim = claim(
+                ctx, RoundTrigger(open_claim.reason, open_claim.message), from_storage=open_claim.from_storage
+            )
+            # The event was sent already. Without enough candidates there is no claim: the operator waits for them.
+            return replace(new_claim, events=()) if new_claim else _collect(ctx, open_claim, None)
         case Collecting(seconds_left):
-            return _collect(ctx, made, seconds_left)
+            return _collect(ctx, open_claim, seconds_left)
 
 
-def _late(ctx: JobContext, made: Claim) -> bool:
-    return made.at is None or ctx.elapsed(made.at) >= constants.FIND_AGAIN
+def _late(ctx: JobContext, open_claim: Claim) -> bool:
+    return open_claim.at is None or ctx.elapsed(open_claim.at) >= constants.FIND_AGAIN
 
 
-def _collect(ctx: JobContext, made: Claim, seconds_left: float | None) -> Decision:
+def _collect(ctx: JobContext, open_claim: Claim, seconds_left: float | None) -> Decision:
     names, replies = ctx.replicas.candidates, ctx.replicas.answers
-    if not ctx.replicas.asked and not ctx.round.members and len(names) < sizes.most(ctx.spec) and not _late(ctx, made):
-        # This operator has just come, and finds the claim of a first round before all of its candidates.
-        return Decision(Phase.STARTING, made.reason, made.message, recheck=constants.RETRY)
-    late = made.at is not None and ctx.elapsed(made.at) > 1.0 + constants.crowd(len(names))
+    if (
+        not ctx.replicas.asked
+        and not ctx.round.members
+        and len(names) < sizes.most(ctx.spec)
+        and not _late(ctx, open_claim)
+    ):
+        # This operator has just started, and finds the claim of a first round before all of its candidates.
+        return Decision(Phase.STARTING, open_claim.reason, open_claim.message, recheck=constants.RETRY)
+    late = open_claim.at is not None and ctx.elapsed(open_claim.at) > 1.0 + constants.crowd(len(names))
     phase = Phase.RECOVERING if ctx.status.rounds else Phase.STARTING
-    message = made.message
+    message = open_claim.message
     if late:
         absent = [name for name in names if name not in replies]
-        message += f"; round {made.round} waits for {first_of(absent, 5) or 'replicas that can reach each other'}"
+        message += f"; round {open_claim.round} waits for {first_of(absent, 5) or 'replicas that can reach each other'}"
         if len(names) < sizes.least(ctx.spec):
-            phase, message = Phase.WAITING, f"{made.message}; {shortage(ctx)}"
+            phase, message = Phase.WAITING, f"{open_claim.message}; {shortage(ctx)}"
     return Decision(
         phase,
-        made.reason or "Claimed",
+        open_claim.reason or "Claimed",
         message,
-        actions=_prepares(ctx, made, names + departing(ctx), _asked_again(ctx)),
+        actions=_prepares(ctx, open_claim, names + departing(ctx), _asked_again(ctx)),
         recheck=min(constants.RETRY, seconds_left or constants.RETRY),
         watch_all=late,
     )
 
 
-def _overtaken(calls: Mapping[str, Call], made: Claim) -> bool:
-    """Whether an agent has seen a higher round, or another claim of this one."""
+def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
+    """Return whether an agent has seen a higher round, or another claim of this one."""
     refusals = [call.reply for call in calls.values() if isinstance(call.reply, protocol.Refused)]
     return any(
-        refused.round > made.round or (refused.round == made.round and refused.claim != made.claim_id)
+        refused.round > open_claim.round or (refused.round == open_claim.round and refused.claim != open_claim.claim_id)
         for refused in refusals
     )
 
 
 def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
-    """Whether an agent was restarted since it answered: the one that runs now has prepared nothing, and what the other
-    was about to find out (of storage, say) is never heard."""
+    """Return whether an agent was restarted since it answered.
+
+    The agent that runs now has prepared nothing, and what the previous one was about to find out (for example about
+    storage) is never reported.
+    """
     views = {name: ctx.agent(name) for name in replies}
-    heard = {name: view.report for name, view in views.items() if view.connected and view.report}
+    reports = {name: view.report for name, view in views.items() if view.connected and view.report}
     return any(
         report.instance != replies[name].instance and report.round >= replies[name].round
-        for name, report in heard.items()
+        for name, report in reports.items()
     )
 
 
-def _hopeless(ctx: JobContext, made: Claim) -> bool:
-    """Everyone has answered or failed, and it is not enough: some failed, or can't reach each other. Tried again under
-    a new claim, ever more slowly."""
+def _hopeless(ctx: JobContext, open_claim: Claim) -> bool:
+    """Return whether all candidates have answered or failed, and their answers are not enough for a round.
+
+    Some failed, or can't reach each other. The operator tries again under a new claim, with increasing delays.
+    """
     last = ctx.replicas.all_done_at
     if last is None:
         return False
-    delay = min(30.0, constants.RETRY * 2 ** min(10, made.round - ctx.world.round))
-    return ctx.now - last >= delay or (made.at is not None and ctx.elapsed(made.at) >= 2 * delay)
+    delay = min(30.0, constants.RETRY * 2 ** min(10, open_claim.round - ctx.world.round))
+    return ctx.now - last >= delay or (open_claim.at is not None and ctx.elapsed(open_claim.at) >= 2 * delay)
 
 
 def _patience(ctx: JobContext) -> float | None:
-    """Seconds to go on waiting for those who haven't answered; None: no longer."""
+    """Return the seconds to go on waiting for candidates that haven't answered; None to wait no longer."""
     names, calls, replies = ctx.replicas.candidates, ctx.replicas.asked, ctx.replicas.answers
     done = {name: call.done_at for name, call in calls.items() if call.done_at is not None}
     pending = [name for name in names if name not in done]
@@ -283,7 +313,7 @@ def _patience(ctx: JobContext) -> float | None:
     if not size:
         return constants.RETRY
     if size == sizes.most(ctx.spec) and ctx.round.members.keys().isdisjoint(pending):
-        return None  # those are standby replicas
+        return None  # the pending ones are standby replicas
     planned = ctx.round.claim is not None and ctx.round.claim.reason in PLANNED
     patience = constants.PATIENCE_PLANNED if planned else constants.PATIENCE
     patience += min(constants.crowd(len(names)), constants.RELAYED)

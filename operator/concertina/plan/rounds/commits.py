@@ -1,7 +1,7 @@
-"""The commit of a claim: members and coordinator, where their state comes from, and the Assigns that follow.
+"""Commit of a claim: members and coordinator, the source of their state, and the Assigns that follow.
 
-It changes `status.world.claim`, which every status write tests: of two operators that carry on with the same claim only
-one can commit it (decision "A claim says whether it is committed").
+A commit changes `status.world.claim`, which every status write tests: of two operators that continue with the same
+claim only one can commit it (decision "A claim says whether it is committed").
 """
 
 from __future__ import annotations
@@ -26,15 +26,21 @@ from concertina_protocol.messages.operator_calls import MOST_IMAGES
 
 def commit(
     ctx: JobContext,
-    made: Claim,
+    claim: Claim,
     replies: Mapping[str, Prepared],
     others: Mapping[str, Prepared],
     leaving: Iterable[str] = (),
 ) -> Decision:
-    """Members and coordinator under the claim, and the Assigns that follow; or why the state to go on from isn't known
-    yet. `others`: whom the members reach, and who is none; `leaving`: who was asked as well, and may go now, if it is
-    no member."""
-    origin = source(ctx, {**replies, **others}, from_storage=made.from_storage)
+    """Commit the claim with its members, and send the Assigns; or report why the state to start from isn't known yet.
+
+    Args:
+        ctx: Context of this pass.
+        claim: The open claim.
+        replies: Answers of the members of the round.
+        others: Answers of replicas that the members reach and that are no members.
+        leaving: Replicas that were asked as well, and may leave now if they are no members.
+    """
+    origin = source(ctx, {**replies, **others}, from_storage=claim.from_storage)
     if isinstance(origin, restore.Unknown):
         return storage_unknown(origin)
     outside = holders(origin, others, replies)
@@ -45,8 +51,8 @@ def commit(
     workers = sum(member.workers for member in members)
     crossing = topology.crossing(ctx, {member.replica: member.workers for member in members})
     world = World(
-        round=made.round,
-        claim=made.model_copy(update={"committed": True}),
+        round=claim.round,
+        claim=claim.model_copy(update={"committed": True}),
         size=f"{len(members)}/{ctx.spec.replicas}",
         replicas=len(members),
         workers=workers,
@@ -55,17 +61,19 @@ def commit(
         layout=topology.layout(ctx.spec, workers),
         cross_domain_groups=crossing,
         copies=distance,
-        base=Base(round=made.round, step=origin.step, source=origin.source),
+        base=Base(round=claim.round, step=origin.step, source=origin.source),
         since=rfc3339(ctx.now),
     )
     is_known = ctx.spec.bundled or origin.source is protocol.RestoreSource.MEMORY
     whence = _whence(origin, ctx.observed.job.uid) if is_known else _anew(ctx)
-    message = f"round {made.round} with {amount(len(members), 'replica')} ({amount(workers, 'worker')}) starts {whence}"
+    message = (
+        f"round {claim.round} with {amount(len(members), 'replica')} ({amount(workers, 'worker')}) starts {whence}"
+    )
     # Conditions report the first round.
     round_event = (Event("Normal", "RoundCommitted", message),) if ctx.status.rounds else ()
     return Decision(
         Phase.RECOVERING if ctx.status.rounds else Phase.STARTING,
-        made.reason,
+        claim.reason,
         message,
         world=world,
         replayed=max(0, _reached(ctx) - origin.step) if ctx.spec.bundled else 0,
@@ -76,8 +84,11 @@ def commit(
 
 
 def _reached(ctx: JobContext) -> int:
-    """Steps finished by the last round. Of one that ended before its first word no more than it began with: what was
-    lost before that was counted when it began."""
+    """Return the number of steps finished by the last round.
+
+    For a round that ended before its first report this is no more than the step that it started from: steps lost before
+    that were counted when the round began.
+    """
     base = ctx.world.base
     if base is None or ctx.status.internal.round_waits.round == base.round:
         return ctx.round.step
@@ -95,7 +106,7 @@ def _whence(origin: protocol.Restore, uid: str) -> str:
 
 
 def _anew(ctx: JobContext) -> str:
-    """Where a command of one's own goes on from is its own affair."""
+    """Return a phrase for a custom command, which decides by itself where it continues from."""
     if not ctx.status.rounds:
         return "the command"
     return "the command anew, which goes on from its own checkpoint if it keeps one"
@@ -104,30 +115,32 @@ def _anew(ctx: JobContext) -> str:
 def source(
     ctx: JobContext, replies: Mapping[str, Prepared], from_storage: bool = False
 ) -> protocol.Restore | restore.Unknown:
-    """Where a round of these would go on from."""
+    """Return the state that a round with these replies would start from."""
     storages = [_storage(ctx, name, reply) for name, reply in replies.items()]
     return restore.choose({} if from_storage else replies, storages, ctx.status, ctx.observed.job.uid, ctx.spec)
 
 
 def holders(
-    source: protocol.Restore, others: Mapping[str, Prepared], here: Mapping[str, Prepared]
+    source: protocol.Restore, replies_of_others: Mapping[str, Prepared], member_replies: Mapping[str, Prepared]
 ) -> dict[str, Prepared]:
-    """As few of those others as hold together what those here lack."""
+    """Return the smallest set of the others that together hold what the members lack."""
     needed: dict[str, Prepared] = {}
     for names in source.holders.values():
-        if not any(name in here or name in needed for name in names):
-            needed[names[0]] = others[names[0]]
+        if not any(name in member_replies or name in needed for name in names):
+            needed[names[0]] = replies_of_others[names[0]]
     return needed
 
 
 def _held_by(source: protocol.Restore, names: Collection[str]) -> protocol.Restore:
-    """As if nobody else held anything."""
-    held = {shard: tuple(name for name in holders if name in names) for shard, holders in source.holders.items()}
-    return replace(source, holders=held)
+    """Return the source as if no other replicas held anything."""
+    holders_by_shard = {
+        shard: tuple(name for name in holders if name in names) for shard, holders in source.holders.items()
+    }
+    return replace(source, holders=holders_by_shard)
 
 
 def _crossing_event(ctx: JobContext, crossing: str | None) -> tuple[Event, ...]:
-    """Once, not in every round."""
+    """Return an event if groups cross domains in a new way: once, not in every round."""
     if crossing is None or crossing == ctx.world.cross_domain_groups:
         return ()
     advice = (
@@ -153,14 +166,14 @@ def storage_unknown(why: restore.Unknown) -> Decision:
 
 
 def _storage(ctx: JobContext, name: str, reply: Prepared) -> protocol.Storage | None:
-    """What the agent last said: on its stream, if it is open, or when it was prepared."""
+    """Return the storage that the agent last reported: on its stream, if that is open, or when it was prepared."""
     view = ctx.agent(name)
     fresh = view.report.storage if view.connected and view.report and view.report.instance == reply.instance else None
     return fresh or reply.storage
 
 
 def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, MemberPlace]) -> tuple[Member, ...]:
-    """In order of rank."""
+    """Return the members in order of rank."""
     return tuple(
         Member(
             replica=name,
@@ -174,8 +187,11 @@ def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[s
 
 
 def _ranked(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, MemberPlace]) -> tuple[str, ...]:
-    """In a world of blocks who has which rank matters most. Elsewhere the copies do, and the old coordinator is first
-    where it takes part (its store and links are warm)."""
+    """Return the names of the members in order of rank.
+
+    In a world of blocks it matters most which member has which rank. In other worlds the copies of snapshots matter
+    most, and the old coordinator comes first if it takes part (its store and links are warm).
+    """
     names = sorted(replies, key=lambda name: ctx.replicas.pods[name].order)
     if ctx.spec.group_sizes:
         return topology.ranked(ctx, names)
@@ -206,7 +222,7 @@ def _assigns(
         tuple(_peer(ctx, name, reply.instance, 0, 0) for name, reply in outside.items()),
         ctx.observed.uri_sharing,
     )  # fmt: skip
-    # Who still has to give something is not told that it may go.
+    # A replica that still has to provide state is not told that it may leave.
     receivers = dict.fromkeys(
         [*(member.replica for member in ranks), *(name for name in leaving if name not in outside)]
     )
@@ -225,7 +241,7 @@ def _history(ctx: JobContext) -> protocol.JobHistory:
 
 
 def _limits(spec: JobSpec) -> protocol.Limits:
-    """What the coordinator is told to look out for."""
+    """Return the limits by which the coordinator detects hangs and stragglers."""
     policy = spec.failure_policy
     seconds = policy.hang_timeout_seconds
     return protocol.Limits(None if seconds is None else float(seconds), constants.STRAGGLER_FACTOR)

@@ -1,4 +1,4 @@
-"""Planned changes: the round stops after a step, then one with other members starts; no step is lost."""
+"""Planned changes: the round stops after a step, then a round with other members starts; no step is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concertina.plan.rounds import claims, growth
 
 
 def change(ctx: JobContext) -> Decision | None:
-    """A healthy round whose members should be others: drain it, then claim."""
+    """Drain a healthy round whose members should change, then claim the next round."""
     report = ctx.round.report
     if not ctx.round.committed or report is None or not ctx.agent(ctx.round.coordinator.replica).connected:
         return None
@@ -54,20 +54,20 @@ def _trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
     if report.state == protocol.State.DRAINED:
         return RoundTrigger(Reason.DRAINED, "the round has been drained")
     if report.state == protocol.State.DRAINING:
-        # Also where another operator, or the coordinator itself, began it: asked again, so that its time runs here too
-        # (decision "No wait for a part that went with its member").
+        # Also if another operator, or the coordinator itself, began the drain: it is sent again, so that its time limit
+        # applies here too (decision "No wait for a part that went with its member").
         return RoundTrigger("Draining", "members change")
     return None
 
 
 def _sentence(ctx: JobContext, names: list[str]) -> str:
-    """Why the first one goes, and how many more."""
-    more = f", and {len(names) - 1} more will go" if len(names) > 1 else ""
-    return f"replica {names[0]} {ctx.replicas.notices[names[0]].message}{more}"
+    """Return why the first of the members leaves, and how many more do."""
+    suffix = f", and {len(names) - 1} more will go" if len(names) > 1 else ""
+    return f"replica {names[0]} {ctx.replicas.notices[names[0]].message}{suffix}"
 
 
 def _moving(ctx: JobContext) -> list[str]:
-    """Members on cordoned nodes with a successor that is ready: once all have one, or nobody gets one any more."""
+    """Return the members on cordoned nodes whose successor is ready, once all have one or nobody gets one any more."""
     cordoned = [name for name in ctx.round.members if name in ctx.replicas.notices and name in ctx.replicas.pods]
     seats, pods = ctx.replicas.pod_by_index, ctx.replicas.pods
     ready = [name for name in cordoned if (index := pods[name].index) is not None and seats.get(index, name) != name]
@@ -75,9 +75,11 @@ def _moving(ctx: JobContext) -> list[str]:
 
 
 def must_be_saved(ctx: JobContext) -> bool:
-    """Whether those who stay can't go on: then the state has to wait in storage, or for successors to come for it. So
-    does that of a round of one that leaves or moves, of which no neighbour has a copy, also where a standby replica is
-    ready."""
+    """Return whether the round must end with a checkpoint in storage, because the remaining members can't go on.
+
+    The state then waits in storage until successors fetch it. The same holds for a round of one member that leaves or
+    moves, even if a standby replica is ready: no neighbour has a copy of its state.
+    """
     leave, alone = any(ctx.replicas.leaves(name) for name in ctx.round.members), len(ctx.round.members) == 1
     if not ctx.keeps_state or not (leave or (alone and _moving(ctx))):
         return False
@@ -85,14 +87,18 @@ def must_be_saved(ctx: JobContext) -> bool:
 
 
 def limit(ctx: JobContext, durable: bool) -> float:
-    """Seconds for the round to stop: the smallest grace of those who leave, less the time that a save takes. Where they
-    only move a checkpoint is not waited for as long: the state can be handed over as well."""
+    """Return the seconds that the round has to stop.
+
+    This is the smallest grace of the leaving members, less the time that a save takes.
+
+    If members only move, the limit for a checkpoint is shorter: the state can be handed over as well.
+    """
     progress = ctx.round.report.progress if ctx.round.report else None
     save = (progress.save_seconds if progress else None) or constants.SAVE
     steps = 3 * progress.step_seconds if progress else 0.0
     graces = [ctx.replicas.notices[name].left - save for name in ctx.round.members if ctx.replicas.leaves(name)]
-    most = max(constants.DRAIN_DURABLE if durable and graces else constants.DRAIN, steps + save)
-    return max(1.0, min([most, *graces]))
+    upper_bound = max(constants.DRAIN_DURABLE if durable and graces else constants.DRAIN, steps + save)
+    return max(1.0, min([upper_bound, *graces]))
 
 
 def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Action, ...]:
@@ -100,8 +106,8 @@ def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Ac
     if claim is None or coordinator not in ctx.replicas.pods:
         return ()
     call = ctx.agent(coordinator).drain
-    asked = call is not None and _ours(ctx, call) and (call.durable or not durable)
-    if call and asked and (call.failed_at is None or ctx.now - call.failed_at < constants.RETRY):
+    is_asked = call is not None and _ours(ctx, call) and (call.durable or not durable)
+    if call and is_asked and (call.failed_at is None or ctx.now - call.failed_at < constants.RETRY):
         return ()
     uid = ctx.observed.job.uid
     message = protocol.Drain(uid, claim.round, claim.claim_id, reason, durable, grace)
@@ -109,13 +115,13 @@ def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Ac
 
 
 def expired(ctx: JobContext, seconds: float) -> bool:
-    """Whether the coordinator was asked to drain this round more than `seconds` ago."""
+    """Return whether the coordinator was asked to drain this round more than `seconds` ago."""
     call = ctx.agent(ctx.round.coordinator.replica).drain
     return call is not None and _ours(ctx, call) and call.waited_for(ctx.now) >= seconds
 
 
 def saved_as_asked(ctx: JobContext, seconds: float) -> bool:
-    """Whether the coordinator has accepted, at least so long ago, that this round ends with a checkpoint in storage."""
+    """Return whether the coordinator accepted, at least `seconds` ago, to end this round with a durable checkpoint."""
     call = ctx.agent(ctx.round.coordinator.replica).drain
     if call is None or not (_ours(ctx, call) and call.durable and isinstance(call.reply, protocol.Accepted)):
         return False

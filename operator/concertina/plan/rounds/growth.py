@@ -1,6 +1,9 @@
-"""Growing: replicas that are ready join the running round together, after a quiet time; where those who joined are soon
-lost again, less and less often. What went wrong stands in status.internal.growth, so a new operator waits as long as
-the old (decision "Growing that fails is tried less often")."""
+"""Growth: replicas that are ready join the running round together, after a quiet time.
+
+If replicas that joined are soon lost again, growth is tried less and less often. The failures are recorded in
+status.internal.growth, so a new operator waits as long as the old one (decision "Growing that fails is tried less
+often").
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,17 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Reason, RoundTrigger
 
 SETTLED, SETTLED_SCRIPT = 30.0, 120.0
-"""Seconds after which the loss of those who joined has nothing to do with their joining: joining has paid off then. A
-script's world takes longer to begin."""
+"""Seconds after which the loss of replicas that joined is unrelated to their joining, which has paid off by then.
+
+The second value is for a script, whose world takes longer to begin.
+"""
 SHORTEST, LONGEST = 5.0, 600.0
-"""Seconds that are doubled at each failure in a row (stabilizationWindowSeconds, where that is more), and what they end
-at."""
+"""Bounds of the delay in seconds. The first (or stabilizationWindowSeconds, if that is more) is doubled at each failure
+in a row, up to the second."""
 
 
 def joining(ctx: JobContext) -> tuple[str, ...]:
-    """Who would join: ready, not a member, and not there to stand by."""
+    """Return the replicas that would join: ready, not a member, and not on standby."""
     return tuple(
         sorted(
             ctx.replicas.ready.intersection(ctx.replicas.pod_by_index.values())
@@ -34,7 +39,7 @@ def joining(ctx: JobContext) -> tuple[str, ...]:
 def trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
     """Return the trigger of a larger round.
 
-    None unless a larger valid size is there, training has got under way, and no reason to wait is left.
+    It is None unless a larger valid size is available, training is under way, and no reason to wait is left.
     """
     names = joining(ctx)
     if not names or sizes.fitting(len(ctx.replicas.candidates), ctx.spec) <= len(ctx.round.members):
@@ -43,30 +48,33 @@ def trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
         report.state == protocol.State.RUNNING and seconds_left(ctx) <= 0 and trains(ctx, report)
     ):
         return None
-    who = f"replica {names[0]} joins" if len(names) == 1 else f"replicas {first_of(names, 5)} join"
-    return RoundTrigger(Reason.GROWING, who)
+    message = f"replica {names[0]} joins" if len(names) == 1 else f"replicas {first_of(names, 5)} join"
+    return RoundTrigger(Reason.GROWING, message)
 
 
 def seconds_left(ctx: JobContext) -> float:
-    """Seconds until ready replicas may join; 0 where they may, or there are none."""
+    """Return the seconds until ready replicas may join; 0 if they may, or if there are none."""
     names = joining(ctx) if ctx.round.committed else ()
     if not names:
         return 0.0
-    since = (at for name in names if (at := ctx.agent(name).ready_at) is not None)
-    return max(0.0, _held(ctx), *(at + _quiet(ctx) - ctx.now for at in since))
+    since = (ready_at for name in names if (ready_at := ctx.agent(name).ready_at) is not None)
+    return max(0.0, _backoff_left(ctx), *(ready_at + _quiet(ctx) - ctx.now for ready_at in since))
 
 
 def sentence(ctx: JobContext) -> str:
-    """Why a world that is too small does not grow though it could; the same as long as it waits, empty otherwise."""
+    """Return why a world that is too small does not grow though it could; empty otherwise.
+
+    The sentence stays the same during the wait.
+    """
     growth = ctx.status.internal.growth
-    if _held(ctx) <= 0 or len(ctx.round.members) >= sizes.most(ctx.spec):
+    if _backoff_left(ctx) <= 0 or len(ctx.round.members) >= sizes.most(ctx.spec):
         return ""
     often = f" ({growth.failures} times in a row)" if growth.failures > 1 else ""
     return f"growing waits {_delay(ctx, growth.failures):.0f} s: {growth.message}{often}"
 
 
 def next_status(ctx: JobContext, decision: Decision) -> Growth:
-    """status.internal.growth after this pass."""
+    """Return status.internal.growth after this pass."""
     old, world = ctx.status.internal.growth, decision.world
     if world is None or world.claim is None:
         return old
@@ -86,15 +94,15 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
 
 
 def _lost(ctx: JobContext, decision: Decision) -> str:
-    """How the round that some joined in ended because of them, as far as one can tell; empty where it did not."""
+    """Return how the round that replicas joined in ended because of them, as far as is known; empty if it did not."""
     growth, since = ctx.status.internal.growth, ctx.world.since
     lasted = ctx.now - (unix_seconds(since) if since else ctx.now)
     if lasted > _settled(ctx):
         return ""
     failed = decision.restart.replica if decision.restart else ""
-    gone = [name for name in growth.joined if name not in ctx.replicas.live or name == failed]
-    if gone:
-        return f"replica {gone[0]}, which joined in round {growth.round}, was lost {lasted:.0f} s later"
+    lost_names = [name for name in growth.joined if name not in ctx.replicas.live or name == failed]
+    if lost_names:
+        return f"replica {lost_names[0]}, which joined in round {growth.round}, was lost {lasted:.0f} s later"
     if decision.restart and ctx.round.report and not trains(ctx, ctx.round.report):
         return f"round {growth.round}, in which {len(growth.joined)} joined, failed before its first step"
     return ""
@@ -107,7 +115,7 @@ def _failed(ctx: JobContext, why: str) -> Growth:
 
 
 def trains(ctx: JobContext, report: protocol.Report) -> bool:
-    """Whether the round has got under way."""
+    """Return whether training is under way in the round."""
     return not ctx.spec.bundled or (report.progress is not None and report.progress.first_step_at is not None)
 
 
@@ -119,8 +127,8 @@ def _quiet(ctx: JobContext) -> float:
     return float(ctx.spec.elastic.scale_up.stabilization_window_seconds) if ctx.spec.elastic else 0.0
 
 
-def _held(ctx: JobContext) -> float:
-    """Seconds to wait because of earlier failures."""
+def _backoff_left(ctx: JobContext) -> float:
+    """Return the seconds to wait because of earlier failures."""
     growth = ctx.status.internal.growth
     if not growth.failures or growth.at is None:
         return 0.0

@@ -1,9 +1,9 @@
 """Members that hold state which the next round would lose without them: late ones and departing ones.
 
-The usual patience is short, so that one slow candidate does not hold up a recovery. On a busy machine it ends before
-healthy members answer that hold the newest snapshot, and the round would begin from an older state though nothing was
-lost. The operator waits longer for them if there is evidence that they hold it (decision "A late member is waited for
-where state would be lost").
+The usual timeout is short, so that one slow candidate does not delay a recovery. On a busy machine it ends before
+healthy members that hold the newest snapshot have answered, and the round would start from an older state though
+nothing was lost. The operator waits longer for such members if there is evidence that they hold it (decision "A late
+member is waited for where state would be lost").
 
 A shard is in the memory of its member and of the next one, so neighbours that leave together would take it with them.
 They take part in one more round, whose snapshots the others then hold. If a departing member would be alone in that
@@ -24,13 +24,13 @@ from concertina.plan.state import restore, topology
 from concertina_protocol import Prepared, Restore, SnapshotId
 
 
-def seconds_for_late(ctx: JobContext, made: Claim, answers: Mapping[str, Prepared]) -> float | None:
+def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepared]) -> float | None:
     """Return the seconds to wait for late members whose state the round would lose; None if it would lose none.
 
     `answers` are those of the replicas that the round can get state from.
     """
     seconds_by_member = {
-        name: constants.PATIENCE_STATE - call.waited_for(ctx.now) for name, call in _pending(ctx, made).items()
+        name: constants.PATIENCE_STATE - call.waited_for(ctx.now) for name, call in _pending(ctx, claim).items()
     }
     reached = {name for reply in answers.values() for name in reply.reachable} if seconds_by_member else set()
     late = [
@@ -52,10 +52,10 @@ def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], all_answers: Ma
     return age is not None and any((id.round, id.step) > age for id in whole)
 
 
-def _pending(ctx: JobContext, made: Claim) -> dict[str, Call]:
+def _pending(ctx: JobContext, claim: Claim) -> dict[str, Call]:
     """Return the Prepares of this claim to members of the last round that are under way."""
     replicas = ctx.replicas
-    calls = {name: ctx.agent(name).prepare_of(made) for name in ctx.round.members if name in replicas.pods}
+    calls = {name: ctx.agent(name).prepare_of(claim) for name in ctx.round.members if name in replicas.pods}
     return {
         name: call
         for name, call in calls.items()
@@ -68,20 +68,22 @@ def _may_hold_newer(ctx: JobContext, late: Collection[str], answers: Mapping[str
     if age is None:
         return False
     if ctx.keeps_state and ctx.round.members.keys().isdisjoint(answers):
-        return True  # nobody who answered knows of what the last round has saved
+        return True  # no replica that answered knows what the last round has saved
     newer = {id: parts for id, parts in restore.held(answers, ctx.status).items() if (id.round, id.step) > age}
     return any(set(range(id.shards)) - set(map(int, parts)) <= _shards_of(ctx, late, id) for id, parts in newer.items())
 
 
 def _age(ctx: JobContext, answers: Mapping[str, Prepared]) -> tuple[int, int] | None:
-    """(round, step) of the state that these would begin from; None where that is not known yet."""
+    """Return (round, step) of the state that a round with these answers starts from; None if it is not known yet."""
     origin = commits.source(ctx, answers)
     return None if isinstance(origin, restore.Unknown) else restore.age(origin, ctx.observed.job.uid)
 
 
 def _shards_of(ctx: JobContext, late: Collection[str], id: SnapshotId) -> set[int]:
-    """The shards of that snapshot that these members may hold: their own and those of the members before them. All
-    where the snapshot is of an earlier round, whose members the status no longer lists."""
+    """Return the shards of a snapshot that these members may hold: their own and those of the members before them.
+
+    These are all shards if the snapshot is of an earlier round, whose members the status no longer lists.
+    """
     members = ctx.world.members
     if (id.round, id.shards) != (ctx.world.round, ctx.world.workers):
         return set(range(id.shards))
@@ -113,7 +115,7 @@ class Included:
 def include_departing(
     ctx: JobContext,
     stay: Mapping[str, Prepared],
-    others: Mapping[str, Prepared],
+    other_replies: Mapping[str, Prepared],
     departing: Mapping[str, Call | None],
 ) -> Included:
     """Return the round's members, with departing ones if they hold newer state than those that stay.
@@ -121,28 +123,28 @@ def include_departing(
     `stay` are the members so far, `others` the replicas that the round does not need, and `departing` the Prepares to
     members with an urgent notice.
     """
-    here = {**stay, **others}
-    have = _restored_step(ctx, here)
-    if not departing or have >= ctx.round.step:
-        return Included(stay, others)
+    remaining = {**stay, **other_replies}
+    restored_step = _restored_step(ctx, remaining)
+    if not departing or restored_step >= ctx.round.step:
+        return Included(stay, other_replies)
     answers = {name: call.reply for name, call in departing.items() if call and isinstance(call.reply, Prepared)}
-    source = commits.source(ctx, {**answers, **here})
-    if isinstance(source, Restore) and source.step > have:
-        joined = {**commits.holders(source, answers, here), **stay}
+    source = commits.source(ctx, {**answers, **remaining})
+    if isinstance(source, Restore) and source.step > restored_step:
+        joined = {**commits.holders(source, answers, remaining), **stay}
         mutual = sizes.mutually_reachable(joined, ctx.round.members)
         chosen = {name: joined[name] for name in topology.chosen(ctx, mutual)}
         if chosen.keys().isdisjoint(stay) and stay.keys() <= set(mutual):
             # A departing member would be alone: it stays outside, and its successors fetch the state from it.
-            chosen, here = dict(stay), {name: joined[name] for name in mutual} | here
-        rest = {name: reply for name, reply in here.items() if name not in chosen}
-        if _restored_step(ctx, {**chosen, **rest}) > have:
-            return Included(chosen, rest)
+            chosen, remaining = dict(stay), {name: joined[name] for name in mutual} | remaining
+        outside = {name: reply for name, reply in remaining.items() if name not in chosen}
+        if _restored_step(ctx, {**chosen, **outside}) > restored_step:
+            return Included(chosen, outside)
     seconds = _seconds_for_departing(ctx, departing)
-    return Included(stay, others, seconds if seconds > 0 else None)
+    return Included(stay, other_replies, seconds if seconds > 0 else None)
 
 
 def _restored_step(ctx: JobContext, replies: Mapping[str, Prepared]) -> int:
-    """Return the step of the state that these would start from; -1 if it is not known yet."""
+    """Return the step of the state that a round with these replies would start from; -1 if it is not known yet."""
     source = commits.source(ctx, replies)
     return source.step if isinstance(source, Restore) else -1
 

@@ -1,1 +1,1 @@
-"""Where training state is, and which of it to go on from."""
+"""Locations of training state, and the choice of the state that a round starts from."""

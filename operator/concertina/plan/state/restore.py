@@ -41,41 +41,43 @@ from concertina_protocol.messages.undone import joined
 
 @dataclass(frozen=True)
 class Unknown:
-    """Storage has to be asked first; `error` is what it says, if it is not just slow."""
+    """Result if storage must be asked first; `error` is its error message, if it is not just slow."""
 
     error: str
 
 
 @dataclass(frozen=True)
 class RestoreCandidate:
-    """A state that a round could go on from."""
+    """A state that a round could start from."""
 
     restore: Restore
     rank: tuple[bool, int, int]
-    """Not void, round and step: the highest is the best. A void checkpoint is gone on from where there is nothing else:
-    it is a state of the same samples."""
+    """Sort key: whether the state is not void, its round and its step; the highest is the best. A void checkpoint is
+    used only if there is nothing else: it is a state of the same samples."""
     unusable: Unknown | None = None
-    """Why it can't be gone on from though it is the best."""
+    """Reason why the candidate can't be used though it is the best."""
 
 
 def choose(
     replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
 ) -> Restore | Unknown:
-    """The best candidate, with what was undone or is damaged, and the samples that are left out."""
+    """Return the best candidate, with what was undone or is damaged, and the samples to leave out."""
     best = max(candidates(replies, storages, status, uid, spec), key=lambda candidate: candidate.rank)
     if best.unusable:
         return best.unusable
-    skipped = tuple((some.begin, some.end) for some in status.skipped)
-    *before, last = undone(status) or (None,)
+    skipped = tuple((sample_range.begin, sample_range.end) for sample_range in status.skipped)
+    *earlier, last = undone(status) or (None,)
     damaged = tuple(bad.uri for bad in status.damaged_checkpoints or ())
-    return replace(best.restore, skipped=skipped, undone=last, undone_before=tuple(before), damaged=damaged)
+    return replace(best.restore, skipped=skipped, undone=last, undone_before=tuple(earlier), damaged=damaged)
 
 
 def candidates(
     replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
 ) -> list[RestoreCandidate]:
-    """In memory, in storage, and the beginning; of equals the first is nearer. `replies` of the members to be;
-    `storages` as the agents last saw durable storage."""
+    """Return the candidates in memory and in storage, and the beginning; of equal ones the first is nearer.
+
+    `replies` are those of the future members, and `storages` the agents' last views of durable storage.
+    """
     options = []
     whole = complete(replies, status)
     if whole:
@@ -92,7 +94,7 @@ def candidates(
         if durable := newest((storage.latest for storage in ready), status, uid):
             rank = (not _is_void(durable, status, uid), *_age(durable, uid))
             options.append(RestoreCandidate(_stored(durable, status, uid), rank, unread))
-        if reported and not looks:  # the last round may have written one that nobody here has seen
+        if reported and not looks:  # the last round may have written a checkpoint that no agent here has seen
             options.append(
                 RestoreCandidate(Restore(source=RestoreSource.STORAGE), (True, status.world.round, -1), unread)
             )
@@ -100,7 +102,7 @@ def candidates(
 
 
 def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
-    """Return the restore from a stored checkpoint, or from one before it where it was undone, or is damaged."""
+    """Return the restore from a stored checkpoint, or from an earlier one if it was undone or is damaged."""
     back = status.rollback if durable.uid == uid and is_undone(durable.round, durable.step, status) else None
     damaged = next((bad for bad in status.damaged_checkpoints or () if bad.uri == durable.uri), None)
     step = back.step if back else damaged.previous_step if damaged else durable.step
@@ -108,29 +110,31 @@ def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
 
 
 def _outdated(storage: Storage, status: JobStatus) -> bool:
-    """Whether the agent has not looked since the last round, and was not of it: that may have gone far beyond what it
-    knows, with nobody left to tell (decision "Who was not of the last round looks at storage again"). It has been asked
-    to look again (Prepare does)."""
+    """Return whether an agent was not in the last round and has not looked at storage since.
+
+    That round may have gone far beyond what the agent knows, with nobody left to report it (decision "Who was not of
+    the last round looks at storage again"). A Prepare has asked the agent to look again.
+    """
     return storage.state == StorageHealth.READY and storage.round is not None and storage.round < status.world.round
 
 
 def uses_storage(spec: JobSpec) -> bool:
-    """Whether the job's own agents look after durable checkpoints."""
+    """Return whether the job's own agents write durable checkpoints."""
     return spec.checkpoint is not None and spec.bundled
 
 
 def complete(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
-    """Ids of which these replicas hold every shard, and which are not void; with the holders of each shard."""
+    """Return the snapshots, except void ones, of which these replicas hold every shard, with each shard's holders."""
     return {id: shards for id, shards in held(replies, status).items() if len(shards) == id.shards}
 
 
 def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
-    """Ids of which these replicas hold a shard, and which are not void; with the holders of each shard."""
+    """Return the snapshots that are not void and of which these replicas hold a shard, with each shard's holders."""
     holders: dict[SnapshotId, dict[str, list[str]]] = {}
     for name, reply in replies.items():
-        for some in reply.snapshots:
-            shards = holders.setdefault(some.id, {})
-            for shard in some.shards:
+        for snapshot in reply.snapshots:
+            shards = holders.setdefault(snapshot.id, {})
+            for shard in snapshot.shards:
                 shards.setdefault(str(shard), []).append(name)
     return {
         id: {shard: tuple(dict.fromkeys(names)) for shard, names in shards.items()}
@@ -140,7 +144,7 @@ def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId,
 
 
 def age(restore: Restore, uid: str) -> tuple[int, int]:
-    """(round, step) of the state, comparable with a snapshot's: the higher, the newer."""
+    """Return (round, step) of the state, comparable with a snapshot's: the higher, the newer."""
     if restore.id is not None:
         return restore.id.round, restore.id.step
     if restore.durable is None or restore.voids(restore.durable):
@@ -149,22 +153,28 @@ def age(restore: Restore, uid: str) -> tuple[int, int]:
 
 
 def void(round: int, step: int, status: JobStatus) -> bool:
-    """Whether a state of a lower round lies beyond the step from which the current one started, or was undone."""
+    """Return whether a state of a lower round lies beyond the step that the current one started from, or was undone."""
     base = status.world.base
     return (base is not None and round < base.round and step > base.step) or is_undone(round, step, status)
 
 
-def newest(seen: Iterable[Durable | None], status: JobStatus, uid: str) -> Durable | None:
-    """What LATEST names, as far as anyone knows: agents may not have looked for a while, the status remembers too."""
-    durables = [durable for durable in seen if durable is not None]
+def newest(durables_seen: Iterable[Durable | None], status: JobStatus, uid: str) -> Durable | None:
+    """Return the checkpoint that LATEST names, as far as known.
+
+    Agents may not have looked at storage for a while, and the status has a record too.
+    """
+    durables = [durable for durable in durables_seen if durable is not None]
     if mark := status.last_checkpoint:
-        at = unix_seconds(mark.at)
-        durables.append(Durable(uid, mark.round, mark.step, mark.uri, complete=mark.complete, at=at))
+        saved_at = unix_seconds(mark.at)
+        durables.append(Durable(uid, mark.round, mark.step, mark.uri, complete=mark.complete, at=saved_at))
     return max(durables, key=lambda durable: _age(durable, uid), default=None)
 
 
 def _age(durable: Durable, uid: str) -> tuple[int, int]:
-    """(round, step), comparable with a snapshot's. Another job's rounds are not comparable: older than any of ours."""
+    """Return (round, step), comparable with a snapshot's.
+
+    Rounds of another job are not comparable: its checkpoint counts as older than any of this job's.
+    """
     return (durable.round if durable.uid == uid else -1, durable.step)
 
 
@@ -178,14 +188,14 @@ def _is_void(durable: Durable, status: JobStatus, uid: str) -> bool:
 def last_rollback(ctx: JobContext) -> RollbackMark | None:
     """Return status.rollback: the last rollback, or the one that the report of this round requests.
 
-    All ranks that request one name the same step; some may request none.
+    All ranks that request a rollback name the same step; some may request none.
     """
     old = ctx.status.rollback
-    asked = [failure for failure, back in _requested_rollbacks(ctx) if back.undoes(ctx.observed.job.uid)]
-    if not asked or (old and old.round >= ctx.world.round):
+    failures = [failure for failure, back in _requested_rollbacks(ctx) if back.undoes(ctx.observed.job.uid)]
+    if not failures or (old and old.round >= ctx.world.round):
         return old
-    first = next((failure for failure in asked if not failure.secondary), asked[0])
-    step = max(0, min(failure.rollback.step for failure in asked if failure.rollback))
+    first = next((failure for failure in failures if not failure.secondary), failures[0])
+    step = max(0, min(failure.rollback.step for failure in failures if failure.rollback))
     return RollbackMark(
         round=ctx.world.round,
         step=step,
@@ -202,12 +212,14 @@ def _requested_rollbacks(ctx: JobContext) -> list[tuple[Failure, protocol.Rollba
 
 
 def damaged_checkpoints(ctx: JobContext) -> tuple[DamagedCheckpoint, ...] | None:
-    """Return status.damagedCheckpoints: those known, and those that the report of this round finds damaged. The lowest
-    step to go back to counts where ranks name several for one checkpoint."""
+    """Return status.damagedCheckpoints: the known ones, and those that the report of this round finds damaged.
+
+    If ranks name several steps to return to for one checkpoint, the lowest one counts.
+    """
     old = ctx.status.damaged_checkpoints
     known_uris = {bad.uri for bad in old or ()}
     new: dict[str, DamagedCheckpoint] = {}
-    for _, back in sorted(_requested_rollbacks(ctx), key=lambda asked: asked[1].step, reverse=True):
+    for _, back in sorted(_requested_rollbacks(ctx), key=lambda request: request[1].step, reverse=True):
         if (bad := back.damaged) is not None and bad.uri not in known_uris:
             new[bad.uri] = DamagedCheckpoint(
                 uri=bad.uri, step=bad.step, previous_step=max(0, back.step), at=rfc3339(round(ctx.now, 3))
@@ -221,7 +233,7 @@ def undone_states(ctx: JobContext) -> tuple[UndoneStates, ...]:
     if back is None or (old.internal.invalidated_checkpoints and back is old.rollback):
         return old.internal.invalidated_checkpoints
     together = joined(undone(old), Undone(back.round, back.step))
-    return tuple(UndoneStates(round=some.round, step=some.step) for some in together)
+    return tuple(UndoneStates(round=state.round, step=state.step) for state in together)
 
 
 def skipped_samples(ctx: JobContext) -> tuple[SampleRange, ...]:
@@ -231,8 +243,8 @@ def skipped_samples(ctx: JobContext) -> tuple[SampleRange, ...]:
     reported += [back.skipped for _, back in _requested_rollbacks(ctx)]
     if not any(reported):
         return ctx.status.skipped
-    together = united(((some.begin, some.end) for some in ctx.status.skipped), *reported)
-    # Never more: the workers end with a sentence (`anomalies`) before they leave out as much.
+    together = united(((sample_range.begin, sample_range.end) for sample_range in ctx.status.skipped), *reported)
+    # There are never more: workers end with an error (`anomalies`) before they skip that many.
     return tuple(SampleRange(begin=begin, end=end) for begin, end in together[:MOST_RANGES])
 
 
@@ -246,7 +258,7 @@ def rollback_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         message = f"round {back.round} is undone back to step {back.step} or before: {back.message}"
         events.append(Event("Warning", "RolledBack", message[:1000]))
     if new.skipped != old.skipped:
-        left_out = words(tuple((some.begin, some.end) for some in new.skipped))
+        left_out = words(tuple((sample_range.begin, sample_range.end) for sample_range in new.skipped))
         events.append(Event("Warning", "SamplesSkipped", f"{left_out} are left out of the run"[:1000]))
     return tuple(events)
 
@@ -257,17 +269,20 @@ def _damage_event(bad: DamagedCheckpoint) -> Event:
 
 
 def undone(status: JobStatus) -> tuple[Undone, ...]:
-    """What rollbacks have made void, the last one's at the end. Of two the later alone would not do: where it went back
-    to a later step, it says nothing of what the earlier one undid (decision "All rollbacks are remembered")."""
+    """Return what rollbacks have made void, with the last rollback at the end.
+
+    Of two rollbacks the later one is not enough: if it returned to a later step, it does not cover what the earlier one
+    undid (decision "All rollbacks are remembered").
+    """
     if status.rollback is None and not status.internal.invalidated_checkpoints:
         return ()
     remembered, back = (
-        tuple(Undone(some.round, some.step) for some in status.internal.invalidated_checkpoints),
+        tuple(Undone(state.round, state.step) for state in status.internal.invalidated_checkpoints),
         status.rollback,
     )
     return joined(remembered, Undone(back.round, back.step)) if back else remembered
 
 
 def is_undone(round: int, step: int, status: JobStatus) -> bool:
-    """Whether a state of this job was trained beyond a step that the world went back to."""
+    """Return whether a state of this job was trained beyond a step that the world returned to."""
     return any(void.covers(round, step) for void in undone(status))

@@ -1,13 +1,14 @@
-"""Whether the snapshots of a job fit into the memory that its pods have: known before anything starts (decision
-"Whether snapshots fit is known first").
+"""Check that the snapshots of a job fit into the memory of its pods, before anything starts.
 
-A rank's snapshot holds its part of the weights, and of AdamW's two moments of those that are trained, float32. A
-replica keeps three of each of its workers, one more while that is on its way to storage, and two of the replica before
-it; with one replica there is no other. They live in nine tenths of the container's memory (`room`). A round that goes
-on from memory begins with two of its own and two of the other's (`concertina_agent.core.snapshot_index`), and with one
-of each as soon as all have restored.
-The agent's own files (PROGRAM) and each shard's header (HEADER) lie beside them, and of a job that is tracked the spool
-of what its tracker has not taken.
+The reason is in decision "Whether snapshots fit is known first".
+
+A rank's snapshot holds its part of the weights, and of AdamW's two moments of those that are trained, in float32. A
+replica keeps three snapshots of each of its workers, one more while that is being copied to storage, and two of the
+previous replica; with one replica there is no previous one. They are in nine tenths of the container's memory (`room`).
+A round that starts from memory begins with two of its own and two of the previous replica's
+(`concertina_agent.core.snapshot_index`), and with one of each as soon as all have restored. The agent's own files
+(PROGRAM) and each shard's header (HEADER) use the same memory, and so does the spool of a tracked job, with what its
+tracker has not accepted yet.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from concertina_trainer.degrees import Degrees
 
 SHIPPING = 1
 WEIGHT_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
-"""Of each weight, and of each that is trained."""
+"""Bytes for each weight, and for each one that is trained."""
 PROGRAM = 4 << 20
-"""Bytes: what the init container writes (1.6 MiB), and the agent's marks and lists."""
+"""Bytes of the files that the init container writes (1.6 MiB), and of the agent's marks and lists."""
 HEADER = 1 << 20
-"""Bytes, of each shard's file: 0.3 KiB for each tensor that the rank has a part of."""
+"""Bytes of the header of each shard's file: 0.3 KiB for each tensor that the rank has a part of."""
 
 
 class Weights(NamedTuple):
@@ -39,15 +40,20 @@ class Weights(NamedTuple):
 
 
 def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
-    """Bytes that each of so many replicas takes of its memory volume. `weights`: of a model of one's own."""
+    """Return the bytes of its memory volume that each of `replicas` replicas uses.
+
+    `weights` are those of a custom model.
+    """
     copies = SNAPSHOT_SLOTS + (SHIPPING if spec.checkpoint else 0) + (COPY_SLOTS if replicas > 1 else 0)
     shards = copies * _bytes(spec, MOMENTS_BYTES, weights) // replicas + copies * spec.workers * HEADER
     return shards + PROGRAM + (spool.MOST_BYTES if spec.tracking else 0)
 
 
 def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None) -> int:
-    """`trained`: besides, of each weight that is trained. 0 of a model of one's own whose `weights` are not given: how
-    many it has, only its image knows."""
+    """Return the bytes for the weights, with `trained` more for each weight that is trained.
+
+    The result is 0 for a custom model without `weights`: only its image knows how many it has.
+    """
     model = spec.trainer and spec.trainer.model
     if weights is None and model and not model.entrypoint:
         weights = Weights(model.weights, model.trained_weights)
@@ -55,8 +61,10 @@ def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None) -> int:
 
 
 def offloaded(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
-    """Bytes of the state itself that each of so many replicas has in host memory (`trainer.memory.offload`). `weights`:
-    of a model of one's own."""
+    """Return the bytes of the state itself that each replica has in host memory (`trainer.memory.offload`).
+
+    `weights` are those of a custom model.
+    """
     if spec.trainer is None or spec.trainer.memory.offload is None:
         return 0
     copies = Degrees.of(spec.parallelism, replicas * spec.workers).replicate
@@ -64,19 +72,19 @@ def offloaded(spec: JobSpec, replicas: int, weights: Weights | None = None) -> i
 
 
 def _fits(spec: JobSpec, replicas: int, has: int) -> bool:
-    if not replicas:  # no size is valid, as `start.no_size` says
+    if not replicas:  # no size is valid: `start.no_size` reports that
         return True
     return needed(spec, replicas) + offloaded(spec, replicas) <= has
 
 
 def room(spec: JobSpec) -> int | None:
-    """Bytes that a replica has for them, and for an offloaded state; None: there is no limit."""
+    """Return the bytes that a replica has for snapshots and for an offloaded state; None if there is no limit."""
     limits = amounts_of(spec.template.trainer.model_extra or {}, "limits")
     return bytes_of(limits.get("memory")) * 9 // 10 or None
 
 
 def too_small(ctx: JobContext) -> Decision | None:
-    """No size of the job has room for its snapshots."""
+    """Stall the job if no size of it has room for its snapshots."""
     spec = ctx.spec
     if not spec.bundled or ctx.world.members or not (has := room(spec)) or _fits(spec, sizes.most(spec), has):
         return None
@@ -84,7 +92,7 @@ def too_small(ctx: JobContext) -> Decision | None:
 
 
 def events(ctx: JobContext) -> tuple[Event, ...]:
-    """Told once, when the job begins: it fits now, and would not when it has shrunk."""
+    """Return a warning, once when the job starts, if the snapshots fit now but would not after the job has shrunk."""
     spec = ctx.spec
     if not spec.bundled or ctx.status.start_time or not (has := room(spec)) or _fits(spec, sizes.least(spec), has):
         return ()

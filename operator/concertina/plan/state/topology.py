@@ -1,6 +1,7 @@
-"""Where the replicas of a world are: members and ranks of a world in blocks, and what crosses a domain.
+"""Locations of the replicas of a world: members and ranks of a world in blocks, and groups that cross a domain.
 
-A failure may take a member together with the copy of its snapshots, so the distance between the two is here as well.
+A failure may take a member together with the copy of its snapshots, so this module also computes the distance between
+the two.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from concertina.plan.state.rank_order import Blocks, Path, choose, common, order
 
 HOSTNAME = "kubernetes.io/hostname"
 ANY = ("topology.kubernetes.io/zone", HOSTNAME)
-"""The domains of a job that names none."""
+"""Domains of a job whose spec names none."""
 
 
 def chosen(ctx: JobContext, names: Sequence[str]) -> tuple[str, ...]:
-    """Those of the round to come, of these that are mutually reachable, old members first; none where they are too
-    few. Where someone must go, joiners go before members, later before earlier; in a world of blocks those first whose
-    block is broken anyway."""
+    """Return the members of the next round among mutually reachable replicas; none if they are too few.
+
+    `names` has old members first. If there are too many, replicas that join are dropped before members, and later ones
+    before earlier ones. In a world of blocks, replicas whose block is broken anyway are dropped first.
+    """
     size = sizes.fitting(len(names), ctx.spec)
     if not ctx.spec.group_sizes or not size:
         return tuple(names[:size])
@@ -33,29 +36,31 @@ def chosen(ctx: JobContext, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def ranked(ctx: JobContext, names: Sequence[str]) -> tuple[str, ...]:
-    """Members of a world in blocks, in order of rank."""
+    """Return the members of a world in blocks, in order of rank."""
     return order(names, _blocks(ctx, names), tuple(ctx.round.members))
 
 
 def layout(spec: JobSpec, ranks: int) -> str | None:
-    """The degrees of a world of so many ranks, in a line; None where its spec says nothing of parallelism."""
+    """Return the degrees of a world of `ranks` ranks, in a line; None if the spec does not mention parallelism."""
     degrees = spec.parallelism
     if degrees.block == 1 and degrees.shard is None:
         return None
     data = ranks // degrees.group
-    # What a command of one's own does with the ranks beside its groups is its own affair.
+    # A custom command decides by itself what to do with the ranks beside its groups.
     outer = {"shard" if spec.bundled else "data": data}
     if degrees.shard is not None:
         outer = {"replicate": data // degrees.shard, "shard": degrees.shard}
     inner = {"pipeline": degrees.pipeline, "context": degrees.context, "tensor": degrees.tensor}
-    said = [f"{name} {degree}" for name, degree in {**outer, **inner}.items() if degree > 1]
+    factors = [f"{name} {degree}" for name, degree in {**outer, **inner}.items() if degree > 1]
     experts = f", experts over {degrees.expert}" if degrees.expert > 1 else ""
-    return (" x ".join(said) or "one rank") + experts
+    return (" x ".join(factors) or "one rank") + experts
 
 
 def crossing(ctx: JobContext, members: Mapping[str, int]) -> str | None:
-    """Which groups that talk in every layer go over a link between domains that spec.topology names, in a sentence;
-    None where none does. `members` in order of rank, with the workers of each."""
+    """Return a sentence on groups that communicate in every layer and cross a domain of spec.topology.
+
+    The result is None if no group does. `members` are in order of rank, with the number of workers of each.
+    """
     topology = ctx.spec.topology
     if topology is None:
         return None
@@ -73,19 +78,19 @@ def crossing(ctx: JobContext, members: Mapping[str, int]) -> str | None:
 
 
 def groups_of(degrees: Parallelism, ranks: int) -> Iterator[tuple[str, Sequence[Sequence[int]]]]:
-    """Which ranks talk to each other in every layer, by kind."""
+    """Yield the groups of ranks that communicate in every layer, by kind."""
     sequence = degrees.context * degrees.tensor
     if degrees.tensor > 1:
-        yield "tensor", [range(at, at + degrees.tensor) for at in range(0, ranks, degrees.tensor)]
+        yield "tensor", [range(start, start + degrees.tensor) for start in range(0, ranks, degrees.tensor)]
     if degrees.context > 1:
-        yield "context", [range(at, at + sequence) for at in range(0, ranks, sequence)]
+        yield "context", [range(start, start + sequence) for start in range(0, ranks, sequence)]
     if degrees.expert > 1:
-        # As the trainer's mesh has them: of neighbours in `shard`, and of one stage.
+        # As in the trainer's mesh: groups of neighbours in `shard`, and of one stage.
         within, span = degrees.expert // degrees.expert_shards, degrees.expert_shards * degrees.group
         yield (
             "expert",
             [
-                [at + inner for at in range(first, begin + span, degrees.group) for inner in range(within)]
+                [start + inner for start in range(first, begin + span, degrees.group) for inner in range(within)]
                 for begin in range(0, ranks, span)
                 for first in range(begin, begin + degrees.group, within)
             ],
@@ -97,7 +102,10 @@ def _blocks(ctx: JobContext, names: Collection[str]) -> Blocks:
 
 
 def _domains(ctx: JobContext, names: Iterable[str]) -> dict[str, Path]:
-    """Without a label a node is in one domain with all that lack it; but each is a host."""
+    """Return the domains of each replica.
+
+    Nodes without a label share one domain; but each node is a host of its own.
+    """
     labels: tuple[str, ...] = ctx.spec.topology.labels if ctx.spec.topology else ANY
     domains: dict[str, Path] = {}
     for name in names:
@@ -143,10 +151,10 @@ def copy_events(
     ):
         return ()
     in_zone, on_node = member_placement.shared(members, places)
-    count, what = (on_node, "node") if copies is Distance.SAME_NODE else (in_zone, "zone")
+    count, unit = (on_node, "node") if copies is Distance.SAME_NODE else (in_zone, "zone")
     advice = _BLOCKS_ADVICE if ctx.spec.group_sizes else _SPREAD_ADVICE
     message = (
-        f"{count} of {len(members)} replicas have the copy of their snapshots within the same {what}: "
+        f"{count} of {len(members)} replicas have the copy of their snapshots within the same {unit}: "
         f"when that is lost, training goes back to the last checkpoint; {advice}"
     )
-    return (Event("Warning" if copies is Distance.SAME_NODE else "Normal", f"CopiesShare{what.capitalize()}", message),)
+    return (Event("Warning" if copies is Distance.SAME_NODE else "Normal", f"CopiesShare{unit.capitalize()}", message),)

@@ -1,1 +1,1 @@
-"""What is written into the status."""
+"""The status that a pass writes."""

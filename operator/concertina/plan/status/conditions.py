@@ -1,4 +1,4 @@
-"""Conditions from a decision: a table of phases. Ready's reason is the phase itself, the word that kubectl shows."""
+"""Conditions of a decision, by a table of phases. Ready's reason is the phase itself, the word that kubectl shows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Status = Literal["True", "False", "Unknown"]
 
 @dataclass(frozen=True)
 class ConditionRow:
-    """Whether each condition is true in a phase."""
+    """Truth of each condition in a phase."""
 
     ready: bool = False
     reconciling: bool = False
-    """The operator is still bringing the job to what the spec asks for."""
+    """Whether the operator is still bringing the job to what the spec asks for."""
     running: bool = False
     suspended: bool = False
     complete: bool = False
@@ -44,35 +44,38 @@ STOPPING = (Phase.DRAINING, Phase.SUSPENDING, Phase.DELETING)
 """Phases in which the workers of a round are to stop."""
 OURS = frozenset(ConditionType)
 MOST = 32
-"""Conditions in a status, as the CRD has it."""
+"""Maximum number of conditions in a status, as in the CRD."""
 LONGEST = 1024
-"""Of a message: a sentence or two. What a worker printed stands in status.lastFailure."""
+"""Maximum length of a message: a sentence or two. The output of a worker is in status.lastFailure."""
 
 
 @dataclass(frozen=True)
 class AtWork:
-    """The round and its workers beside what the spec asks for."""
+    """The round and its workers, compared with what the spec asks for."""
 
     replicas: int = 0
-    """In the round."""
+    """Number of replicas in the round."""
     wanted: int = 0
-    """In the largest valid world that the spec allows."""
+    """Number of replicas in the largest valid world that the spec allows."""
     stopped: bool = True
-    """No worker runs any more; of interest in the phases STOPPING."""
+    """Whether no worker runs any more; used in the phases STOPPING."""
 
 
 def conditions(
     decision: Decision, old: JobStatus, generation: int, now: float, at_work: AtWork, newer_kubernetes: str = ""
 ) -> tuple[Condition, ...]:
-    """Return all eight conditions in a fixed order, then those of other controllers, which stay as they are (decision
-    "Conditions of other controllers are carried over"). A transition time changes with the status alone."""
+    """Return all eight conditions in a fixed order, then those of other controllers.
+
+    The conditions of other controllers stay as they are (decision "Conditions of other controllers are carried over").
+    A transition time changes only with the condition's status.
+    """
     row, reason, message = TABLE[decision.phase], decision.reason, decision.message
     trouble, trouble_message = decision.stalled or reason, decision.stalled_message or message
     degraded = bool(decision.stalled) and decision.goes_on
     stalled = row.stalled or (bool(decision.stalled) and not decision.goes_on)
     running = row.running and not (decision.phase in STOPPING and at_work.stopped)
     missing = decision.phase is Phase.TRAINING and at_work.replicas != at_work.wanted
-    # A tool that sees Reconciling waits on, however long: where nothing goes on, Stalled alone is true.
+    # Tools keep waiting while Reconciling is true: if nothing goes on, Stalled alone is true.
     reconciling = (row.reconciling or missing) and not stalled
     ready = row.ready and not (missing or stalled)
     named = (
@@ -86,10 +89,10 @@ def conditions(
         (ConditionType.DEGRADED, degraded, trouble, "NotDegraded", trouble_message),
     )
     explained = (ConditionType.READY, ConditionType.RUNNING)
-    before = {condition.type: condition for condition in old.conditions}
+    last_conditions = {condition.type: condition for condition in old.conditions}
     ours = [
         _condition(
-            before.get(type),
+            last_conditions.get(type),
             type,
             "True" if true else "False",
             why if true else why_not,
@@ -101,8 +104,8 @@ def conditions(
     ]
     if newer_kubernetes:
         ours.append(_template_outdated(before.get(ConditionType.TEMPLATE_OUTDATED), newer_kubernetes, generation, now))
-    others = [condition for condition in old.conditions if condition.type not in OURS]
-    return (*ours, *others[: MOST - len(ours)])
+    foreign_conditions = [condition for condition in old.conditions if condition.type not in OURS]
+    return (*ours, *foreign_conditions[: MOST - len(ours)])
 
 
 def template_outdated(server_version: str) -> str:
@@ -124,9 +127,9 @@ def _scaling(at_work: AtWork) -> str:
     return "ReplicasMissing" if at_work.replicas < at_work.wanted else "Shrinking"
 
 
-def only_reworded(before: tuple[Condition, ...], after: tuple[Condition, ...]) -> bool:
-    """Whether nothing but messages may be other than they were."""
-    return _without_messages(before) == _without_messages(after)
+def only_reworded(last_conditions: tuple[Condition, ...], new_conditions: tuple[Condition, ...]) -> bool:
+    """Return whether at most the messages have changed."""
+    return _without_messages(last_conditions) == _without_messages(new_conditions)
 
 
 def _without_messages(conditions: tuple[Condition, ...]) -> list[object]:
@@ -147,38 +150,51 @@ ANNOUNCED = frozenset(
         Phase.TRAINING,
     )
 )
-"""Phases that someone waits for."""
+"""Phases that someone may wait for."""
 STARTS = frozenset((Phase.STARTING.value, Phase.RECOVERING.value))
-"""Phases that a round's event has told of by the time it trains."""
+"""Phases that a round's event has reported by the time the round trains."""
 
 
 def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """One where the job enters such a phase (decision "An event tells what the status would not")."""
-    before, ready, running = (
+    """Return an event if the job enters one of the ANNOUNCED phases.
+
+    The reason is in decision "An event tells what the status would not".
+    """
+    last_ready, ready, running = (
         old.condition(ConditionType.READY),
         new.condition(ConditionType.READY),
         new.condition(ConditionType.RUNNING),
     )
-    if ready is None or running is None or ready.reason not in ANNOUNCED or (before and before.reason == ready.reason):
+    if (
+        ready is None
+        or running is None
+        or ready.reason not in ANNOUNCED
+        or (last_ready and last_ready.reason == ready.reason)
+    ):
         return ()
-    if ready.reason == Phase.TRAINING.value and before and before.reason in STARTS:
+    if ready.reason == Phase.TRAINING.value and last_ready and last_ready.reason in STARTS:
         return ()
     bad = ready.reason in (Phase.FAILED.value, Phase.STALLED.value)
     return (Event("Warning" if bad else "Normal", running.reason, running.message),)
 
 
 def _condition(
-    before: Condition | None, type: str, status: Status, reason: str, message: str, generation: int, now: float
+    last_condition: Condition | None, type: str, status: Status, reason: str, message: str, generation: int, now: float
 ) -> Condition:
     message = message if len(message) <= LONGEST else message[: LONGEST - 3] + "..."
-    same = before is not None and before.status == status
-    if before and same and (before.reason, before.message, before.observed_generation) == (reason, message, generation):
-        return before
+    is_same_status = last_condition is not None and last_condition.status == status
+    if (
+        last_condition
+        and is_same_status
+        and (last_condition.reason, last_condition.message, last_condition.observed_generation)
+        == (reason, message, generation)
+    ):
+        return last_condition
     return Condition(
         type=type,
         status=status,
         reason=reason,
         message=message,
-        last_transition_time=before.last_transition_time if before and same else rfc3339(now),
+        last_transition_time=last_condition.last_transition_time if last_condition and is_same_status else rfc3339(now),
         observed_generation=generation,
     )

@@ -1,4 +1,4 @@
-"""FIELDS: each field of the status, and what it follows from. Nothing is decided here."""
+"""FIELDS: each field of the status, and the function that computes it. Nothing is decided here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from concertina.plan.status.time_accounting import Account
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass, as far as its status is concerned."""
+    """One pass, with what its status follows from."""
 
     ctx: JobContext
     decision: Decision
@@ -86,21 +86,24 @@ NODES_NOT_WATCHED = (
 
 
 def replicas(ctx: JobContext) -> int:
-    """An HPA computes with them. What is only not confirmed to be gone, as its node does not answer, is none."""
-    here = (pod for pod in ctx.observed.pods if pod.index is not None and not pod.ended)
-    return sum(ctx.node(pod).ready or not pod.deleting for pod in here) - len(ctx.replicas.standby)
+    """Return the number of replicas, which an HPA uses.
+
+    A pod that is being deleted on a node that does not answer, so that its end can't be confirmed, does not count.
+    """
+    unended_pods = (pod for pod in ctx.observed.pods if pod.index is not None and not pod.ended)
+    return sum(ctx.node(pod).ready or not pod.deleting for pod in unended_pods) - len(ctx.replicas.standby)
 
 
 def at_work(ctx: JobContext, decision: Decision) -> conditions.AtWork:
     """Count the job's replicas at work; under torchrun only pods are known."""
-    wanted, report = sizes.most(ctx.spec), ctx.round.report
+    wanted_count, report = sizes.most(ctx.spec), ctx.round.report
     if ctx.spec.launcher is Launcher.TORCHRUN:
         pods = [pod for pod in ctx.observed.pods if pod.index is not None]
         runs = sum(pod.phase is PodPhase.RUNNING for pod in pods)
         ended_well = sum(pod.phase is PodPhase.SUCCEEDED for pod in pods)
-        return conditions.AtWork(runs + ended_well, wanted, stopped=not runs)
+        return conditions.AtWork(runs + ended_well, wanted_count, stopped=not runs)
     drained = report is not None and report.state == protocol.State.DRAINED
-    return conditions.AtWork(len(ctx.world.members), wanted, stopped=drained or decision.pods is Pods.NONE)
+    return conditions.AtWork(len(ctx.world.members), wanted_count, stopped=drained or decision.pods is Pods.NONE)
 
 
 Row = Callable[[Pass], object]
@@ -147,7 +150,7 @@ INTERNAL: Mapping[str, Row] = {
     "growth": lambda p: growth.next_status(p.ctx, p.decision),
     "invalidated_checkpoints": lambda p: restore.undone_states(p.ctx),
 }
-"""Of status.internal."""
+"""Fields of status.internal."""
 COUNTS: Mapping[str, Row] = {
     "replicas": lambda p: replicas(p.ctx),
 }
@@ -159,8 +162,9 @@ PROGRESS: Mapping[str, Row] = {
     "checkpoint_interval": lambda p: progress.interval(p.ctx),
     "batch_assignment": lambda p: progress.shares(p.ctx),
 }
-"""They change with every pod, and with every step, so they alone are written only so often (`progress.seconds_left`).
-So are conditions of which only the sentences have changed, which count what is there, too."""
+"""Fields that change with every pod and every step. If nothing else changes, they are written only at intervals
+(`progress.seconds_left`). The same holds for conditions of which only the messages have changed, because these contain
+counts too."""
 CLOCK: Mapping[str, Row] = {
     "goodput": lambda p: p.account.goodput,
     "incidents": lambda p: p.account.incidents,
@@ -171,40 +175,40 @@ INTERNAL_CLOCK: Mapping[str, Row] = {
     "incident": lambda p: p.account.incident,
     "tokens_before": lambda p: p.account.tokens_before,
 }
-"""They change with time alone, so they are written along with something else, and otherwise once in COUNT_TIME."""
+"""Fields that change with time alone. They are written along with other changes, and otherwise once in COUNT_TIME."""
 AT_ONCE: Mapping[str, Row] = {**CONDITIONS, **PODS, **ROUNDS, **RECOVERY, **CHECKPOINTS}
 FIELDS: Mapping[str, Row] = {**AT_ONCE, **COUNTS, **PROGRESS, **CLOCK}
 
 
 class StatusAfter(NamedTuple):
     status: JobStatus
-    """The very same object where there is nothing to write now."""
+    """Status after the pass; the same object as before if there is nothing to write now."""
     held_back: float | None = None
-    """After how many seconds there may be."""
+    """Seconds after which there may be something to write."""
     only_numbers: bool = False
-    """Whether nothing is other than it was that anything is decided by."""
+    """Whether nothing has changed that a decision depends on."""
     only_conditions: bool = False
-    """The same but for conditions."""
+    """Whether nothing has changed except conditions and what `only_numbers` covers."""
 
 
 def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> StatusAfter:
-    this, old = Pass(ctx, decision, pods), ctx.status
-    values = {name: row(this) for name, row in AT_ONCE.items()}
-    internal = {name: row(this) for name, row in INTERNAL.items()}
-    only_reworded = conditions.only_reworded(old.conditions, this.conditions)
+    current_pass, old = Pass(ctx, decision, pods), ctx.status
+    values = {name: row(current_pass) for name, row in AT_ONCE.items()}
+    internal = {name: row(current_pass) for name, row in INTERNAL.items()}
+    only_reworded = conditions.only_reworded(old.conditions, current_pass.conditions)
     but_conditions = {name: value for name, value in values.items() if name != "conditions"}
     decided = _differ(old, but_conditions) or _differ(old.internal, internal)
-    changed = decided or (not only_reworded and _differ(old, {"conditions": this.conditions}))
-    counts = {name: row(this) for name, row in COUNTS.items()}
+    changed = decided or (not only_reworded and _differ(old, {"conditions": current_pass.conditions}))
+    counts = {name: row(current_pass) for name, row in COUNTS.items()}
     if not changed and (seconds := progress.seconds_left(ctx)):
         return StatusAfter(old, seconds if _differ(old, {**values, **counts}) else None)
-    numbers = counts | {name: row(this) for name, row in PROGRESS.items()}
+    numbers = counts | {name: row(current_pass) for name, row in PROGRESS.items()}
     if not changed and not _differ(old, {**values, **numbers}):
         count_due = progress.uncounted_seconds_left(ctx, decision.phase)
         if count_due is None or count_due > 0:
             return StatusAfter(old, count_due)
-    clock = {name: row(this) for name, row in CLOCK.items()}
-    internal |= {name: row(this) for name, row in INTERNAL_CLOCK.items()}
+    clock = {name: row(current_pass) for name, row in CLOCK.items()}
+    internal |= {name: row(current_pass) for name, row in INTERNAL_CLOCK.items()}
     remembered = old.internal.model_copy(update=internal)
     status = old.model_copy(update={**values, **numbers, **clock, "internal": remembered})
     return StatusAfter(status, only_numbers=not changed, only_conditions=not decided)
@@ -213,7 +217,7 @@ def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> StatusAf
 def _differ(old: JobStatus | Internal, values: Mapping[str, object]) -> bool:
     for name, value in values.items():
         old_value = getattr(old, name)
-        # Most are the very same object; pydantic would compare them field by field.
+        # Most values are the same object; pydantic would compare them field by field.
         if old_value is not value and old_value != value:
             return True
     return False

@@ -1,7 +1,8 @@
-"""The parts of the status that follow from the coordinator's report: progress, saved state, and sentences.
+"""Parts of the status that follow from the coordinator's report: progress, saved state, and sentences.
 
-The status shows a sentence as long as it holds, with an event when it changes: why workers do not start warm (all
-replicas have one image and command), why the tracker takes nothing, and that workers train in worlds of their own.
+The status shows a sentence as long as it holds, and an event reports each change of it. The sentences say why workers
+do not start warm (all replicas have one image and command), why the tracker accepts nothing, and that workers train in
+worlds of their own.
 """
 
 from __future__ import annotations
@@ -37,16 +38,21 @@ MOST_SHARES = 16
 
 
 def progress(ctx: JobContext) -> JobProgress | None:
-    """From rank 0's last word; what the status had where there is none."""
+    """Return the progress in rank 0's last report, or the one in the status if there is none."""
     reported = ctx.round.report.progress if ctx.round.report else None
     if reported is None or reported.step < 0 or not reported.at:
         return ctx.status.progress
     steps = reported.steps
-    steps_left = max(0, steps - reported.step) if steps else 0  # a script may continue beyond the steps it planned
-    percent, at = round(100 * min(1.0, reported.step / steps), 2) if steps else None, rfc3339(round(reported.at, 3))
+    steps_left = max(0, steps - reported.step) if steps else 0  # a script may continue beyond the steps that it planned
+    percent, reported_at = (
+        round(100 * min(1.0, reported.step / steps), 2) if steps else None,
+        rfc3339(round(reported.at, 3)),
+    )
     if reported.first_step_at is None:  # The round has measured nothing yet: keep the numbers of the last one.
-        before = ctx.status.progress or JobProgress(step=reported.step, at=at)
-        return before.model_copy(update={"step": reported.step, "steps": steps, "percent": percent, "at": at})
+        last_progress = ctx.status.progress or JobProgress(step=reported.step, at=reported_at)
+        return last_progress.model_copy(
+            update={"step": reported.step, "steps": steps, "percent": percent, "at": reported_at}
+        )
     return JobProgress(
         step=reported.step,
         steps=steps,
@@ -55,11 +61,11 @@ def progress(ctx: JobContext) -> JobProgress | None:
         loss=round(reported.loss, 6) if math.isfinite(reported.loss) else None,
         step_seconds=round(reported.step_seconds, 6) or None,
         tokens=reported.tokens,
-        tokens_per_second=round(reported.tokens_per_second, 1) or None,  # a script of one's own may not know
+        tokens_per_second=round(reported.tokens_per_second, 1) or None,  # a custom script may not know this
         mfu=_share(reported.mfu),
         mfu_full_attention=_share(reported.mfu_full_attention),
         evaluation=_evaluation(ctx, reported),
-        at=at,
+        at=reported_at,
     )
 
 
@@ -68,7 +74,7 @@ def _share(value: float | None) -> float | None:
 
 
 def _evaluation(ctx: JobContext, reported: protocol.Progress) -> EvaluationMark | None:
-    """The last one, of an earlier round where this one had none yet; not one of steps that were undone."""
+    """Return the last evaluation; one of an earlier round if this round had none yet, but not one of undone steps."""
     old = ctx.status.progress.evaluation if ctx.status.progress else None
     if reported.evaluated is not None:
         loss = round(reported.evaluated.loss, 6) if math.isfinite(reported.evaluated.loss) else None
@@ -77,22 +83,22 @@ def _evaluation(ctx: JobContext, reported: protocol.Progress) -> EvaluationMark 
 
 
 def history(ctx: JobContext, now: JobProgress | None) -> str | None:
-    """With a point of this progress, where it is news and one is due."""
+    """Return the packed loss history, with a point of this progress if that is new and a point is due."""
     packed = ctx.status.history
     if now is None or now == ctx.status.progress:
         return packed
-    before = unpacked(packed) if packed else LossHistory()
-    after = before.with_point(Point(int(ctx.now), now.step, _short(now.loss), ctx.world.replicas))
-    return packed if after is before else after.packed()
+    last_history = unpacked(packed) if packed else LossHistory()
+    new_history = last_history.with_point(Point(int(ctx.now), now.step, _short(now.loss), ctx.world.replicas))
+    return packed if new_history is last_history else new_history.packed()
 
 
 def _short(loss: float | None) -> float | None:
-    """To four digits: a curve shows no more."""
+    """Return a loss with four digits: a curve shows no more."""
     return None if loss is None else float(f"{loss:.4g}")
 
 
 def shares(ctx: JobContext) -> tuple[ShareMark, ...]:
-    """status.batchAssignment, the least first. While the coordinator says nothing it stays as it was."""
+    """Return status.batchAssignment, the smallest share first; it stays as it was without a coordinator's report."""
     if ctx.round.report is None:
         return ctx.status.batch_assignment if ctx.round.committed else ()
     reported = ctx.round.report.progress.shares if ctx.round.report.progress else ()
@@ -122,7 +128,7 @@ def interval(ctx: JobContext) -> CheckpointEvery | None:
 
 
 def snapshot_interval(ctx: JobContext) -> SnapshotEvery | None:
-    """Return how often rank 0 takes snapshots; what the status says while it reports nothing."""
+    """Return how often rank 0 takes snapshots, or what the status says if rank 0 reports nothing."""
     reported = ctx.round.report.progress.snapshots if ctx.round.report and ctx.round.report.progress else None
     if reported is None:
         return ctx.status.snapshot_interval
@@ -130,8 +136,11 @@ def snapshot_interval(ctx: JobContext) -> SnapshotEvery | None:
 
 
 def replayed(ctx: JobContext) -> int:
-    """Steps that a command of one's own trains again, as far as it reports them: known once, with the first word of a
-    round, since where it goes on from is its own affair."""
+    """Return the steps that a custom command trains again, as far as it reports them.
+
+    The number is known once, with the first report of a round, because the command decides by itself where it starts
+    from.
+    """
     reported, old = ctx.round.report.progress if ctx.round.report else None, ctx.status
     if ctx.spec.bundled or reported is None or ctx.round.report is None:
         return 0
@@ -153,7 +162,7 @@ def last_snapshot(ctx: JobContext) -> SnapshotMark | None:
 
 
 def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
-    """The newest that any connected agent has seen under LATEST, and that is this job's own."""
+    """Return the newest checkpoint of this job that any connected agent has seen under LATEST."""
     old, uid = ctx.status.last_checkpoint, ctx.observed.job.uid
     if old and restore.is_undone(old.round, old.step, ctx.status):
         old = None
@@ -167,20 +176,22 @@ def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
             best = durable
     if best is None or (old and (old.round, old.step) >= (best.round, best.step)):
         return old
-    at = rfc3339(round(ctx.now if best.at is None else best.at, 3))
-    return CheckpointMark(step=best.step, round=best.round, complete=best.complete, uri=best.uri, at=at)
+    saved_at = rfc3339(round(ctx.now if best.at is None else best.at, 3))
+    return CheckpointMark(step=best.step, round=best.round, complete=best.complete, uri=best.uri, at=saved_at)
 
 
 def seconds_left(ctx: JobContext) -> float:
-    """Until a status write may be made that brings nothing but numbers and sentences."""
-    at = ctx.status.goodput.at or ctx.status.start_time  # which the first write has
+    """Return the seconds until a status write is allowed that changes only numbers and sentences."""
+    written_at = ctx.status.goodput.at or ctx.status.start_time  # the first write sets it
     every = ctx.observed.progress_every if ctx.round.committed else ctx.observed.words_every
-    return 0.0 if at is None else max(0.0, every - ctx.elapsed(at))
+    return 0.0 if written_at is None else max(0.0, every - ctx.elapsed(written_at))
 
 
 def uncounted_seconds_left(ctx: JobContext, phase: Phase) -> float | None:
-    """Return the seconds until the time of a running job is counted though its status has no other news. None for a job
-    that does not run: its next event brings a count."""
+    """Return the seconds until the time of a running job is counted although its status has no other news.
+
+    The result is None for a job that does not run: its next event brings a count.
+    """
     if phase is not Phase.TRAINING or ctx.status.goodput.at is None:
         return None
     every = max(constants.COUNT_TIME, ctx.observed.progress_every)
@@ -192,7 +203,7 @@ def uncounted_seconds_left(ctx: JobContext, phase: Phase) -> float | None:
 
 @dataclass(frozen=True)
 class SentenceEvent:
-    """The event for a sentence, with the words before and after it."""
+    """Event for a sentence, with the words before and after the sentence."""
 
     type: str
     reason: str
@@ -212,12 +223,12 @@ SENTENCES: Mapping[str, SentenceEvent] = {
         "Warning", "TrackerUnreachable", "training goes on; what is to be tracked is kept on the node"
     ),
 }
-"""By the field's name in the report and in the status."""
+"""Events by the field's name in the report and in the status."""
 LONGEST_EVENT = 1000
-"""Characters of an event's message."""
+"""Maximum length of an event's message, in characters."""
 WORLD_MISMATCH = "world_mismatch"
 UNDER_WAY = (Phase.STARTING, Phase.TRAINING, Phase.DRAINING, Phase.RECOVERING)
-"""Phases in which a job trains alone, or is about to again."""
+"""Phases in which a job trains alone, or is about to do so again."""
 
 
 def coordinator_sentence(ctx: JobContext, field: str) -> str | None:
@@ -254,5 +265,5 @@ def annotate_world_mismatch(ctx: JobContext, decision: Decision) -> Decision:
 
 def _event_message(field: str, now: str) -> str:
     """Return the message of an event for a sentence."""
-    before, after = f"{SENTENCES[field].before}: ", SENTENCES[field].after
-    return before + now[: LONGEST_EVENT - len(before) - len(after)] + after
+    prefix, suffix = f"{SENTENCES[field].before}: ", SENTENCES[field].after
+    return prefix + now[: LONGEST_EVENT - len(prefix) - len(suffix)] + suffix

@@ -1,8 +1,9 @@
-"""A round as a trace: what its time went into, from the end of training to the next round's first step.
+"""Trace of a round: where its time went, from the end of training to the next round's first step.
 
-It is told once, in the pass in which the round gets under way or is given up. All times are by this operator's clock:
-what agents say are durations, placed one after the other behind the answer of the coordinator's agent; when a worker
-failed is the time that status.incidents has, never after the operator knew (decision "A trace has one clock").
+A trace is reported once, in the pass in which the round gets under way or is given up. All times are by this operator's
+clock. Agents report durations, which are placed one after the other behind the answer of the coordinator's agent. The
+time of a worker's failure is the one in status.incidents, never after the operator knew of it (decision "A trace has
+one clock").
 """
 
 from __future__ import annotations
@@ -23,33 +24,36 @@ from concertina.plan.facts.decision import PLANNED, Phase
 from concertina.plan.observed import Call
 
 MOST_MEMBERS = 32
-"""Spans of members in one trace: those that took longest."""
+"""Maximum number of members with a span in one trace: those that took longest."""
 NOT_YET = (Phase.STARTING, Phase.RECOVERING, Phase.WAITING, Phase.STALLED)
 """Phases of a job whose round is not under way."""
 UNDER_WAY = (Phase.TRAINING, Phase.DRAINING, Phase.COMPLETE)
-"""Phases that follow where it was."""
+"""Phases that follow once a round was under way."""
 DRAINS = (*PLANNED, Phase.DRAINING.value)
-"""What an incident has for a cause that a drain answered; the last where the coordinator began it by itself."""
+"""Causes of incidents that a drain answered; the last one is for a drain that the coordinator began by itself."""
 START = (SpanName.START, SpanName.GROUP, SpanName.BUILD, SpanName.RESTORE, SpanName.FIRST_STEP)
-"""In this order."""
+"""Spans of a start, in this order."""
 
 
 def round_trace(ctx: JobContext, status: JobStatus) -> RoundTrace | None:
-    """None where no round got under way, or was given up, between the status before this pass and `status`."""
-    claim, after = ctx.round.claim, status.world.claim
-    if status is ctx.status or claim is None or after is None or ctx.round.disbanded:
+    """Return the trace of a round that got under way or was given up in this pass, or None.
+
+    The pass leads from the status before it to `status`.
+    """
+    claim, next_claim = ctx.round.claim, status.world.claim
+    if status is ctx.status or claim is None or next_claim is None or ctx.round.disbanded:
         return None
-    if ctx.spec.launcher is Launcher.TORCHRUN:  # its rounds are made by torchrun, and told by nobody
+    if ctx.spec.launcher is Launcher.TORCHRUN:  # torchrun makes its rounds, and nobody reports on them
         return None
     history = _RoundHistory(ctx, claim)
     if not _is_in(ctx.status, NOT_YET) or history.trained:
         return None
     if _is_in(status, UNDER_WAY):
         return RoundTrace(claim.round, history.root())
-    if _is_in(status, NOT_YET) and after.claim_id == claim.claim_id:
+    if _is_in(status, NOT_YET) and next_claim.claim_id == claim.claim_id:
         return None
     running = status.condition(ConditionType.RUNNING)
-    why = running.message if running else after.reason
+    why = running.message if running else next_claim.reason
     return RoundTrace(claim.round, history.root(f"given up before its first step: {why}"))
 
 
@@ -59,24 +63,24 @@ def _is_in(status: JobStatus, phases: tuple[Phase, ...]) -> bool:
 
 @dataclass(frozen=True)
 class _RoundHistory:
-    """What is known of a round up to now."""
+    """Knowledge about a round up to now."""
 
     ctx: JobContext
     claim: Claim
 
     @cached
     def incident(self) -> Incident | None:
-        """What it answers."""
+        """Incident that the round answers."""
         return self.ctx.status.internal.incident
 
     @cached
     def trained(self) -> bool:
-        """Whether it has been under way before."""
+        """Whether the round has been under way before."""
         return self.incident is not None and self.incident.round >= self.claim.round
 
     @cached
     def failure(self) -> LastFailure | None:
-        """Where it answers one that ended a round under way."""
+        """Failure that the round answers, if that ended a round under way."""
         failure, incident = self.ctx.status.last_failure, self.incident
         if failure is None or incident is None:
             return None
@@ -94,7 +98,7 @@ class _RoundHistory:
 
     @cached
     def asked(self) -> float:
-        """When the first one was; where another operator did that, when it claimed the round."""
+        """When the first member was asked; if another operator did that, when it claimed the round."""
         return min((call.sent_at for _, call in self.prepares if call.sent_at is not None), default=self.claimed)
 
     @cached
@@ -104,13 +108,13 @@ class _RoundHistory:
 
     @cached
     def prepares(self) -> tuple[tuple[str, Call], ...]:
-        """Those of this operator, by replica."""
+        """All Prepares of this operator, by replica."""
         calls = ((name, view.prepare_of(self.claim)) for name, view in self.ctx.observed.agents.items())
         return tuple((name, call) for name, call in calls if call is not None)
 
     @cached
     def accepted(self) -> dict[str, float]:
-        """When each member has taken its rank, as this operator heard it."""
+        """When this operator learned that each member had accepted its rank, by replica."""
         accepted_at = {}
         for name in self.ctx.round.members:
             call = self.ctx.agent(name).assign
@@ -161,7 +165,7 @@ class _RoundHistory:
         return {name: value for name, value in named.items() if value}
 
     def _members(self, until: float) -> Iterator[Span]:
-        """One for each that was asked, the slowest of them."""
+        """Yield a span for each member that was asked, limited to the slowest ones."""
         spans = [span for name, call in self.prepares if (span := self._member(name, call, until)) is not None]
         yield from sorted(spans, key=lambda span: span.begin - span.end)[:MOST_MEMBERS]
 
@@ -178,7 +182,7 @@ class _RoundHistory:
         return _span(SpanName.PREPARE_MEMBER, call.sent_at, end, attributes, error=error)
 
     def _start(self, committed: float) -> Iterator[Span]:
-        """What rank 0 has told of its start; of a command of one's own, which tells nothing, all of it in one."""
+        """Yield the spans of the start that rank 0 reported; one span for a custom command, which reports nothing."""
         begin, now = self.accepted.get(self.ctx.world.coordinator or "", committed), self.ctx.now
         progress = self.ctx.round.report.progress if self.ctx.round.report else None
         timeline = [(name, progress.timeline[name]) for name in START if name in progress.timeline] if progress else []
@@ -199,5 +203,5 @@ def _span(
     children: tuple[Span, ...] = (),
     error: str = "",
 ) -> Span:
-    """One that ends no earlier than it begins, whatever clocks were set to meanwhile."""
+    """Return a span that ends no earlier than it begins, even if clocks were set meanwhile."""
     return Span(name, begin, max(begin, end), attributes or {}, children, error)

@@ -1,10 +1,10 @@
-"""Where the time of a job goes (status.goodput), what each incident costs (incidents), what it all costs (cost).
+"""Accounting of a job's time (status.goodput), of the cost of each incident (incidents), and of the total cost (cost).
 
-One clock: the seconds since the last count go to the class of the phase that the job was in. From there those are
-moved that the workers say were of another class, never more than there are. So the classes add up to the time since the
-job was created, whatever workers report.
+There is one clock: the seconds since the last count go to the class of the phase that the job was in. Seconds that the
+workers report for another class are then moved there, never more than there are. So the classes add up to the time
+since the job was created, whatever workers report.
 
-A script reports its steps, or does not. Time in which its workers run is productive only where a step of the round was
+A script may or may not report its steps. Time in which its workers run is productive only if a step of the round was
 reported (decision "Time without known steps is a class of its own").
 """
 
@@ -33,7 +33,7 @@ from concertina_protocol import StepPart
 OTHER = "Other"
 HOUR = 3600.0
 STOPPED = (Phase.DRAINING, Phase.RECOVERING, Phase.WAITING, Phase.STALLED)
-"""Phases of a job that has trained, wants to, and doesn't."""
+"""Phases of a job that has trained and should train, but does not."""
 BUCKETS: Mapping[Phase, str] = {
     Phase.WAITING: "waiting_seconds",
     Phase.STARTING: "startup_seconds",
@@ -45,12 +45,12 @@ BUCKETS: Mapping[Phase, str] = {
     Phase.DELETING: "suspended_seconds",
     Phase.STALLED: "stalled_seconds",
 }
-"""Where the time spent in a phase goes; a job that has ended counts no more."""
+"""Class of the time spent in each phase; the time of a job that has ended is not counted."""
 
 
 @dataclass(frozen=True)
 class CoordinatorTimes:
-    """The times in the coordinator's report, by which the seconds of training are divided."""
+    """Times in the coordinator's report, by which the seconds of training are divided."""
 
     progress: protocol.Progress
     busy: protocol.Busy | None
@@ -60,13 +60,19 @@ class CoordinatorTimes:
 
     @property
     def communication(self) -> float:
-        """Rank 0 waits in collectives for the network, and for who is slower than itself: the latter is not theirs."""
+        """Seconds that rank 0 waits for the network.
+
+        In collectives rank 0 also waits for ranks that are slower than itself; that time is not counted here.
+        """
         waited = sum(map(self.part, protocol.COMMUNICATION))
         return max(0.0, waited - (self.busy.most - self.busy.coordinator)) if self.busy else waited
 
     @property
     def straggler(self) -> float:
-        """All wait for the slowest rank; what a usual one would have taken is productive, whoever rank 0 is."""
+        """Seconds that all ranks wait for the slowest one.
+
+        The time that a usual rank would have taken is productive, whichever rank is rank 0.
+        """
         return max(0.0, self.busy.most - self.busy.median) if self.busy else 0.0
 
 
@@ -78,25 +84,25 @@ WAITS: Mapping[str, tuple[str, Callable[[CoordinatorTimes], float]]] = {
     "communication_seconds": ("communication_seconds", lambda times: times.communication),
     "straggler_seconds": ("straggler_seconds", lambda times: times.straggler),
 }
-"""By the field of RoundWaits: the class in goodput, and the seconds reported since the round began."""
+"""Class in goodput and the seconds reported since the round began, by the field of RoundWaits."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """One count."""
+    """One count of time."""
 
     ctx: JobContext
     decision: Decision
     progress: JobProgress | None
-    """As the status has it after this pass."""
+    """Progress in the status after this pass."""
     replayed: int
-    """Steps that this pass learns to be trained again."""
+    """Number of steps of which this pass learns that they are trained again."""
 
     # --- what is counted ----------------------------------------------------------------------------------------------
 
     @cached
     def elapsed(self) -> float:
-        """Seconds since the last count: by this operator's monotonic clock where it made that count itself."""
+        """Seconds since the last count, by this operator's monotonic clock if it made that count itself."""
         counted, observed = self.ctx.status.goodput.at, self.ctx.observed
         if counted is not None and observed.counted_for is not None:
             return observed.counted_for
@@ -104,16 +110,16 @@ class Account:
 
     @cached
     def phase(self) -> Phase:
-        """In which they were spent."""
-        word = self.ctx.status.phase
-        return Phase(word) if word in Phase._value2member_map_ else Phase.WAITING
+        """Phase in which the seconds were spent."""
+        phase_name = self.ctx.status.phase
+        return Phase(phase_name) if phase_name in Phase._value2member_map_ else Phase.WAITING
 
     @cached
     def late(self) -> float:
-        """Those of them that passed after what broke the round: nobody trained, and the operator did not know yet."""
+        """Seconds of this count after what broke the round: nobody trained, and the operator did not know yet."""
         failures = self.ctx.round.report.failures if self.ctx.round.report else ()
-        at = min((failure.at for failure in failures if failure.at is not None), default=self.ctx.now)
-        return min(self.elapsed, max(0.0, self.ctx.now - at)) if self.phase is Phase.TRAINING else 0.0
+        failed_at = min((failure.at for failure in failures if failure.at is not None), default=self.ctx.now)
+        return min(self.elapsed, max(0.0, self.ctx.now - failed_at)) if self.phase is Phase.TRAINING else 0.0
 
     @cached
     def bucket(self) -> str | None:
@@ -167,8 +173,11 @@ class Account:
 
     @cached
     def _unknown_was_startup(self) -> bool:
-        """Whether the first report of the job proves that no step came before it: it is of the first step of the run,
-        or the script commits each step. After the first round the unknown time of earlier rounds remains in doubt."""
+        """Whether the first report of the job proves that no step came before it.
+
+        It does if it is of the first step of the run, or if the script commits each step. After the first round the
+        unknown time of earlier rounds remains in doubt.
+        """
         status, reported = self.ctx.status, self._reported
         if reported is None or self._first_step_at is None or status.progress is not None or status.rounds > 1:
             return False
@@ -176,7 +185,7 @@ class Account:
 
     @cached
     def waits(self) -> RoundWaits:
-        """What the workers of this round say they waited for, since it began."""
+        """Seconds that the workers of this round report to have waited since it began."""
         report, old = self.ctx.round.report, self.ctx.status.internal.round_waits
         if report is None or report.progress is None:
             return old
@@ -214,8 +223,11 @@ class Account:
         )
 
     def _percent(self, spent: Mapping[str, float]) -> float | None:
-        """Return the goodput of the time in which it is known whether steps were made. None while no step is known
-        though workers run or have run: waiting and recovery alone would make it 0."""
+        """Return the goodput of the time in which it is known whether steps were made.
+
+        The result is None while no step is known though workers run or have run: waiting and recovery alone would make
+        it 0.
+        """
         ran = spent["unknown_seconds"] > 0 or self.decision.phase is Phase.TRAINING
         if ran and self.progress is None and not self.ctx.spec.bundled:
             return None
@@ -225,7 +237,10 @@ class Account:
 
     @cached
     def tokens_before(self) -> int | None:
-        """Known with the first word of tokens; those of the steps up to that word are counted with them."""
+        """Tokens before this job's own; known with the first report of tokens.
+
+        The tokens of the steps up to that report are counted along with them.
+        """
         report, old = self.ctx.round.report, self.ctx.status
         progress = report.progress if report else None
         if old.internal.tokens_before is not None or progress is None or progress.tokens is None:
@@ -235,19 +250,20 @@ class Account:
 
     @cached
     def _tokens(self) -> int | None:
-        """That this job has trained on."""
+        """Tokens that this job has trained on; None if unknown."""
         tokens = self.progress.tokens if self.progress else None
         return None if tokens is None else max(0, tokens - (self.tokens_before or 0))
 
     def _move_waits(self, spent: dict[str, float], source: str, counted: float) -> None:
-        """Move what is new of them out of the class that the time was counted in.
+        """Move newly reported waits out of the class that the time was counted in.
 
-        Of `source` this takes no more than the seconds that this count has added. A report of more is of steps that
-        were counted before, as productive."""
+        At most the seconds of this count are taken from `source`. If a report has more, the rest belongs to steps that
+        were counted as productive before.
+        """
         old, new = self.ctx.status.internal.round_waits, self.waits
         for name, (bucket, _) in WAITS.items():
-            before = getattr(old, name) if old.round == new.round else 0.0
-            waited = max(0.0, getattr(new, name) - before)
+            last_waits = getattr(old, name) if old.round == new.round else 0.0
+            waited = max(0.0, getattr(new, name) - last_waits)
             of_this_count = min(waited, counted)
             counted -= of_this_count
             _move(spent, source, bucket, of_this_count)
@@ -255,13 +271,18 @@ class Account:
 
     @cached
     def replayed_seconds(self) -> float:
-        """What the steps that are trained again took before."""
-        before, reported = self.ctx.status.progress, self.ctx.round.report.progress if self.ctx.round.report else None
-        seconds = (before.step_seconds if before else None) or (reported.step_seconds if reported else 0.0)
+        """Seconds that the steps that are trained again took before."""
+        last_progress, reported = (
+            self.ctx.status.progress,
+            self.ctx.round.report.progress if self.ctx.round.report else None,
+        )
+        seconds = (last_progress.step_seconds if last_progress else None) or (
+            reported.step_seconds if reported else 0.0
+        )
         return min(self.replayed * seconds, self.ctx.status.goodput.productive_seconds)
 
     def _recovery(self, seconds: float) -> tuple[RecoveryTime, ...]:
-        """By cause: with those, and with the incident that has ended."""
+        """Return the recovery time by cause, with these seconds and with the incident that has ended."""
         time_by_cause = {entry.cause: entry for entry in self.ctx.status.goodput.recovery}
         incident, ended = self._with_this, self._ended
         if incident is None or (seconds <= 0 and ended is None):
@@ -281,25 +302,25 @@ class Account:
 
     @cached
     def _with_this(self) -> Incident | None:
-        """The incident that was under way or begins now, with this count."""
-        before = self._incident_before or self._begun()
-        if before is None:
+        """Incident that was under way or begins now, with this count."""
+        incident = self._incident_before or self._begun()
+        if incident is None:
             return None
         stepping = self.elapsed - self.late - self.before_first_step if self.phase is Phase.TRAINING else 0.0
         seconds = self.elapsed - stepping if self._incident_before else self.late
-        cost = None if self.rate is None else (before.cost or 0.0) + self.rate * (seconds + self.replayed_seconds)
-        return before.model_copy(
+        cost = None if self.rate is None else (incident.cost or 0.0) + self.rate * (seconds + self.replayed_seconds)
+        return incident.model_copy(
             update={
-                "seconds": round(before.seconds + seconds, 3),
-                "steps_replayed": before.steps_replayed + self.replayed,
-                "replayed_seconds": round(before.replayed_seconds + self.replayed_seconds, 3),
+                "seconds": round(incident.seconds + seconds, 3),
+                "steps_replayed": incident.steps_replayed + self.replayed,
+                "replayed_seconds": round(incident.replayed_seconds + self.replayed_seconds, 3),
                 "cost": cost if cost is None else round(cost, 6),
             }
         )
 
     @cached
     def _goes_on(self) -> bool:
-        """Whether the incident lasts: until the next step, or until workers run where no step will be reported."""
+        """Whether the incident lasts: until the next step, or until workers run if no step will be reported."""
         if self.decision.phase is Phase.TRAINING and not self.ctx.spec.bundled and self._incident_before:
             return self._reports_steps and self._first_step_at is None and not self._counted_as_stepping
         return self.decision.phase in STOPPED or self.decision.phase is Phase.STARTING
@@ -324,7 +345,7 @@ class Account:
         decision, ctx = self.decision, self.ctx
         stops = self.phase is Phase.TRAINING and decision.phase in STOPPED
         if not stops and (decision.restart is None or decision.phase is Phase.TRAINING):
-            return None  # whoever replaces a straggler trains on; its drain is the incident
+            return None  # when a straggler is replaced, training goes on; the drain is the incident
         failure = decision.last_failure
         return Incident(
             at=rfc3339(round(ctx.now - self.late, 3)),
@@ -338,13 +359,13 @@ class Account:
 
     @cached
     def _replicas(self) -> tuple[int, int]:
-        """That have a node, and so are paid for: on demand, and spot."""
-        here = [self.ctx.node(pod).spot for pod in self.ctx.observed.pods if pod.node and not pod.released]
-        return len(here) - sum(here), sum(here)
+        """Replicas that have a node, and so are paid for: the numbers on demand and on spot."""
+        is_spot = [self.ctx.node(pod).spot for pod in self.ctx.observed.pods if pod.node and not pod.released]
+        return len(is_spot) - sum(is_spot), sum(is_spot)
 
     @cached
     def rate(self) -> float | None:
-        """Of all replicas that are there, a second."""
+        """Price of all existing replicas per second."""
         price = self.ctx.spec.price
         if price is None:
             return None
@@ -369,7 +390,7 @@ class Account:
 
 
 def _move(spent: dict[str, float], source: str, target: str, seconds: float) -> None:
-    """Never more than there are: the sum stays."""
+    """Move seconds between classes, never more than there are, so that the sum stays the same."""
     moved = min(max(0.0, seconds), spent[source])
     spent[source] -= moved
     spent[target] += moved
