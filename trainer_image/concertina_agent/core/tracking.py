@@ -64,7 +64,7 @@ class TrackingRecorder:
         if r.coordinator is None:
             return records
         if isinstance(event, e.WorkerMessage) and isinstance(event.message, p.Progress):
-            records += self._record_progress(r, round_record, event.message, at)
+            records += self._progress(r, round_record, event.message, at)
         elif not r.workers.alive(0):
             records += _flush(round_record)
         records += _notes(r.coordinator, round_record, at)
@@ -80,9 +80,7 @@ class TrackingRecorder:
                 records += [*_flush(round_record), t.RunEnded(round_record.round, at, outcome)]
         return records
 
-    def _record_progress(
-        self, r: Membership, round_record: RoundRecord, progress: p.Progress, at: float
-    ) -> list[t.Record]:
+    def _progress(self, r: Membership, round_record: RoundRecord, progress: p.Progress, at: float) -> list[t.Record]:
         records: list[t.Record] = []
         if progress.restored_step is not None and not round_record.restored:
             round_record.restored, round_record.step = True, progress.restored_step
