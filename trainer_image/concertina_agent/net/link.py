@@ -141,9 +141,8 @@ async def _answer(wire: Connection, join: p.Join) -> Optional[p.Message]:
             return None
         if not isinstance(answer, p.Refused) or answer.round > join.round:
             return answer
-        await asyncio.sleep(
-            RETRY_SECONDS
-        )  # the coordinator is not assigned yet, and a new handshake each time would delay that
+        # The coordinator is not assigned yet, and a new handshake each time would delay that.
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tuple[type, ...]) -> None:

@@ -192,9 +192,8 @@ class AgentServer:
             ProtocolError: If a request is not allowed on the connection of a Watch.
         """
         stream = self._streams.start("watch", self._handler.watch(message, wire))
-        stream.add_done_callback(
-            lambda ended: None if ended.cancelled() else wire.close()
-        )  # otherwise the other end would wait
+        # Close the connection with the stream: otherwise the other end would wait.
+        stream.add_done_callback(lambda ended: None if ended.cancelled() else wire.close())
         try:
             while (call := await wire.receive()) is not None:
                 if not isinstance(call, CALLS):

@@ -112,7 +112,7 @@ def lines_to_tell(path: str) -> str:
 
 
 def _last_records(path: str) -> dict[str, Optional[Imported]]:
-    """Return the last record of each module, or None for one that was revoked."""
+    """Return the valid record of each module, or None for one that was revoked."""
     records: dict[str, Optional[Imported]] = {}
     with contextlib.suppress(OSError), open(path, "rb") as lines:
         for line in lines.read(MOST_BYTES).splitlines()[:MOST_MODULES]:

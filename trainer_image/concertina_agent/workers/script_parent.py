@@ -122,9 +122,8 @@ def _reseed() -> None:
     if (numpy := sys.modules.get("numpy.random")) is not None and numpy.get_bit_generator()._seed_seq is not None:
         numpy.seed()
     torch = getattr(sys.modules.get("torch"), "default_generator", None)
-    if (
-        torch is not None and torch.initial_seed() >= 1 << 32
-    ):  # a random seed has 64 bits, and is not one that a user would choose
+    # A random seed has 64 bits, and is not one that a user would choose.
+    if torch is not None and torch.initial_seed() >= 1 << 32:
         torch.seed()
 
 

@@ -213,10 +213,8 @@ class WarmProcess:
             log_event("script_parent", learned=parent.size if parent else None, left_out=self._left_out, why=why)
             before = self._parent
             if parent is None and before is not None and not (before.lost or before.stale):
-                before.size, self._failed_renewal = (
-                    size_of(self._learned),
-                    why,
-                )  # it lacks modules, but is better than none
+                # The current parent lacks modules, but is better than none.
+                before.size, self._failed_renewal = size_of(self._learned), why
                 return
             if before is not None:
                 self._retired.append(before)

@@ -74,9 +74,8 @@ def alone(worker: int, round: LaunchedWorld, before: str, proc: str = "/proc") -
         proc: Folder of the proc file system.
     """
     parents = _descendants(worker, proc)
-    shown = _world(
-        worker, proc
-    )  # a fork of the warm process shows that process's variables, and so do forks of the worker
+    # A fork of the warm process shows that process's variables, and so do forks of the worker.
+    shown = _world(worker, proc)
     own: dict[int, LaunchedWorld] = {}
     for pid, parent in parents.items():
         world = own.get(parent) or _world(pid, proc)

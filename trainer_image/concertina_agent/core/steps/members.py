@@ -76,9 +76,8 @@ def check_members(agent: AgentState, r: Membership, coordinator: Coordinator, t:
     for replica, detail in overdue:
         coordinator.lost(replica, detail, t.at)
     if agent.state is OwnState.SUCCEEDED and not agent.is_durable(r, coordinator, OwnState.SUCCEEDED):
-        for replica in coordinator.gone_unshipped(
-            agent.last_step(r)
-        ):  # their parts of the last checkpoint will never arrive
+        # Their parts of the last checkpoint will never arrive.
+        for replica in coordinator.gone_unshipped(agent.last_step(r)):
             coordinator.lost_part(replica, t.at)
     ends = draining.agree_on_the_end(agent, r, coordinator, t)
     settled = coordinator.settle(t.now)

@@ -33,9 +33,8 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
         if r.coordinator is not None:
             r.coordinator.watchdog.step_took(message.step_seconds)
     elif isinstance(message, w.WantDurable):
-        is_wanted = agent.uploads.is_wanted(
-            message.id, message.shard
-        )  # `ship_last` may have requested it, under the same name
+        # `ship_last` may have requested it, under the same name.
+        is_wanted = agent.uploads.is_wanted(message.id, message.shard)
         if not is_wanted and r.ends_at is None:
             agent.uploads.wanted(message)
             effects.append(e.Ship(message.id, message.shard, message.path))
