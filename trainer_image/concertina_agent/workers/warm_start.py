@@ -160,7 +160,7 @@ class WarmProcess:
         reasons = {**self._parent.failed, **self._left_out}
         clauses = [f"{name} ({why})" for name, why in reasons.items()]
         if self._failed_renewal:
-            clauses.append(f"what the script imports ({self._in_vain})")
+            clauses.append(f"what the script imports ({self._failed_renewal})")
         return "; ".join(clauses)[:MOST_CHARACTERS]
 
     def begin(self) -> None:

@@ -264,7 +264,7 @@ class WorkerParent:
         self._children.clear()
         if not self.warm.done():
             why = OUT_OF_MEMORY if oom_kills() > self._oom_kills else "its output says why"
-            self._settle(f"The process that imports {self._what} died: {why}.")
+            self._settle(f"The process that imports {self._imports} died: {why}.")
         elif not self.warm.result():
             self._on_loss()
 
