@@ -1,1 +1,4 @@
-"""The launcher that runs as process 1 of every replica. Standard library only, Python 3.9+."""
+"""Agent that runs as process 1 of every replica.
+
+It uses the standard library only and supports Python 3.9 and later.
+"""

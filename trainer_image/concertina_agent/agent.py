@@ -1,4 +1,4 @@
-"""The shell around `core.machine`: events in from sockets, processes and files, effects out to them. One thread."""
+"""Shell around `core.machine`, in one thread: sockets, processes and files feed events in, and effects act on them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,21 @@ from concertina_protocol.log import log_event
 from concertina_protocol.tracking import spool
 
 FAREWELL_SECONDS = 0.2
-"""For the last lines to the coordinator and the operator to arrive before the streams break."""
+"""Seconds that the last lines have to reach the coordinator and the operator before the streams break."""
 QUIET = (e.Tick, e.WorkerMessage, e.MemberMessage, e.CoordinatorMessage, e.PeerCopied, e.CopyHeld)
-"""Events that come all the time; not logged."""
+"""Frequent events, which are not logged."""
 
 
 class Agent:
+    """Process 1 of a replica."""
+
     def __init__(self, settings: AgentSettings) -> None:
-        """Inside a running event loop. Reads the volume; raises OSError or ssl.SSLError with what is missing."""
+        """Read the volume and set up the drivers, inside a running event loop.
+
+        Raises:
+            OSError: If a file or folder is missing; the error names it.
+            ssl.SSLError: If the certificates cannot be loaded.
+        """
         self._settings = settings
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._events: collections.deque[e.Event] = collections.deque()
@@ -101,10 +108,10 @@ class Agent:
             e.Exit: (self._leave,),
             e.IllegalTransition: (lambda effect: log_event("illegal_transition", what=effect.what),),
         }
-        """Who carries out an effect, in order."""
+        """Functions that carry out each kind of effect, in order."""
 
     async def run(self) -> int:
-        """Until it is told to go; the exit code."""
+        """Run until the agent is told to exit, and return the exit code."""
         settings, loop = self._settings, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.emit, e.TerminationNotice(settings.grace))
@@ -113,9 +120,9 @@ class Agent:
         self._network.start()
         self._metrics.start()
         address = addresses.join(settings.pod_ip, settings.port)
-        known = {"instance": self._core.instance, "address": address, "seen": self._core.seen}
+        identity = {"instance": self._core.instance, "address": address, "seen": self._core.seen}
         log.serve(settings.uid, settings.job)
-        log_event("agent_started", replica=settings.replica, **known)
+        log_event("agent_started", replica=settings.replica, **identity)
         if settings.checkpoints and settings.bundled:
             self._use_storage(e.UseStorage())
         if self._tracking is not None:
@@ -133,31 +140,31 @@ class Agent:
             self._channel.close()
 
     def emit(self, event: e.Event) -> None:
-        """Events that come up while effects are carried out wait for their turn."""
+        """Handle an event. Events that are emitted while effects are carried out are queued."""
         self._events.append(event)
         if self._busy:
             return
         self._busy = True
         try:
             while self._events:
-                self._take(self._events.popleft())
-        except Exception as error:  # half carried out: better gone and started again than wrong
+                self._handle(self._events.popleft())
+        except Exception as error:  # effects may be incomplete, so exit and start again
             self._fail(error)
             raise
         finally:
             self._busy = False
 
-    def _take(self, event: e.Event) -> None:
-        at = time.time()
-        effects = machine.step(self._core, event, time.monotonic(), at)
+    def _handle(self, event: e.Event) -> None:
+        unix_seconds = time.time()
+        effects = machine.step(self._core, event, time.monotonic(), unix_seconds)
         self._metrics.on_event(event)
         if isinstance(event, e.WorkerMessage) and isinstance(event.message, (p.Progress, w.Beat)):
             log.reached(event.round, event.message.step)
         if not isinstance(event, QUIET):
-            what = event.message if isinstance(event, e.RequestReceived) else event
-            log_event(type(what).__name__, round=getattr(what, "round", self._core.seen[0]))
+            logged = event.message if isinstance(event, e.RequestReceived) else event
+            log_event(type(logged).__name__, round=getattr(logged, "round", self._core.seen[0]))
         if self._tracking is not None:
-            self._tracking.record(self._core, event, effects, at)
+            self._tracking.record(self._core, event, effects, unix_seconds)
         for effect in effects:
             for carry_out in self._carry_out[type(effect)]:
                 carry_out(effect)
@@ -167,11 +174,11 @@ class Agent:
         self._tasks.start("uploader", self._uploads.keep_running(start, self._workers.until_warm))
 
     async def _ship_all(self) -> None:
-        """What the tracker lacks, within the grace where there is one."""
+        """Ship the records that the tracker lacks, within the grace period if there is one."""
         if self._tracking is not None:
             notice = self._core.notice
-            left = notice.until - time.monotonic() if notice is not None else SHIP_ALL_SECONDS
-            await self._tracking.ship_all(left)
+            remaining_seconds = notice.until - time.monotonic() if notice is not None else SHIP_ALL_SECONDS
+            await self._tracking.ship_all(remaining_seconds)
 
     def _leave(self, effect: e.Exit) -> None:
         if not self._exit.done():
@@ -179,6 +186,6 @@ class Agent:
             self._exit.set_result(effect.code)
 
     def _fail(self, error: BaseException) -> None:
-        """An error nobody expected ends the agent: its pod is replaced, and the log says why."""
+        """Exit because of an unexpected error: the pod is replaced, and the log contains the error."""
         if not self._exit.done():
             self._exit.set_exception(error)

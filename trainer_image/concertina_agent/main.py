@@ -1,14 +1,14 @@
 """concertina-agent: process 1 of each replica.
 
     concertina-agent install DEST        write DEST/agent.pyz, which runs with any Python from 3.9 on, and DEST/python,
-                                         whose package `trainingjob` is for scripts (beside what it stands on); with
-                                         --storage-client also DEST/storage, its client of durable storage
+                                         which contains the package `trainingjob` for scripts and its dependencies;
+                                         with --storage-client, also write DEST/storage, a client of durable storage
     concertina-agent run --bundled       run the bundled trainer
-    concertina-agent run -- COMMAND...   run a command of one's own
-    concertina-agent report              print what the agent of this container says of itself, and a coordinator of its
-    round concertina-agent trace               print a trace of some steps of a worker of this container
+    concertina-agent run -- COMMAND...   run a user's own command
+    concertina-agent report              print the report of this container's agent and, on a coordinator, of its round
+    concertina-agent trace               print a trace of some steps of a worker of this container
 
-The environment says the rest (docs/architecture.md, "What the operator puts into a pod").
+The environment contains all other settings (docs/architecture.md, "What the operator puts into a pod").
 """
 
 from __future__ import annotations
@@ -37,16 +37,19 @@ from concertina_protocol.log import log_event
 PYZ = "agent.pyz"
 SCRIPT_PACKAGES = ("concertina_protocol", "concertina_state", "concertina_data", "concertina_tracking", "trainingjob")
 STORAGE_MODULES = ("obstore", "typing_extensions")
-"""As the agent's image has them."""
+"""Modules of the storage client, as installed in the agent's image."""
 ENTRY = "zipapp_main.py"
-"""Is the zipapp's __main__ too."""
+"""File that is also the zipapp's __main__."""
 REPORT_SECONDS = 10.0
 TERMINATION_LOG = Path("/dev/termination-log")
-"""What is written there stands in the pod's status."""
+"""File whose content Kubernetes shows in the pod's status."""
 
 
 def install(destination: Path, storage_client: bool = False) -> Path:
-    """Write this package as a zipapp; a reader sees the old file or the whole new one. And the scripts' packages."""
+    """Write this package as a zipapp, and write the packages for scripts.
+
+    A concurrent reader sees either the old zipapp or the complete new one.
+    """
     for package in SCRIPT_PACKAGES:
         _copy_package(package, destination / settings.SCRIPT_API / package)
     if storage_client:
@@ -63,7 +66,10 @@ def install(destination: Path, storage_client: bool = False) -> Path:
 
 
 def _copy_storage_client(target: Path) -> None:
-    """Built for any CPython from 3.10 on, so it is good in another image, too. Nothing where this one has none."""
+    """Copy the storage client, or nothing if this image has none.
+
+    The client is built for any CPython from 3.10 on, so it also works in other images.
+    """
     target.mkdir(parents=True, exist_ok=True)
     for name in STORAGE_MODULES:
         spec = importlib.util.find_spec(name)
@@ -74,14 +80,14 @@ def _copy_storage_client(target: Path) -> None:
 
 
 def _copy_package(package: str, target: Path) -> None:
-    """The package's own files, out of a folder or out of the zipapp that this is."""
+    """Copy the package's own files from a folder, or from the zipapp that this process runs from."""
     for name, content in _files(package):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_bytes(content)
 
 
 def _files(package: str) -> Iterator[tuple[str, bytes]]:
-    """Paths within the package, and what is in them."""
+    """Yield the paths of files within the package, with their contents."""
     root = Path(__file__).parents[1]
     if root.is_dir():
         for module in sorted((root / package).rglob("*")):
@@ -95,7 +101,10 @@ def _files(package: str) -> Iterator[tuple[str, bytes]]:
 
 
 def run(command: tuple[str, ...], package: str) -> int:
-    """Until told to go; 2 where the pod's set-up is wrong, with a sentence on stderr."""
+    """Run the agent until it is told to exit, and return the exit code.
+
+    The exit code is 2 if the pod's setup is invalid, with a sentence on stderr.
+    """
     from concertina_agent.agent import Agent
 
     descriptors.raise_limit()
@@ -115,15 +124,18 @@ def run(command: tuple[str, ...], package: str) -> int:
 
 
 def report() -> int:
-    """A line of the protocol with the Report; 1 where the agent does not answer, with a sentence."""
+    """Print a line of the protocol with the Report.
+
+    The exit code is 1 if the agent does not answer, with a sentence on stderr.
+    """
     from concertina_agent.net import tls
     from concertina_agent.net.wire import Connector
 
     try:
-        known = settings.read(os.environ, ())
-        connector = Connector(tls.client_context(known.identity), known.uid)
-        address = addresses.join(known.pod_ip, known.port)
-        answer = asyncio.run(connector.ask(address, protocol.Watch(known.uid), REPORT_SECONDS))
+        agent_settings = settings.read(os.environ, ())
+        connector = Connector(tls.client_context(agent_settings.identity), agent_settings.uid)
+        address = addresses.join(agent_settings.pod_ip, agent_settings.port)
+        answer = asyncio.run(connector.ask(address, protocol.Watch(agent_settings.uid), REPORT_SECONDS))
     except (settings.AgentSettingsError, OSError, asyncio.TimeoutError, protocol.ProtocolError) as error:
         print(f"the agent does not answer: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -147,8 +159,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     tracing.add_argument("--steps", type=int, required=True)
     tracing.add_argument("--seconds", type=float, default=60.0, help="to give up after")
     running.usage = "%(prog)s (--bundled | -- COMMAND...)"
-    ours, command = _split(sys.argv[1:] if argv is None else argv)
-    options = parser.parse_args(ours)
+    own_arguments, command = _split(sys.argv[1:] if argv is None else argv)
+    options = parser.parse_args(own_arguments)
     if options.action == "install":
         print(install(options.destination, options.storage_client))
         return 0
@@ -164,9 +176,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """What is before the first -- and what is after it; argparse would look into the latter."""
-    at = arguments.index("--") if "--" in arguments else len(arguments)
-    return list(arguments[:at]), tuple(arguments[at + 1 :])
+    """Return the arguments before the first -- and those after it, which argparse must not parse."""
+    separator = arguments.index("--") if "--" in arguments else len(arguments)
+    return list(arguments[:separator]), tuple(arguments[separator + 1 :])
 
 
 if __name__ == "__main__":

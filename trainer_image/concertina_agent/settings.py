@@ -1,4 +1,4 @@
-"""What the pod says to its agent: the environment of docs/architecture.md, read once."""
+"""Settings of the agent, read once from the pod's environment (docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -14,53 +14,58 @@ from concertina_protocol import PORT
 
 
 class AgentSettingsError(ValueError):
-    """The environment lacks something; a sentence."""
+    """Error for an environment that is incomplete or invalid; its text is a sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MetricsSettings:
-    """What of itself this pod tells Prometheus, and to whom."""
+    """Settings of the metrics that this pod serves to Prometheus."""
 
     namespace: str
     job: str
     node: str
     port: int
     per_rank: bool = False
-    """Of each worker by itself, not their sum."""
+    """Whether metrics are served for each worker instead of their sum."""
     token: Optional[str] = None
-    """None: nobody has to show any. Empty: one is asked for that the pod has not got."""
+    """Bearer token that clients must present.
+
+    If None, no token is required. If empty, a token is required but missing from the pod, so no client is served.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentSettings:
+    """Settings of the agent."""
+
     uid: str
     replica: str
     pod_ip: str
     port: int
     workers: int
     volume: Path
-    """Survives the container: what was seen, snapshots, copies, the workers' socket."""
+    """Folder that outlives the container: the highest round seen, snapshots, copies, and the workers' socket."""
     identity: Path
     """Folder of ca.crt, tls.crt and tls.key."""
     grace: float
     """Seconds from SIGTERM to SIGKILL, less a margin."""
     checkpoints: bool
-    """The job names durable storage."""
+    """Whether the job specifies durable storage."""
     environment: Mapping[str, str]
     command: tuple[str, ...] = ()
-    """Empty: the bundled trainer."""
+    """A user's own command, or empty for the bundled trainer."""
     warm_start: bool = False
-    """Of a command of one's own; the bundled trainer always is."""
+    """Whether a user's own command starts warm. The bundled trainer always does."""
     job: str = ""
-    """NAMESPACE/NAME"""
+    """Job as NAMESPACE/NAME."""
     track_every: int = 0
-    """Every so many steps are told to a tracker; 0: none."""
+    """Number of steps from one step that is sent to a tracker to the next, or 0 for no tracking."""
     preload: tuple[str, ...] = ()
     """Modules that a warm start imports before it knows of others."""
     package: str = "concertina_trainer"
-    """Whose modules preload, worker, uploader and store are run, when bundled."""
+    """Package whose modules preload, worker, uploader and store are run if the bundled trainer is used."""
     metrics: Optional[MetricsSettings] = None
-    """None: they are not served."""
+    """Settings of the metrics, or None if they are not served."""
 
     @property
     def bundled(self) -> bool:
@@ -68,14 +73,18 @@ class AgentSettings:
 
     @property
     def even(self) -> bool:
-        """Ranks hold even parts of the state, in their order, as FSDP alone deals them out."""
+        """Whether ranks hold even parts of the state, in order of their ranks, as FSDP alone distributes them."""
         return self.bundled and "CONCERTINA_PARALLELISM" not in self.environment
 
 
 def read(
     environment: Mapping[str, str], command: tuple[str, ...], package: str = "concertina_trainer"
 ) -> AgentSettings:
-    """Raises SettingsError."""
+    """Return the agent's settings.
+
+    Raises:
+        AgentSettingsError: If the environment is incomplete or invalid.
+    """
     checkpoint = environment.get("CONCERTINA_CHECKPOINT") or "null"
     try:
         warm = _object(environment.get("CONCERTINA_WARM_START") or "{}")
@@ -107,15 +116,22 @@ def read(
 
 
 def _object(text: str) -> Mapping[str, object]:
-    """Raises ValueError."""
-    found = json.loads(text) or {}
-    if not isinstance(found, dict):
+    """Return a JSON object, which is empty if the text is null.
+
+    Raises:
+        ValueError: If the text is not a JSON object.
+    """
+    fields = json.loads(text) or {}
+    if not isinstance(fields, dict):
         raise ValueError(f"{text[:100]} is no object")
-    return found
+    return fields
 
 
 def _track_every(tracking: str) -> int:
-    """Raises ValueError."""
+    """Return the interval of tracked steps, or 0 for no tracking.
+
+    Raises ValueError, as `_object` does.
+    """
     every = _object(tracking).get("everySteps", 1) if json.loads(tracking) else 0
     return max(1, every) if isinstance(every, int) and every else 0
 
@@ -124,40 +140,43 @@ METRICS_TOKEN = "CONCERTINA_METRICS_TOKEN"
 
 
 def _metrics(environment: Mapping[str, str]) -> Optional[MetricsSettings]:
-    """None where an operator has set the pod up that knows nothing of them. Raises ValueError."""
-    asked = _object(environment.get("CONCERTINA_METRICS") or "{}")
-    if not asked:
+    """Return the settings of the metrics, or None if the pod's operator does not know of metrics.
+
+    Raises ValueError if a setting is invalid.
+    """
+    fields = _object(environment.get("CONCERTINA_METRICS") or "{}")
+    if not fields:
         return None
     namespace, _, job = environment.get("CONCERTINA_JOB", "").partition("/")
-    token = environment.get(METRICS_TOKEN, "").strip() if asked.get("token") else None
+    token = environment.get(METRICS_TOKEN, "").strip() if fields.get("token") else None
     node = environment.get("CONCERTINA_NODE", "")
-    port = int(str(asked.get("port")))
-    return MetricsSettings(namespace, job, node, port, asked.get("perRank") is True, token)
+    port = int(str(fields.get("port")))
+    return MetricsSettings(namespace, job, node, port, fields.get("perRank") is True, token)
 
 
-def _names(found: object) -> tuple[str, ...]:
-    return tuple(map(str, found)) if isinstance(found, list) else ()
+def _names(names: object) -> tuple[str, ...]:
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 SCRIPT_API = "python"
-"""Folder of the volume in which `install` puts `trainingjob` and what it stands on, for commands of one's own."""
+"""Folder of the volume in which `install` puts `trainingjob` and its dependencies, for users' own commands."""
 
 
 STORAGE_API = "storage"
-"""Folder beside it, with the client of durable storage, for scripts whose image has none."""
+"""Folder beside it with a client of durable storage, for scripts whose image has none."""
 
 
 def _with_script_api(environment: dict[str, str], command: tuple[str, ...]) -> dict[str, str]:
-    """At the end of PYTHONPATH: it can stand in nobody's way."""
+    """Return the environment with the script packages at the end of PYTHONPATH, where they shadow no other package."""
     if not command:
         return environment
     folder = str(_volume(environment) / SCRIPT_API)
-    known = environment.get("PYTHONPATH")
-    return {**environment, "PYTHONPATH": f"{known}{os.pathsep}{folder}" if known else folder}
+    users_path = environment.get("PYTHONPATH")
+    return {**environment, "PYTHONPATH": f"{users_path}{os.pathsep}{folder}" if users_path else folder}
 
 
 def _for_workers(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Without what is the agent's alone."""
+    """Return the environment without the variables that only the agent may see."""
     return {name: value for name, value in environment.items() if name != METRICS_TOKEN}
 
 
@@ -166,8 +185,10 @@ def _volume(environment: Mapping[str, str]) -> Path:
 
 
 def _with_temporary_folder(environment: Mapping[str, str]) -> dict[str, str]:
-    """With a TMPDIR in our volume where the container has no folder to write to: torch can't be imported without
-    (decision "Temporary files where nothing else is writable")."""
+    """Return the environment, with a TMPDIR in the volume if the container has no writable temporary folder.
+
+    torch cannot be imported without one (decision "Temporary files where nothing else is writable").
+    """
     try:
         tempfile.gettempdir()
     except FileNotFoundError:

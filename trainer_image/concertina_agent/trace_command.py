@@ -1,4 +1,4 @@
-"""`concertina-agent trace`: from within a pod, a trace of some steps of one of its workers, on standard output."""
+"""`concertina-agent trace`: print a trace of some steps of a worker of this pod on standard output."""
 
 from __future__ import annotations
 
@@ -18,39 +18,42 @@ from concertina_protocol import addresses, step_traces
 ANSWER_SECONDS = 10.0
 LOOK_SECONDS = 0.2
 LINE_BYTES = 6144
-"""Of base64, which is read where lines are."""
+"""Number of bytes that are base64-encoded into one line of the output."""
 
 
 def trace(rank: int, first_step: int, steps: int, seconds: float) -> int:
-    """Base64 of a `step_traces.trace_file`; 1 where there is none, with a sentence."""
+    """Print a `step_traces.trace_file` in base64.
+
+    The exit code is 1 if there is no trace, with a sentence on stderr.
+    """
     name = secrets.token_hex(8)
     try:
-        known = settings.read(os.environ, ())
-        path = step_traces.trace_file(step_traces.folder(known.volume), name, rank)
+        agent_settings = settings.read(os.environ, ())
+        path = step_traces.trace_file(step_traces.folder(agent_settings.volume), name, rank)
         path.parent.mkdir(exist_ok=True)
     except (settings.AgentSettingsError, OSError) as error:
         return _fail(f"there is no place for a trace: {error}")
     try:
         step_traces.wanted_file(path).touch()
-        wish = p.Trace(known.uid, rank, first_step, steps, name)
-        return _ask(known, wish) or _print(path, seconds)
+        request = p.Trace(agent_settings.uid, rank, first_step, steps, name)
+        return _ask(agent_settings, request) or _print(path, seconds)
     except OSError as error:
         return _fail(f"no trace: {error}")
     finally:
-        for each in (step_traces.wanted_file(path), path, step_traces.error_file(path)):
+        for file in (step_traces.wanted_file(path), path, step_traces.error_file(path)):
             with contextlib.suppress(FileNotFoundError):
-                each.unlink()
+                file.unlink()
 
 
-def _ask(known: settings.AgentSettings, wish: p.Trace) -> int:
-    """0 where the agent has accepted it."""
+def _ask(agent_settings: settings.AgentSettings, request: p.Trace) -> int:
+    """Return 0 if the agent has accepted the request, else 1."""
     from concertina_agent.net import tls
     from concertina_agent.net.wire import Connector
 
     try:
-        connector = Connector(tls.client_context(known.identity), known.uid)
-        address = addresses.join(known.pod_ip, known.port)
-        answer = asyncio.run(connector.ask(address, wish, ANSWER_SECONDS))
+        connector = Connector(tls.client_context(agent_settings.identity), agent_settings.uid)
+        address = addresses.join(agent_settings.pod_ip, agent_settings.port)
+        answer = asyncio.run(connector.ask(address, request, ANSWER_SECONDS))
     except (OSError, asyncio.TimeoutError, p.ProtocolError) as error:
         return _fail(f"the agent does not answer: {type(error).__name__}: {error}")
     if not isinstance(answer, p.Accepted):

@@ -1,30 +1,33 @@
-"""What the operator and the agents say to each other, and what an agent may be in. The messages themselves are in
-`messages`; an agent and the processes of its own replica speak over `worker_channel`.
+"""Protocol between the operator and the agents.
 
-Standard library only and Python 3.9+. Without asyncio but for `connection`, `waiting` and `worker_channel.agent_end`:
-workers and people's scripts import the rest.
+The messages are in `messages`. An agent and the processes of its own replica communicate over `worker_channel`.
 
-The wire: TLS with the job's own CA, one JSON object a line, at most MAX_LINE bytes (`connection`). A connection carries
-one request after another; the answer is one line, or for `Watch` and `Join` a line whenever something changes and at
-least every REPORT_SECONDS or BEAT_SECONDS. On a connection that carries a `Watch`, where the Report has `takes_calls`,
-Prepare, Assign, Drain and Save are answered in their order, between the lines of the stream.
-A line is {"v": VERSION, "kind": name in KINDS, "body": fields} (`lines`). One version more or less than one's own is
-understood, for agents run on while their operator is upgraded: unknown fields are ignored, new ones have defaults,
-and a state of which only a newer side knows is none of those known here (`typed_json.OpenEnum`).
+The package uses the standard library only and supports Python 3.9 and later. Only `connection`, `waiting` and
+`worker_channel.agent_end` use asyncio, because workers and users' scripts import the other modules.
 
-Who may ask what (checked against the certificate's name): the operator `<uid>.operator` alone may send Drain, Save and
-Relay; agents `<uid>.agent` may send each other Ping, Join, Index, Pull and Learn; and both Watch, which is how
-`concertina-agent report` asks, and Prepare and Assign, which agents pass on (decision "Agents pass on what the operator
-says").
+The wire is TLS with the job's own CA. Each line is one JSON object of at most MAX_LINE bytes (`connection`). A
+connection carries one request after another. The answer is one line. The answer to `Watch` and `Join` is a stream: a
+line whenever something changes, and at least every REPORT_SECONDS or BEAT_SECONDS. On a connection that carries a
+`Watch`, Prepare, Assign, Drain and Save are answered in order, between the lines of the stream, if the Report has
+`takes_calls`.
 
-The states of an agent are `concertina_agent.core.states`: idle -> prepared (Prepare) -> running (Assign) -> one of
-drained, succeeded and failed, and back to prepared from all of them with the Prepare of a higher round, and by nothing
-else. A new start of an agent is a new instance id; the highest (round, claim) ever seen is read back from its volume.
+A line is {"v": VERSION, "kind": name in KINDS, "body": fields} (`lines`). A side accepts the version before and after
+its own, because agents keep running while their operator is upgraded. It ignores unknown fields, new fields have
+defaults, and a state that only a newer side defines is equal to none of the known states (`typed_json.OpenEnum`).
 
-Rules, each enforced by the agent's core and asserted by the simulation:
-- Prepare or Assign of a round lower than the highest seen is refused, and so is the same round under another claim.
+The name in the client certificate decides which requests are allowed. Only the operator, `<uid>.operator`, may send
+Drain, Save and Relay. Agents, `<uid>.agent`, may send each other Ping, Join, Index, Pull and Learn. Both may send
+Watch, which `concertina-agent report` uses, and Prepare and Assign, which agents pass on (decision "Agents pass on what
+the operator says").
+
+`concertina_agent.core.states` defines the states of an agent: idle -> prepared (Prepare) -> running (Assign) -> one of
+drained, succeeded and failed. Only a Prepare of a higher round leads back to prepared, from any of them. Each start of
+an agent has a new instance id. The agent reads the highest (round, claim) that it has ever seen back from its volume.
+
+The agent's core enforces these rules, and the simulation asserts them:
+- A Prepare or Assign of a round lower than the highest one seen is refused. So is the same round under another claim.
 - Prepare kills the workers of every older round before it is answered. The same Prepare again gets the same answer.
-- Assign is accepted only for the prepared (round, claim) and only if the instance id named for this agent is its own.
+- Assign is accepted only for the prepared (round, claim), and only if the instance id named for this agent is its own.
   The same Assign again is acknowledged without starting anything twice.
 """
 
@@ -175,15 +178,15 @@ __all__ = [
 
 VERSION = 1
 PORT = 29400
-"""The agent's TCP port, where the pod does not say otherwise (CONCERTINA_PORT)."""
+"""TCP port of the agent, unless the pod sets another one in CONCERTINA_PORT."""
 EXIT_OLD_PYTHON = 69
-"""Of an agent that was started by a Python older than 3.9."""
+"""Exit code of an agent that a Python older than 3.9 started."""
 MAX_LINE = 4 * 1024 * 1024
 BEAT_SECONDS = 0.5
 REPORT_SECONDS = 1.0
-"""Between two lines to the operator, where nothing is new."""
+"""Longest time between two lines to the operator when nothing has changed."""
 SILENCE_SECONDS = 3.0
-"""A stream without a line for this long is lost."""
+"""Time without a line after which a stream is considered lost."""
 
 Message = Union[
     Prepare, Prepared, Assign, Drain, Save, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index, Pull,
@@ -198,16 +201,27 @@ KINDS: dict[str, type[Any]] = {
     "ReportChange": ReportChange, "Relay": Relay, "Relayed": Relayed,
     "Learn": Learn, "Learned": Learned, "Trace": Trace,
 }  # fmt: skip
-"""By the names that lines have for them: these stay, whatever a class is called."""
+"""Message classes by their names on the wire. These names are stable, even if a class is renamed."""
 _LINES = JsonLines(KINDS, "this protocol", VERSION, MAX_LINE)
 
 
 def encode(message: Message) -> bytes:
-    """One line, newline included. Raises ProtocolError where it is too long."""
+    """Return a message as one line, including the newline.
+
+    Raises:
+        ProtocolError: If the line is longer than MAX_LINE.
+    """
     return _LINES.encode(message)
 
 
 def decode(line: bytes, cut: Callable[[Any], Any] = lambda body: body) -> Message:
-    """The message in one line; raises ProtocolError with a sentence. `cut`: what is left of a body, before its values
-    are converted."""
+    """Return the message in one line.
+
+    Args:
+        line: Line to decode.
+        cut: Function that reduces the parsed body before its values are converted.
+
+    Raises:
+        ProtocolError: If the line is not a valid message. The error is a sentence.
+    """
     return typing.cast(Message, _LINES.decode(line, cut))

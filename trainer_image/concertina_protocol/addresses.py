@@ -1,4 +1,4 @@
-"""Addresses as agents write them: host:port, and [host]:port for IPv6."""
+"""Addresses as agents write them: host:port, or [host]:port for IPv6."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from typing import Tuple
 
 
 def join(host: str, port: int) -> str:
+    """Return the address of a host and a port, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split(address: str) -> Tuple[str, int]:
-    """Host, without brackets, and port. Raises ValueError where there is none."""
+    """Return the host, without brackets, and the port of an address.
+
+    Raises:
+        ValueError: If the address has no port.
+    """
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def family(host: str) -> socket.AddressFamily:
+    """Return the address family of a numeric host."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET

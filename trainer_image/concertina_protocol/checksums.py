@@ -1,17 +1,18 @@
-"""The crc32 of a whole from those of its parts, which threads compute side by side. Python offers zlib's own from 3.15.
+"""Combine the crc32 of two parts into the crc32 of the whole, so that threads can compute parts in parallel.
 
-A crc32 is a polynomial of degree 31 over bits, its highest bit that of x^0.
+Python provides zlib's own function from 3.15 on. A crc32 is a polynomial of degree 31 over bits, whose highest bit is
+the coefficient of x^0.
 """
 
 from __future__ import annotations
 
 POLYNOMIAL = 0xEDB88320
 ONE, BYTE = 1 << 31, 1 << 23
-"""x^0 and x^8: bytes that follow multiply what stood before by x^8 each."""
+"""Polynomials x^0 and x^8. Each byte that follows multiplies the preceding part by x^8."""
 
 
 def followed_by(first: int, second: int, length: int) -> int:
-    """Of some bytes and `length` more behind them, from the crc32 of each."""
+    """Return the crc32 of two adjacent byte strings, given the crc32 of each and the length of the second in bytes."""
     shift, power = ONE, BYTE
     while length:
         if length & 1:
@@ -21,9 +22,10 @@ def followed_by(first: int, second: int, length: int) -> int:
 
 
 def _product(a: int, b: int) -> int:
-    found = 0
+    """Return the product of two polynomials, modulo the crc32 polynomial."""
+    product = 0
     for bit in range(31, -1, -1):
         if a >> bit & 1:
-            found ^= b
+            product ^= b
         b = b >> 1 ^ (POLYNOMIAL if b & 1 else 0)
-    return found
+    return product

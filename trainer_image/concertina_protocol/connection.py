@@ -1,6 +1,7 @@
-"""One end of a TLS connection on which lines of the protocol go, on asyncio: for the operator and for agents.
+"""Asyncio end of a TLS connection that carries lines of the protocol, for the operator and for agents.
 
-`worker_channel` has ends of its own."""
+`worker_channel` has its own ends.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +24,13 @@ _tls_buffer: contextvars.ContextVar[int] = contextvars.ContextVar("_tls_buffer",
 
 @contextlib.contextmanager
 def small_tls_buffers() -> Iterator[None]:
-    """For connections that are made within: asyncio holds 256 KiB for each, which a coordinator of a thousand members
-    and an operator of a thousand jobs have no use for (300 KiB a connection were measured, and 59 so). Others keep
-    them: it is what they read at most in a turn of the event loop, and a watch of all pods fell behind with less."""
+    """Use small TLS buffers for the connections that are opened in this context.
+
+    By default, asyncio allocates 256 KiB for each connection. A coordinator of a thousand members and an operator of a
+    thousand jobs do not need that much: a connection took 300 KiB with the default size and 59 KiB with the small one.
+    Other connections keep the default, which also limits how much they read in one turn of the event loop. A watch of
+    all pods fell behind with a smaller buffer.
+    """
     _size_by_context()
     token = _tls_buffer.set(TLS_RECORD)
     try:
@@ -36,14 +41,23 @@ def small_tls_buffers() -> Iterator[None]:
 
 @functools.lru_cache(1)
 def _size_by_context() -> None:
-    """Once: to change a class makes Python forget what it has looked up in it."""
+    """Make asyncio take the size of TLS buffers from the context.
+
+    The result is cached, because each change of a class makes Python discard the attribute lookups that it has cached
+    for it.
+    """
     size = property(lambda self: _tls_buffer.get())
     setattr(asyncio.sslproto.SSLProtocol, "max_size", size)  # noqa: B010 # its types don't know that field
 
 
 async def connect(address: str, context: ssl.SSLContext, name: str) -> Connection:
-    """To the agent at host:port, whose certificate must be of that name. Raises OSError (refused, unreachable, another
-    certificate); how long it may take in all is for the caller to say."""
+    """Open a connection to the agent at host:port, whose certificate must have this name.
+
+    The caller limits the total time.
+
+    Raises:
+        OSError: If the connection is refused, the host is unreachable, or the certificate has another name.
+    """
     return Connection(
         *await asyncio.open_connection(
             *split(address),
@@ -59,27 +73,39 @@ def abort(writer: asyncio.StreamWriter) -> None:
     """Close a connection immediately, without a TLS farewell: the other end sees a broken stream at once.
 
     The connection may be closed already. A TLS transport forgets its protocol when it is closed for the second time.
-    Before Python 3.11.3 (Debian 12 has 3.11.2) its `abort()` then raises AttributeError."""
+    Before Python 3.11.3 (Debian 12 has 3.11.2) its `abort()` then raises AttributeError.
+    """
     with contextlib.suppress(AttributeError):
         writer.transport.abort()
 
 
 class Connection:
-    """Lines in, lines out."""
+    """Connection that sends and receives messages, one a line."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self._draining = asyncio.Lock()
-        """A stream and answers go out beside each other, and before Python 3.11 only one of them may wait."""
+        """Lock around draining.
+
+        A stream and answers are sent concurrently, and before Python 3.11 only one task may wait.
+        """
 
     async def receive(self, timeout: Optional[float] = None) -> Optional[Message]:
-        """The next message; None at the end of the stream. Raises ProtocolError, asyncio.TimeoutError, and OSError
-        where the other end is out of reach (ETIMEDOUT, EHOSTUNREACH ...)."""
+        """Return the next message, or None at the end of the stream.
+
+        Raises:
+            ProtocolError: If the line is not a valid message.
+            asyncio.TimeoutError: If no line arrives within `timeout` seconds.
+            OSError: If the other end cannot be reached (ETIMEDOUT, EHOSTUNREACH ...).
+        """
         line = await self.receive_line(timeout)
         return None if line is None else decode(line)
 
     async def receive_line(self, timeout: Optional[float] = None) -> Optional[bytes]:
-        """The same, not yet read."""
+        """Return the next line without decoding it, or None at the end of the stream.
+
+        Raises the same errors as `receive`.
+        """
         try:
             line = await within(timeout, self.read_line())
         except (ConnectionError, ssl.SSLError):
@@ -87,7 +113,11 @@ class Connection:
         return line if line.endswith(b"\n") else None
 
     async def read_line(self) -> bytes:
-        """Without its end where the stream ends. Raises ProtocolError where it is too long."""
+        """Return the next line, without a newline if the stream ends before one.
+
+        Raises:
+            ProtocolError: If the line is too long.
+        """
         try:
             return await self.reader.readline()
         except ValueError as error:
@@ -95,16 +125,20 @@ class Connection:
 
     @property
     def certificate(self) -> Mapping[str, Any]:
-        """The other end's, which has been checked."""
+        """Certificate of the other end, which has been verified."""
         return self.writer.get_extra_info("peercert") or {}
 
     def write(self, message: Message) -> None:
-        """Buffered, without waiting."""
+        """Write a message to the buffer without waiting."""
         if not self.writer.is_closing():
             self.writer.write(encode(message))
 
     async def send(self, message: Message) -> None:
-        """Raises OSError when the connection is gone."""
+        """Send a message and wait until the buffer has room.
+
+        Raises:
+            OSError: If the connection is lost.
+        """
         await self.send_line(encode(message))
 
     async def send_line(self, line: bytes) -> None:
@@ -120,7 +154,7 @@ class Connection:
 
     @property
     def over(self) -> bool:
-        """Whether either side has closed it."""
+        """Whether either side has closed the connection."""
         return self.reader.at_eof() or self.writer.is_closing()
 
     def close(self) -> None:

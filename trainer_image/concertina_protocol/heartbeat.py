@@ -1,8 +1,9 @@
-"""Where a worker is, in a few bytes that it rewrites as it goes and its agent reads a few times a second.
+"""Current phase and step of a worker, in a small file that the worker rewrites and its agent reads.
 
-A line on the worker channel for each part of each step would cost the agent more than many a step takes; this costs the
-worker about a microsecond (one write to a file in memory), and the agent a read a tick. Standard library only, Python
-3.9+; a script of one's own may write it too (the path is in CONCERTINA_HEARTBEAT).
+The agent reads the file a few times a second. A line on the worker channel for each part of each step would cost the
+agent more time than many steps take. A heartbeat costs the worker about a microsecond (one write to a file in memory),
+and the agent one read a tick. The module uses the standard library only and supports Python 3.9 and later. A user's own
+script may write the file too (its path is in CONCERTINA_HEARTBEAT).
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from concertina_protocol.codec.typed_json import OpenEnum
 
 VARIABLE = "CONCERTINA_HEARTBEAT"
 _LAYOUT = struct.Struct("<16sqdd")
-"""Phase, step, CLOCK_MONOTONIC when it was entered, seconds of own work."""
+"""Layout of the file: phase, step, CLOCK_MONOTONIC when the phase was entered, and seconds of own work."""
 
 
 READS = 20
-"""At most: a script that does nothing but write is not waited for."""
+"""Maximum number of reads, so that the agent does not wait for a script that writes all the time."""
 
 
 class WorkerPhase(OpenEnum):
-    """Where a worker is; what it goes through in a step stands in that order."""
+    """Phase of a worker; the phases of a step are in the order in which a worker passes them."""
 
     STARTING = "starting"
     RESTORING = "restoring"
@@ -37,48 +38,56 @@ class WorkerPhase(OpenEnum):
     COMPUTING = "computing"
     REDUCING = "reducing"
     TRAINING = "training"
-    """In messages: within a step, or between two."""
+    """Phase in messages, for a worker that is within a step or between two steps."""
     COMPILING = "compiling"
-    """Of a script, within a step."""
+    """Phase of a script that compiles within a step."""
 
 
 class HeartbeatWriter:
-    """The worker's end. Without a path (or a place to write) it does nothing."""
+    """The worker's end, which does nothing if there is no path or the file cannot be opened."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._file: Optional[int] = None
         self.busy = 0.0
-        """Seconds of this round's finished steps, the first one apart, that this worker did not spend waiting for
-        others; a straggler is one that has more of them than the rest. Written by the next `enter`."""
+        """Seconds of this round's finished steps, except the first, in which this worker did not wait for others.
+
+        A straggler has more of them than the other ranks. The next call of `enter` writes the value.
+        """
         try:
             self._file = os.open(environment[VARIABLE], os.O_WRONLY | os.O_CREAT, 0o600)
         except (KeyError, OSError):
             return
 
     def enter(self, phase: WorkerPhase, step: int) -> None:
-        """From now on it is in `phase`, `step` steps being finished."""
+        """Record that the worker enters `phase` and has finished `step` steps."""
         if self._file is not None:
             os.pwrite(self._file, _LAYOUT.pack(phase.encode()[:16], step, time.monotonic(), self.busy), 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class HeartbeatFile:
-    """The agent's end; of one worker of one round."""
+    """The agent's end for one worker of one round."""
 
     rank: int
     path: str
 
     def read(self, now: float) -> Optional[Heartbeat]:
-        """None where nothing was written yet. `now`: CLOCK_MONOTONIC, which agent and worker share."""
+        """Return the worker's heartbeat, or None if none has been written yet.
+
+        Args:
+            now: Current CLOCK_MONOTONIC, which the agent and the worker share.
+        """
         before, content = b"", self._content()
-        for _ in range(READS):  # a write may be under way
+        for _ in range(READS):  # a write may be in progress
             if before == content:
                 break
             before, content = content, self._content()
         if len(content) != _LAYOUT.size:
             return None
-        phase, step, at, busy = _LAYOUT.unpack(content)
-        return Heartbeat(self.rank, step, phase.rstrip(b"\0").decode(errors="replace"), max(0.0, now - at), busy)
+        phase, step, entered_at, busy = _LAYOUT.unpack(content)
+        return Heartbeat(
+            self.rank, step, phase.rstrip(b"\0").decode(errors="replace"), max(0.0, now - entered_at), busy
+        )
 
     def _content(self) -> bytes:
         try:

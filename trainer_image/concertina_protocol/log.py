@@ -1,5 +1,8 @@
-"""The log of operator and agents: one line a fact on stderr, as JSON {"t": Unix seconds, "event": what, ...}; a
-benchmark takes a recovery apart by them. Standard library only, Python 3.9+."""
+"""Log of the operator and the agents: one line for each event, on stderr.
+
+A line is JSON, {"t": Unix seconds, "event": name, ...}. A benchmark uses these lines to break down the time of a
+recovery. The module uses the standard library only and supports Python 3.9 and later.
+"""
 
 from __future__ import annotations
 
@@ -21,64 +24,71 @@ _PLAIN = re.compile(r"[^\s\"=\\]+")
 class LogFormat(enum.Enum):
     JSON = "json"
     TEXT = "text"
-    """For people: the time, what, and name=value; strings with spaces or quotes as in JSON."""
+    """Format for people: the time, the event and name=value pairs.
+
+    Strings with spaces or quotes are written as in JSON.
+    """
 
 
 @dataclasses.dataclass
 class Served:
-    """The one job that a process serves, and how far it is."""
+    """The one job that a process serves, and its progress."""
 
     uid: str
     job: str
     """NAMESPACE/NAME"""
     round: int = 0
-    """The newest that trains here; 0: none does."""
+    """Newest round that trains here, or 0 if none does."""
     step: int = 0
-    """That it was last heard to have finished."""
+    """Last step that is known to be finished."""
 
 
 _format = LogFormat.JSON
 _served: Optional[Served] = None
-"""None where this process serves several."""
+"""The job that this process serves, or None if it serves several."""
 
 
 def write_as(format: LogFormat) -> None:
+    """Set the format of all further lines."""
     global _format
     _format = format
 
 
 def serve(uid: str, job: str) -> None:
-    """From now on each line names the job (NAMESPACE/NAME), and has the `trace` of the round that it names."""
+    """Add the job (NAMESPACE/NAME) to each further line, and the `trace` of the round that the line names."""
     global _served
     _served = Served(uid, job)
 
 
 def reached(round: int, step: int) -> None:
-    """From now on each line of this round has the step, and one that names no round is of this one. Of each step."""
+    """Record the current round and step, which is done for each step.
+
+    Each further line of this round has the step, and a line that names no round belongs to this round.
+    """
     if _served is not None:
         _served.round, _served.step = round, step
 
 
 def log_event(event: str, **fields: Any) -> None:
-    """One line about something that was decided or done."""
+    """Write one line about a decision or an action."""
     if _served is not None:
-        fields = {**fields, **_of(_served, fields)}
-    sys.stderr.write((_text if _format is LogFormat.TEXT else _object)(event, fields) + "\n")
+        fields = {**fields, **_context_fields(_served, fields)}
+    sys.stderr.write((_text_line if _format is LogFormat.TEXT else _json_line)(event, fields) + "\n")
     sys.stderr.flush()
 
 
-def _of(served: Served, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a line does not say by itself."""
-    about: dict[str, Any] = {"job": served.job}
+def _context_fields(served: Served, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields that the job adds to a line with these fields."""
+    context: dict[str, Any] = {"job": served.job}
     round = fields.get("round", served.round)
     if round:
-        about |= {"round": round, "trace": trace_id(served.uid, round)}
+        context |= {"round": round, "trace": trace_id(served.uid, round)}
     if round == served.round and served.round and "step" not in fields:
-        about["step"] = served.step
-    return about
+        context["step"] = served.step
+    return context
 
 
-def _object(event: str, fields: Mapping[str, Any]) -> str:
+def _json_line(event: str, fields: Mapping[str, Any]) -> str:
     return _json({"t": round(time.time(), 4), "event": event, **fields})
 
 
@@ -86,9 +96,11 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), default=str)
 
 
-def _text(event: str, fields: Mapping[str, Any]) -> str:
-    at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return " ".join([at, event, *(f"{name}={_word(value)}" for name, value in fields.items() if value is not None)])
+def _text_line(event: str, fields: Mapping[str, Any]) -> str:
+    timestamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return " ".join(
+        [timestamp, event, *(f"{name}={_word(value)}" for name, value in fields.items() if value is not None)]
+    )
 
 
 def _word(value: object) -> str:

@@ -1,7 +1,8 @@
-"""The lines of the bundled trainer's log that programs read too (decision "The trainer's log is text").
+"""Lines of the bundled trainer's log that programs read too (decision "The trainer's log is text").
 
-Any line may come from a user's script, or from a trainer of another version: what is not exactly one of these is none
-of them. Standard library only, Python 3.9+."""
+Any line may come from a user's script, or from a trainer of another version, so a line counts only if it matches one of
+these formats exactly. The module uses the standard library only and supports Python 3.9 and later.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +14,27 @@ from typing import Optional, Union
 from concertina_protocol import RestoreSource
 
 _MOST = 1000
-"""Characters of a line: a longer one is not ours."""
+"""Maximum length in characters; the bundled trainer writes no longer line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundStarted:
-    """Once a round, when its first step is done: the round is at work."""
+    """Line that the trainer writes once a round, when the round's first step is finished."""
 
     round: int
     step: int
-    """The one that is done."""
+    """Step that is finished."""
     source: RestoreSource
     restored_step: int
-    """Of the state that the round began with."""
+    """Step of the state that the round began with."""
     seconds: Mapping[str, float]
-    """Where the time of its start went, by part."""
+    """Duration of each part of the round's start in seconds."""
     at: float
-    """Unix seconds."""
+    """Time of the line in Unix seconds."""
 
     @property
     def state(self) -> str:
-        """As `memory of step 12`; from the seed it is `fresh of step 0`."""
+        """Restored state in words, such as `memory of step 12`, or `fresh of step 0` if it was initialized."""
         return f"{self.source.lower()} of step {self.restored_step}"
 
     def __str__(self) -> str:
@@ -46,15 +47,17 @@ class RoundStarted:
 
 @dataclasses.dataclass(frozen=True)
 class StepDoneLine:
+    """Line that the trainer writes after a step."""
+
     step: int
     steps: int
-    """Of the whole run."""
+    """Number of steps of the whole run."""
     loss: float
     rate: float
     """Learning rate."""
     tokens_per_second: float
     seconds: float
-    """That this step took."""
+    """Duration of this step in seconds."""
 
     def __str__(self) -> str:
         return (
@@ -66,7 +69,7 @@ class StepDoneLine:
 LogLine = Union[RoundStarted, StepDoneLine]
 
 _RANK = r"(?:\[rank \d+\] )?"
-"""Which the agent puts before a line where a replica has several workers."""
+"""Prefix that the agent adds to a line if a replica has several workers."""
 _PART = r"\w+ \d+\.\d+"
 _NUMBER = r"(-?(?:[\d,.]+(?:e[-+]\d+)?|inf|nan))"
 _ROUND = re.compile(
@@ -78,14 +81,14 @@ _STEP = re.compile(rf"{_RANK}step (\d+)/(\d+)  loss {_NUMBER}  rate {_NUMBER}  {
 
 
 def parse(line: str) -> Optional[LogLine]:
-    """What a line says, without its end; None where it is anything else."""
+    """Return the content of a line, given without its newline, or None if the line has no known format."""
     if len(line) > _MOST:
         return None
     try:
-        if found := _ROUND.fullmatch(line):
-            return _round(*found.groups())
-        if found := _STEP.fullmatch(line):
-            return _step(*found.groups())
+        if match := _ROUND.fullmatch(line):
+            return _round(*match.groups())
+        if match := _STEP.fullmatch(line):
+            return _step(*match.groups())
     except (ValueError, OverflowError):  # 1.2.3, or more digits than a float holds
         pass
     return None

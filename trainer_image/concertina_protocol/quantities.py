@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 
 MOST = 2**63 - 1
-"""Kubernetes caps larger values, and so does `parse_quantity`."""
+"""Largest value; Kubernetes caps larger ones, and so does `parse_quantity`."""
 _UNITS = {
     **{suffix: Decimal(10) ** power for suffix, power in (("n", -9), ("u", -6), ("m", -3), ("", 0))},
     **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)},
@@ -18,14 +18,14 @@ _QUANTITY = re.compile(
     r"(?:(?P<exponent>[eE][+-]?[0-9]{1,2})|(?P<unit>[numkMGTPE]|[KMGTPE]i)?)"
 )
 _EXACT = decimal.Context(prec=200)
-"""Enough digits for the longest number that the pattern takes, times the largest unit."""
+"""Context with enough digits for the longest number that the pattern accepts, multiplied by the largest unit."""
 
 
 def parse_quantity(quantity: object) -> Decimal:
     """Return the exact value of a quantity, capped as Kubernetes caps it.
 
     Raises:
-        ValueError: It is not a quantity.
+        ValueError: If the text is not a quantity.
     """
     match = _QUANTITY.fullmatch(str(quantity))
     if match is None:

@@ -1,7 +1,7 @@
-"""The sidecar of a shard file, `<file>.json`: a file is there once it has one, and as long as it has one.
+"""Sidecar of a shard file, `<file>.json`: a shard file counts as present only while its sidecar exists.
 
-Workers write shard files in place, agents copy them; each takes the sidecar away before the first byte is changed, and
-puts it back when the last one stands. Standard library only, Python 3.9+.
+Workers write shard files in place, and agents copy them. Both remove the sidecar before they change the first byte and
+write it again after the last one. The module uses the standard library only and supports Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -16,45 +16,53 @@ from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.messages.records import SnapshotId
 
 SNAPSHOT_SLOTS = 3
-"""Files that a worker writes its snapshots into in turn: the newest that is complete on all peers, the newest, and the
-one that is being written."""
+"""Number of files that a worker writes its snapshots into in turn.
+
+They are the newest snapshot that is complete on all peers, the newest one, and the one that is being written.
+"""
 COPY_SLOTS = 2
-"""Files that an agent copies a peer's shard into: the newest, and the one that is being written."""
+"""Number of files that an agent copies a peer's shard into: the newest copy, and the one that is being written."""
 
 
 class Damaged(ValueError):
-    """Bytes of a shard file that are not what its sidecar or header says; a sentence."""
+    """Error for a shard file whose bytes do not match its sidecar or header; its text is a sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sidecar:
+    """Description of a shard file."""
+
     id: SnapshotId
     shard: int
     size: int
-    """Bytes of the file."""
+    """Size of the file in bytes."""
     crc32: int
-    """Of the whole file."""
+    """crc32 of the whole file."""
     committed: bool = True
 
 
 def sidecar_path(file: Path) -> Path:
+    """Return the path of a shard file's sidecar."""
     return file.with_suffix(".json")
 
 
 def write_sidecar(file: Path, sidecar: Sidecar) -> None:
-    """The file is there from now on; never half of it."""
+    """Write a sidecar atomically; the shard file counts as present from then on."""
     draft = file.with_suffix(".json.new")
     draft.write_text(json.dumps(dataclasses.asdict(sidecar)))
     draft.replace(sidecar_path(file))
 
 
 def remove_sidecar(file: Path) -> None:
-    """The file, if it was there, is not there from now on."""
+    """Remove a sidecar if it exists; the shard file does not count as present from then on."""
     sidecar_path(file).unlink(missing_ok=True)
 
 
 def read_sidecar(file: Path) -> Optional[Sidecar]:
-    """None where the file is not there, or is not as long as is said beside it."""
+    """Return the sidecar of a shard file.
+
+    Return None if there is no committed sidecar, or if the file does not have the size that it says.
+    """
     with contextlib.suppress(OSError, ValueError):
         sidecar = parse_json(Sidecar, sidecar_path(file).read_bytes())
         if sidecar.committed and file.stat().st_size == sidecar.size:

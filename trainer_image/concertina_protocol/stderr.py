@@ -1,4 +1,7 @@
-"""Lines on the standard error of a training process. Standard library only, Python 3.9+."""
+"""Lines on the standard error of a training process.
+
+The module uses the standard library only and supports Python 3.9 and later.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""Waiting with an end. Standard library only, Python 3.9+."""
+"""Waiting with a time limit.
+
+The module uses the standard library only and supports Python 3.9 and later.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,16 @@ T = TypeVar("T")
 
 
 async def within(seconds: Optional[float], work: Awaitable[T]) -> T:
-    """What the work gives. Raises asyncio.TimeoutError where that takes longer; then it was cancelled, and has ended.
+    """Return the result of `work`, which may take this many seconds, or any time if `seconds` is None.
 
-    As asyncio.wait_for, which before Python 3.12 loses a cancellation that meets the end of the work: who tries again
-    after errors would do so for ever, and what was just opened would stay open. `seconds`: None without an end."""
+    The function is like asyncio.wait_for, which before Python 3.12 loses a cancellation that coincides with the end of
+    the work. A caller that retries after errors would then never stop, and a connection that was just opened would stay
+    open.
+
+    Raises:
+        asyncio.TimeoutError: If the work takes longer. It has then been cancelled and has ended.
+        asyncio.CancelledError: If the caller is cancelled and the work has no result.
+    """
     if seconds is None:
         return await work
     running = asyncio.ensure_future(work)
@@ -34,23 +43,26 @@ async def within(seconds: Optional[float], work: Awaitable[T]) -> T:
             raise cancelled
         waiting = asyncio.current_task()
         assert waiting is not None
-        waiting.cancel()  # where it waits next: what the work gives is its to close
+        waiting.cancel()  # takes effect at its next wait, so that the caller can close the result
     elif late and running.cancelled():
         raise asyncio.TimeoutError
     return running.result()
 
 
 async def together(*works: Awaitable[T]) -> list[T]:
-    """What each gives, in order. Where one fails, that is raised once the others were cancelled and have ended."""
+    """Return the results in order.
+
+    If one fails, its error is raised after the others have been cancelled and have ended.
+    """
     running = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
     finally:
-        for each in running:
-            each.cancel()
+        for future in running:
+            future.cancel()
         await asyncio.wait(running)
-        errors = [each.exception() for each in running if not each.cancelled()]
+        errors = [future.exception() for future in running if not future.cancelled()]
     for error in errors:
         if error is not None:
             raise error
-    return [each.result() for each in running]
+    return [future.result() for future in running]

@@ -1,5 +1,6 @@
-"""Ships what a coordinator's agent tells of a run to MLflow, Weights & Biases or TensorBoard files.
+"""Shipping of the run's records to MLflow, Weights & Biases or TensorBoard files.
 
-`process` is the process that the agent starts; `shipper` decides what of the spool is shipped, and that nothing is
-twice; `tracker` is the interface that the modules of `trackers` fill in, one a tool. Python 3.10, the protocol and the
-tool alone: it runs in images of users."""
+The coordinator's agent writes the records and starts `process`. `shipper` decides which records of the spool are
+shipped, and ensures that none is shipped twice. `tracker` is the interface that the modules of `trackers` implement,
+one per tool. The package requires Python 3.10, the protocol and the tool only, because it runs in users' images.
+"""

@@ -1,4 +1,4 @@
-"""`python -m concertina_tracking`: see `process`."""
+"""Entry point of `python -m concertina_tracking` (see `process`)."""
 
 from concertina_tracking.process import main
 

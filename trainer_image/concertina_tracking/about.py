@@ -1,4 +1,4 @@
-"""What is known of a run before it trains: its parameters, and what it is made of."""
+"""Description of a run before it trains: its parameters and its origin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from concertina_state.checkpoints import manifest
 
 MOST_VALUE = 500
-"""Characters; MLflow takes no more in every version."""
+"""Maximum length of a value in characters; some versions of MLflow accept no more."""
 MOST_PARAMETERS = 500
 OF_KUBERNETES = ("KUBERNETES_", "CONCERTINA_")
 LIBRARIES = ("concertina", "torch", "numpy", "transformers", "lightning", "accelerate")
@@ -18,27 +18,30 @@ LIBRARIES = ("concertina", "torch", "numpy", "transformers", "lightning", "accel
 
 @dataclasses.dataclass(frozen=True)
 class About:
+    """Description of a run."""
+
     parameters: Mapping[str, str]
-    """The trainer's configuration, a value each, or the command and the names of its variables."""
+    """Fields of the trainer's configuration, or the command and the names of its environment variables."""
     code: Mapping[str, str]
     """commit, image, python, and versions of libraries, as far as they are known."""
 
 
 def about(environment: Mapping[str, str]) -> About:
+    """Return the description of the run that has this environment."""
     trainer = json.loads(environment.get("CONCERTINA_TRAINER") or "{}")
     command = environment.get("CONCERTINA_COMMAND", "")
     if command:
-        names = sorted(name for name in environment if _is_users(name))
+        names = sorted(name for name in environment if _is_set_by_user(name))
         parameters = {"command": command[:MOST_VALUE], "environment": " ".join(names)[:MOST_VALUE]}
     else:
         parameters = dict(list(_flat(trainer))[:MOST_PARAMETERS])
-    known = manifest.code(environment, LIBRARIES)
-    code = {"commit": known.commit, "image": known.image, "python": known.python, **known.libraries}
+    origin = manifest.code(environment, LIBRARIES)
+    code = {"commit": origin.commit, "image": origin.image, "python": origin.python, **origin.libraries}
     return About(parameters, {name: value[:MOST_VALUE] for name, value in code.items() if value})
 
 
 def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """A value each, by the dotted path of its field."""
+    """Yield each value of nested mappings with the dotted path of its field."""
     for name, field in value.items():
         if isinstance(field, Mapping):
             yield from _flat(field, f"{before}{name}.")
@@ -47,6 +50,6 @@ def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str
             yield f"{before}{name}", text[:MOST_VALUE]
 
 
-def _is_users(name: str) -> bool:
-    """Not what Kubernetes says of Services, nor what the operator sets."""
+def _is_set_by_user(name: str) -> bool:
+    """Return whether neither Kubernetes (for its Services) nor the operator has set this variable."""
     return not name.startswith(OF_KUBERNETES) and "_SERVICE_" not in name and "_PORT" not in name

@@ -1,7 +1,7 @@
-"""The process that ships records to the tracker.
+"""Process that ships records to the tracker.
 
-A coordinator's agent starts it. It ends with that agent, or when another replica coordinates and all is shipped.
-It may wait for a slow tracker as long as it likes: whoever trains does not wait for it.
+A coordinator's agent starts it. It exits with that agent, or once another replica coordinates and all records are
+shipped. It may wait for a slow tracker as long as necessary, because training does not wait for it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ from concertina_tracking.tracked_lineage import made_of
 from concertina_tracking.tracker import Tracker
 
 LOOK_SECONDS = 1.0
-"""Between looks at the spool, where nothing was new."""
+"""Seconds between two reads of the spool when nothing was new."""
 BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds between tries while the tracker is in trouble."""
+"""Seconds between attempts while the tracker fails."""
 NICENESS = 10
 PACKAGES = {Backend.MLFLOW: "mlflow-skinny", Backend.WANDB: "wandb", Backend.TENSORBOARD: "tensorboard"}
-"""What the image has to hold."""
+"""Package that the image must contain for each tool."""
 
 
 def main() -> NoReturn:
-    """Exits 0 when nothing is left to do, 78 where trying again can't help (the last state says why)."""
+    """Ship records until nothing is left to do.
+
+    The exit code is 0 when nothing is left, and 78 if a retry cannot help. The last state gives the reason.
+    """
     os.nice(NICENESS)
     channel = WorkerEnd(os.environ["CONCERTINA_SOCKET"])
     channel.send(TrackerHello(os.getpid()))
@@ -47,46 +50,55 @@ def main() -> NoReturn:
         code = 0
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # at once: a tool's threads may hang
+    os._exit(code)  # immediately, because a tool's threads may hang
 
 
-def start(known: TrackingSettings, described: About) -> Tracker:
-    """The run. Raises ImportError where the image lacks the tool, else what the tool raises."""
-    if known.backend is Backend.MLFLOW:
+def start(settings: TrackingSettings, description: About) -> Tracker:
+    """Start or resume the run.
+
+    Raises the tool's own errors too.
+
+    Raises:
+        ImportError: If the image lacks the tool.
+    """
+    if settings.backend is Backend.MLFLOW:
         from concertina_tracking.trackers.mlflow import MlflowRun
 
-        return MlflowRun(known, described)
-    if known.backend is Backend.WANDB:
+        return MlflowRun(settings, description)
+    if settings.backend is Backend.WANDB:
         from concertina_tracking.trackers.wandb import WandbRun
 
-        return WandbRun(known, described)
+        return WandbRun(settings, description)
     from concertina_tracking.trackers.tensorboard import TensorBoardRun
 
-    return TensorBoardRun(known, described)
+    return TensorBoardRun(settings, description)
 
 
-def _ship(channel: WorkerEnd, known: TrackingSettings) -> int:
-    described = about(os.environ)
-    environment = ", ".join(f"{name} {value}" for name, value in described.code.items() if name in ("python", "torch"))
-    spool = SpoolReader(known.spool)
-    shipper = Shipper(spool, lambda: start(known, described), made_of, environment)
-    ending, failures, told = False, 0, TrackingState(-1)
+def _ship(channel: WorkerEnd, tracking_settings: TrackingSettings) -> int:
+    description = about(os.environ)
+    environment = ", ".join(
+        f"{name} {value}" for name, value in description.code.items() if name in ("python", "torch")
+    )
+    spool = SpoolReader(tracking_settings.spool)
+    shipper = Shipper(spool, lambda: start(tracking_settings, description), made_of, environment)
+    ending, failures, reported_state = False, 0, TrackingState(-1)
     while True:
         wait, error = LOOK_SECONDS, ""
         try:
             wait = 0.0 if shipper.ship() else LOOK_SECONDS
             failures = 0
         except ImportError as missing:
-            error = f"{missing}: install {PACKAGES[known.backend]} in the image, or set spec.tracking.backend to None"
+            package = PACKAGES[tracking_settings.backend]
+            error = f"{missing}: install {package} in the image, or set spec.tracking.backend to None"
             channel.send(TrackingState(spool.next, error, spool.dropped))
             channel.finish()
             return BAD_INPUT_EXIT
-        except Exception as trouble:  # whatever a tool raises: it is told, and tried again
-            error = f"{known.backend.value}: {type(trouble).__name__}: {trouble}"[:500]
+        except Exception as trouble:  # a tool may raise anything: report it and try again
+            error = f"{tracking_settings.backend.value}: {type(trouble).__name__}: {trouble}"[:500]
             wait = BACKOFF[min(failures, len(BACKOFF) - 1)]
             failures += 1
-        if (state := TrackingState(spool.next, error, spool.dropped)) != told:
-            told = state
+        if (state := TrackingState(spool.next, error, spool.dropped)) != reported_state:
+            reported_state = state
             channel.send(state)
         began = time.monotonic()
         while True:
@@ -95,7 +107,7 @@ def _ship(channel: WorkerEnd, known: TrackingSettings) -> int:
                 shipper.close()
                 channel.finish()
                 return 0
-            soon = min(wait, LOOK_SECONDS) if ending else wait  # little time is left then
-            if (left := began + soon - time.monotonic()) <= 0:
+            soon = min(wait, LOOK_SECONDS) if ending else wait  # the agent exits soon
+            if (remaining_seconds := began + soon - time.monotonic()) <= 0:
                 break
-            time.sleep(min(left, 0.2))
+            time.sleep(min(remaining_seconds, 0.2))

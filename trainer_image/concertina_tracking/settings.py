@@ -1,4 +1,4 @@
-"""Which tool tracks the run, and under what name: `spec.tracking`, as the operator puts it into the pod."""
+"""Tool that tracks the run, and the run's name: `spec.tracking`, as the operator writes it into the pod."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from concertina_protocol.tracking import spool
 
 
 class Backend(str, enum.Enum):
+    """Tool that tracks runs."""
+
     MLFLOW = "MLflow"
     WANDB = "WandB"
     TENSORBOARD = "TensorBoard"
@@ -20,7 +22,7 @@ class Backend(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """In the names of the manifest."""
+    """Fields of `spec.tracking`, by their names in the manifest."""
 
     backend: str
     uri: Optional[str] = None  # noqa: UP045 (typed_json knows typing's form)
@@ -31,29 +33,37 @@ class Spec:
 
 @dataclasses.dataclass(frozen=True)
 class TrackingSettings:
+    """Settings of the tracking process."""
+
     backend: Backend
     uri: str
     experiment: str
     run_name: str
     tags: Mapping[str, str]
     uid: str
-    """Of the job: the run's identity."""
+    """UID of the job, which identifies the run."""
     job: str
-    """namespace/name"""
+    """Job as namespace/name."""
     volume: Path
 
     @property
     def spool(self) -> Path:
+        """Folder of the spool."""
         return spool.folder(self.volume)
 
     @property
     def run_id(self) -> str:
-        """The same for all rounds, replicas and restarts of a job, and of no other job."""
+        """Id of the run, which is unique to the job and the same for all its rounds, replicas and restarts."""
         return self.uid
 
 
 def read(environment: Mapping[str, str]) -> TrackingSettings:
-    """Raises KeyError or ValueError where the environment is not the operator's."""
+    """Return the settings that the operator has set in the environment.
+
+    Raises:
+        KeyError: If a variable is missing.
+        ValueError: If a variable has an invalid value.
+    """
     spec = parse_json(Spec, environment["CONCERTINA_TRACKING"])
     job = environment["CONCERTINA_JOB"]
     namespace, _, name = job.rpartition("/")

@@ -1,7 +1,8 @@
-"""What of the spool goes to the tracker, in which order, and what does not: so that the tracker has each step once.
+"""Selection of the records that go to the tracker, so that the tracker has each step exactly once.
 
-A step is left out where a later round has begun before it (it is trained again, by whoever coordinates that round), and
-where the tracker says that it has it (a replayed step, or one that was shipped before this process was killed)."""
+A step is skipped if a later round has begun before it, because the coordinator of that round trains it again. It is
+also skipped if the tracker already has it: a replayed step, or one that was shipped before this process was killed.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ from concertina_protocol.tracking.tracking_records import Checkpointed, Noted, R
 from concertina_tracking.tracker import Tracker
 
 MOST_RECORDS = 500
-"""Shipped at once."""
+"""Maximum number of records that are shipped at once."""
 
 
 class Shipper:
+    """Sender of the spool's records to the tracker."""
+
     def __init__(
         self,
         spool: SpoolReader,
@@ -25,40 +28,50 @@ class Shipper:
         made_of: Callable[[str], Mapping[str, str]],
         environment: str = "",
     ) -> None:
-        """`start` or resume the run; nothing is asked of the tool before there is something to tell. `made_of`: see
-        `lineage`. `environment`: of this process, in words; told with each round."""
+        """Initialize the shipper without contacting the tool.
+
+        Args:
+            spool: Spool that the records are read from.
+            start: Function that starts or resumes the run. It is called when there is a first record for the tool.
+            made_of: Function that describes a checkpoint's origin (see `tracked_lineage`).
+            environment: Description of this process, which is sent with each round.
+        """
         self._spool, self._start, self._made_of, self._environment = spool, start, made_of, environment
         self._tracker: Tracker | None = None
         self._logged: Collection[int] | None = None
-        """Steps that the tracker has, beyond where it went on; None: not known, or not any more."""
+        """Steps beyond the resumed step that the tracker has, or None if they are unknown."""
 
     @property
     def idle(self) -> bool:
-        """Nothing is left, and another replica tells of what follows."""
+        """Whether all records are shipped, and another replica writes the records of later rounds."""
         newest = max(self._spool.begun, key=lambda begun: begun.round, default=None)
         return self._spool.behind == 0 and (newest is None or not newest.coordinates)
 
     def ship(self) -> bool:
-        """Some records; whether there may be more. Raises what the tool raises: the same is to be tried again."""
+        """Ship a batch of records, and return whether there may be more.
+
+        The tool's errors are passed on. The caller then calls this method again with the same records.
+        """
         self._spool.look()
         batch = self._spool.read(MOST_RECORDS)
         try:
             for is_step, group in itertools.groupby(batch, key=lambda numbered: isinstance(numbered[1], StepDone)):
-                numbered = list(group)
+                numbered_records = list(group)
                 if is_step:
-                    self._steps([record for _, record in numbered if isinstance(record, StepDone)])
-                    self._spool.shipped(numbered[-1][0] + 1)
+                    self._log_steps([record for _, record in numbered_records if isinstance(record, StepDone)])
+                    self._spool.shipped(numbered_records[-1][0] + 1)
                     continue
-                for number, record in numbered:
+                for number, record in numbered_records:
                     if record is not None:
-                        self._take(number, record)
+                        self._apply(number, record)
                     self._spool.shipped(number + 1)
         except BaseException:
-            self._logged = None  # who knows what has arrived
+            self._logged = None  # unknown: the tool may have received a part of the batch
             raise
         return bool(batch)
 
     def close(self) -> None:
+        """Close the run, if it was started."""
         if self._tracker is not None:
             self._tracker.close()
             self._tracker = None
@@ -68,7 +81,7 @@ class Shipper:
             self._tracker = self._start()
         return self._tracker
 
-    def _take(self, number: int, record: Record) -> None:
+    def _apply(self, number: int, record: Record) -> None:
         if isinstance(record, RoundBegan):
             if record.coordinates:
                 self._logged = self._run().go_on(record.step, latest=self._is_latest(record.round))
@@ -81,14 +94,14 @@ class Shipper:
         elif isinstance(record, RunEnded) and all(begun.round <= record.round for begun in self._spool.begun):
             self._run().end(record.outcome)
 
-    def _steps(self, steps: Sequence[StepDone]) -> None:
-        kept = [step for step in steps if not self._is_void(step)]
-        if not kept:
+    def _log_steps(self, steps: Sequence[StepDone]) -> None:
+        valid_steps = [step for step in steps if not self._is_void(step)]
+        if not valid_steps:
             return
         if self._logged is None:
-            first = min(step.step for step in kept)
-            self._logged = self._run().go_on(first - 1, latest=self._is_latest(kept[-1].round))
-        new = {step.step: step for step in kept if step.step not in self._logged}
+            first = min(step.step for step in valid_steps)
+            self._logged = self._run().go_on(first - 1, latest=self._is_latest(valid_steps[-1].round))
+        new = {step.step: step for step in valid_steps if step.step not in self._logged}
         if new:
             self._run().log([_with_world(step, self._spool.begun) for step in new.values()])
 
@@ -96,13 +109,15 @@ class Shipper:
         return any(begun.round > step.round and begun.step < step.step for begun in self._spool.begun)
 
     def _is_latest(self, round: int) -> bool:
-        """No other replica has coordinated a later round: what follows is all in this spool."""
+        """Return whether no other replica has coordinated a later round, so that this spool has all later records."""
         return all(begun.round <= round or begun.coordinates for begun in self._spool.begun)
 
 
 def _with_world(step: StepDone, begun: Sequence[RoundBegan]) -> StepDone:
-    """With who trained it: which round, and how many workers."""
-    workers = [each.workers for each in begun if each.round == step.round and each.coordinates]
+    """Return the step with two metrics about its training: its round, and the number of workers."""
+    workers = [
+        round_began.workers for round_began in begun if round_began.round == step.round and round_began.coordinates
+    ]
     world = {"workers": float(workers[-1])} if workers else {}
     return dataclasses.replace(step, metrics={**step.metrics, **world, "round": float(step.round)})
 

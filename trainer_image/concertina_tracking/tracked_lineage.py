@@ -1,4 +1,4 @@
-"""What a checkpoint was made of, as its manifest in storage says, for whoever finds it in the tracker."""
+"""Origin of a checkpoint as its manifest in storage describes it, for users who find the checkpoint in the tracker."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from collections.abc import Mapping
 
 
 def made_of(uri: str) -> Mapping[str, str]:
-    """Empty where that can't be read: the run is told of the checkpoint all the same, and `concertina checkpoint show`
-    has all of it."""
+    """Return the origin of a checkpoint, by field.
+
+    The result is empty if the manifest cannot be read. The checkpoint is tracked even then, and `concertina checkpoint
+    show` prints the whole origin.
+    """
     try:
         from concertina_state.checkpoints.reader import StoredCheckpoint
         from concertina_state.errors import InvalidInput
         from concertina_state.objects.prefix import StorageError
-    except ImportError:  # an image without a client of storage
+    except ImportError:  # an image without a storage client
         return {}
     try:
         manifest = StoredCheckpoint(uri).manifest
-    except (InvalidInput, StorageError):  # a newer one may have taken its place by now
+    except (InvalidInput, StorageError):  # a newer checkpoint may have replaced it
         return {}
     lineage = manifest.lineage
     tags = {

@@ -1,4 +1,7 @@
-"""What a tool that tracks runs has to do. Whatever it raises is told to the user, and the same is tried again."""
+"""Interface of a tool that tracks runs.
+
+Errors of the tool are reported to the user, and the same records are sent again.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,33 @@ from concertina_protocol.tracking.tracking_records import Checkpointed, RunOutco
 
 
 class Tracker(Protocol):
-    """One run of the tool: the job's, found again by the job's uid, or begun."""
+    """The job's run in the tool, which is found by the job's uid or created."""
 
     def go_on(self, step: int, *, latest: bool) -> Collection[int]:
-        """What is logged next comes after `step`. Where the tool can forget what it has of later steps, it does, unless
-        another replica is known to coordinate since (not `latest`): it may have logged them meanwhile. The later steps
-        that the tool has and keeps: they must not be logged again."""
+        """Continue logging after `step`, and return the later steps that the tool keeps.
+
+        A tool that can delete its later steps does so if `latest` is set. If it is not, another replica has coordinated
+        since and may have logged them. The returned steps must not be logged again.
+        """
 
     def log(self, steps: Sequence[StepDone]) -> None:
-        """Each step once, in any order. With the tool when this returns."""
+        """Log each step once, in any order. The tool has the steps when this returns."""
 
     def annotate(self, name: str, text: str) -> None:
-        """A sentence; the same name again replaces it."""
+        """Add a sentence to the run, or replace the one with the same name."""
 
     def reference(self, checkpoint: Checkpointed, made_of: Mapping[str, str]) -> None:
-        """A checkpoint as an artifact of the run, by where it lies. The same again changes nothing. `made_of`: what
-        went into it (`lineage`)."""
+        """Add a checkpoint to the run as an artifact that refers to its location.
+
+        The same call again changes nothing.
+
+        Args:
+            checkpoint: Checkpoint in durable storage.
+            made_of: Origin of the checkpoint (see `tracked_lineage`).
+        """
 
     def end(self, outcome: RunOutcome) -> None:
-        """It is over, or stands still."""
+        """Record that the run has ended or is stopped."""
 
     def close(self) -> None:
-        """What is with the tool stays there."""
+        """Close the connection to the tool. Data that the tool has stay there."""

@@ -1,1 +1,1 @@
-"""The agent's state, which takes events and answers with effects. Pure."""
+"""State of the agent, which consumes events and returns effects. The package has no side effects."""

@@ -1,5 +1,7 @@
-"""What an agent knows, and what follows from it: its state, what it reports, whether it may go. Pure; only the steps
-change it."""
+"""Facts that an agent knows, and what follows from them: its state, its report, and whether it may exit.
+
+The module has no side effects. Only the steps change the facts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from concertina_agent.core.upload_state import UploadState
 
 
 class AgentState:
-    """The facts, in parts that stand alone."""
+    """Facts that an agent knows, in independent parts."""
 
     def __init__(
         self,
@@ -33,20 +35,31 @@ class AgentState:
         seen: tuple[int, str] = (0, ""),
         held: Iterable[p.HeldSnapshot] = (),
     ) -> None:
-        """`instance`: random, per start of the agent. `storage`: None without durable storage; `storage_named`: until a
-        command of one's own uses it."""
+        """Initialize the state of a new agent.
+
+        Args:
+            replica: Name of the replica.
+            uid: UID of the job.
+            instance: Random id of this start of the agent.
+            workers: Number of workers of this replica.
+            bundled: Whether the bundled trainer runs, and not a user's own command.
+            storage: State of durable storage, or None if it is not used.
+            storage_named: Whether the job specifies storage that a user's own command may start to use.
+            seen: Highest round and claim that the volume contains.
+            held: Snapshots that the volume contains.
+        """
         self.replica, self.uid, self.instance = replica, uid, instance
         self.workers_here, self.bundled = workers, bundled
         self.seen = seen
-        """The highest round and claim ever seen."""
+        """Highest round and claim ever seen."""
         self.snapshots, self.uploads = SnapshotIndex(held), UploadState(storage, is_named=storage_named)
         self.ready, self.learning, self.startup_error = False, False, ""
         self.warm_start = e.WarmStartKnown()
         self.tracking = ""
-        """Why the tracker does not take what is to be tracked."""
+        """Reason why the tracker does not accept records, or empty."""
         self.preparation: Optional[Preparation] = None
         self.round: Optional[Membership] = None
-        """The round that runs here, or has ended here."""
+        """Round that runs here, or has ended here."""
         self.notice: Optional[Notice] = None
         self.last_event: Optional[e.Moment] = None
 
@@ -54,7 +67,7 @@ class AgentState:
 
     @property
     def state(self) -> OwnState:
-        """Of this agent by itself; see `states`."""
+        """State of this agent on its own (see `states`)."""
         r = self.round
         if r is None:
             if self.preparation is None:
@@ -73,8 +86,11 @@ class AgentState:
 
     @property
     def reported(self) -> OwnState:
-        """As in Report: starting is running, and a coordinator's end is the end of the whole round: every member's,
-        with the checkpoint that this end asks for in storage; and a failure is one once its cause is known."""
+        """State as in Report.
+
+        Starting is reported as running. A coordinator's end is the end of the whole round: every member has ended, and
+        the checkpoint that this end requires is in storage. A failure is reported once its cause is known.
+        """
         own, r = self.state, self.round
         if r is None or r.coordinator is None or own not in OVER:
             return OwnState.RUNNING if own is OwnState.STARTING else own
@@ -85,7 +101,10 @@ class AgentState:
         return OwnState.DRAINING if r.drain is not None else OwnState.RUNNING
 
     def is_durable(self, r: Membership, coordinator: Coordinator, own: OwnState) -> bool:
-        """What the end of this round asks of durable storage is there; or, after a drain, can't get there any more."""
+        """Return whether storage has the checkpoint that the end of this round requires, or can no longer receive it.
+
+        The latter is possible only after a drain.
+        """
         durable_drain, step = r.drain is not None and r.drain.order.durable, self.last_step(r)
         if own is OwnState.DRAINED and (not durable_drain or coordinator.gone_unshipped(step)):
             return True
@@ -95,8 +114,11 @@ class AgentState:
         return nothing or self.uploads.has(self.uid, step, complete=False)
 
     def last_step(self, r: Membership) -> Optional[int]:
-        """That the end of this round asks for in storage. Which of a script's steps is its last one, only its end says:
-        what it saved last is to be there, on all ranks (`ends_at`)."""
+        """Return the step that the end of this round requires in storage, or None.
+
+        Only the end of a script shows which of its steps is the last one. Its last saved state must be in storage on
+        all ranks (`ends_at`).
+        """
         if r.ends_at is not None:
             return r.ends_at
         saved = [] if self.bundled else [last.id.step for last in r.last.values()]
@@ -105,7 +127,7 @@ class AgentState:
     # --- what it says -----------------------------------------------------------------------------------------------
 
     def member_state(self) -> p.MemberState:
-        """This agent as a member of its round: what it tells its coordinator."""
+        """Return this agent's state as a member of its round, which it sends to its coordinator."""
         r = self.round
         if r is None:
             return p.MemberState(self.replica, self.instance, *self.seen, state=p.State.STARTING)
@@ -129,9 +151,9 @@ class AgentState:
         )
 
     def beat(self) -> p.MemberState:
-        """Return what a coordinator tells its members.
+        """Return the heartbeat that a coordinator sends to its members.
 
-        It is as member_state(), but succeeded and drained stand for the whole round.
+        It is equal to member_state(), but succeeded and drained apply to the whole round.
         """
         state = self.member_state()
         if state.state not in (p.State.SUCCEEDED, p.State.DRAINED):
@@ -139,7 +161,7 @@ class AgentState:
         return dataclasses.replace(state, state=self.reported.on_wire)
 
     def report(self) -> p.Report:
-        """All that this agent knows: what Watch streams."""
+        """Return everything that this agent knows, which Watch streams."""
         r, reported = self.round, self.reported
         coordinator = r.coordinator if r else None
         return p.Report(
@@ -171,21 +193,22 @@ class AgentState:
 
     @property
     def held(self) -> tuple[p.HeldSnapshot, ...]:
-        """Newest first."""
+        """Snapshots that this agent holds, newest first."""
         return self.snapshots.all()
 
     @property
     def latest(self) -> Optional[p.Durable]:
-        """What LATEST names, unless it was undone."""
+        """Checkpoint that LATEST names, unless it was undone."""
         return self.uploads.latest
 
     # --- whether it may go ------------------------------------------------------------------------------------------
 
     def at_rest(self) -> bool:
-        """Nothing would be lost if this agent went now.
+        """Return whether nothing would be lost if this agent exited now.
 
-        What it holds may be needed by a round to come: that of one that is prepared; and that of one whose neighbour in
-        the ring of copies leaves too, unless it is in storage."""
+        Its state may be needed by a later round: if it is prepared, or if its neighbour in the ring of copies leaves
+        too, unless the state is in storage.
+        """
         r = self.round
         if r is None:
             prepared = self.preparation
@@ -197,14 +220,18 @@ class AgentState:
         return r.workers.all_over() and self.uploads.all_shipped and copied and coordinated
 
     def leaving(self) -> tuple[str, ...]:
-        """Members that have to go, as far as known here: the coordinator itself, or what its beats say."""
+        """Return the members that have to leave, as the coordinator knows or its heartbeats say."""
         r = self.round
         if r is None:
             return ()
         return tuple(r.coordinator.noticed()) if r.coordinator is not None else r.leaving
 
     def _is_last_holder(self, r: Membership) -> bool:
-        """Also where the coordinator has not said yet who leaves besides this one: notices come in groups."""
+        """Return whether this agent may be the last holder of a state.
+
+        The result is also True if the coordinator has not yet reported the other leaving members, because notices come
+        in groups.
+        """
         names = [member.replica for member in r.assign.members]
         leaving, durable = set(self.leaving()), r.drain is not None and r.drain.order.durable
         if durable and self.uploads.storage is not None:
@@ -216,18 +243,18 @@ class AgentState:
         return bool(leaving & {names[r.me - 1], names[(r.me + 1) % len(names)]} - {self.replica})
 
     def all_succeeded(self) -> bool:
-        """Say whether the whole round has succeeded, which exit code 0 tells the operator.
+        """Return whether the whole round has succeeded, which exit code 0 tells the operator.
 
-        For a member, say whether its coordinator has.
+        On a member, return whether its coordinator has reported success.
         """
         r = self.round
-        known = r is not None and (r.coordinator is not None or r.succeeded_at is not None)
-        return known and self.reported is OwnState.SUCCEEDED
+        is_outcome_known = r is not None and (r.coordinator is not None or r.succeeded_at is not None)
+        return is_outcome_known and self.reported is OwnState.SUCCEEDED
 
     # --- whose word counts ------------------------------------------------------------------------------------------
 
     def current(self, round: int) -> Optional[Membership]:
-        """The round in progress here, if it is this one."""
+        """Return the round in progress here, if it is this one."""
         return self.round if round == self.seen[0] else None
 
     def is_current_or_higher(self, round: int, claim: str) -> bool:
@@ -240,6 +267,6 @@ class AgentState:
         return e.Reply(request, p.Refused(reason, *self.seen))
 
     def refuse_older(self, request: int, round: int) -> e.Reply:
-        """What is asked is not of the highest round and claim."""
+        """Refuse a request that is not of the highest round and claim."""
         highest = f"{self.seen[0]} ({self.seen[1]})"
         return self.refuse(request, f"round {round} under this claim is not the highest seen here: {highest}")

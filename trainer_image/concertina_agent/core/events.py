@@ -1,4 +1,7 @@
-"""What happens to an agent (events) and what it must do about it (effects). Data only; see `machine` for the rules."""
+"""Events that an agent receives, and effects that it must carry out.
+
+The module contains only data; `machine` contains the rules.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from concertina_protocol import worker_channel as w
 
 
 class Moment(NamedTuple):
-    """When an event is taken."""
+    """Time at which an event is handled."""
 
     now: float
-    """Monotonic seconds."""
+    """Monotonic time in seconds."""
     at: float
-    """Unix seconds: only for what people read (Failure.at)."""
+    """Unix time in seconds, used only in output for people (Failure.at)."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -26,7 +29,7 @@ Request = Union[p.Prepare, p.Assign, p.Drain, p.Save, p.Join, p.Ping, p.Trace]
 
 @dataclasses.dataclass(frozen=True)
 class RequestReceived:
-    """A request over the wire; answered by exactly one Reply with the same `request` number, sooner or later."""
+    """Request over the wire, which is answered by exactly one Reply with the same `request` number, possibly later."""
 
     request: int
     message: Request
@@ -38,7 +41,7 @@ class WorkersGone:
 
     round: int
     held: Optional[tuple[p.HeldSnapshot, ...]] = None
-    """What the volume holds. None: as this core believes (a worker leaves its newest three whole)."""
+    """Snapshots in the volume. If None, the core's own record applies (a worker leaves its newest three complete)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +55,7 @@ class StoreBound:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """Answer to PingPeers: the candidates that answered a Ping, oneself included."""
+    """Answer to PingPeers: the candidates that answered a Ping, including this agent."""
 
     prepare: p.Prepare
     replicas: tuple[str, ...]
@@ -60,7 +63,7 @@ class Reached:
 
 @dataclasses.dataclass(frozen=True)
 class StartFailed:
-    """The workers of this round could not be started."""
+    """Failure to start the workers of this round."""
 
     round: int
     message: str
@@ -68,8 +71,13 @@ class StartFailed:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerMessage:
-    """`message` is one of Hello, Progress, Beat, Committed, WantDurable, Done, Fault, Attends, Passed. For a
-    command of one's own the shell says Hello when the process has started."""
+    """Message of a worker.
+
+    `message` is one of Hello, Progress, Beat, Committed, WantDurable, Done, Fault, KeepsState, Register and CallCount.
+
+
+    For a user's own command, the shell sends Hello when the process has started.
+    """
 
     round: int
     rank: int
@@ -78,28 +86,28 @@ class WorkerMessage:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerExited:
-    """After the last WorkerMessage of this worker. `code` is negative for a signal, as in `subprocess`."""
+    """End of a worker, after its last WorkerMessage; `code` is negative for a signal, as in `subprocess`."""
 
     round: int
     rank: int
     code: int
     last_lines: tuple[str, ...] = ()
     last_error: str = ""
-    """The last line of stderr: with stdout buffered, its lines come last though they were printed first."""
+    """Last line of stderr. If stdout is buffered, its lines come last although they were printed first."""
     out_of_memory: bool = False
-    """Meanwhile the kernel has killed a process of this container for want of memory."""
+    """Whether the kernel has killed a process of this container for lack of memory since the worker started."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberMessage:
-    """A line on the stream that this member's accepted Join opened."""
+    """Line on the stream that this member's accepted Join opened."""
 
     state: p.MemberState
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberGone:
-    """A member is lost: its stream broke and its agent could not be reached, or the member said what it may not."""
+    """Loss of a member: its stream broke and its agent could not be reached, or it sent an invalid message."""
 
     round: int
     claim: str
@@ -109,7 +117,7 @@ class MemberGone:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorJoined:
-    """Our own Join was accepted: the first one, or another one after the stream broke."""
+    """Acceptance of this agent's Join: the first one, or another one after the stream broke."""
 
     round: int
     claim: str
@@ -117,7 +125,7 @@ class CoordinatorJoined:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorMessage:
-    """A line of the coordinator: Drain, StopAt, DurableMoved, or a beat (MemberState)."""
+    """Line of the coordinator: Drain, StopAt, DurableMoved, or a heartbeat (MemberState)."""
 
     round: int
     claim: str
@@ -126,7 +134,7 @@ class CoordinatorMessage:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorGone:
-    """The stream to the coordinator broke and stayed broken, or the coordinator refused our Join for good."""
+    """Loss of the coordinator: its stream broke and stayed broken, or it refused this agent's Join permanently."""
 
     round: int
     claim: str
@@ -135,7 +143,7 @@ class CoordinatorGone:
 
 @dataclasses.dataclass(frozen=True)
 class PeerCopied:
-    """The member after us holds this shard of ours."""
+    """Confirmation that the next member holds this shard of this agent."""
 
     id: p.SnapshotId
     shard: int
@@ -143,7 +151,7 @@ class PeerCopied:
 
 @dataclasses.dataclass(frozen=True)
 class CopyHeld:
-    """We hold this shard of the member before us."""
+    """Confirmation that this agent holds this shard of the previous member."""
 
     id: p.SnapshotId
     shard: int
@@ -158,7 +166,7 @@ class PartShipped:
 
 @dataclasses.dataclass(frozen=True)
 class PublishDone:
-    """Answer to Publish: `durable` is what LATEST names now; None: the fence refused it, for good."""
+    """Answer to Publish: `durable` is what LATEST names now, or None if the fence refused the snapshot permanently."""
 
     id: p.SnapshotId
     durable: Optional[p.Durable]
@@ -167,66 +175,68 @@ class PublishDone:
 
 @dataclasses.dataclass(frozen=True)
 class StorageSeen:
-    """News of durable storage."""
+    """News about durable storage."""
 
     storage: p.Storage
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackingSeen:
-    """News of the tracker."""
+    """News about the tracker."""
 
     trouble: str
-    """Why it does not take what is to be tracked, in a sentence; empty where it does."""
+    """Reason why the tracker does not accept records, in a sentence, or empty if it does."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Warm:
-    """Workers can start at once from now on; or, with `error`, never."""
+    """Result of the warm-up: workers can start at once from now on, or never if `error` is set."""
 
     error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
-    """Another replica is being asked what there is to import before workers start; or not any more."""
+    """Begin or end of a request to another replica for modules to import before workers start."""
 
     under_way: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartKnown:
-    """What a command of one's own is not spared at each start, though a warm start is asked for; replaces what was
-    known before."""
+    """Work that a user's own command repeats at each start although a warm start is requested.
+
+    It replaces the previous such event.
+    """
 
     warm_start_disabled_reason: str = ""
-    """Why it is not started warm at all."""
+    """Reason why the command is not started warm at all."""
     warm_start_skipped_modules: str = ""
-    """What it has to import by itself, and why."""
+    """Modules that the command has to import itself, with the reasons."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorldsSeen:
-    """The workers of this round were looked at: whether each trains in a world of its own."""
+    """Result of a check whether each worker of this round trains in a world of its own."""
 
     round: int
     mismatch: str
-    """How, in a clause; empty if one of them does not."""
+    """Clause that says how, or empty if one of them does not."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TerminationNotice:
-    """SIGTERM: this pod is to go within `grace` seconds."""
+    """SIGTERM: this pod must end within `grace` seconds."""
 
     grace: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """Time has passed; a few times a second."""
+    """Passage of time, a few times a second."""
 
     heartbeats: tuple[p.Heartbeat, ...] = ()
-    """Of own workers that write one."""
+    """Heartbeats of own workers that write one."""
     stopped: tuple[tuple[int, int], ...] = ()
     """Ranks of own workers that are stopped (SIGSTOP), and the CPU time that each has used."""
 
@@ -250,8 +260,10 @@ Event = Union[
 
 @dataclasses.dataclass(frozen=True)
 class PersistSeen:
-    """Must be in the volume for good before WorkersGone of this round is told: until then nothing is answered, and
-    nothing starts."""
+    """Write the highest round to the volume durably before WorkersGone of this round is emitted.
+
+    Until then, nothing is answered and nothing starts.
+    """
 
     round: int
     claim: str
@@ -259,15 +271,18 @@ class PersistSeen:
 
 @dataclasses.dataclass(frozen=True)
 class KillWorkers:
-    """Leave everything older than `round`: SIGKILL and reap its workers, end its store, copier, shipping and streams
-    (both to the coordinator and of members). Then WorkersGone(round). Comes again where a kill was asked for again."""
+    """Leave everything older than `round`, then emit WorkersGone(round).
+
+    This kills (SIGKILL) and reaps the workers, and ends the store, the copier, shipping and the streams (both to the
+    coordinator and of members). The effect is repeated if a kill is requested again.
+    """
 
     round: int
 
 
 @dataclasses.dataclass(frozen=True)
 class BindStore:
-    """Then StoreBound."""
+    """Bind a store, then emit StoreBound."""
 
     round: int
     claim: str
@@ -275,23 +290,28 @@ class BindStore:
 
 @dataclasses.dataclass(frozen=True)
 class PingPeers:
-    """With a short limit. Then Reached."""
+    """Ping candidates with a short timeout, then emit Reached."""
 
     prepare: p.Prepare
     asked: tuple[p.Candidate, ...]
-    """Those of its candidates to ping, oneself included (`probes`)."""
+    """Candidates to ping, including this agent (see `probes`)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
+    """Send the answer to a request."""
+
     request: int
     message: Union[p.Prepared, p.Accepted, p.Refused]
 
 
 @dataclasses.dataclass(frozen=True)
 class StartRound:
-    """Start the workers of members[me]; serve the bound store if `coordinator`, else close it; else join the
-    coordinator (members[0]), again and again until it says yes or the round is over."""
+    """Start the workers of members[me].
+
+    If `coordinator`, serve the bound store. Otherwise, close it and join the coordinator (members[0]), repeatedly until
+    it accepts or the round is over.
+    """
 
     assign: p.Assign
     me: int
@@ -303,7 +323,7 @@ class StartRound:
 
 @dataclasses.dataclass(frozen=True)
 class CopyFrom:
-    """Copy every snapshot of these shards of this round as it is committed by that member; CopyHeld after each."""
+    """Copy every snapshot of these shards of this round as that member commits it; emit CopyHeld after each."""
 
     round: int
     member: p.Member
@@ -312,27 +332,29 @@ class CopyFrom:
 
 @dataclasses.dataclass(frozen=True)
 class DropSnapshots:
-    """These, and what was fetched from peers: no worker asks for it any more."""
+    """Delete these snapshots, and shards that were fetched from peers, because no worker asks for them any more."""
 
     ids: tuple[p.SnapshotId, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class SendToWorker:
+    """Send a message to a worker."""
+
     rank: int
     message: Union[w.DrainRequest, w.SaveNow, w.TraceSteps, w.CopiedUpTo, w.Registered, w.QueryCalls, w.StopAtCall]
 
 
 @dataclasses.dataclass(frozen=True)
 class SignalWorkers:
-    """To the process group of every worker of the round that is still there."""
+    """Send a signal to the process group of every worker of the round that still exists."""
 
     signal: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Broadcast:
-    """From the coordinator, on the streams of this round; `only`: one replica."""
+    """Send a message from the coordinator on the streams of this round, or to the replica `only`."""
 
     message: Union[p.Drain, p.StopAt, p.DurableMoved]
     only: str = ""
@@ -340,19 +362,21 @@ class Broadcast:
 
 @dataclasses.dataclass(frozen=True)
 class Ship:
-    """Put the file into storage, with retries, until it is there (PartShipped) or the round is over; another one
-    of the same shard is given up."""
+    """Put the file into storage, with retries, until it is there (PartShipped) or the round is over.
+
+    An earlier one of the same shard is dropped.
+    """
 
     id: p.SnapshotId
     shard: int
     path: str
     is_slot: bool = False
-    """The path is the slot's own, not a second name that a worker has given it to be shipped under."""
+    """Whether the path is the slot's own, and not a second name that a worker has created for shipping."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Publish:
-    """All parts are in storage: write the manifest and move LATEST, with retries; then PublishDone."""
+    """Write the manifest and move LATEST, with retries, because all parts are in storage; then emit PublishDone."""
 
     id: p.SnapshotId
     complete: bool
@@ -360,44 +384,53 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True)
 class Undo:
-    """LATEST is to name nothing that was undone, before anything else is published, and whatever becomes of the round;
-    with retries. Then StorageSeen."""
+    """Make LATEST name nothing that was undone, with retries, then emit StorageSeen.
+
+    This precedes any other publication, and happens even if the round ends.
+    """
 
     undone: p.Undone
 
 
 @dataclasses.dataclass(frozen=True)
 class CollectStacks:
-    """The stacks of all own workers, in full into the log; then StacksCollected."""
+    """Write the complete stacks of all own workers to the log, then emit StacksCollected."""
 
     round: int
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportChanged:
-    """AgentState.report() and .member_state() say something new: tell the watchers and the coordinator. At most once
-    per event and last."""
+    """Send the new report() and member_state() of the AgentState to the watchers and the coordinator.
+
+    The effect occurs at most once per event, and last.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class UseStorage:
-    """A script's state goes to durable storage as well: look into it (StorageSeen), and be ready to write."""
+    """Start to use durable storage for a script's state: check it (StorageSeen), and prepare to write."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbeStorage:
-    """What is known of LATEST may be out of date; StorageSeen follows."""
+    """Check LATEST, because the known one may be outdated; StorageSeen follows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Exit:
+    """Exit the agent with this code."""
+
     code: int
 
 
 @dataclasses.dataclass(frozen=True)
 class IllegalTransition:
-    """An event has led where `states.TRANSITIONS` has no arrow. Tests fail with it; an agent logs it and goes on, for
-    what it knows is as true as before, and its end would cost a round."""
+    """Transition that `states.TRANSITIONS` does not contain.
+
+    Tests fail with it. An agent logs it and continues, because its facts are as true as before, and its end would cost
+    a round.
+    """
 
     what: str
 

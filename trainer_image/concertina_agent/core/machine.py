@@ -1,35 +1,40 @@
-"""The agent's decisions as one state machine: `step` takes one event at a time and says what must be done. Pure and
-deterministic: no clock, no I/O, no threads; the shell (`agent`) and the simulation drive the same function.
+"""Decisions of the agent as one state machine: `step` handles one event at a time and returns what must be done.
+
+The function is pure and deterministic, without clock, I/O and threads. The shell (`agent`) and the simulation call the
+same function.
 
     agent = AgentState(replica, uid, instance, workers, bundled=True, storage=Storage(StorageHealth.UNKNOWN))
     effects = step(agent, event, now, at)     # now: monotonic seconds, at: Unix seconds (only for Failure.at)
-    agent.report() -> protocol.Report         # what Watch streams
-    agent.member_state() -> MemberState       # what a member tells its coordinator
+    agent.report() -> protocol.Report         # streamed by Watch
+    agent.member_state() -> MemberState       # sent by a member to its coordinator
     agent.seen -> (round, claim)              # the highest ever seen
 
-The facts are in `agent_state`, the states and their arrows in `states`, events and effects in `events`; what an event
-does is the function that HANDLERS names (for a request: REQUESTS). Effects are to be carried out in order. The rules:
-- A request of a lower round than the highest seen, or of that round under another claim, is refused. What is seen is
-  persisted before anything follows from it; `seen` is what a restarted agent reads back.
-- Prepare (higher, or the same again once the agent restarted) -> PersistSeen, KillWorkers, BindStore, PingPeers, and
-  the Reply only after WorkersGone, StoreBound and Reached. The same Prepare again: the same answer, nothing killed. The
-  same round and claim with other candidates, before the Assign: only they are reached out to anew.
-- Assign -> StartRound once, if this (round, claim) is prepared and the instance id is ours. The same again: Accepted.
-- Workers are killed by a Prepare alone (and by the end of a command's grace). A round that failed waits for it.
-- The coordinator collects MemberState lines; silence (Tick), a stream that stays broken or no Join is MemberLost.
-  Members treat the coordinator alike (CoordinatorLost). The cause is a failure that no lost peer provokes, what follows
-  is `secondary`; where all look provoked the coordinator says nothing for SETTLE_SECONDS, as the cause is usually on
-  its way.
-- drained: all own workers ended after a drain and the peer has copied their last snapshot (or the grace is over). The
-  coordinator's own report says drained only when every member is, and with `durable` only when LATEST names that step,
-  or a member is gone with a part that it had not shipped.
-- succeeded: all own workers are through; the coordinator's report: every member's are, and the final checkpoint is
-published.
-- Snapshots beyond the base of a new round are dropped at its Assign; those of older rounds once this one has a snapshot
-  complete on all peers, as rank 0 knows and the coordinator's beats say.
-- A round that has succeeded as a whole (the coordinator's beats say so) ends its agents with 0 after LINGER_SECONDS.
-- A Notice says draining to the coordinator and exits when the workers are gone, copied and shipped, or the grace is
-over.
+The facts are in `agent_state`, the states and their transitions in `states`, events and effects in `events`. HANDLERS
+names the function that handles an event (for a request: REQUESTS). Effects must be carried out in order. The rules:
+- A request of a lower round than the highest seen, or of that round under another claim, is refused. The highest round
+  is persisted before anything follows from it. A restarted agent reads it back.
+- A Prepare (of a higher round, or the same one after a restart) leads to PersistSeen, KillWorkers, BindStore and
+  PingPeers. The Reply follows only after WorkersGone, StoreBound and Reached. The same Prepare again gets the same
+  answer and kills nothing. If the same round and claim come with other candidates before the Assign, only these are
+  pinged again.
+- An Assign leads to StartRound once, if this (round, claim) is prepared and the instance id is that of this agent. The
+  same Assign again is accepted.
+- Only a Prepare kills workers (and the end of a command's grace period). A round that failed waits for it.
+- The coordinator collects MemberState lines. Silence (Tick), a stream that stays broken, or a missing Join is
+  MemberLost. Members treat the coordinator alike (CoordinatorLost). The cause is a failure that was not provoked by a
+  lost peer, and its consequences are `secondary`. If all failures look provoked, the coordinator reports none for
+  SETTLE_SECONDS, because the cause usually arrives in that time.
+- drained: all own workers ended after a drain and the peer has copied their last snapshot (or the grace period is
+  over). The coordinator reports drained only when every member is. With `durable`, LATEST must also name that step,
+  unless a member is gone with a part that it had not shipped.
+- succeeded: all own workers have finished. The coordinator reports succeeded when the workers of every member have
+  finished, and the final checkpoint is published.
+- Snapshots beyond the base of a new round are deleted at its Assign. Those of older rounds are deleted once this round
+  has a snapshot that is complete on all peers, as rank 0 knows and the coordinator's heartbeats say.
+- If a round has succeeded as a whole (the coordinator's heartbeats say so), its agents exit with 0 after
+  LINGER_SECONDS.
+- A TerminationNotice makes an agent report draining to the coordinator. The agent exits when the workers are gone,
+  copied and shipped, or the grace period is over.
 """
 
 from __future__ import annotations
@@ -45,17 +50,22 @@ from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.steps import draining, members, preparing, storage, worker_steps
 
 LINGER_SECONDS = 5.0
-"""From a round's success to the agent's exit with 0: time for the operator and the members to hear of it (decision
-"Agents leave by themselves after success")."""
+"""Seconds from a round's success to the agent's exit with 0.
+
+In this time, the operator and the members receive the news (decision "Agents leave by themselves after success").
+"""
 EXIT_NOTICED = 128 + signal.SIGTERM
 STOOD_STILL_SECONDS = 1.0
-"""Between two events, of which the shell's ticks alone come four times a second: this agent did not run (stopped,
-starved, its machine asleep), and perhaps the others did not either. That it heard nothing is nobody's silence then
-(decision "Who stood still accuses nobody")."""
+"""Seconds between two events from which this agent is assumed to have been suspended.
+
+The shell's ticks alone come four times a second, so after such a gap the agent did not run (stopped, starved, its
+machine asleep), and perhaps the others did not either. Silence in this time does not count against any member (decision
+"Who stood still accuses nobody").
+"""
 
 
 def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list[e.Effect]:
-    """Take one event; the effects are to be carried out in order."""
+    """Handle one event, and return the effects, which must be carried out in order."""
     t, last, before = e.Moment(now, at), agent.last_event, agent.state
     agent.last_event = t
     if agent.round is not None and last is not None and now - last.now >= STOOD_STILL_SECONDS:
@@ -63,13 +73,15 @@ def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list
     effects = HANDLERS[type(event)](agent, event, t)
     effects = [*effects, *_leave(agent, t)]
     effects += states.illegal(before, event, agent.state)
-    others: list[e.Effect] = [effect for effect in effects if not isinstance(effect, e.ReportChanged)]
-    return others if len(others) == len(effects) else [*others, e.ReportChanged()]
+    other_effects: list[e.Effect] = [effect for effect in effects if not isinstance(effect, e.ReportChanged)]
+    return other_effects if len(other_effects) == len(effects) else [*other_effects, e.ReportChanged()]
 
 
 def _leave(agent: AgentState, t: e.Moment) -> list[e.Effect]:
-    """The round has succeeded as a whole (the coordinator sees that itself, members hear of it in its beats), or there
-    was a notice."""
+    """Return an Exit if the round has succeeded as a whole, or if there was a notice and the agent may exit.
+
+    The coordinator determines the success itself. Members learn of it from its heartbeats.
+    """
     r, notice = agent.round, agent.notice
     if r is not None:
         if r.coordinator is not None and r.succeeded_at is None and r.workers.all_complete():

@@ -1,4 +1,7 @@
-"""Which snapshots an agent holds, and which of them it must drop. Pure: the files are `snapshots`' business."""
+"""Snapshots that an agent holds, and which of them it must delete.
+
+The module has no side effects; `files.snapshot_files` handles the files.
+"""
 
 from __future__ import annotations
 
@@ -12,55 +15,60 @@ COPY_SLOTS = 2
 
 
 class SnapshotIndex:
-    """Shards by snapshot id, with the same slots as on the volume."""
+    """Shards by snapshot id, with the same slots as in the volume."""
 
-    def __init__(self, held: Iterable[HeldSnapshot] = ()) -> None:
+    def __init__(self, snapshots: Iterable[HeldSnapshot] = ()) -> None:
         self._shards: dict[SnapshotId, set[int]] = {}
-        self.replace(held)
+        self.replace(snapshots)
 
-    def replace(self, held: Iterable[HeldSnapshot]) -> None:
-        """Believe what has been read from the volume."""
-        self._shards = {h.id: set(h.shards) for h in held}
+    def replace(self, snapshots: Iterable[HeldSnapshot]) -> None:
+        """Replace the index by the snapshots that have been read from the volume."""
+        self._shards = {h.id: set(h.shards) for h in snapshots}
 
     def committed(self, id: SnapshotId, shard: int) -> None:
-        """A worker of ours has filled a slot."""
-        self._put(id, shard, OWN_SLOTS)
+        """Record that a worker of this agent has filled a slot."""
+        self._add(id, shard, OWN_SLOTS)
 
     def copied(self, id: SnapshotId, shard: int) -> None:
-        self._put(id, shard, COPY_SLOTS)
+        self._add(id, shard, COPY_SLOTS)
 
     def newest(self, round: int, shard: int) -> Optional[int]:
-        """Step of the newest snapshot of this shard in this round."""
-        return max((id.step for id in self._of(round, shard)), default=None)
+        """Return the step of the newest snapshot of this shard in this round."""
+        return max((id.step for id in self._ids_of_shard(round, shard)), default=None)
 
     def before(self, round: int, restore: Restore) -> Optional[SnapshotId]:
-        """The newest of lower rounds that is older than what `round` goes on from: what remains should that turn out
-        to be damaged."""
+        """Return the newest snapshot of lower rounds that is older than the one that `round` restores.
+
+        It remains as a fallback if the restored one is damaged.
+        """
         older = (id for id in self._lower(round) if id.step <= restore.step and id != restore.id)
         return max(older, key=lambda id: (id.round, id.step), default=None)
 
     def keep(self, round: int, *ids: Optional[SnapshotId]) -> tuple[SnapshotId, ...]:
-        """Drop those of lower rounds but these; returns what goes. The memory that a job is checked for has no room for
-        all of an older round beside those of `round` (plan/state/snapshot_memory.py)."""
+        """Remove the snapshots of lower rounds except these, and return those that were removed.
+
+        The memory that a job is checked for has no room for all snapshots of an older round beside those of `round`
+        (plan/state/snapshot_memory.py).
+        """
         dropped = tuple(id for id in self._lower(round) if id not in ids)
         for id in dropped:
             del self._shards[id]
         return dropped
 
     def all(self) -> tuple[HeldSnapshot, ...]:
-        """Newest first."""
+        """Return all snapshots, newest first."""
         order = sorted(self._shards, key=lambda id: (id.round, id.step, id.layout), reverse=True)
         return tuple(HeldSnapshot(id, tuple(sorted(self._shards[id]))) for id in order)
 
     def _lower(self, round: int) -> list[SnapshotId]:
         return [id for id in self._shards if id.round < round]
 
-    def _of(self, round: int, shard: int) -> Iterator[SnapshotId]:
+    def _ids_of_shard(self, round: int, shard: int) -> Iterator[SnapshotId]:
         return (id for id, shards in self._shards.items() if id.round == round and shard in shards)
 
-    def _put(self, id: SnapshotId, shard: int, slots: int) -> None:
+    def _add(self, id: SnapshotId, shard: int, slots: int) -> None:
         self._shards.setdefault(id, set()).add(shard)
-        for old in sorted(self._of(id.round, shard), key=lambda id: id.step)[:-slots]:
+        for old in sorted(self._ids_of_shard(id.round, shard), key=lambda id: id.step)[:-slots]:
             self._shards[old].discard(shard)
             if not self._shards[old]:
                 del self._shards[old]

@@ -1,17 +1,18 @@
-"""The states of one agent, and which may follow from which: the theory of `machine`.
+"""States of one agent and the transitions between them, on which `machine` is based.
 
-A state is what the facts say (`AgentState.state`): nothing stores it a second time, so it can't be out of date. What
-keeps the facts honest is TRANSITIONS: after each event `machine.step` compares the state before and after, and a change
-that stands in no row is the effect IllegalTransition. Two rules make the table what it is:
+A state follows from the facts (`AgentState.state`). It is not stored separately, so it cannot be outdated. TRANSITIONS
+keeps the facts consistent: after each event, `machine.step` compares the state before and after, and a change that is
+in no row is the effect IllegalTransition. The table follows from two rules:
 
-1. A round is left by a Prepare alone, whatever its end: `preparing` follows from every state, and from no other event.
-   So a round that has failed, drained or succeeded says so until the operator has heard of it.
-2. An end is said once. `succeeded` and `failed` are left by a Prepare alone; `drained` as well, but for a commit that
-   was made before the worker's exit and is told after it, when its socket was slow to close: the peer lacks that copy.
+1. Only a Prepare ends the membership in a round, whatever its outcome: `preparing` follows from every state, and from
+   no other event. So an agent whose round has failed, drained or succeeded reports that until the operator knows it.
+2. An end is final. Only a Prepare leaves `succeeded` and `failed`. It also leaves `drained`, with one exception: a
+   commit that was made before the worker's exit and is read after it, because its socket was slow to close. The peer
+   lacks that copy.
 
-Staying where one is needs no row. Events that no row names (StorageSeen, PartShipped, ...) change facts, never a state.
-A `starting` agent whose notice came before its Assign drains at once. What a coordinator reports of its whole round is
-no state of its own: see `AgentState.reported`.
+A state that does not change needs no row. Events that no row names (StorageSeen, PartShipped, ...) change facts, but
+never a state. A `starting` agent whose notice came before its Assign drains at once. The state that a coordinator
+reports for its whole round is not a state of its own (see `AgentState.reported`).
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from concertina_agent.core import events as e
 
 
 class OwnState(str, enum.Enum):
-    """The wire's State, and `preparing`."""
+    """State as on the wire, with `preparing` in addition."""
 
     IDLE = p.State.IDLE.value
-    """No Prepare since this agent has started."""
+    """No Prepare has arrived since this agent started."""
     PREPARING = "preparing"
-    """Workers of older rounds may live, or the store is not bound: no Assign is accepted yet."""
+    """Workers of older rounds may still run, or the store is not bound, so no Assign is accepted yet."""
     PREPARED = p.State.PREPARED.value
     STARTING = p.State.STARTING.value
-    """Assigned; not all own workers have said something."""
+    """The agent is assigned, but not all own workers have sent a message."""
     RUNNING = p.State.RUNNING.value
     DRAINING = p.State.DRAINING.value
     """Workers stop after the same step, or have stopped, and the peer lacks a copy of their last snapshots."""
@@ -42,12 +43,12 @@ class OwnState(str, enum.Enum):
 
     @property
     def on_wire(self) -> p.State:
-        """As Report and MemberState say it; what is being prepared is not told apart there."""
+        """State as in Report and MemberState, which do not distinguish `preparing` from `prepared`."""
         return p.State.PREPARED if self is OwnState.PREPARING else p.State(self.value)
 
 
 OVER = (OwnState.SUCCEEDED, OwnState.DRAINED, OwnState.FAILED)
-"""The ends of a round for one agent."""
+"""Final states of a round for one agent."""
 
 
 DRAIN_BEGINS = (p.Drain, e.CoordinatorMessage, e.MemberMessage, e.TerminationNotice)
@@ -95,16 +96,16 @@ TRANSITIONS: Mapping[OwnState, Mapping[OwnState, tuple[type, ...]]] = {
         OwnState.PREPARING: (p.Prepare,),
     },
 }
-"""State -> what it may become -> by which event (of a request: its message)."""
+"""Events that lead from a state to another one; a request is represented by its message."""
 
 
 def trigger(event: e.Event) -> type:
-    """What stands for this event in TRANSITIONS."""
+    """Return the type that represents this event in TRANSITIONS."""
     return type(event.message) if isinstance(event, e.RequestReceived) else type(event)
 
 
 def illegal(before: OwnState, event: e.Event, after: OwnState) -> list[e.Effect]:
-    """Empty where TRANSITIONS has this arrow."""
+    """Return an IllegalTransition, or nothing if TRANSITIONS contains this transition."""
     if after is before or trigger(event) in TRANSITIONS[before].get(after, ()):
         return []
     return [e.IllegalTransition(f"{trigger(event).__name__} has led from {before.value} to {after.value}")]

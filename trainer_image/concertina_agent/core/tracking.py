@@ -1,6 +1,8 @@
-"""What a coordinator tells its tracker of the run: watches the core's events, and says what is to be recorded. Pure.
+"""Records of the run for the tracker: the recorder observes the core's events and returns what must be recorded.
 
-A step's record waits for the next step, or the end of the worker: what is evaluated after a step belongs to it."""
+The record of a step waits for the next step, or the end of the worker, because an evaluation after a step belongs to
+it. The module has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,15 @@ from concertina_protocol.tracking import tracking_records as t
 
 @dataclasses.dataclass
 class RoundRecord:
-    """What has been recorded of one round."""
+    """State of the records of one round."""
 
     round: int
     restored: bool = False
-    """That it trains, and after which step."""
+    """Whether it has been recorded that the round trains, and after which step."""
     step: int = -1
-    """The newest one that was looked at."""
+    """Newest step that was processed."""
     waiting: Optional[t.StepDone] = None
-    """Until the next step."""
+    """Record that waits for the next step."""
     failures: set[str] = dataclasses.field(default_factory=set)
     notices: set[str] = dataclasses.field(default_factory=set)
     durable: int = -1
@@ -37,91 +39,103 @@ class RoundRecord:
 
 
 class TrackingRecorder:
+    """Recorder of the run on its coordinator."""
+
     def __init__(self, every_steps: int) -> None:
-        """Every so many steps are recorded, and those with an evaluation."""
+        """Initialize the recorder.
+
+        It records one step in `every_steps`, and those with an evaluation.
+        """
         self._every_steps = every_steps
-        self._told = RoundRecord(-1)
+        self._round_record = RoundRecord(-1)
 
     def records(self, agent: AgentState, event: e.Event, effects: Iterable[e.Effect], at: float) -> list[t.Record]:
-        """After an event and with the effects that followed from it. `at`: Unix seconds."""
-        r, told = agent.round, self._told
-        found: list[t.Record] = []
-        if r is None or r.assign.round != told.round:
-            found += _flush(told)
+        """Return the records that follow from an event and its effects; `at` is the Unix time in seconds."""
+        r, round_record = agent.round, self._round_record
+        records: list[t.Record] = []
+        if r is None or r.assign.round != round_record.round:
+            records += _flush(round_record)
             if r is None:
-                told.waiting = None
-                return found
-            told = self._told = RoundRecord(r.assign.round)
+                round_record.waiting = None
+                return records
+            round_record = self._round_record = RoundRecord(r.assign.round)
             if r.coordinator is None and _knows_where_it_begins(agent, r):
-                found.append(t.RoundBegan(told.round, _restored(r.assign.restore), at, coordinates=False))
+                records.append(t.RoundBegan(round_record.round, _restored(r.assign.restore), at, coordinates=False))
         if r.coordinator is None:
-            return found
+            return records
         if isinstance(event, e.WorkerMessage) and isinstance(event.message, p.Progress):
-            found += self._progress(r, told, event.message, at)
+            records += self._progress(r, round_record, event.message, at)
         elif not r.workers.alive(0):
-            found += _flush(told)
-        found += _happened(r.coordinator, told, at)
+            records += _flush(round_record)
+        records += _notes(r.coordinator, round_record, at)
         durable = agent.latest
-        if durable is not None and durable.round == told.round and durable.step > told.durable:
-            told.durable = durable.step
-            found.append(t.Checkpointed(told.round, durable.step, durable.at or at, durable.uri))
-        if not told.ended:
+        if durable is not None and durable.round == round_record.round and durable.step > round_record.durable:
+            round_record.durable = durable.step
+            records.append(t.Checkpointed(round_record.round, durable.step, durable.at or at, durable.uri))
+        if not round_record.ended:
             succeeded = agent.reported is OwnState.SUCCEEDED if not r.workers.alive(0) else False
             if succeeded or any(isinstance(effect, e.Exit) for effect in effects):
-                told.ended = True
+                round_record.ended = True
                 outcome = t.RunOutcome.SUCCEEDED if succeeded else t.RunOutcome.STOPPED
-                found += [*_flush(told), t.RunEnded(told.round, at, outcome)]
-        return found
+                records += [*_flush(round_record), t.RunEnded(round_record.round, at, outcome)]
+        return records
 
-    def _progress(self, r: Membership, told: RoundRecord, progress: p.Progress, at: float) -> list[t.Record]:
-        found: list[t.Record] = []
-        if progress.restored_step is not None and not told.restored:
-            told.restored, told.step = True, progress.restored_step
+    def _progress(self, r: Membership, round_record: RoundRecord, progress: p.Progress, at: float) -> list[t.Record]:
+        records: list[t.Record] = []
+        if progress.restored_step is not None and not round_record.restored:
+            round_record.restored, round_record.step = True, progress.restored_step
             workers = sum(member.workers for member in r.assign.members)
             source, replicas = progress.restored_from, len(r.assign.members)
-            found.append(t.RoundBegan(told.round, told.step, at, True, source, replicas, workers))
-        if not told.restored:
-            return found
+            records.append(t.RoundBegan(round_record.round, round_record.step, at, True, source, replicas, workers))
+        if not round_record.restored:
+            return records
         evaluated = progress.evaluated
-        if evaluated is not None and evaluated.step == told.step:
-            # A round may begin with an evaluation, of which is heard with its first step: what that one took is not
-            # the evaluated step's.
-            known = told.waiting or t.StepDone(
-                told.round, told.step, progress.at, _metrics(progress) if progress.step == told.step else {}
+        if evaluated is not None and evaluated.step == round_record.step:
+            # A round may begin with an evaluation, which is reported with its first step. The metrics of that step are
+            # not those of the evaluated step.
+            step_done = round_record.waiting or t.StepDone(
+                round_record.round,
+                round_record.step,
+                progress.at,
+                _metrics(progress) if progress.step == round_record.step else {},
             )
             validation = {"validation_loss": evaluated.loss}
-            told.waiting = dataclasses.replace(known, metrics={**known.metrics, **validation})
-        if progress.step > told.step and progress.phase == WorkerPhase.TRAINING:
-            found += _flush(told)
-            told.step = progress.step
+            round_record.waiting = dataclasses.replace(step_done, metrics={**step_done.metrics, **validation})
+        if progress.step > round_record.step and progress.phase == WorkerPhase.TRAINING:
+            records += _flush(round_record)
+            round_record.step = progress.step
             last = progress.step == progress.steps
             if progress.step % self._every_steps == 0 or last:
-                told.waiting = _record(told.round, progress, progress.step)
-        return found
+                round_record.waiting = _record(round_record.round, progress, progress.step)
+        return records
 
 
-def _flush(told: RoundRecord) -> list[t.Record]:
-    waiting, told.waiting = told.waiting, None
+def _flush(round_record: RoundRecord) -> list[t.Record]:
+    waiting, round_record.waiting = round_record.waiting, None
     return [] if waiting is None else [waiting]
 
 
-def _happened(coordinator: Coordinator, told: RoundRecord, at: float) -> list[t.Record]:
-    """Failures of the round once their cause is known, and who was told to leave."""
-    found: list[t.Record] = []
+def _notes(coordinator: Coordinator, round_record: RoundRecord, at: float) -> list[t.Record]:
+    """Return notes of the round's failures once their cause is known, and of members with a termination notice."""
+    records: list[t.Record] = []
     for failure in coordinator.failures() if coordinator.settled else ():
-        if failure.replica not in told.failures and not failure.secondary:
+        if failure.replica not in round_record.failures and not failure.secondary:
             text = f"{failure.reason}: {failure.message}"
-            found.append(_note(told, failure.at or at, t.NoteKind.FAILURE, text, failure.step))
-        told.failures.add(failure.replica)
-    for replica, grace in coordinator.noticed().items() if len(coordinator.noticed()) > len(told.notices) else ():
-        if replica not in told.notices:
-            found.append(_note(told, at, t.NoteKind.NOTICE, f"{replica} was told to leave within {grace:g} s."))
-            told.notices.add(replica)
-    return found
+            records.append(_note(round_record, failure.at or at, t.NoteKind.FAILURE, text, failure.step))
+        round_record.failures.add(failure.replica)
+    for replica, grace in (
+        coordinator.noticed().items() if len(coordinator.noticed()) > len(round_record.notices) else ()
+    ):
+        if replica not in round_record.notices:
+            records.append(
+                _note(round_record, at, t.NoteKind.NOTICE, f"{replica} was told to leave within {grace:g} s.")
+            )
+            round_record.notices.add(replica)
+    return records
 
 
-def _note(told: RoundRecord, at: float, kind: t.NoteKind, text: str, step: Optional[int] = None) -> t.Noted:
-    return t.Noted(told.round, at, kind, text[: t.MOST_TEXT], told.step if step is None else step)
+def _note(round_record: RoundRecord, at: float, kind: t.NoteKind, text: str, step: Optional[int] = None) -> t.Noted:
+    return t.Noted(round_record.round, at, kind, text[: t.MOST_TEXT], round_record.step if step is None else step)
 
 
 def _record(round: int, progress: p.Progress, step: int) -> t.StepDone:
@@ -129,7 +143,7 @@ def _record(round: int, progress: p.Progress, step: int) -> t.StepDone:
 
 
 def _metrics(progress: p.Progress) -> Mapping[str, float]:
-    known = {
+    standard_metrics = {
         "loss": progress.loss,
         "tokens_per_second": progress.tokens_per_second,
         "step_seconds": progress.step_seconds,
@@ -138,12 +152,12 @@ def _metrics(progress: p.Progress) -> Mapping[str, float]:
         "mfu": progress.mfu,
         "mfu_full_attention": progress.mfu_full_attention,
     }
-    said = dict(list(progress.metrics.items())[: p.MOST_METRICS])
-    return {**said, **{name: float(value) for name, value in known.items() if value is not None}}
+    own_metrics = dict(list(progress.metrics.items())[: p.MOST_METRICS])
+    return {**own_metrics, **{name: float(value) for name, value in standard_metrics.items() if value is not None}}
 
 
 def _knows_where_it_begins(agent: AgentState, r: Membership) -> bool:
-    """A script without a state of ours begins where it likes."""
+    """Return whether the first step is known. A script without a restored state begins at any step."""
     return agent.bundled or r.assign.restore.source != p.RestoreSource.FRESH
 
 

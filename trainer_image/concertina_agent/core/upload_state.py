@@ -1,4 +1,4 @@
-"""What an agent knows about durable storage, and which of its shards are on their way there. Pure."""
+"""Knowledge of an agent about durable storage, and about its shards that are being shipped. No side effects."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from concertina_protocol.worker_channel import WantDurable
 
 
 class UploadState:
+    """State of durable storage and of the shards that are being shipped."""
+
     def __init__(self, storage: Optional[Storage], *, is_named: bool = False) -> None:
-        """`storage`: None for a job without durable storage; `is_named`: or with one that it has not used so far."""
+        """Initialize the state.
+
+        `storage` is None if the job uses no durable storage. `is_named` is then set if the job specifies one that it
+        has not used so far.
+        """
         self.storage, self._is_named = storage, is_named
         self.parts: tuple[Part, ...] = ()
-        """Of this round, in storage, not under LATEST."""
+        """Parts of this round that are in storage, but not under LATEST."""
         self.undone: tuple[Undone, ...] = ()
-        """By rollbacks: LATEST may name it still."""
+        """States that rollbacks made void. LATEST may still name one of them."""
         self._unshipped: set[tuple[SnapshotId, int]] = set()
         self._complete: set[SnapshotId] = set()
         self._wanted: set[tuple[SnapshotId, int]] = set()
-        """Of this round, whether shipped or not."""
+        """Shards of this round that are requested in storage, whether shipped or not."""
 
     def use(self) -> bool:
-        """Storage that the job names is used from now on; false where it is already, or there is none."""
+        """Start to use the storage that the job specifies; return False if it is used already, or there is none."""
         if self.storage is not None or not self._is_named:
             return False
         self.storage = Storage(StorageHealth.UNKNOWN)
@@ -31,28 +37,30 @@ class UploadState:
 
     @property
     def latest(self) -> Optional[Durable]:
-        """What LATEST names, unless it was undone."""
+        """Checkpoint that LATEST names, unless it was undone."""
         latest = self.storage.latest if self.storage else None
         return None if latest is None or self.voids(latest.round, latest.step) else latest
 
     def voids(self, round: int, step: int) -> bool:
-        """Whether that state was undone."""
-        return any(some.covers(round, step) for some in self.undone)
+        """Return whether that state was undone."""
+        return any(rollback.covers(round, step) for rollback in self.undone)
 
     @property
     def all_shipped(self) -> bool:
         return not self._unshipped
 
     def outdated(self, round: int) -> bool:
-        """Whether LATEST may have been moved by rounds before this one that were not heard of (decision "Who was not of
-        the last round looks at storage again")."""
+        """Return whether LATEST may have been moved by earlier rounds that this agent did not take part in.
+
+        See decision "Who was not of the last round looks at storage again".
+        """
         storage = self.storage
         if storage is None or storage.state == StorageHealth.UNKNOWN:
             return False
         return storage.round is None or storage.round < round - 1
 
     def new_round(self, round: int, undone: tuple[Undone, ...]) -> None:
-        """As a member of this round: from now on its coordinator tells what LATEST is."""
+        """Begin a round as its member. From now on, its coordinator sends news of LATEST."""
         self.undone = undone
         if self.storage is not None and not self.outdated(round):
             self.storage = dataclasses.replace(self.storage, round=round)
@@ -62,7 +70,7 @@ class UploadState:
         self._wanted.clear()
 
     def wanted(self, message: WantDurable) -> None:
-        """Instead of whatever else of this shard was on its way."""
+        """Record that a shard must be shipped, which replaces any earlier request for the shard."""
         self._unshipped = {waiting for waiting in self._unshipped if waiting[1] != message.shard}
         self._unshipped.add((message.id, message.shard))
         self._wanted.add((message.id, message.shard))
@@ -73,26 +81,26 @@ class UploadState:
         return (id, shard) in self._wanted
 
     def is_coming(self, id: SnapshotId, shard: int) -> bool:
-        """Whether it is on its way, or in storage."""
+        """Return whether the shard is being shipped, or is in storage."""
         arrived = any((part.id, part.shard) == (id, shard) for part in self.parts)
         return arrived or (id, shard) in self._unshipped
 
     def shipped(self, part: Part) -> None:
         part = dataclasses.replace(part, complete=part.id in self._complete)
-        self.parts = (*(known for known in self.parts if known != part), part)
+        self.parts = (*(earlier_part for earlier_part in self.parts if earlier_part != part), part)
         self._unshipped.discard((part.id, part.shard))
 
     def moved(self, durable: Durable, round: int) -> None:
-        """LATEST names this now; older parts are not waited for."""
+        """Record what LATEST names now. Older parts are no longer waited for."""
         self.storage = Storage(StorageHealth.READY, durable, round=round)
         self.parts = tuple(part for part in self.parts if part.id.step > durable.step)
         self._unshipped = {waiting for waiting in self._unshipped if waiting[0].step > durable.step}
 
     def seen(self, storage: Storage, round: int) -> bool:
-        """Take the news; false where it is none. What was known of LATEST outlasts trouble."""
+        """Record news of storage; return False if nothing changed. The known LATEST is kept during errors."""
         if storage.state == StorageHealth.ERROR and storage.latest is None:
-            known = self.storage or storage
-            storage = dataclasses.replace(storage, latest=known.latest, round=known.round)
+            previous = self.storage or storage
+            storage = dataclasses.replace(storage, latest=previous.latest, round=previous.round)
         else:
             storage = dataclasses.replace(storage, round=round)
         news = self.storage is not None and storage != self.storage
@@ -101,7 +109,10 @@ class UploadState:
         return news
 
     def has(self, uid: str, step: Optional[int], complete: bool) -> bool:
-        """LATEST is this job's, of that step or later; `complete`: and of the run's end. Without storage: always."""
+        """Return whether LATEST is a checkpoint of this job, of that step or later.
+
+        If `complete` is set, it must also be that of the run's end. Without storage, the result is always True.
+        """
         latest = self.latest
         if self.storage is None:
             return True

@@ -1,1 +1,1 @@
-"""Snapshots in the volume, and what has been seen."""
+"""Snapshots in the volume, and the highest round that the agent has seen."""

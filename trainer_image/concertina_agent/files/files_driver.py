@@ -1,4 +1,4 @@
-"""What the agent keeps on its volume: the highest round seen, and snapshots."""
+"""Files that the agent keeps in its volume: the highest round seen, and snapshots."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from concertina_agent.files.snapshot_files import SnapshotFiles
 
 
 class FilesDriver:
+    """Driver that carries out the effects on the volume."""
+
     def __init__(self, volume: Path) -> None:
-        """Raises OSError."""
+        """Read the volume, and create it if needed.
+
+        Raises OSError if that fails.
+        """
         volume.mkdir(parents=True, exist_ok=True)
         self._volume = volume
         self.snapshots = SnapshotFiles(volume)
         self.seen = seen.read(volume)
-        """By the agent before this one."""
+        """Highest round and claim that the previous agent of this replica had seen."""
         self._disk = concurrent.futures.ThreadPoolExecutor(1, "seen")
         self.persisted: asyncio.Future[None]
-        """Of the last PersistSeen; one comes before every KillWorkers."""
+        """Future of the last PersistSeen. One precedes every KillWorkers."""
 
     def persist_seen(self, effect: e.PersistSeen) -> None:
-        """In a thread, one at a time: a disk that takes seconds keeps no beat waiting."""
+        """Write the highest round in a thread, one write at a time, so that a slow disk does not delay heartbeats."""
         self.persisted = asyncio.get_running_loop().run_in_executor(
             self._disk, seen.write, self._volume, effect.round, effect.claim
         )

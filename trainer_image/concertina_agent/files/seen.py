@@ -1,4 +1,4 @@
-"""The highest round and claim that this replica has seen, kept in its volume across restarts of the container."""
+"""Highest round and claim that this replica has seen, kept in its volume across restarts of the container."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from concertina_protocol.log import log_event
 
 
 def read(volume: Path) -> tuple[int, str]:
-    """(0, "") where nothing has been seen, or what was kept can't be read: then this agent knows as much as that of a
-    new pod, and no more is needed of it: claims and instance ids keep old rounds from coming back (decision "A lost
-    memory of rounds is that of a new pod")."""
+    """Return the highest round and claim seen, or (0, "") if there is none or the file cannot be read.
+
+    In that case the agent knows as much as that of a new pod. This is sufficient, because claims and instance ids
+    prevent old rounds from returning (decision "A lost memory of rounds is that of a new pod").
+    """
     try:
-        kept = json.loads((volume / "seen.json").read_text())
-        return int(kept["round"]), str(kept["claim"])
+        record = json.loads((volume / "seen.json").read_text())
+        return int(record["round"]), str(record["claim"])
     except FileNotFoundError:
         return 0, ""
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -24,7 +26,7 @@ def read(volume: Path) -> tuple[int, str]:
 
 
 def write(volume: Path, round: int, claim: str) -> None:
-    """On the disk when it returns, its name included; never half written."""
+    """Write the highest round and claim atomically. The file and its name are synced to the disk on return."""
     draft = volume / "seen.json.new"
     with draft.open("w") as file:
         json.dump({"round": round, "claim": claim}, file)

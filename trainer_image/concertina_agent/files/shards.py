@@ -1,6 +1,6 @@
-"""One shard file: its bytes, and how it is filled. Beside it lies its sidecar, without which it is not there.
+"""One shard file: its bytes, and how it is filled. A shard file without its sidecar does not count as present.
 
-A gigabyte takes a second, so `fill`, `chunks` and `verify` belong in threads.
+A gigabyte takes a second, so call `fill`, `chunks` and `verify` in threads.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from concertina_protocol.checksums import followed_by
 from concertina_protocol.sidecar import Damaged, Sidecar, read_sidecar, write_sidecar
 
 CHUNK = 1 << 18
-"""Bytes that are read or written at a time."""
+"""Number of bytes that are read or written at a time."""
 LARGEST = 1 << 63
-"""Bytes: no file has as many."""
+"""Limit on the size of a shard in bytes, which no file reaches."""
 LARGEST_HEADER = p.MAX_LINE // 2
-"""Bytes, of what names the tensors: quoted, it fits a line of the protocol."""
+"""Maximum size in bytes of the header that names the tensors. Quoted, it fits into a line of the protocol."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One whole shard file."""
+    """One complete shard file."""
 
     path: Path
     id: p.SnapshotId
@@ -39,7 +39,12 @@ class Shard:
         return p.ShardHeader(self.id, self.number, self.size, self.checksum)
 
     def tensors_header(self) -> str:
-        """The safetensors header: JSON behind its length in 8 bytes. Raises Damaged, OSError."""
+        """Return the safetensors header, which is JSON after its length in 8 bytes.
+
+        Raises:
+            Damaged: If the file does not begin with a valid header.
+            OSError: If the file cannot be read.
+        """
         with self.path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > min(self.size, LARGEST_HEADER):
@@ -50,20 +55,28 @@ class Shard:
                 raise Damaged(f"{self.path} does not begin with a safetensors header: {error}") from error
 
     def chunks(self, number: int = 0, parts: int = 1) -> Iterator[memoryview]:
-        """The bytes of a part, each chunk good until the next. Raises Damaged where there are too few."""
+        """Yield the bytes of a part. Each chunk is valid until the next one.
+
+        Raises:
+            Damaged: If the file is too short.
+        """
         part, buffer = part_of(self.size, number, parts), memoryview(bytearray(CHUNK))
-        left = part.stop - part.start
+        remaining_bytes = part.stop - part.start
         with self.path.open("rb", buffering=0) as file:
             file.seek(part.start)
-            while left:
-                count = file.readinto(buffer[: min(left, CHUNK)])
+            while remaining_bytes:
+                count = file.readinto(buffer[: min(remaining_bytes, CHUNK)])
                 if not count:
-                    raise Damaged(f"{self.path} ends {left} bytes early")
-                left -= count
+                    raise Damaged(f"{self.path} ends {remaining_bytes} bytes early")
+                remaining_bytes -= count
                 yield buffer[:count]
 
     def verify(self) -> None:
-        """Raises Damaged where the bytes are not those that were committed."""
+        """Verify the checksum of the file.
+
+        Raises:
+            Damaged: If the bytes differ from those that were committed.
+        """
         checksum = 0
         for chunk in self.chunks():
             checksum = zlib.crc32(chunk, checksum)
@@ -72,27 +85,31 @@ class Shard:
 
 
 def part_of(size: int, number: int, parts: int) -> range:
-    """The bytes of one part of a shard, of which all are equally long but for a byte."""
+    """Return the range of bytes of one part of a shard. The lengths of parts differ by at most one byte."""
     return range(size * number // parts, size * (number + 1) // parts)
 
 
 def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], int], number: int = 0) -> int:
-    """Write a part of a shard, which counts once all of them are committed; its crc32. Raises OSError where the volume
-    has no room, Damaged where there are too few bytes."""
+    """Write a part of a shard, and return the part's crc32. The shard counts once all parts are committed.
+
+    Raises:
+        OSError: If the volume has too little space.
+        Damaged: If there are too few bytes, or the size is invalid.
+    """
     if not 0 <= header.size < LARGEST:
         raise Damaged(f"shard {header.shard} can't be of {str(header.size)[:20]} bytes")
     path.parent.mkdir(parents=True, exist_ok=True)
     part, buffer, checksum = part_of(header.size, number, header.parts), memoryview(bytearray(CHUNK)), 0
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
-        if os.fstat(file.fileno()).st_size > header.size:  # the slot held a longer one
+        if os.fstat(file.fileno()).st_size > header.size:  # the slot contained a longer shard
             file.truncate(header.size)
-        if part:  # at once or not at all: whoever shares the volume needs what room there is
+        if part:  # reserve all space at once or fail, because the volume is shared
             os.posix_fallocate(file.fileno(), part.start, part.stop - part.start)
         file.seek(part.start)
         for start in range(part.start, part.stop, CHUNK):
             chunk = buffer[: min(CHUNK, part.stop - start)]
             filled = 0
-            while filled < len(chunk):  # TLS brings 16 KiB at a time
+            while filled < len(chunk):  # TLS delivers 16 KiB at a time
                 count = read_into(chunk[filled:])
                 if not count:
                     raise Damaged(f"shard {header.shard} broke off")
@@ -104,12 +121,15 @@ def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], in
 
 
 def commit(path: Path, header: p.ShardHeader, checksums: Iterable[int]) -> Shard:
-    """The file whose parts have been filled is there from now on. Raises Damaged where its bytes are not those that the
-    header announced."""
+    """Commit a file whose parts have been filled, so that it counts as present.
+
+    Raises:
+        Damaged: If the bytes differ from those that the header announced.
+    """
     checksum = 0
-    for number, of_part in enumerate(checksums):
+    for number, part_checksum in enumerate(checksums):
         part = part_of(header.size, number, header.parts)
-        checksum = followed_by(checksum, of_part, part.stop - part.start)
+        checksum = followed_by(checksum, part_checksum, part.stop - part.start)
     if checksum != header.checksum:
         raise Damaged(f"shard {header.shard} of step {header.id.step} did not arrive whole")
     write_sidecar(path, Sidecar(header.id, header.shard, header.size, header.checksum))
@@ -117,6 +137,6 @@ def commit(path: Path, header: p.ShardHeader, checksums: Iterable[int]) -> Shard
 
 
 def committed_shard(path: Path) -> Optional[Shard]:
-    """What the sidecar of this file says of it, if the file is there."""
-    found = read_sidecar(path)
-    return Shard(path, found.id, found.shard, found.size, found.crc32) if found is not None else None
+    """Return the shard as the file's sidecar describes it, or None if the file does not count as present."""
+    sidecar = read_sidecar(path)
+    return Shard(path, sidecar.id, sidecar.shard, sidecar.size, sidecar.crc32) if sidecar is not None else None

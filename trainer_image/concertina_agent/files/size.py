@@ -1,4 +1,4 @@
-"""How large a file is."""
+"""Size of a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Union
 
 
 def size_of(path: Union[str, Path]) -> int:
-    """Bytes; 0 where there is no such file."""
+    """Return the size of a file in bytes, or 0 if there is no such file."""
     try:
         return os.stat(path).st_size
     except OSError:

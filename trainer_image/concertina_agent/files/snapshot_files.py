@@ -1,8 +1,8 @@
-"""The shard files in this replica's volume: what is whole, where it is, and what goes.
+"""Shard files in this replica's volume: which are complete, where they are, and which are deleted.
 
-`snapshots/round-<r>/...` is written by workers, `copies/round-<r>/shard-<k>/slot-<0|1>` by the copier, `fetched/` holds
-what a starting worker asked for, `freed/` what has gone: a thread gives its memory back, 0.15 s for each gigabyte,
-whoever has it open still (decision "What is freed is emptied").
+Workers write `snapshots/round-<r>/...`, and the copier writes `copies/round-<r>/shard-<k>/slot-<0|1>`. `fetched/`
+contains shards that a starting worker asked for. `freed/` contains deleted files: a thread frees their memory, which
+takes 0.15 s for each gigabyte, even if a process still has them open (decision "What is freed is emptied").
 """
 
 from __future__ import annotations
@@ -24,52 +24,59 @@ from concertina_protocol.sidecar import COPY_SLOTS, remove_sidecar
 
 
 class SnapshotFiles:
+    """Shard files in this replica's volume."""
+
     def __init__(self, volume: Path) -> None:
         self._own, self._copies, self._fetched = (volume / name for name in ("snapshots", "copies", "fetched"))
         self._freed = volume / "freed"
         self._freeing = concurrent.futures.ThreadPoolExecutor(1, "freeing")
         self.news = Notifier()
-        """Told at each commit."""
+        """Notifier of commits."""
         self._newest: dict[tuple[int, int], Shard] = {}
-        """By round and shard: the newest one of our own workers."""
-        for left in self._freed.glob("*"):
-            self._freeing.submit(_empty, left)
+        """Newest shard of this agent's own workers, by round and shard number."""
+        for leftover in self._freed.glob("*"):
+            self._freeing.submit(_empty, leftover)
 
     def round_folder(self, round: int) -> Path:
-        """Where the workers of a round put their shards."""
+        """Return the folder into which the workers of a round write their shards."""
         return self._own / f"round-{round}"
 
     def scan(self) -> tuple[p.HeldSnapshot, ...]:
-        """What the volume holds; what no round can use any more is swept away. Only while no worker lives."""
+        """Return the snapshots in the volume, after deleting files that no round can use. No worker may be running."""
         self._sweep()
-        held: dict[p.SnapshotId, set[int]] = {}
+        shard_numbers: dict[p.SnapshotId, set[int]] = {}
         for shard in self._all():
-            held.setdefault(shard.id, set()).add(shard.number)
-        return tuple(p.HeldSnapshot(id, tuple(sorted(numbers))) for id, numbers in held.items())
+            shard_numbers.setdefault(shard.id, set()).add(shard.number)
+        return tuple(p.HeldSnapshot(id, tuple(sorted(numbers))) for id, numbers in shard_numbers.items())
 
     def find(self, id: p.SnapshotId, number: int) -> Optional[Shard]:
+        """Return a shard of a snapshot, or None if the volume does not contain it."""
         return next((shard for shard in self._all() if (shard.id, shard.number) == (id, number)), None)
 
     def committed(self, path: Path) -> None:
-        """A worker has filled this slot."""
+        """Record that a worker has filled this slot."""
         shard = committed_shard(path)
         if shard is not None:
             self._newest[shard.id.round, shard.number] = shard
             self.news.notify()
 
     def link_for_shipping(self, path: Path, step: int) -> Path:
-        """A second name for a committed slot, which goes when it is in storage."""
+        """Create and return a second name for a committed slot.
+
+        The uploader removes it when the shard is in storage.
+        """
         name = path.parent / f"shipping-{step}"
         name.unlink(missing_ok=True)
         os.link(path, name)
         return name
 
     def newest(self, round: int, number: int, after_step: int) -> Optional[Shard]:
-        """The newest one committed by a worker of ours, if it is newer than that step."""
+        """Return the newest shard that this agent's workers have committed, or None if none is newer than that step."""
         shard = self._newest.get((round, number))
         return shard if shard is not None and shard.id.step > after_step else None
 
     def drop(self, ids: Iterable[p.SnapshotId]) -> None:
+        """Delete these snapshots, and all fetched shards."""
         unwanted = set(ids)
         for shard in [shard for shard in self._all() if shard.id in unwanted]:
             remove_sidecar(shard.path)
@@ -81,30 +88,33 @@ class SnapshotFiles:
         self.forget_fetched()
 
     def discard(self, shard: Shard) -> None:
-        """Its bytes are not those that were committed: no round is to count on it again (decision "A damaged snapshot
-        is forgotten by who holds it"). Who writes takes the sidecar away first: what has another by now, or none yet,
-        is a newer snapshot in the same slot, and stays (decision "A drain may write over a running copy")."""
+        """Delete a shard whose bytes differ from those that were committed, so that no round relies on it.
+
+        See decision "A damaged snapshot is forgotten by who holds it". A writer removes the sidecar before it writes.
+        If the file has another sidecar by now, or none, the slot contains a newer snapshot, which stays (decision "A
+        drain may write over a running copy").
+        """
         if committed_shard(shard.path) == shard:
             log_event(
                 "snapshot_damaged", path=str(shard.path), round=shard.id.round, step=shard.id.step, shard=shard.number
             )
             remove_sidecar(shard.path)
-        self._newest = {key: known for key, known in self._newest.items() if known != shard}
+        self._newest = {key: newest for key, newest in self._newest.items() if newest != shard}
 
     def forget_fetched(self) -> None:
         self.free(self._fetched)
 
     def free(self, path: Path) -> None:
-        """Out of the way at once; its memory comes back a little later."""
+        """Move a file or folder out of the way immediately. Its memory is freed a little later."""
         if path.exists():
             self._freed.mkdir(exist_ok=True)
             aside = Path(tempfile.mkdtemp(dir=self._freed))
-            with contextlib.suppress(FileNotFoundError):  # the uploader takes away what it has shipped
+            with contextlib.suppress(FileNotFoundError):  # the uploader removes files that it has shipped
                 path.rename(aside / path.name)
             self._freeing.submit(_empty, aside)
 
     def copy_slot(self, id: p.SnapshotId, number: int) -> Path:
-        """Where the next copy of this shard goes: not over the newest one."""
+        """Return the path for the next copy of this shard, which is not that of the newest one."""
         folder = self._folder_of(self._copies, id.round) / f"shard-{number}"
         steps = dict.fromkeys((folder / f"slot-{index}" for index in range(COPY_SLOTS)), -1)
         for path in steps:
@@ -120,7 +130,7 @@ class SnapshotFiles:
         return shard if shard is not None and shard.id == id else None
 
     def _sweep(self) -> None:
-        """What no sidecar speaks of takes memory for nothing: slots being written, parts that nobody ships."""
+        """Delete files without a sidecar to free their memory: incomplete slots, and parts that are not shipped."""
         whole = {shard.path for shard in self._all()}
         for root in (self._own, self._copies):
             for folder in [*root.glob("round-*")]:
@@ -135,8 +145,8 @@ class SnapshotFiles:
 
     def _all(self) -> Iterator[Shard]:
         for root in (self._own, self._copies):
-            for found in sorted(root.glob("round-*/**/*.json")):
-                if (shard := committed_shard(found.with_suffix(""))) is not None:
+            for sidecar in sorted(root.glob("round-*/**/*.json")):
+                if (shard := committed_shard(sidecar.with_suffix(""))) is not None:
                     yield shard
 
     def _folder_of(self, root: Path, round: int) -> Path:
@@ -144,7 +154,7 @@ class SnapshotFiles:
 
 
 def _empty(folder: Path) -> None:
-    """And away with it. What has another name stays as it is under that one."""
+    """Delete a folder and free the memory of its files, except of files that have another name."""
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         with contextlib.suppress(OSError), path.open("r+b") as file:
             path.unlink()

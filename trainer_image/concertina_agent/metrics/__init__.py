@@ -1,2 +1,4 @@
-"""What this agent tells Prometheus: of rank 0's training, of the workers of its pod, of the pod's network and its GPUs.
-Scrapes are answered in a thread of their own; the agent's loop is asked for what it knows, once a scrape."""
+"""Metrics of this agent for Prometheus: rank 0's training, the pod's workers, its network and its GPUs.
+
+A thread of its own answers scrapes. It asks the agent's event loop for its state once a scrape.
+"""

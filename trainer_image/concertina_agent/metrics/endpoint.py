@@ -1,6 +1,9 @@
-"""GET /metrics over plain HTTP, in a thread with an event loop of its own: whoever asks, and however often, takes
-nothing of the agent's. Each connection has one request, a few seconds and a bound on its bytes; a server of the
-standard library bounds each read alone, so that one who sends a byte now and then would hold its place for hours."""
+"""GET /metrics over plain HTTP, in a thread with its own event loop.
+
+Clients cannot slow down the agent, however often they ask. Each connection carries one request and has limits on its
+time and its bytes. A server of the standard library limits only each read, so a client that sends a byte now and then
+could keep its connection for hours.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +23,38 @@ from concertina_protocol.waiting import within
 
 PATH = "/metrics"
 MAX_CONNECTIONS = 32
-"""At a time. One more, and the one that is open longest goes of the address that has most."""
+"""Maximum number of open connections. Beyond it, the oldest connection of the host with the most is closed."""
 MAX_HEAD = 8192
-"""Bytes of a request."""
+"""Maximum size of a request in bytes."""
 REQUEST_SECONDS, ANSWER_SECONDS = 5.0, 10.0
 PAUSE_SECONDS = 0.005
-"""Between two connections: a flood of them takes that much of a processor and no more."""
+"""Pause between two connections in seconds, which limits the processor time that a flood of them can use."""
 ACCEPT_AGAIN_SECONDS = 0.1
 
 
 class Endpoint:
+    """HTTP server for the metrics of this pod."""
+
     def __init__(self, host: str, port: int, token: Optional[str], text: Callable[[], Awaitable[bytes]]) -> None:
-        """`token`: None: nobody has to show one. Empty: one was asked for, and is not there, so nobody is answered.
-        `text`: awaited in the thread."""
+        """Initialize the server without listening.
+
+        Args:
+            host: Address to listen on.
+            port: Port to listen on.
+            token: Token that clients must present. If None, none is required. If empty, one is required but missing
+                from the pod, so no client is served.
+            text: Function that returns the metrics, awaited in the server's thread.
+        """
         self._address, self._text = (host, port), text
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._open: dict[asyncio.Task[None], str] = {}
-        """The other end's host, in order of arrival."""
+        """Host of the other end for each connection, in order of arrival."""
 
     def start(self) -> None:
-        """Raises OSError where the address can't be had."""
+        """Listen, and serve requests in a thread.
+
+        Raises OSError if the address is not available.
+        """
         host, _ = self._address
         listening = socket.create_server(self._address, family=family(host), backlog=128)
         listening.setblocking(False)
@@ -48,7 +63,7 @@ class Endpoint:
     def _run(self, listening: socket.socket) -> None:
         try:
             asyncio.run(self._accept_all(listening))
-        except Exception as error:  # training goes on without
+        except Exception as error:  # training continues without metrics
             log_event("metrics_ended", error=f"{type(error).__name__}: {error}")
 
     async def _accept_all(self, listening: socket.socket) -> None:
@@ -56,17 +71,17 @@ class Endpoint:
         while True:
             try:
                 connection, (host, *_) = await loop.sock_accept(listening)
-            except OSError:  # no file descriptor is left: later, then
+            except OSError:  # no file descriptor is left: try again later
                 await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                 continue
             task = loop.create_task(self._connected(connection))
             self._open[task] = host
             task.add_done_callback(lambda gone: self._open.pop(gone, None))
             if len(self._open) > MAX_CONNECTIONS:
-                self._turn_one_away()
+                self._close_oldest_of_busiest()
             await asyncio.sleep(PAUSE_SECONDS)
 
-    def _turn_one_away(self) -> None:
+    def _close_oldest_of_busiest(self) -> None:
         ((busiest, _),) = collections.Counter(self._open.values()).most_common(1)
         task = next(task for task, host in self._open.items() if host == busiest)
         del self._open[task]
@@ -85,7 +100,7 @@ class Endpoint:
             writer.close()
             await within(ANSWER_SECONDS, writer.wait_closed())
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # it is gone, or as good as
+            pass  # the client has gone or does not respond
         finally:
             with contextlib.suppress(OSError, RuntimeError):
                 writer.transport.abort()
@@ -101,25 +116,25 @@ class Endpoint:
             return _response("404 Not Found", f"the metrics of this pod are at {PATH}\n")
         if method not in ("GET", "HEAD"):
             return _response("405 Method Not Allowed", "only GET and HEAD\n", "Allow: GET, HEAD")
-        if self._expected is not None and not self._is_shown(fields):
-            return _response("401 Unauthorized", self._asks(), "WWW-Authenticate: Bearer")
+        if self._expected is not None and not self._is_authorized(fields):
+            return _response("401 Unauthorized", self._missing_token_message(), "WWW-Authenticate: Bearer")
         try:
             body = await self._text()
         except asyncio.TimeoutError:
             return _response("503 Service Unavailable", "the agent is too busy to say what it knows\n")
-        except Exception as error:  # the others are answered, and training goes on
+        except Exception as error:  # other requests are still answered, and training continues
             log_event("metrics_failed", error=f"{type(error).__name__}: {error}")
             return _response("500 Internal Server Error", "the agent's log says what is wrong\n")
         answer = _response("200 OK", body, f"Content-Type: {CONTENT_TYPE}")
         return answer if method == "GET" else answer[: len(answer) - len(body)]
 
-    def _is_shown(self, fields: list[str]) -> bool:
+    def _is_authorized(self, fields: list[str]) -> bool:
         assert self._expected is not None
         named = (field.partition(":") for field in fields)
-        given = next((value.strip() for name, _, value in named if name.strip().lower() == "authorization"), "")
-        return hmac.compare_digest(given.encode("latin-1"), self._expected) and self._expected != b"Bearer "
+        credentials = next((value.strip() for name, _, value in named if name.strip().lower() == "authorization"), "")
+        return hmac.compare_digest(credentials.encode("latin-1"), self._expected) and self._expected != b"Bearer "
 
-    def _asks(self) -> str:
+    def _missing_token_message(self) -> str:
         if self._expected == b"Bearer ":
             return (
                 "a token is asked for, and this pod has none: the Secret that should hold it is not in its namespace\n"

@@ -1,4 +1,4 @@
-"""Prometheus' text format, version 0.0.4. Pure."""
+"""Prometheus' text format, version 0.0.4. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from concertina_agent.metrics.families import MetricFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LONGEST_VALUE = 256
-"""Characters of a label's value: a job's and a replica's name have fewer."""
+"""Maximum length of a label's value in characters. The names of jobs and replicas are shorter."""
 
 
 class Histogram:
-    """Counts by bucket. `buckets`: upper bounds, in order, without infinity."""
+    """Counts by bucket; `buckets` are the upper bounds in order, without infinity."""
 
     def __init__(self, buckets: Sequence[float]) -> None:
         self._bounds, self._counts, self._sum = tuple(buckets), [0] * (len(buckets) + 1), 0.0
@@ -26,7 +26,7 @@ class Histogram:
         self._sum += value * times
 
     def parts(self) -> Iterable[tuple[str, tuple[tuple[str, str], ...], float]]:
-        """Suffix, label `le` and value of each of its series."""
+        """Yield the suffix, label `le` and value of each series."""
         below = 0
         for bound, count in zip((*self._bounds, math.inf), self._counts):
             below += count
@@ -37,17 +37,25 @@ class Histogram:
 
 @dataclasses.dataclass(frozen=True)
 class MetricSample:
+    """Value of one metric with its labels."""
+
     family: MetricFamily
     value: Union[float, Histogram]
     labels: tuple[str, ...] = ()
     """Values of the family's own labels, in order."""
     more: tuple[tuple[str, str], ...] = ()
-    """Labels that it has besides."""
+    """Additional labels."""
 
 
 def render(samples: Iterable[MetricSample], base: tuple[tuple[str, str], ...]) -> bytes:
-    """`base`: labels that each series gets, first. Of a series that comes twice the first is taken: Prometheus refuses
-    the whole scrape otherwise."""
+    """Return the samples in Prometheus' text format.
+
+    If a series occurs twice, the first one is used, because Prometheus would refuse the whole scrape.
+
+    Args:
+        samples: Samples to render.
+        base: Labels that each series gets, first.
+    """
     families: dict[MetricFamily, dict[str, float]] = {}
     for sample in samples:
         series = families.setdefault(sample.family, {})
@@ -65,6 +73,7 @@ def render(samples: Iterable[MetricSample], base: tuple[tuple[str, str], ...]) -
 
 
 def number(value: float) -> str:
+    """Return a number in Prometheus' format."""
     try:
         value = float(value)
     except OverflowError:  # a step may be any integer

@@ -1,4 +1,4 @@
-"""Every metric of a training pod: its name, type, labels and meaning, as they stand in docs/metrics.md too."""
+"""All metrics of a training pod, with name, type, labels and meaning; docs/metrics.md lists them too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import enum
 
 
 class MetricKind(str, enum.Enum):
+    """Type of a metric."""
+
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -14,22 +16,24 @@ class MetricKind(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class MetricFamily:
+    """One metric."""
+
     name: str
-    """As it is asked for: a counter's ends in _total."""
+    """Name as Prometheus stores it. That of a counter ends in _total."""
     kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
-    """Beside those of the pod, which all have."""
+    """Labels in addition to those of the pod, which all metrics have."""
 
 
 POD_LABELS = ("namespace", "trainingjob", "replica")
 WORKER_LABEL = "local_rank"
-"""Of a worker's metrics, where each worker is told of by itself."""
+"""Label of a worker's metrics, if metrics are served for each worker."""
 STEP_BUCKETS = (
     *(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0),
     *(20.0, 30.0, 60.0, 120.0, 300.0),
 )
-"""Seconds; a step of a small model takes milliseconds, one of a large one a minute."""
+"""Buckets in seconds. A step of a small model takes milliseconds, and one of a large model a minute."""
 
 _FAMILIES: list[MetricFamily] = []
 
@@ -109,7 +113,7 @@ AGENT_MEMORY = _gauge("concertina_agent_resident_memory_bytes", "Memory of the a
 # --- GPUs, where there is NVML ----------------------------------------------------------------------------------------
 
 GPU_LABELS = ("gpu", "UUID", "device", "modelName", "Hostname")
-"""As DCGM's exporter has them."""
+"""Labels of GPU metrics, with the names that DCGM's exporter uses."""
 GPU_UTILIZATION = _gauge("concertina_gpu_utilization_ratio", "Part of the time in which a kernel ran.", *GPU_LABELS)
 GPU_MEMORY_USED = _gauge("concertina_gpu_memory_used_bytes", "Memory in use, by whomever.", *GPU_LABELS)
 GPU_MEMORY_TOTAL = _gauge("concertina_gpu_memory_total_bytes", "Memory of the GPU.", *GPU_LABELS)

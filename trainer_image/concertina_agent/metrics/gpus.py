@@ -1,4 +1,4 @@
-"""The GPUs of this pod, looked at in a thread of their own: a driver in trouble may answer late, or never."""
+"""GPUs of this pod, read in a thread of their own, because a failing driver may answer late or never."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from concertina_agent.metrics.nvml import LIBRARY, GpuIdentity, Nvml, NvmlError,
 from concertina_protocol.log import log_event
 
 LOOK_SECONDS = 10.0
-"""From one look to the next."""
+"""Interval of readings in seconds."""
 FRESH_SECONDS = 60.0
-"""An older look is not told of any more: how a GPU was says nothing of how it is."""
+"""Maximum age of a reading in seconds. Older readings are not served, because they may no longer be true."""
 MOST_XIDS = 64
-"""Kinds of a GPU that are told apart; all others are one."""
+"""Maximum number of kinds of XIDs that are counted separately for a GPU. All others are counted together."""
 OTHER = "other"
 
 
 class Gpus:
+    """Reader of this pod's GPUs."""
+
     def __init__(self, node: str, library: str = LIBRARY) -> None:
         self._node, self._library = node, library
         self._looked: tuple[float, tuple[tuple[GpuIdentity, Reading], ...]] = (float("-inf"), ())
-        """When, by the monotonic clock, and what was seen. Replaced as a whole, so any thread may read it."""
+        """Time of the last reading in monotonic seconds, and the readings.
+
+        The tuple is replaced as a whole, so any thread may read it.
+        """
         self._xids: dict[tuple[GpuIdentity, str], int] = {}
 
     def start(self) -> None:
@@ -41,31 +46,35 @@ class Gpus:
         return None
 
     def _wait(self, nvml: Nvml, until: float) -> None:
-        while (left := until - time.monotonic()) > 0:
+        while (remaining_seconds := until - time.monotonic()) > 0:
             if not nvml.hears_of_xids:
-                time.sleep(left)
-            elif found := nvml.wait_for_xid(left):
-                self._count(*found)
+                time.sleep(remaining_seconds)
+            elif gpu_and_xid := nvml.wait_for_xid(remaining_seconds):
+                self._count(*gpu_and_xid)
 
     def _count(self, gpu: GpuIdentity, xid: int) -> None:
         key = gpu, str(xid)
-        if key not in self._xids and sum(of == gpu for of, _ in self._xids) >= MOST_XIDS:
+        if key not in self._xids and sum(counted_gpu == gpu for counted_gpu, _ in self._xids) >= MOST_XIDS:
             key = gpu, OTHER
         self._xids = {**self._xids, key: self._xids.get(key, 0) + 1}
         log_event("xid", gpu=gpu.uuid, xid=xid)
 
     def samples(self, now: float) -> Iterator[MetricSample]:
-        """None where there are no GPUs. `now`: monotonic seconds."""
-        at, readings = self._looked
+        """Yield the metrics of the GPUs, or nothing if there are none.
+
+        Args:
+            now: Current monotonic time in seconds.
+        """
+        read_at, readings = self._looked
         if not readings:
             return
-        yield MetricSample(f.GPU_SAMPLE_AGE, max(0.0, now - at))
-        for gpu, reading in readings if now - at <= FRESH_SECONDS else ():
-            yield from self._of(gpu, reading)
+        yield MetricSample(f.GPU_SAMPLE_AGE, max(0.0, now - read_at))
+        for gpu, reading in readings if now - read_at <= FRESH_SECONDS else ():
+            yield from self._samples_of_gpu(gpu, reading)
         for (gpu, xid), count in self._xids.items():
             yield MetricSample(f.GPU_XID, count, (*self._labels(gpu), xid))
 
-    def _of(self, gpu: GpuIdentity, reading: Reading) -> Iterator[MetricSample]:
+    def _samples_of_gpu(self, gpu: GpuIdentity, reading: Reading) -> Iterator[MetricSample]:
         labels = self._labels(gpu)
         gauges = {
             f.GPU_UTILIZATION: reading.utilization,

@@ -1,4 +1,4 @@
-"""Gathers what a scrape is told: facts on the agent's loop, the kernel's and the GPUs' numbers beside it."""
+"""Collection of the metrics for a scrape: facts on the agent's loop, and data of the kernel and the GPUs outside it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
 
 FACTS_SECONDS = 2.0
-"""That the agent's loop may take to answer; else the scrape fails, which says as much."""
+"""Seconds that the agent's loop may take to answer. If it takes longer, the scrape fails and so shows the problem."""
 KEPT_SECONDS = 1.0
-"""An answer is given again for so long: whoever scrapes more often costs no more."""
+"""Seconds for which an answer is cached, so that more frequent scrapes cost no more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +44,12 @@ _USED = {
     f.WORKER_WRITTEN: "written_bytes",
     f.WORKER_THREADS: "threads",
 }
-"""Fields of `ProcessUsage`."""
+"""Fields of `ProcessUsage` by metric."""
 
 
 class MetricsDriver:
+    """Driver that collects and serves the metrics."""
+
     def __init__(
         self,
         settings: AgentSettings,
@@ -55,16 +57,26 @@ class MetricsDriver:
         running: Callable[[], Mapping[int, int]],
         shipping: Shipping,
     ) -> None:
-        """`agent` is read. `running`: pid of each worker that runs, by its rank."""
+        """Initialize the driver without serving metrics.
+
+        Args:
+            settings: Settings of the agent.
+            agent: State of the agent, which is only read.
+            running: Function that returns the pid of each running worker by its rank.
+            shipping: Counters of the uploads.
+        """
         self._settings, self._agent, self._running, self._shipping = settings, agent, running, shipping
         self._training = Training()
         self._workers = worker_processes.WorkerProcesses()
         self._gpus = Gpus(settings.metrics.node if settings.metrics else "")
         self._loop: Optional[asyncio.AbstractEventLoop] = None
-        self._kept, self._kept_at = b"", float("-inf")
+        self._cached_text, self._cached_at = b"", float("-inf")
 
     def start(self) -> None:
-        """On the agent's loop. Metrics that can't be served stop nothing."""
+        """Serve the metrics; call it on the agent's loop.
+
+        If the metrics cannot be served, the agent continues without them.
+        """
         settings = self._settings.metrics
         if settings is None:
             return None
@@ -76,7 +88,7 @@ class MetricsDriver:
         return self._gpus.start()
 
     def on_event(self, event: e.Event) -> None:
-        """Each that the core has taken."""
+        """Record an event that the core has handled."""
         if isinstance(event, e.WorkerMessage) and isinstance(event.message, p.Progress) and self._loop is not None:
             r = self._agent.current(event.round)
             if r is not None and r.workers.progress is event.message:
@@ -88,13 +100,18 @@ class MetricsDriver:
         settings, now = self._settings.metrics, time.monotonic()
         assert settings is not None
         assert self._loop is not None
-        if now >= self._kept_at + KEPT_SECONDS:
-            asked = asyncio.run_coroutine_threadsafe(self._facts(), self._loop)
-            facts = await within(FACTS_SECONDS, asyncio.wrap_future(asked))
+        if now >= self._cached_at + KEPT_SECONDS:
+            future = asyncio.run_coroutine_threadsafe(self._facts(), self._loop)
+            facts = await within(FACTS_SECONDS, asyncio.wrap_future(future))
             uses = self._workers.look(facts.workers)
-            samples = (*facts.samples, *_of_workers(uses, settings.per_rank), *_of_pod(), *self._gpus.samples(now))
-            self._kept, self._kept_at = render(samples, _base(settings, self._settings.replica)), now
-        return self._kept
+            samples = (
+                *facts.samples,
+                *_worker_samples(uses, settings.per_rank),
+                *_pod_samples(),
+                *self._gpus.samples(now),
+            )
+            self._cached_text, self._cached_at = render(samples, _base(settings, self._settings.replica)), now
+        return self._cached_text
 
     # --- on the agent's loop ----------------------------------------------------------------------------------------
 
@@ -117,10 +134,10 @@ def _base(settings: MetricsSettings, replica: str) -> tuple[tuple[str, str], ...
     return tuple(zip(f.POD_LABELS, (settings.namespace, settings.job, replica)))
 
 
-def _of_workers(uses: Mapping[int, ProcessUsage], per_rank: bool) -> Iterator[MetricSample]:
-    """Each by itself, or their sums."""
-    for place, use in uses.items() if per_rank else ():
-        more = ((f.WORKER_LABEL, str(place)),)
+def _worker_samples(uses: Mapping[int, ProcessUsage], per_rank: bool) -> Iterator[MetricSample]:
+    """Yield the metrics of each worker, or their sums."""
+    for local_rank, use in uses.items() if per_rank else ():
+        more = ((f.WORKER_LABEL, str(local_rank)),)
         if use.running:
             yield MetricSample(f.WORKER_RANK, use.rank, more=more)
         for family, name in _USED.items():
@@ -130,7 +147,7 @@ def _of_workers(uses: Mapping[int, ProcessUsage], per_rank: bool) -> Iterator[Me
             yield MetricSample(family, sum(getattr(use, name) for use in uses.values()))
 
 
-def _of_pod() -> Iterator[MetricSample]:
+def _pod_samples() -> Iterator[MetricSample]:
     cpu, resident = worker_processes.own()
     yield MetricSample(f.AGENT_CPU, cpu)
     yield MetricSample(f.AGENT_MEMORY, resident)

@@ -1,5 +1,7 @@
-"""NVML, NVIDIA's library that says how GPUs are, by ctypes: the agent stands on the standard library alone. A call may
-hang where a driver is in trouble: only a thread of its own may make any."""
+"""Binding of NVML, NVIDIA's management library, by ctypes, because the agent uses the standard library only.
+
+A call may hang if the driver fails, so only a thread of its own may make calls.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ LIBRARY = "libnvidia-ml.so.1"
 MOST_GPUS = 64
 _SUCCESS, _TIMEOUT = 0, 10
 _NAME, _UUID = 96, 96
-"""Bytes that they take at most."""
+"""Maximum lengths of a name and a UUID in bytes."""
 _TEMPERATURE_GPU, _CLOCK_SM, _CLOCK_MEMORY = 0, 1, 2
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _XID_CRITICAL = 0x8
 
 
 class NvmlError(RuntimeError):
-    """There is no NVML, or it does not work; a sentence."""
+    """Error for an NVML that is missing or does not work; its text is a sentence."""
 
 
 class _Utilization(ctypes.Structure):
@@ -42,40 +44,46 @@ class _Event(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class GpuIdentity:
-    """Who it is."""
+    """Identity of a GPU."""
 
     index: int
-    """Among those of this container."""
+    """Index among the GPUs of this container."""
     uuid: str
     device: str
-    """nvidia0, after the device file."""
+    """Name of the device file, such as nvidia0."""
     model: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How it is. None: it does not tell."""
+    """Reading of a GPU's state; a value that the GPU does not provide is None."""
 
     utilization: Optional[float]
-    """0 to 1."""
+    """Share of time in which a kernel ran, from 0 to 1."""
     memory_used: Optional[int]
     memory_total: Optional[int]
-    """Bytes."""
+    """Memory in bytes."""
     sm_clock: Optional[float]
     memory_clock: Optional[float]
-    """Hertz."""
+    """Clock in hertz."""
     temperature: Optional[float]
-    """Degrees Celsius."""
+    """Temperature in degrees Celsius."""
     power: Optional[float]
-    """Watts."""
+    """Power in watts."""
     corrected: Optional[int]
     uncorrected: Optional[int]
     """ECC errors since the driver was loaded."""
 
 
 class Nvml:
+    """Connection to NVML."""
+
     def __init__(self, library: str = LIBRARY) -> None:
-        """Raises NvmlError."""
+        """Load the library and find the GPUs.
+
+        Raises:
+            NvmlError: If the library is missing or does not work.
+        """
         try:
             self._library = ctypes.CDLL(library)
         except OSError as error:
@@ -122,7 +130,10 @@ class Nvml:
             )
 
     def wait_for_xid(self, seconds: float) -> Optional[tuple[GpuIdentity, int]]:
-        """The next critical one; None where none came in this time. At once where events can't be had."""
+        """Return the next critical XID, or None if none occurs in this time.
+
+        Returns None at once if events are not supported.
+        """
         event = _Event()
         if self._events is None:
             return None
@@ -137,7 +148,7 @@ class Nvml:
         return self._events is not None
 
     def _registered(self) -> Optional[ctypes.c_void_p]:
-        """A set of events of all GPUs that have any; None where none has."""
+        """Return a set of events of all GPUs that support them, or None if no GPU does."""
         events = ctypes.c_void_p()
         if self._call("nvmlEventSetCreate", ctypes.byref(events)) != _SUCCESS:
             return None
@@ -171,9 +182,9 @@ class Nvml:
         device: ctypes.c_void_p,
         *which: int,
     ) -> Optional[int]:
-        found = kind()
-        code = self._call(function, device, *map(ctypes.c_int, which), ctypes.byref(found))
-        return int(found.value) if code == _SUCCESS else None
+        value = kind()
+        code = self._call(function, device, *map(ctypes.c_int, which), ctypes.byref(value))
+        return int(value.value) if code == _SUCCESS else None
 
     def _must(self, function: str, *arguments: Any) -> None:
         code = self._call(function, *arguments)
@@ -181,7 +192,7 @@ class Nvml:
             raise NvmlError(f"NVML does not work: {function} answers {code}")
 
     def _call(self, function: str, *arguments: Any) -> int:
-        """Its code; -1 where this library, an older one, has no such function."""
+        """Return the code of a call, or -1 if an older library does not have the function."""
         try:
             called: Callable[..., int] = getattr(self._library, function)
         except AttributeError:

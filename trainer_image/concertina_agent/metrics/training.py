@@ -1,4 +1,7 @@
-"""What rank 0's worker tells of training, added up over the rounds in which it was a worker of this pod. Pure."""
+"""Metrics of training as rank 0's worker reports it, summed over the rounds in which it was a worker of this pod.
+
+The module has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +15,40 @@ from concertina_agent.metrics import families as f
 from concertina_agent.metrics.exposition import Histogram, MetricSample
 
 _OWN_METRICS = {"learning_rate": f.LEARNING_RATE, "gradient_norm": f.GRADIENT_NORM}
-"""Which have a name in the table."""
+"""Worker metrics that have their own family."""
 _STEP_PARTS = frozenset(part.value for part in p.StepPart)
 OTHER = "other"
-"""Instead of a part that this version does not know."""
+"""Name for a part that this version does not know."""
 _START_PARTS = ("start", "group", "build", "restore", "first_step")
 LONGEST_NAME = 64
 MOST_STEPS = 100_000
-"""That one message may tell of at once."""
+"""Maximum number of steps that one message can add."""
 
 
 class Training:
+    """Counters and gauges of training."""
+
     def __init__(self) -> None:
         self._round = -1
         self._last: Optional[p.Progress] = None
         self._step_seconds = Histogram(f.STEP_BUCKETS)
         self._totals: dict[Hashable, float] = {}
-        """Of all rounds."""
+        """Sums over all rounds."""
         self._of_round: dict[Hashable, float] = {}
-        """Of this one, as last told: a worker counts from its round's start."""
+        """Last reported values of this round. A worker counts from its round's start."""
         self._tokens, self._knows_tokens = 0, False
         self._snapshot: tuple[Optional[int], float] = (None, 0.0)
-        """The newest step, and when it was first heard of."""
+        """Step of the newest snapshot, and the time at which it was first reported."""
         self._had_loss = False
 
     def on_progress(self, round: int, progress: p.Progress, now: float) -> None:
-        """From rank 0, of this round. `now`: monotonic seconds."""
+        """Record a report from rank 0 of this round.
+
+        Args:
+            round: Number of the round.
+            progress: Report of rank 0's worker.
+            now: Current monotonic time in seconds.
+        """
         if round < self._round:
             return
         if round > self._round:
@@ -67,15 +78,21 @@ class Training:
             self._tokens += max(0, progress.tokens - last.tokens)
 
     def _add(self, key: Hashable, seconds: float) -> None:
-        """`seconds`: of this round so far."""
+        """Add a value that is the sum of this round so far, in seconds."""
         more = seconds - self._of_round.get(key, 0.0)
         if 0.0 <= more < math.inf:
             self._of_round[key] = seconds
             self._totals[key] = self._totals.get(key, 0.0) + more
 
     def samples(self, current: Optional[p.Progress], busy: Optional[p.Busy], now: float) -> Iterator[MetricSample]:
-        """`current`: what rank 0 has told in the present round, where it is a worker of this pod: who has lost it goes
-        on with its counters alone."""
+        """Yield the metrics of training.
+
+        Args:
+            current: Report of rank 0 in the present round, or None if rank 0 is not a worker of this pod. A pod that
+                has lost rank 0 continues to serve its counters.
+            busy: Own work of the ranks, on a coordinator.
+            now: Current monotonic time in seconds.
+        """
         if busy is not None:
             for of, seconds in (("coordinator", busy.coordinator), ("median", busy.median), ("slowest", busy.most)):
                 self._add((f.BUSY_SECONDS, of), seconds)
@@ -89,37 +106,37 @@ class Training:
         if current is not None:
             yield from self._gauges(current, now)
 
-    def _gauges(self, told: p.Progress, now: float) -> Iterator[MetricSample]:
-        yield MetricSample(f.STEP, told.step)
-        if told.position:  # a script that does not say has 0
-            yield MetricSample(f.SAMPLES, told.position)
-        if told.steps is not None:
-            yield MetricSample(f.STEPS, told.steps)
-        if told.tokens is not None:
-            yield MetricSample(f.RUN_TOKENS, told.tokens)
-        if told.tokens_per_second:  # likewise
-            yield MetricSample(f.TOKENS_PER_SECOND, told.tokens_per_second)
-        # A script that tells none has NaN, which would look like a loss that has become so; before a round's first step
+    def _gauges(self, progress: p.Progress, now: float) -> Iterator[MetricSample]:
+        yield MetricSample(f.STEP, progress.step)
+        if progress.position:  # 0 if a script does not report it
+            yield MetricSample(f.SAMPLES, progress.position)
+        if progress.steps is not None:
+            yield MetricSample(f.STEPS, progress.steps)
+        if progress.tokens is not None:
+            yield MetricSample(f.RUN_TOKENS, progress.tokens)
+        if progress.tokens_per_second:  # likewise
+            yield MetricSample(f.TOKENS_PER_SECOND, progress.tokens_per_second)
+        # A script that reports no loss has NaN, which would look like a diverged loss. Before a round's first step
         # there is none.
-        if self._had_loss and told.first_step_at is not None:
-            yield MetricSample(f.LOSS, told.loss)
-        if told.evaluated is not None:
-            yield MetricSample(f.VALIDATION_LOSS, told.evaluated.loss)
-            yield MetricSample(f.VALIDATION_STEP, told.evaluated.step)
-        if told.mfu is not None:
-            yield MetricSample(f.MFU, told.mfu)
-        if told.save_seconds is not None:
-            yield MetricSample(f.SLOWEST_SAVE, told.save_seconds)
-        if told.snapshot_step is not None:
-            yield MetricSample(f.SNAPSHOT_STEP, told.snapshot_step)
+        if self._had_loss and progress.first_step_at is not None:
+            yield MetricSample(f.LOSS, progress.loss)
+        if progress.evaluated is not None:
+            yield MetricSample(f.VALIDATION_LOSS, progress.evaluated.loss)
+            yield MetricSample(f.VALIDATION_STEP, progress.evaluated.step)
+        if progress.mfu is not None:
+            yield MetricSample(f.MFU, progress.mfu)
+        if progress.save_seconds is not None:
+            yield MetricSample(f.SLOWEST_SAVE, progress.save_seconds)
+        if progress.snapshot_step is not None:
+            yield MetricSample(f.SNAPSHOT_STEP, progress.snapshot_step)
             yield MetricSample(f.SNAPSHOT_AGE, max(0.0, now - self._snapshot[1]))
         for part in _START_PARTS:
-            if part in told.timeline:
-                yield MetricSample(f.START_SECONDS, told.timeline[part], (part,))
-        yield from _by_name(told.metrics)
+            if part in progress.timeline:
+                yield MetricSample(f.START_SECONDS, progress.timeline[part], (part,))
+        yield from _named_samples(progress.metrics)
 
 
-def _by_name(metrics: Mapping[str, float]) -> Iterator[MetricSample]:
+def _named_samples(metrics: Mapping[str, float]) -> Iterator[MetricSample]:
     for name, value in itertools.islice(metrics.items(), p.MOST_METRICS):
         if name in _OWN_METRICS:
             yield MetricSample(_OWN_METRICS[name], value)

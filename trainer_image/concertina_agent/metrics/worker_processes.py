@@ -1,4 +1,4 @@
-"""What the kernel knows of the workers' processes, of this one, and of the pod's network."""
+"""Resource usage of the workers' processes, of this process, and of the pod's network, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Optional
 
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 _SESSION, _UTIME, _THREADS, _STARTED, _RSS = 3, 11, 17, 19, 21
-"""Places in /proc/PID/stat behind the command. At _UTIME stand four: own time, and that of children waited for."""
+"""Positions of fields in /proc/PID/stat after the command.
+
+Four fields start at _UTIME: own times, and those of children that were waited for.
+"""
 MOST_PROCESSES = 10_000
-"""That are looked at: with the host's process ids all of the node's are there."""
+"""Maximum number of processes that are read. With the host's process ids, all processes of the node are visible."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerProcess:
-    """One that runs; its process leads a session, in which its own children are."""
+    """A running worker, whose process leads a session that contains its child processes."""
 
     local_rank: int
     rank: int
@@ -26,7 +29,7 @@ class WorkerProcess:
 
 @dataclasses.dataclass
 class ProcessUsage:
-    """Of one worker at this moment; what is counted, since the agent began, over all who had its place."""
+    """Usage of one worker at this moment; counters sum all workers with its local rank since the agent started."""
 
     rank: int
     cpu_seconds: float = 0.0
@@ -40,7 +43,7 @@ class ProcessUsage:
 
 @dataclasses.dataclass
 class _Session:
-    """Sums over the processes of one."""
+    """Sums over the processes of one session."""
 
     cpu: float = 0.0
     read: int = 0
@@ -51,45 +54,48 @@ class _Session:
 
 
 class WorkerProcesses:
-    """Looked at, time and again. What a worker used after the last look before its end is not seen."""
+    """Usage of the workers, which is read repeatedly.
+
+    Usage between the last reading and a worker's end is not counted.
+    """
 
     def __init__(self, proc: str = "/proc") -> None:
         self._proc = proc
         self._uses: dict[int, ProcessUsage] = {}
         self._last: dict[int, tuple[tuple[int, int], _Session]] = {}
-        """By place: which process it was, and what had been counted of it."""
+        """Last process and its counted usage, by local rank."""
 
     def look(self, workers: Iterable[WorkerProcess]) -> Mapping[int, ProcessUsage]:
-        """By local rank."""
+        """Return the usage by local rank."""
         for use in self._uses.values():
             use.running, use.resident_bytes, use.peak_bytes, use.threads = False, 0, 0, 0
         by_pid = {worker.pid: worker for worker in workers}
         sessions, started = self._sessions(by_pid.keys()) if by_pid else ({}, {})
         for pid, now in sessions.items():
-            if pid not in started:  # it has ended, and what it started lives on
+            if pid not in started:  # the worker has ended, and its child processes still run
                 continue
             worker, process = by_pid[pid], (pid, started[pid])
             use = self._uses.setdefault(worker.local_rank, ProcessUsage(worker.rank))
-            known, before = self._last.get(worker.local_rank, (process, _Session()))
-            if known != process:
+            last_process, before = self._last.get(worker.local_rank, (process, _Session()))
+            if last_process != process:
                 before = _Session()
             use.cpu_seconds += max(0.0, now.cpu - before.cpu)
             use.read_bytes += max(0, now.read - before.read)
             use.written_bytes += max(0, now.written - before.written)
-            # A sum can fall when a process ends that nobody waits for: what was counted stays counted.
-            most = dataclasses.replace(
+            # A sum can fall when a process ends that no other process waits for. The counted usage stays counted.
+            counted = dataclasses.replace(
                 now,
                 cpu=max(now.cpu, before.cpu),
                 read=max(now.read, before.read),
                 written=max(now.written, before.written),
             )
-            self._last[worker.local_rank] = process, most
+            self._last[worker.local_rank] = process, counted
             use.rank, use.running = worker.rank, True
             use.resident_bytes, use.peak_bytes, use.threads = now.resident, now.peak, now.threads
         return self._uses
 
     def _sessions(self, pids: Iterable[int]) -> tuple[dict[int, _Session], dict[int, int]]:
-        """Of these leaders, and when each of them was started."""
+        """Return the sums of the sessions that these processes lead, and the start time of each leader."""
         sessions: dict[int, _Session] = {pid: _Session() for pid in pids}
         started: dict[int, int] = {}
         names = [name for name in os.listdir(self._proc) if name.isdigit()]
@@ -111,13 +117,13 @@ class WorkerProcesses:
 
 
 def own(proc: str = "/proc") -> tuple[float, int]:
-    """Processor seconds and resident bytes of this process."""
+    """Return the processor seconds and resident bytes of this process."""
     stat = _stat(f"{proc}/self/stat")
     return (sum(map(int, stat[_UTIME : _UTIME + 2])) / _TICKS, int(stat[_RSS]) * _PAGE) if stat else (0.0, 0)
 
 
 def network(proc: str = "/proc") -> Optional[tuple[int, int]]:
-    """Bytes received and sent since the pod's network was made, without loopback; None where that can't be read."""
+    """Return the bytes received and sent since the pod's network was created, without loopback, or None on an error."""
     received = sent = 0
     try:
         with open(f"{proc}/self/net/dev") as file:
@@ -137,7 +143,7 @@ def _devices(lines: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _stat(path: str) -> Optional[list[str]]:
-    """What stands behind the command; None where the process is gone."""
+    """Return the fields after the command, or None if the process has ended."""
     with contextlib.suppress(OSError), open(path, errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
         return fields if len(fields) > _RSS else None
@@ -145,7 +151,7 @@ def _stat(path: str) -> Optional[list[str]]:
 
 
 def _field(path: str, name: str) -> int:
-    """0 where it is not there, or may not be read."""
+    """Return the value of a field, or 0 if it is missing or not readable."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(path, errors="replace") as file:
         for line in file:
             if line.startswith(name):

@@ -1,1 +1,1 @@
-"""Connections of agents with each other and with the operator."""
+"""Connections between agents, and with the operator."""

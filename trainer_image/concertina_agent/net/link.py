@@ -1,8 +1,8 @@
-"""A member's stream to its coordinator, and the coordinator's streams to its members.
+"""Stream of a member to its coordinator, and streams of the coordinator to its members.
 
-A connection that breaks is a doubt, not a death (decision "A reset connection is a doubt"): the member joins its
-coordinator again, and the coordinator asks the member's agent whether it is there. A process that has died refuses both
-at once.
+A broken connection does not prove that the process has died (decision "A reset connection is a doubt"). The member
+joins its coordinator again, and the coordinator asks the member's agent whether it is alive. If a process has died, its
+node refuses both at once.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
 
 RETRY_SECONDS = 0.05
-"""Between attempts to join a coordinator that has not been assigned yet."""
+"""Seconds between attempts to join a coordinator that has not been assigned yet."""
 RECONNECT_SECONDS = 0.5
-"""From the break of a stream to the other end's loss, unless it answers on another connection."""
+"""Seconds from the break of a stream until the other end is lost, unless it answers on another connection."""
 LINES_A_SECOND = 2000
-"""Of mere numbers, that all members of a round together say to their coordinator at most, unless beats alone are
-more."""
+"""Maximum number of lines a second with mere numbers, from all members of a round together to their coordinator.
+
+Heartbeats alone may exceed it.
+"""
 
 FROM_COORDINATOR = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
 Emit = Callable[[e.Event], None]
 
 
 class MovedOn(Exception):
-    """The coordinator refuses a member for good: it is in a later round."""
+    """Error for a coordinator that permanently refuses a member, because it is in a later round."""
 
 
 async def follow_coordinator(
@@ -51,7 +53,10 @@ async def follow_coordinator(
     emit: Emit,
     tasks: TaskGroup,
 ) -> None:
-    """Join, again and again until the coordinator says yes or will never; then talk until the coordinator is lost."""
+    """Join the coordinator and exchange messages with it until it is lost.
+
+    The member tries to join until the coordinator accepts it or permanently refuses it.
+    """
     key, wire, detail = (join.round, join.claim), None, ""
     members, address = len(assign.members), assign.members[0].address
     pace = min(p.BEAT_SECONDS, members / LINES_A_SECOND)
@@ -68,7 +73,7 @@ async def follow_coordinator(
             with tasks.alongside("stream to coordinator", stream(wire, state, changes, MEMBER, pace, often)):
                 try:
                     await _listen(wire, lambda message: emit(e.CoordinatorMessage(*key, message)), FROM_COORDINATOR)
-                except OSError as error:  # of a coordinator whose node has vanished, once the kernel gives it up
+                except OSError as error:  # the coordinator's node has vanished, and the kernel's retries have ended
                     detail = f"can't be reached: {error.strerror or error}"
             wire.close()
             wire = await _join_again(connector, join, address)
@@ -83,7 +88,10 @@ async def follow_coordinator(
 
 
 async def _join_again(connector: Connector, join: p.Join, address: str) -> Optional[Connection]:
-    """After the stream broke; None where the coordinator is lost. Raises MovedOn."""
+    """Join again after the stream broke, and return the connection, or None if the coordinator is lost.
+
+    Raises MovedOn, as `_try_to_join` does.
+    """
 
     async def joined() -> Optional[Connection]:
         while True:
@@ -103,7 +111,13 @@ async def _join_again(connector: Connector, join: p.Join, address: str) -> Optio
 
 
 async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Optional[Connection]:
-    """Connect and join; None means that another try may succeed. Raises MovedOn, and as `Connector.connect` does."""
+    """Connect and join, and return the connection, or None if another attempt may succeed.
+
+    Raises the errors of `Connector.connect` too.
+
+    Raises:
+        MovedOn: If the coordinator is in a later round.
+    """
     wire = await connector.connect(address)
     joined = False
     try:
@@ -118,7 +132,7 @@ async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Opti
 
 
 async def _answer(wire: Connection, join: p.Join) -> Optional[p.Message]:
-    """The coordinator's last word; None where it can't be understood, or the connection breaks."""
+    """Return the coordinator's final answer, or None if it is not valid or the connection breaks."""
     while True:
         try:
             await wire.send(join)
@@ -127,13 +141,18 @@ async def _answer(wire: Connection, join: p.Join) -> Optional[p.Message]:
             return None
         if not isinstance(answer, p.Refused) or answer.round > join.round:
             return answer
-        await asyncio.sleep(
-            RETRY_SECONDS
-        )  # it has not been assigned yet; a handshake each time would keep it from that
+        # The coordinator is not assigned yet, and a new handshake each time would delay that.
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tuple[type, ...]) -> None:
-    """Until the stream ends. Raises ProtocolError where it says what it may not, and OSError as `receive` does."""
+    """Pass on messages until the stream ends.
+
+    Raises OSError as `receive` does.
+
+    Raises:
+        ProtocolError: If a message is not one of these kinds.
+    """
     while (message := await wire.receive()) is not None:
         if not isinstance(message, kinds):
             raise ProtocolError(f"a {type(message).__name__} is not expected here")
@@ -141,34 +160,46 @@ async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tupl
 
 
 class MemberStreams:
-    """The coordinator's ends."""
+    """The coordinator's ends of the streams to its members."""
 
     def __init__(
         self, state: Callable[[], p.MemberState], connections: KeptConnections, emit: Emit, tasks: TaskGroup
     ) -> None:
-        """`connections`: to the members' agents."""
+        """Initialize without streams; `connections` are those to the members' agents."""
         self._state, self._connections, self._emit, self._tasks = state, connections, emit, tasks
         self._never = Notifier()
         self._wires: dict[str, Connection] = {}
         self._addresses: dict[str, str] = {}
 
     def coordinator(self, assign: p.Assign) -> None:
-        """The members of this round are going to join."""
+        """Prepare for the members of this round to join."""
         self._addresses = {member.replica: member.address for member in assign.members}
 
     def add(self, join: p.Join, wire: Connection) -> None:
-        """Take the place of an older stream of the same member."""
+        """Add a stream, which replaces an older stream of the same member."""
         if old := self._wires.get(join.replica):
             old.close()
         self._wires[join.replica] = wire
 
     async def serve(self, join: p.Join, wire: Connection) -> None:
-        """Until the stream breaks, and what follows from that is told. Beats are on time alone: a state a change to
-        each of N members would be N² lines. Raises ProtocolError."""
+        """Serve a stream until it breaks, and emit the resulting event.
+
+        Heartbeats are sent at fixed times only. If each change were sent to each of N members, a change of every member
+        would cause N² lines.
+
+        Raises:
+            ProtocolError: If the member sends an invalid message.
+        """
 
         def on_message(state: p.MemberState) -> None:
-            """All agents of a job have the same certificate: a line speaks for the member that joined, and no other
-            (decision "A member speaks for itself")."""
+            """Emit the state of the member that has joined.
+
+            All agents of a job have the same certificate, so a line may only describe the member that joined (decision
+            "A member speaks for itself").
+
+            Raises:
+                ProtocolError: If the line describes another member.
+            """
             if (state.replica, state.instance) != (join.replica, join.instance):
                 raise ProtocolError(
                     f"{join.replica} ({join.instance}) may not speak for {state.replica} ({state.instance})"
@@ -189,15 +220,17 @@ class MemberStreams:
             self._emit(gone)
 
     def _forget(self, join: p.Join, wire: Connection) -> bool:
-        """False where another stream of the member is open, or the round is over."""
+        """Remove a stream. Return False if another stream of the member is open, or the round is over."""
         if self._wires.get(join.replica) is not wire:
             return False
         del self._wires[join.replica]
         return True
 
     async def _is_lost(self, join: p.Join) -> bool:
-        """Return whether the agent of a member whose stream broke is gone. One that answers joins again, or is silent
-        for too long as any other."""
+        """Return whether the agent of a member whose stream broke is gone.
+
+        An agent that answers is not gone: it joins again, or it is lost after the usual time of silence.
+        """
         address, ping = self._addresses[join.replica], p.encode(p.Ping(join.uid))
 
         async def refuses() -> bool:

@@ -1,4 +1,4 @@
-"""All connections but those for shards: calls of others, the stream to the coordinator, streams of members."""
+"""All connections except those for shards: incoming requests, the stream to the coordinator, and members' streams."""
 
 from __future__ import annotations
 
@@ -22,21 +22,26 @@ from concertina_agent.settings import AgentSettings
 from concertina_protocol.connection import Connection
 
 PING_SECONDS = 1.0
-"""Workers may have all cores of a node: its agent answered no handshake in 0.3 s, and nobody could join them. Who is
-cut off costs a recovery so much, once."""
+"""Timeout of a ping in seconds.
+
+Workers may use all cores of a node. With 0.3 s, an agent did not answer a handshake in time, and its replica could not
+join. An unreachable replica delays a recovery by this time, once.
+"""
 PINGS, MORE_SECONDS = 8, 0.03
-"""Handshakes cost milliseconds at both ends, and all agents make theirs at the same time: an agent has so many pings
-under way, and where there are more candidates each has so much longer for each of them."""
+"""Number of pings that an agent has in progress, and additional timeout in seconds for each candidate beyond it.
+
+Handshakes cost milliseconds at both ends, and all agents make theirs at the same time.
+"""
 RELAY_SECONDS = 5.0
-"""The operator waits no longer either."""
+"""Timeout of a relayed request in seconds. The operator waits no longer either."""
 LONGEST_SECONDS = 60.0
-"""Between two lines of a stream, whatever is asked for."""
+"""Maximum time between two lines of a stream in seconds, even if a longer one is requested."""
 RELAYS = 128
-"""To how many at most a line is passed on."""
+"""Maximum number of agents to which a line is passed on."""
 
 
 class ShardHolder(Protocol):
-    """Who answers for what this replica holds."""
+    """Handler of requests for the shards that this replica holds."""
 
     async def answer_index(self, message: p.Index, wire: Connection) -> None: ...
 
@@ -44,15 +49,17 @@ class ShardHolder(Protocol):
 
 
 class Learns(Protocol):
-    """Who knows what the script imports."""
+    """Handler of requests for the modules that the script imports."""
 
     def answer(self) -> p.Message: ...
 
     def hear_of(self, address: str) -> None:
-        """An agent that may know more."""
+        """Record the address of an agent that may know more modules."""
 
 
 class NetworkDriver:
+    """Driver of all connections except those for shards."""
+
     def __init__(
         self,
         settings: AgentSettings,
@@ -63,28 +70,34 @@ class NetworkDriver:
         emit: Callable[[e.Event], None],
         tasks: TaskGroup,
     ) -> None:
-        """`agent` is read, for what this agent says of itself. Raises OSError or ssl.SSLError with what is missing."""
+        """Initialize the driver without listening; `agent` is only read, for this agent's reports.
+
+        Raises OSError or ssl.SSLError if the certificates are missing or invalid.
+        """
         self._settings, self._agent, self._connector, self._emit, self._tasks = settings, agent, connector, emit, tasks
-        self._kept = KeptConnections(connector)
-        self._members = MemberStreams(agent.beat, self._kept, emit, tasks)
+        self._connections = KeptConnections(connector)
+        self._members = MemberStreams(agent.beat, self._connections, emit, tasks)
         self.index, self.pull = shards.answer_index, shards.answer_pull
         self._learning = learning
         self._server = AgentServer(settings.uid, tls.server_context(settings.identity), self, tasks)
         self._link: Optional[asyncio.Task[None]] = None
-        """To the coordinator."""
+        """Task of the stream to the coordinator."""
         self._changes = Notifier()
-        """Of what this agent says of itself."""
+        """Notifier of changes of this agent's report."""
         self._replies: dict[int, Callable[[p.Message], None]] = {}
         self._requests = 0
 
     def start(self) -> None:
-        """Raises OSError where the address can't be had."""
+        """Listen for connections.
+
+        Raises OSError if the address is not available.
+        """
         self._server.start(self._settings.pod_ip, self._settings.port)
 
     async def stop(self) -> None:
         await self._server.close()
         self._members.close()
-        self._kept.close()
+        self._connections.close()
 
     # --- effects ----------------------------------------------------------------------------------------------------
 
@@ -115,23 +128,23 @@ class NetworkDriver:
     def ping_peers(self, effect: e.PingPeers) -> None:
         self._tasks.start("ping peers", self._ping_all(effect.prepare, effect.asked))
 
-    async def _ping_all(self, prepare: p.Prepare, asked: tuple[p.Candidate, ...]) -> None:
-        some = asyncio.Semaphore(PINGS)
-        timeout = PING_SECONDS + MORE_SECONDS * max(0, len(asked) - PINGS)
+    async def _ping_all(self, prepare: p.Prepare, candidates: tuple[p.Candidate, ...]) -> None:
+        slots = asyncio.Semaphore(PINGS)
+        timeout = PING_SECONDS + MORE_SECONDS * max(0, len(candidates) - PINGS)
         ping = p.encode(p.Ping(prepare.uid))
 
         async def reachable(candidate: p.Candidate) -> bool:
             if candidate.replica == self._settings.replica:
                 return True
-            async with some:
+            async with slots:
                 try:
-                    answer = p.decode(await self._kept.ask(candidate.address, ping, timeout))
+                    answer = p.decode(await self._connections.ask(candidate.address, ping, timeout))
                 except (OSError, asyncio.TimeoutError, p.ProtocolError):
                     return False
                 return isinstance(answer, p.Accepted)
 
-        answers = await asyncio.gather(*map(reachable, asked))
-        self._emit(e.Reached(prepare, tuple(c.replica for c, there in zip(asked, answers) if there)))
+        answers = await asyncio.gather(*map(reachable, candidates))
+        self._emit(e.Reached(prepare, tuple(c.replica for c, answered in zip(candidates, answers) if answered)))
 
     # --- what the server asks ---------------------------------------------------------------------------------------
 
@@ -141,7 +154,7 @@ class NetworkDriver:
         return await future
 
     async def relay(self, message: p.Relay, wire: Connection) -> None:
-        """Whatever the line says: who it is for reads it, and sees who has sent it."""
+        """Pass a line on without interpreting it: its recipient decodes it and sees the sender."""
         line = message.line.encode() + b"\n"
 
         async def pass_on(to: p.Candidate) -> None:
@@ -152,13 +165,13 @@ class NetworkDriver:
                         raise p.ProtocolError(f"a {type(own).__name__} is not passed on")
                     answer = p.encode(await self.answer(own))
                 else:
-                    answer = await self._kept.ask(to.address, line, RELAY_SECONDS)
+                    answer = await self._connections.ask(to.address, line, RELAY_SECONDS)
             except (OSError, asyncio.TimeoutError, p.ProtocolError) as error:
-                told = p.Relayed(to.replica, error=f"{to.address}: {str(error) or type(error).__name__}")
+                relayed = p.Relayed(to.replica, error=f"{to.address}: {str(error) or type(error).__name__}")
             else:
-                told = p.Relayed(to.replica, answer.decode(errors="replace").rstrip("\n"))
+                relayed = p.Relayed(to.replica, answer.decode(errors="replace").rstrip("\n"))
             with contextlib.suppress(OSError):
-                await wire.send(told)
+                await wire.send(relayed)
 
         await asyncio.gather(*map(pass_on, message.to[:RELAYS]))
 

@@ -1,4 +1,4 @@
-"""The agent's side of every connection: who asks, whether they may, and the streams that stay open."""
+"""Server side of every connection to the agent: it authorizes requests and keeps the streams open."""
 
 from __future__ import annotations
 
@@ -21,28 +21,35 @@ from concertina_protocol.connection import Connection
 from concertina_protocol.waiting import within
 
 MAX_CONNECTIONS = 5000
-"""Of the job's own operator and agents; more are closed at once. A coordinator has one of each member, and each agent
-may ping each other."""
+"""Maximum number of connections of the job's own operator and agents. Further ones are closed at once.
+
+A coordinator has one to each member, and each agent may ping every other agent.
+"""
 MAX_STRANGERS = 256
-"""Connections whose other end has not shown a certificate so far. One more, and the oldest goes of the address that has
-most: who means it needs milliseconds, wherever a flood of idle connections comes from (decision "Strangers at an
-agent's door")."""
+"""Maximum number of connections whose other end has not presented a certificate yet.
+
+Beyond it, the oldest connection of the address with the most is closed. A legitimate client needs only milliseconds, so
+it can connect even during a flood of idle connections (decision "Strangers at an agent's door").
+"""
 HANDSHAKE_SECONDS = 5.0
-"""From the connection's start to the certificate."""
+"""Maximum time from the connection's start to the certificate in seconds."""
 FIRST_LINE_SECONDS = 10.0
 ACCEPT_AGAIN_SECONDS = 0.1
 IDLE_SECONDS = 600.0
-"""A connection that has been answered may carry the next request; after this long it is closed."""
+"""Seconds after which an idle connection is closed. Until then, it may carry another request."""
 
 Answered = Union[p.Prepare, p.Assign, p.Drain, p.Save, p.Ping, p.Trace]
 Route = Callable[[Any, Connection], Awaitable[None]]
 CALLS = (p.Prepare, p.Assign, p.Drain, p.Save)
-"""What may come on the connection of a Watch."""
+"""Requests that are allowed on the connection of a Watch."""
 
 
 class Handler(Protocol):
-    """What the server asks of the agent. Streams run until the connection or the task ends; a watch goes on beside the
-    requests that are answered on its connection."""
+    """Interface of the agent for the server.
+
+    Streams run until the connection or the task ends. A watch continues beside requests that are answered on its
+    connection.
+    """
 
     async def answer(self, message: Answered) -> p.Message: ...
 
@@ -53,7 +60,10 @@ class Handler(Protocol):
     async def relay(self, message: p.Relay, wire: Connection) -> None: ...
 
     async def join(self, message: p.Join, wire: Connection) -> None:
-        """Raises ProtocolError."""
+        """Serve a member's stream.
+
+        Raises ProtocolError if the member sends an invalid message.
+        """
 
     async def index(self, message: p.Index, wire: Connection) -> None: ...
 
@@ -61,14 +71,16 @@ class Handler(Protocol):
 
 
 class AgentServer:
+    """Server for the operator and the job's agents."""
+
     def __init__(self, uid: str, context: ssl.SSLContext, handler: Handler, tasks: TaskGroup) -> None:
         self._uid, self._context, self._handler, self._tasks = uid, context, handler, tasks
         self._strangers: dict[asyncio.Task[None], str] = {}
-        """With their addresses, the oldest first."""
+        """Connections without a certificate and their addresses, the oldest first."""
         self._connections = TaskGroup()
-        """Those of strangers included."""
+        """All connections, including those without a certificate."""
         self._streams = TaskGroup()
-        """What a Watch asked for, each beside its connection."""
+        """Streams of Watch requests, each beside its connection."""
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
         operator, agent = (tls.OPERATOR,), (tls.AGENT,)
         self._routes: Mapping[type, tuple[tuple[str, ...], Route]] = {
@@ -83,7 +95,10 @@ class AgentServer:
         }
 
     def start(self, host: str, port: int) -> None:
-        """Raises OSError where the address can't be had."""
+        """Listen for connections.
+
+        Raises OSError if the address is not available.
+        """
         self._listening = socket.create_server((host, port), family=family(host), backlog=512)
         self._listening.setblocking(False)
         self._accepting = self._tasks.start("accept connections", self._accept_all(self._listening))
@@ -99,7 +114,7 @@ class AgentServer:
         while True:
             try:
                 connection, (address, *_) = await loop.sock_accept(listening)
-            except OSError:  # no file descriptor is left: later, then
+            except OSError:  # no file descriptor is left: try again later
                 await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                 continue
             connection.setblocking(False)
@@ -107,10 +122,10 @@ class AgentServer:
             self._strangers[task] = address
             task.add_done_callback(lambda gone: self._strangers.pop(gone, None))
             if len(self._strangers) > MAX_STRANGERS:
-                self._turn_one_away()
-            await asyncio.sleep(0)  # the listening socket always has one more in a flood
+                self._close_oldest_of_busiest()
+            await asyncio.sleep(0)  # in a flood, the listening socket always has another connection
 
-    def _turn_one_away(self) -> None:
+    def _close_oldest_of_busiest(self) -> None:
         ((busiest, _),) = collections.Counter(self._strangers.values()).most_common(1)
         task = next(task for task, address in self._strangers.items() if address == busiest)
         del self._strangers[task]
@@ -124,10 +139,10 @@ class AgentServer:
                 assert task is not None
                 self._strangers.pop(task, None)
                 if len(self._connections) - len(self._strangers) <= MAX_CONNECTIONS:
-                    await (self._serve(wire) if isinstance(wire, Connection) else self._give_shards(wire))
+                    await (self._serve(wire) if isinstance(wire, Connection) else self._serve_shards(wire))
 
     async def _introduced(self, connection: socket.socket) -> Union[Connection, ShardWire]:
-        """Once the other end has shown a certificate of the job."""
+        """Return the connection once the other end has presented a certificate of the job."""
         try:
             speaks_tls = await _speaks_tls(connection)
         except BaseException:
@@ -140,8 +155,8 @@ class AgentServer:
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._context)
         return Connection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
-    async def _give_shards(self, wire: ShardWire) -> None:
-        role = tls.peer_role(wire.certificate, self._uid)  # who has broken off shows none any more
+    async def _serve_shards(self, wire: ShardWire) -> None:
+        role = tls.peer_role(wire.certificate, self._uid)  # a closed connection has no certificate
         message = await within(FIRST_LINE_SECONDS, wire.receive())
         if message is None:
             return None
@@ -159,17 +174,26 @@ class AgentServer:
             await self._refuse(wire, str(error))
 
     def _route(self, message: p.Message, wire: Connection) -> Route:
-        """Raises ProtocolError where the other end may not send that."""
+        """Return the handler of a message.
+
+        Raises:
+            ProtocolError: If the other end may not send this message.
+        """
         role = tls.peer_role(wire.certificate, self._uid)
-        who, route = self._routes.get(type(message), ((), self._answer))
-        if role not in who or getattr(message, "uid", "") != self._uid:
+        roles, route = self._routes.get(type(message), ((), self._answer))
+        if role not in roles or getattr(message, "uid", "") != self._uid:
             raise ProtocolError(self._forbidden(role, message))
         return route
 
     async def _watch(self, message: p.Watch, wire: Connection) -> None:
-        """The stream, and beside it what is called on its connection."""
+        """Send the stream, and answer requests on its connection.
+
+        Raises:
+            ProtocolError: If a request is not allowed on the connection of a Watch.
+        """
         stream = self._streams.start("watch", self._handler.watch(message, wire))
-        stream.add_done_callback(lambda ended: None if ended.cancelled() else wire.close())  # else somebody would wait
+        # Close the connection with the stream: otherwise the other end would wait.
+        stream.add_done_callback(lambda ended: None if ended.cancelled() else wire.close())
         try:
             while (call := await wire.receive()) is not None:
                 if not isinstance(call, CALLS):
@@ -192,6 +216,6 @@ class AgentServer:
 
 
 async def _speaks_tls(connection: socket.socket) -> bool:
-    """By its first byte, which stays where it is."""
+    """Return whether the first byte is one of TLS. The byte is not consumed."""
     await readable(connection)
     return connection.recv(1, socket.MSG_PEEK) == b"\x16"

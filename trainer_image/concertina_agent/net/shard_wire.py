@@ -1,9 +1,10 @@
-"""The connections on which shards travel between agents: blocking TLS sockets in threads. Gigabytes keep no ping, beat
-or command of the event loop waiting, and the shards of a node travel side by side (decision "Shards travel in
-threads").
+"""Connections that transfer shards between agents: blocking TLS sockets in threads.
 
-The end that dials says PREFACE in the clear, which tells the other that this is no connection that speaks `wire`. Then
-come TLS, one line of `protocol` (Pull), and the answers to it.
+Transfers of gigabytes delay no ping, heartbeat or command on the event loop, and the shards of a node are transferred
+in parallel (decision "Shards travel in threads").
+
+The connecting end sends PREFACE unencrypted, which shows that the connection does not use `wire`. TLS follows, then one
+line of `protocol` (Pull), and the answers to it.
 """
 
 from __future__ import annotations
@@ -25,24 +26,26 @@ from concertina_protocol.addresses import family, split
 from concertina_protocol.codec.typed_json import ProtocolError
 
 PREFACE = b"shard\n"
-"""TLS begins with the byte 0x16."""
+"""First bytes of a connection for shards. TLS begins with the byte 0x16 instead."""
 STALL_SECONDS = 30.0
-"""A transfer that brings no byte for this long is given up."""
+"""Seconds without data after which a transfer is aborted."""
 RECEIVED = 1 << 18
-"""Bytes of one call of the kernel, at most."""
+"""Maximum number of bytes of one system call."""
 RECORD = 1 << 14
-"""Bytes, of TLS: at most."""
+"""Maximum size of a TLS record in bytes."""
 THREADS = 512
-"""At most; a connection takes one at each end while it carries something."""
+"""Maximum number of threads. A connection uses one at each end during a transfer."""
 
 T = TypeVar("T")
 
 
 class ShardWire:
-    """One thing at a time. A thread knows nothing of cancellation: a call that is cancelled closes, which ends it.
+    """Connection that does one operation at a time.
 
-    TLS works in memory, and the socket carries hundreds of kilobytes at a time: a TLS socket makes two calls of the
-    kernel for each record of 16 KiB (decision "Shards travel in large pieces").
+    Threads do not support cancellation, so cancelling a call closes the connection, which ends the operation.
+
+    TLS works in memory, and the socket transfers hundreds of kilobytes at a time. A TLS socket would make two system
+    calls for each record of 16 KiB (decision "Shards travel in large pieces").
     """
 
     def __init__(
@@ -52,13 +55,18 @@ class ShardWire:
         self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._arrived, self._leaving, **side)
         self._buffer = memoryview(bytearray(RECEIVED))
-        self._working: Optional[concurrent.futures.Future[Any]] = None
-        self._ahead = b""
-        """Arrived behind the last line."""
+        self._running: Optional[concurrent.futures.Future[Any]] = None
+        self._unread = b""
+        """Data received after the last line."""
 
     async def handshake(self) -> None:
-        """Without a thread, of which anybody at all could take one (decision "Strangers at an agent's door"). Raises
-        OSError."""
+        """Perform the TLS handshake without a thread, because any client could occupy one.
+
+        See decision "Strangers at an agent's door". Raises other kinds of OSError too.
+
+        Raises:
+            ConnectionError: If the connection is closed.
+        """
         loop, ended = asyncio.get_running_loop(), False
         while True:
             try:
@@ -67,7 +75,7 @@ class ShardWire:
             except ssl.SSLWantReadError:
                 pass
             finally:
-                if self._leaving.pending:  # what is wrong with the other end is told to it, too
+                if self._leaving.pending:  # send alerts to the other end, too
                     await loop.sock_sendall(self._socket, self._leaving.read())
             if ended:
                 return self._socket.setblocking(True)
@@ -78,47 +86,64 @@ class ShardWire:
 
     @property
     def certificate(self) -> Mapping[str, Any]:
-        """The other end's, which has been checked."""
+        """Certificate of the other end, which has been verified."""
         return self._tls.getpeercert() or {}
 
     async def receive(self) -> Optional[p.Message]:
-        """The next line, however long it takes; None at the end. Raises OSError or ProtocolError."""
-        if not (self._ahead or self._arrived.pending or self._tls.pending()):
+        """Return the next message, however long it takes, or None at the end.
+
+        Raises OSError if the connection fails, and ProtocolError if the line is not valid.
+        """
+        if not (self._unread or self._arrived.pending or self._tls.pending()):
             await readable(self._socket)  # without a thread
         return await self._run(self._receive)
 
     async def send(self, message: p.Message) -> None:
-        """Raises OSError when the connection is gone."""
+        """Send a message.
+
+        Raises OSError if the connection is lost.
+        """
         await self._run(lambda: self._send(memoryview(p.encode(message))))
 
     async def give(self, shard: Shard, part: int, parts: int) -> None:
-        """Its header and the bytes of a part, which the other end checks. Raises OSError, and Damaged where there are
-        too few."""
+        """Send the header of a shard and the bytes of a part, which the other end verifies.
+
+        Raises OSError if the connection fails, and Damaged if there are too few bytes.
+        """
         await self._run(lambda: self._give(shard, part, parts))
 
     async def take(self, path: Path, header: p.ShardHeader, part: int) -> int:
-        """The bytes behind a header, into this file, which counts once all parts are committed; their crc32. Raises
-        OSError, Damaged."""
+        """Receive the bytes after a header into a file, and return their crc32.
+
+        The shard counts once all parts are committed. Raises OSError if the connection or the volume fails, and Damaged
+        if there are too few bytes.
+        """
         return await self._run(lambda: self._take(path, header, part))
 
     def gone(self) -> bool:
-        """Whether the other end, which has nothing to say now, has left."""
+        """Return whether the other end, which has nothing to send now, has closed the connection."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """At once; whatever a thread is at ends with an error, and nobody hears of it."""
+        """Close the connection at once. The operation of a thread ends with an error, which is not reported."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        if self._working is None:
+        if self._running is None:
             self._socket.close()
         else:
-            self._working.add_done_callback(lambda _: self._socket.close())
+            self._running.add_done_callback(lambda _: self._socket.close())
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Nothing of it goes on behind a cancellation: the next one may write where this one did."""
-        self._working = running = self._threads.submit(work)
+        """Run an operation in a thread.
+
+        After a cancellation, the operation has ended on return, because the next one may write to the same file.
+
+        Raises:
+            asyncio.CancelledError: If the call is cancelled.
+        """
+        self._running = running = self._threads.submit(work)
         try:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
@@ -131,15 +156,15 @@ class ShardWire:
 
     def _receive(self) -> Optional[p.Message]:
         self._socket.settimeout(None)
-        while b"\n" not in self._ahead:
+        while b"\n" not in self._unread:
             record = memoryview(bytearray(RECORD))
             count = self._decrypt_into(record)
             if not count:
                 return None
-            self._ahead += record[:count]
-            if len(self._ahead) > p.MAX_LINE:
+            self._unread += record[:count]
+            if len(self._unread) > p.MAX_LINE:
                 raise ProtocolError(f"a line over the limit of {p.MAX_LINE} bytes")
-        line, _, self._ahead = self._ahead.partition(b"\n")
+        line, _, self._unread = self._unread.partition(b"\n")
         return p.decode(line)
 
     def _give(self, shard: Shard, part: int, parts: int) -> None:
@@ -153,14 +178,14 @@ class ShardWire:
         return fill(path, header, self._read_into, part)
 
     def _read_into(self, buffer: memoryview) -> int:
-        count = min(len(buffer), len(self._ahead))
+        count = min(len(buffer), len(self._unread))
         if not count:
             return self._decrypt_into(buffer)
-        buffer[:count], self._ahead = self._ahead[:count], self._ahead[count:]
+        buffer[:count], self._unread = self._unread[:count], self._unread[count:]
         return count
 
     def _decrypt_into(self, buffer: memoryview) -> int:
-        """A record at most; 0 at the end."""
+        """Decrypt at most one record into the buffer, and return its size, or 0 at the end."""
         while True:
             try:
                 return cast(int, self._tls.read(len(buffer), buffer))
@@ -179,7 +204,7 @@ class ShardWire:
 
 
 async def readable(connection: socket.socket) -> None:
-    """Until something has arrived, or the other end has left."""
+    """Wait until data have arrived, or the other end has closed the connection."""
     loop = asyncio.get_running_loop()
     arrived: asyncio.Future[None] = loop.create_future()
     loop.add_reader(connection, lambda: None if arrived.done() else arrived.set_result(None))
@@ -190,7 +215,10 @@ async def readable(connection: socket.socket) -> None:
 
 
 async def dial(address: str, context: ssl.SSLContext, name: str, threads: concurrent.futures.Executor) -> ShardWire:
-    """To the agent whose certificate has this name. Raises OSError."""
+    """Connect to the agent whose certificate has this name.
+
+    Raises OSError if that fails.
+    """
     loop, (host, port) = asyncio.get_running_loop(), split(address)
     connection = socket.socket(family(host))
     try:
@@ -204,7 +232,13 @@ async def dial(address: str, context: ssl.SSLContext, name: str, threads: concur
 
 
 async def accept(connection: socket.socket, context: ssl.SSLContext, threads: concurrent.futures.Executor) -> ShardWire:
-    """The other end of `dial`. Raises OSError."""
+    """Accept a connection that `dial` has opened.
+
+    Raises other kinds of OSError too.
+
+    Raises:
+        ConnectionError: If the other end sends neither TLS nor PREFACE.
+    """
     try:
         connection.setblocking(False)
         received = b""
@@ -222,7 +256,8 @@ async def accept(connection: socket.socket, context: ssl.SSLContext, threads: co
 async def _secure(
     connection: socket.socket, threads: concurrent.futures.Executor, context: ssl.SSLContext, **side: Any
 ) -> ShardWire:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else a line behind another waits for 40 ms
+    # Otherwise a line after another one is delayed by 40 ms.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     wire = ShardWire(connection, threads, context, **side)
     await wire.handshake()
     return wire

@@ -1,4 +1,4 @@
-"""A stream that says what an agent is now: only the latest counts, and mere numbers can wait."""
+"""Stream of an agent's current state: only the latest state counts, and changes of mere numbers can wait."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from concertina_agent.runtime.notifier import Notifier
 from concertina_protocol.connection import Connection
 
 MIN_GAP_SECONDS = 0.02
-"""Between two lines."""
+"""Minimum time between two lines in seconds."""
 S = TypeVar("S", p.MemberState, p.Report)
 
 
 @dataclasses.dataclass(frozen=True)
 class Lines(Generic[S]):
-    """What a stream of states says."""
+    """Format of the lines of a stream."""
 
     only_numbers: Callable[[S, S], bool]
-    """Whether news is such that it can wait for `pace`."""
+    """Function that returns whether a change can wait for `pace`."""
     line: Callable[[S, S], p.Message]
-    """That tells the second to who knows the first."""
+    """Function that returns the message that leads from the first state to the second."""
 
 
 def _same_but_numbers(before: p.MemberState, after: p.MemberState) -> bool:
@@ -40,7 +40,7 @@ CHANGES: Lines[p.Report] = Lines(p.only_numbers, p.change)
 
 
 def often(state: S) -> float:
-    """The beat of whoever is to notice at once that nobody speaks any more."""
+    """Return the interval of heartbeats for a receiver that must notice silence at once."""
     return p.BEAT_SECONDS
 
 
@@ -52,27 +52,30 @@ async def stream(
     pace: float,
     beat: Callable[[S], float],
 ) -> None:
-    """Send what `state` returns now, whenever it changes (numbers alone: `pace` seconds after the news before), and
-    every `beat(state)` seconds after a line that nothing is new: the very same bytes each time, which cost who hears
-    them little."""
+    """Send the current `state`, whenever it changes and as heartbeats.
+
+    If only numbers change, the line is sent `pace` seconds after the previous change. Without a change, a line is sent
+    `beat(state)` seconds after the previous line. These lines have the same bytes each time, which makes them cheap to
+    receive.
+    """
     loop, count = asyncio.get_running_loop(), changes.count
-    nothing_new: Optional[bytes] = None
+    unchanged_line: Optional[bytes] = None
     with contextlib.suppress(OSError):
-        said = state()
-        await wire.send(said)
-        news_at = at = loop.time()
+        sent = state()
+        await wire.send(sent)
+        news_at = sent_at = loop.time()
         while True:
             await asyncio.sleep(MIN_GAP_SECONDS)
             while True:
                 now = state()
-                wait = math.inf if now == said else pace if lines.only_numbers(said, now) else 0.0
-                if (left := min(news_at + wait, at + beat(said)) - loop.time()) <= 0:
+                wait = math.inf if now == sent else pace if lines.only_numbers(sent, now) else 0.0
+                if (remaining_seconds := min(news_at + wait, sent_at + beat(sent)) - loop.time()) <= 0:
                     break
-                count = await changes.wait(count, left)
-            at = loop.time()
-            if at >= news_at + wait:
-                await wire.send(lines.line(said, now))
-                said, news_at, nothing_new = now, at, None
+                count = await changes.wait(count, remaining_seconds)
+            sent_at = loop.time()
+            if sent_at >= news_at + wait:
+                await wire.send(lines.line(sent, now))
+                sent, news_at, unchanged_line = now, sent_at, None
             else:
-                nothing_new = nothing_new or p.encode(lines.line(said, said))
-                await wire.send_line(nothing_new)
+                unchanged_line = unchanged_line or p.encode(lines.line(sent, sent))
+                await wire.send_line(unchanged_line)

@@ -1,4 +1,4 @@
-"""Mutual TLS under the job's own CA: who is at the other end, by the DNS name in its certificate."""
+"""Mutual TLS under the job's own CA, which identifies the other end by the DNS name in its certificate."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ OPERATOR, AGENT = "operator", "agent"
 
 
 def server_context(identity: Path) -> ssl.SSLContext:
+    """Return the TLS context for incoming connections."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
-    context.num_tickets = 0  # nobody resumes a session, and two tickets are a third of a server's handshake
+    context.num_tickets = 0  # sessions are not resumed, and two tickets are a third of a server's handshake
     return context
 
 
 def client_context(identity: Path) -> ssl.SSLContext:
-    """Use it with server_hostname=f"{uid}.agent": addresses are not known in advance, so names stand for roles."""
+    """Return the TLS context for connections with server_hostname=f"{uid}.agent".
+
+    Addresses are not known in advance, so names stand for roles.
+    """
     return _context(ssl.PROTOCOL_TLS_CLIENT, identity)
 
 
 def peer_role(certificate: Mapping[str, Any], uid: str) -> str:
-    """OPERATOR, AGENT, or empty for anybody else (another job's agent, too), by the other end's certificate."""
+    """Return the role that the other end's certificate proves: OPERATOR, AGENT, or empty for any other.
+
+    An agent of another job has an empty role, too.
+    """
     names = {name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"}
     return next((role for role in (OPERATOR, AGENT) if f"{uid}.{role}" in names), "")
 

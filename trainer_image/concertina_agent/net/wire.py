@@ -17,35 +17,54 @@ CONNECT_SECONDS = 3.0
 
 
 @contextlib.contextmanager
-def _of_an_address(address: str) -> Iterator[None]:
-    """One that is none is out of reach like any other: others have written it."""
+def _checked_address(address: str) -> Iterator[None]:
+    """Treat an invalid address like one that cannot be reached, because other processes provide addresses.
+
+    Raises:
+        ConnectionError: If the address is invalid.
+        OSError: If the block raises it.
+    """
     try:
         yield
-    except OSError:  # a certificate that is refused is a ValueError too
+    except OSError:  # a refused certificate is a ValueError, too
         raise
     except (ValueError, OverflowError) as error:
         raise ConnectionError(f"{address:.100} is no address") from error
 
 
 class Connector:
-    """Opens connections to the job's agents."""
+    """Factory of connections to the job's agents."""
 
     def __init__(self, context: ssl.SSLContext, uid: str) -> None:
         self._context, self._name = context, f"{uid}.agent"
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
 
     async def connect(self, address: str, timeout: float = CONNECT_SECONDS) -> Connection:
-        """Raises OSError (refused, unreachable, a wrong certificate) or asyncio.TimeoutError."""
-        with _of_an_address(address):
+        """Connect to an agent.
+
+        Raises:
+            OSError: If the connection is refused, the host is unreachable, or the certificate is wrong.
+            asyncio.TimeoutError: If it takes too long.
+        """
+        with _checked_address(address):
             return await within(timeout, connect(address, self._context, self._name))
 
     async def for_shards(self, address: str, timeout: float = CONNECT_SECONDS) -> ShardWire:
-        """Raises as `connect` does."""
-        with _of_an_address(address):
+        """Open a connection for shards.
+
+        Raises the same errors as `connect`.
+        """
+        with _checked_address(address):
             return await within(timeout, dial(address, self._context, self._name, self._threads))
 
     async def ask(self, address: str, message: p.Message, timeout: float = CONNECT_SECONDS) -> p.Message:
-        """One request on a connection of its own. Raises OSError, asyncio.TimeoutError or ProtocolError."""
+        """Send one request on a connection of its own, and return the answer.
+
+        Raises:
+            ConnectionError: If the connection is closed without an answer. Other kinds of OSError are possible, too.
+            asyncio.TimeoutError: If it takes too long.
+            ProtocolError: If the answer is not valid.
+        """
         wire = await self.connect(address, timeout)
         try:
             await wire.send(message)
@@ -58,23 +77,29 @@ class Connector:
 
 
 class KeptConnections:
-    """One request after another over connections to agents that stay open: a handshake costs milliseconds."""
+    """Connections to agents that stay open for further requests, because a handshake costs milliseconds."""
 
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
         self._open: dict[str, Connection] = {}
 
     async def ask(self, address: str, line: bytes, timeout: float) -> bytes:
-        """The line that answers. Raises OSError, asyncio.TimeoutError or ProtocolError."""
+        """Return the line that answers a request.
+
+        Raises:
+            OSError: If the connection fails.
+            asyncio.TimeoutError: If it takes too long.
+            ProtocolError: If the answer is too long.
+        """
         return await within(timeout, self._ask(address, line))
 
     async def _ask(self, address: str, line: bytes) -> bytes:
-        kept = self._open.pop(address, None)
-        if kept is not None:
+        connection = self._open.pop(address, None)
+        if connection is not None:
             try:
-                return await self._exchange(address, kept, line)
+                return await self._exchange(address, connection, line)
             except (OSError, ProtocolError):
-                pass  # it may have been restarted: look again
+                pass  # the agent may have been restarted: connect again
         return await self._exchange(address, await self._connector.connect(address), line)
 
     async def _exchange(self, address: str, wire: Connection, line: bytes) -> bytes:
@@ -86,9 +111,9 @@ class KeptConnections:
         except BaseException:
             wire.close()
             raise
-        for gone in [other for other, kept in self._open.items() if kept.over]:
+        for gone in [open_address for open_address, connection in self._open.items() if connection.over]:
             self._open.pop(gone).close()
-        if address in self._open:  # of another request at the same time
+        if address in self._open:  # opened by a concurrent request
             wire.close()
         else:
             self._open[address] = wire

@@ -1,1 +1,1 @@
-"""What all parts of the agent run on: its log, its background tasks, and waking those who wait."""
+"""Runtime of all parts of the agent: background tasks, and notification of changes."""

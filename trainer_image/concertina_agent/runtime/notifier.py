@@ -1,4 +1,4 @@
-"""Waking those who wait for news."""
+"""Notification of waiting tasks about changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Notifier:
-    """A counter of changes that can be waited for: many waiters, none of whom misses the last change."""
+    """Counter of changes for which any number of tasks can wait; no task misses the last change."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -20,7 +20,7 @@ class Notifier:
         self._waiting.clear()
 
     async def wait(self, count: int, timeout: float) -> int:
-        """Wait until there has been a change after `count`, or the time is up; the count to go on from."""
+        """Wait until there is a change after `count`, or the time is up, and return the new count."""
         if self.count == count:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(future)

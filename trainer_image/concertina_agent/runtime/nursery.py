@@ -1,4 +1,4 @@
-"""Background tasks, none of which ends unseen."""
+"""Background tasks whose errors are always noticed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from typing import Any, Optional
 from concertina_protocol.log import log_event
 
 AGAIN_SECONDS = 0.2
-"""Until tasks that have not ended are cancelled again."""
+"""Seconds after which tasks that have not ended are cancelled again."""
 
 
 class TaskGroup:
-    """Each task has a name, and ends in one of three ways: done, cancelled, or with an error that nobody foresaw, which
-    is logged and told to `failed`."""
+    """Group of named tasks.
+
+    A task ends in one of three ways: it finishes, it is cancelled, or it raises an unexpected error, which is logged
+    and passed to `failed`.
+    """
 
     def __init__(self, failed: Optional[Callable[[BaseException], None]] = None) -> None:
-        """`failed`: None where an error concerns nobody but the task, such as one that serves a connection."""
+        """Initialize an empty group.
+
+        `failed` is None if an error concerns only the task itself, such as one that serves a connection.
+        """
         self.failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -26,6 +32,7 @@ class TaskGroup:
         return len(self._tasks)
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(lambda _: self._ended(name, task))
@@ -33,7 +40,7 @@ class TaskGroup:
 
     @contextlib.contextmanager
     def alongside(self, name: str, work: Coroutine[Any, Any, None]) -> Iterator[None]:
-        """While the block runs."""
+        """Run a task while the block runs."""
         task = self.start(name, work)
         try:
             yield
@@ -45,8 +52,11 @@ class TaskGroup:
             task.cancel()
 
     async def close(self) -> None:
-        """Cancel all, and wait for their ends. More than once, as before Python 3.12 asyncio.wait_for loses a
-        cancellation that meets the end of what it waits for."""
+        """Cancel all tasks, and wait until they have ended.
+
+        Tasks are cancelled repeatedly, because before Python 3.12 asyncio.wait_for loses a cancellation that coincides
+        with the end of the awaited operation.
+        """
         while self._tasks:
             self.cancel()
             await asyncio.wait(self._tasks, timeout=AGAIN_SECONDS)

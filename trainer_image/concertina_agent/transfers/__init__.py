@@ -1,1 +1,1 @@
-"""Copies of a peer's snapshots, parts to storage, and the round's store."""
+"""Transfers: copies of peers' snapshots, uploads to storage, learned modules, and records for the tracker."""

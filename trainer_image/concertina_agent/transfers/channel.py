@@ -1,4 +1,4 @@
-"""The unix socket on which workers and other processes of this replica talk to the agent (`worker_channel`)."""
+"""Unix socket on which workers and other processes of this replica communicate with the agent (`worker_channel`)."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ from concertina_protocol.sidecar import Damaged
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 MAX_SOCKET_PATH = 100
-"""Linux takes 107 characters."""
+"""Maximum length of the socket's path; Linux accepts 107 characters."""
 
 
 def socket_path(volume: Path) -> str:
-    """Where workers find the agent: on the volume, or in a folder of its own where that path would be too long."""
+    """Return the path of the agent's socket: in the volume, or in a new folder if that path would be too long."""
     path = str(volume.absolute() / "agent.sock")
     return path if len(path) <= MAX_SOCKET_PATH else os.path.join(tempfile.mkdtemp(prefix="concertina-"), "agent.sock")
 
 
 class ChannelServer:
+    """Server of the worker channel."""
+
     def __init__(
         self,
         path: str,
@@ -47,7 +49,18 @@ class ChannelServer:
         emit: Callable[[e.Event], None],
         latest: Callable[[], Optional[Durable]],
     ) -> None:
-        """`path`: of the socket. `latest`: what LATEST names, as far as it is known."""
+        """Initialize the server without listening.
+
+        Args:
+            path: Path of the socket.
+            local: Workers of this replica.
+            peers: Transfers of shards.
+            uploads: Driver of the uploader.
+            snapshots: Shard files of this replica.
+            tracking: Driver of the tracking process, or None without tracking.
+            emit: Function that passes events to the core.
+            latest: Function that returns the checkpoint that LATEST names, as far as it is known.
+        """
         self._latest = latest
         self._local, self._peers, self._uploads, self._snapshots, self._emit = local, peers, uploads, snapshots, emit
         self._tracking = tracking
@@ -101,11 +114,11 @@ class ChannelServer:
         self._emit(e.WorkerMessage(worker.round, worker.rank, hello))
         try:
             while (message := await end.receive()) is not None:
-                await self._take(worker, message, end)
+                await self._handle(worker, message, end)
         finally:
             worker.channel_closed.set()
 
-    async def _take(self, worker: LocalWorker, message: w.Message, end: AgentEnd) -> None:
+    async def _handle(self, worker: LocalWorker, message: w.Message, end: AgentEnd) -> None:
         if isinstance(message, w.Fetch):
             try:
                 end.send(w.Fetched(path=str(await self._peers.fetch(message.id, message.shard))))

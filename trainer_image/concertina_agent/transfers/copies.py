@@ -1,4 +1,4 @@
-"""Shards between agents: the ring copy of each commit, and what a starting worker needs from its peers."""
+"""Transfer of shards between agents: the ring copy of each commit, and shards that starting workers need."""
 
 from __future__ import annotations
 
@@ -25,15 +25,19 @@ from concertina_protocol.waiting import together, within
 
 RETRY_SECONDS = 0.1
 STREAMS = max(2, min(4, os.cpu_count() or 2))
-"""Parts of a shard that are pulled side by side, where its holder gives and its puller takes no other. On two cores
-four are no faster than two, and take more of them."""
+"""Number of parts of a shard that are pulled in parallel if neither its holder nor its puller transfers another shard.
+
+On two cores, four streams are no faster than two and use more processor time.
+"""
 LEAST = 1 << 24
-"""Bytes of a part: fewer are not worth a handshake."""
+"""Minimum size of a part in bytes. A smaller part is not worth a handshake."""
 
 GONE = (OSError, asyncio.TimeoutError, ProtocolError, Damaged)
 
 
 class Peers:
+    """Transfers of shards with other agents of the round."""
+
     def __init__(
         self,
         uid: str,
@@ -44,7 +48,10 @@ class Peers:
         tasks: TaskGroup,
         even: bool = False,
     ) -> None:
-        """`even`: ranks hold even parts of the state, in their order."""
+        """Initialize without a round.
+
+        `even` is set if ranks hold even parts of the state, in order of their ranks.
+        """
         self._even = even
         self._uid, self._replica, self._connector, self._snapshots = uid, replica, connector, snapshots
         self._emit, self._tasks = emit, tasks
@@ -52,18 +59,18 @@ class Peers:
         self._copying: list[asyncio.Task[None]] = []
         self._fetching: dict[tuple[p.SnapshotId, int], asyncio.Lock] = {}
         self._fetched: dict[tuple[p.SnapshotId, int], Path] = {}
-        """Of this round, here and checked."""
-        self._pulling = self._giving = 0
-        """Shards, and parts of shards, at this moment."""
+        """Verified shards of this round in this replica."""
+        self._pulling = self._sending = 0
+        """Number of shards that are pulled, and of parts that are sent, at this moment."""
 
     def begin(self, effect: e.StartRound) -> None:
         self._assign = assign = effect.assign
         self._snapshots.news.notify()
         for number in expected(assign, self._replica, self._even):
-            self._copying.append(self._tasks.start("fetch shard", self._expect(assign.restore.id, number)))
+            self._copying.append(self._tasks.start("fetch shard", self._fetch_early(assign.restore.id, number)))
 
     def stop(self, effect: e.KillWorkers) -> None:
-        """The round is over."""
+        """Stop all transfers, because the round is over."""
         self._assign = None
         for task in self._copying:
             task.cancel()
@@ -88,7 +95,7 @@ class Peers:
                 while True:
                     header = _header(await wire.receive())
                     slot = self._snapshots.copy_slot(header.id, header.shard)
-                    shard = await self._take(wire, address, slot, header)
+                    shard = await self._receive_shard(wire, address, slot, header)
                     after = shard.id.step
                     self._emit(e.CopyHeld(shard.id, number))
                     await wire.send(p.Copied(shard.id, number))
@@ -97,26 +104,29 @@ class Peers:
     # --- what a worker of ours needs --------------------------------------------------------------------------------
 
     async def fetch(self, id: p.SnapshotId, number: int) -> Path:
-        """A local file with this shard, checked; pulled from a peer if need be. Raises Damaged with a sentence."""
+        """Return a local file with this shard, verified; pull it from a peer if needed.
+
+        Raises Damaged with a sentence if no holder can provide it.
+        """
         async with self._fetching.setdefault((id, number), asyncio.Lock()):
             if (id, number) not in self._fetched:
                 self._fetched[id, number] = await self._fetch(id, number)
             return self._fetched[id, number]
 
-    async def _expect(self, id: Optional[p.SnapshotId], number: int) -> None:
-        """Check, or pull, what a worker of ours will ask for as soon as it is there."""
-        with contextlib.suppress(OSError, Damaged):  # the worker's own request says so
+    async def _fetch_early(self, id: Optional[p.SnapshotId], number: int) -> None:
+        """Verify or pull a shard before a worker of this replica asks for it."""
+        with contextlib.suppress(OSError, Damaged):  # the worker's own request reports the error
             if id is not None:
                 await self.fetch(id, number)
 
     async def _fetch(self, id: p.SnapshotId, number: int) -> Path:
-        for held in (self._snapshots.find(id, number), self._snapshots.fetched(id, number)):
-            if held is not None:
+        for shard in (self._snapshots.find(id, number), self._snapshots.fetched(id, number)):
+            if shard is not None:
                 try:
-                    await asyncio.get_running_loop().run_in_executor(None, held.verify)
-                    return held.path
+                    await asyncio.get_running_loop().run_in_executor(None, shard.verify)
+                    return shard.path
                 except (OSError, Damaged):
-                    self._snapshots.discard(held)
+                    self._snapshots.discard(shard)
         reasons = []
         for member in self._holders(number):
             try:
@@ -128,16 +138,20 @@ class Peers:
                     "shard_pulled", shard=number, round=id.round, step=id.step, holder=member.replica, node=member.node
                 )
                 return path
-        self._snapshots.free(self._snapshots.fetched_path(id, number))  # the room that its parts took
+        self._snapshots.free(self._snapshots.fetched_path(id, number))  # free the space of its parts
         raise Damaged(_nowhere(id, number, reasons))
 
     async def header(self, id: p.SnapshotId, number: int) -> str:
-        """The safetensors header of this shard. Raises Damaged with a sentence."""
+        """Return the safetensors header of this shard.
+
+        Raises:
+            Damaged: If no holder can provide it. The error is a sentence.
+        """
         reasons = []
-        held = self._snapshots.find(id, number)
-        if held is not None:
+        shard = self._snapshots.find(id, number)
+        if shard is not None:
             try:
-                return held.tensors_header()
+                return shard.tensors_header()
             except (OSError, Damaged) as error:
                 reasons.append(str(error))
         for address in (member.address for member in self._holders(number)):
@@ -153,15 +167,21 @@ class Peers:
     async def _fetch_from(self, address: str, id: p.SnapshotId, number: int) -> Path:
         self._pulling += 1
         try:
-            pull = p.Pull(self._uid, number, id, parts=_side_by_side(self._pulling))
-            async with self._pulled(address, pull) as (wire, header):
-                return (await self._take(wire, address, self._snapshots.fetched_path(id, number), header)).path
+            pull = p.Pull(self._uid, number, id, parts=_parallel_streams(self._pulling))
+            async with self._open_pull(address, pull) as (wire, header):
+                return (await self._receive_shard(wire, address, self._snapshots.fetched_path(id, number), header)).path
         finally:
             self._pulling -= 1
 
     @contextlib.asynccontextmanager
-    async def _pulled(self, address: str, pull: p.Pull) -> AsyncIterator[tuple[ShardWire, p.ShardHeader]]:
-        """The connection with what answers a Pull, whose bytes are taken in the block."""
+    async def _open_pull(self, address: str, pull: p.Pull) -> AsyncIterator[tuple[ShardWire, p.ShardHeader]]:
+        """Send a Pull, and yield the connection and the header that answers.
+
+        The caller receives the bytes in the block.
+
+        Raises:
+            Damaged: If the peer refuses, or sends another shard.
+        """
         with contextlib.closing(await self._connector.for_shards(address)) as wire:
             await wire.send(pull)
             header = _header(await within(STALL_SECONDS, wire.receive()), pull.parts)
@@ -172,23 +192,34 @@ class Peers:
             with contextlib.suppress(OSError):
                 await wire.send(p.Copied(header.id, header.shard))
 
-    async def _take(self, wire: ShardWire, address: str, path: Path, header: p.ShardHeader) -> Shard:
-        """Raises Damaged, after the holder has seen it too: the next round is not to count on that shard."""
+    async def _receive_shard(self, wire: ShardWire, address: str, path: Path, header: p.ShardHeader) -> Shard:
+        """Receive and commit a shard.
+
+        If the shard is damaged, the holder is told before the error is raised, so that the next round does not rely on
+        it.
+
+        Raises:
+            Damaged: If the bytes differ from those that the header announced.
+        """
         remove_sidecar(path)
-        others = (self._take_part(address, path, header, part) for part in range(1, header.parts))
+        other_parts = (self._receive_part(address, path, header, part) for part in range(1, header.parts))
         try:
-            return commit(path, header, await together(wire.take(path, header, 0), *others))
+            return commit(path, header, await together(wire.take(path, header, 0), *other_parts))
         except Damaged as error:
             with contextlib.suppress(*GONE):
                 await wire.send(p.Refused(str(error), 0, ""))
                 await within(STALL_SECONDS, wire.receive())
             raise
 
-    async def _take_part(self, address: str, path: Path, header: p.ShardHeader, part: int) -> int:
-        """Its crc32."""
+    async def _receive_part(self, address: str, path: Path, header: p.ShardHeader, part: int) -> int:
+        """Receive a part of a shard, and return its crc32.
+
+        Raises:
+            Damaged: If the part belongs to another shard.
+        """
         pull = p.Pull(self._uid, header.shard, header.id, part=part, parts=header.parts)
-        async with self._pulled(address, pull) as (wire, of_part):
-            if of_part != header:
+        async with self._open_pull(address, pull) as (wire, part_header):
+            if part_header != header:
                 raise Damaged(f"part {part} was sent of another shard")
             return await wire.take(path, header, part)
 
@@ -215,19 +246,24 @@ class Peers:
             return await wire.send(_not_here(message.id, message.shard))
         if message.part and not 0 < message.part < message.parts:
             return await wire.send(p.Refused(f"there is no part {message.part} of {message.parts}", 0, ""))
-        self._giving += 1
+        self._sending += 1
         try:
-            await self._give(wire, shard, message.part, message.parts if message.part else self._parts(message, shard))
+            await self._send_shard(
+                wire, shard, message.part, message.parts if message.part else self._parts(message, shard)
+            )
         finally:
-            self._giving -= 1
+            self._sending -= 1
         return None
 
     def _parts(self, message: p.Pull, shard: Shard) -> int:
-        """Who pulls many at once, or from one that gives many, gets each in one stream: all cores are in use then."""
-        return max(1, min(message.parts, shard.size // LEAST, _side_by_side(self._giving)))
+        """Return the number of parts for a transfer.
+
+        An agent that pulls or sends many shards at once uses one stream for each, because all cores are in use then.
+        """
+        return max(1, min(message.parts, shard.size // LEAST, _parallel_streams(self._sending)))
 
     async def _stream(self, message: p.Pull, wire: ShardWire) -> None:
-        """Every newest commit of one shard of this round, until the copier leaves or the round ends."""
+        """Send every newest commit of one shard of this round, until the copier leaves or the round ends."""
         news, after = self._snapshots.news, message.after_step
         while not wire.gone():
             count = news.count
@@ -237,16 +273,22 @@ class Peers:
             if shard is None:
                 await news.wait(count, p.BEAT_SECONDS)
                 continue
-            answer = await self._give(wire, shard, 0, 1)
+            answer = await self._send_shard(wire, shard, 0, 1)
             if answer is None:
                 return None
             after = answer.id.step
             self._emit(e.PeerCopied(answer.id, answer.shard))
         return None
 
-    async def _give(self, wire: ShardWire, shard: Shard, part: int, parts: int) -> Optional[p.Copied]:
-        """The other end checks what it was given; where it does not say that this has arrived, it is checked here:
-        nobody is to be sent here again for damaged bytes (decision "Who takes a shard checks it")."""
+    async def _send_shard(self, wire: ShardWire, shard: Shard, part: int, parts: int) -> Optional[p.Copied]:
+        """Send a part of a shard, and return the confirmation, or None if there is none.
+
+        The other end verifies the shard. If it does not confirm the arrival, the shard is verified here, so that no
+        agent is sent here again for damaged bytes (decision "Who takes a shard checks it").
+
+        Raises:
+            ConnectionError: If the shard is damaged.
+        """
         try:
             await wire.give(shard, part, parts)
             with contextlib.suppress(OSError, ProtocolError):
@@ -260,13 +302,17 @@ class Peers:
         return None
 
 
-def _side_by_side(transfers: int) -> int:
-    """Streams of one of so many transfers at once."""
+def _parallel_streams(transfers: int) -> int:
+    """Return the number of streams of a transfer when this many transfers run at once."""
     return max(1, STREAMS // transfers)
 
 
 def _header(answer: Optional[p.Message], parts: int = 1) -> p.ShardHeader:
-    """Of so many parts at most."""
+    """Return the header in an answer, which may announce at most this many parts.
+
+    Raises:
+        Damaged: If the answer is not such a header.
+    """
     if isinstance(answer, p.ShardHeader) and 1 <= answer.parts <= parts:
         return answer
     if isinstance(answer, p.ShardHeader):
@@ -275,23 +321,37 @@ def _header(answer: Optional[p.Message], parts: int = 1) -> p.ShardHeader:
 
 
 def nearest(assign: p.Assign, replica: str, number: int) -> list[p.Member]:
-    """The others that hold a shard: those on the same node first, then those in the same zone, then the rest."""
-    me = next((member for member in assign.members if member.replica == replica), None)
+    """Return the other members that hold a shard, the nearest first.
+
+    Those on the same node come first, then those in the same zone, then the rest.
+    """
+    own_member = next((member for member in assign.members if member.replica == replica), None)
     holders = assign.restore.holders.get(str(number), ())
-    others = [other for other in (*assign.members, *assign.outside) if other.replica in holders and other is not me]
-    return sorted(others, key=lambda other: (other.node != me.node, other.zone != me.zone)) if me else others
+    holding_members = [
+        member
+        for member in (*assign.members, *assign.outside)
+        if member.replica in holders and member is not own_member
+    ]
+    return (
+        sorted(holding_members, key=lambda member: (member.node != own_member.node, member.zone != own_member.zone))
+        if own_member
+        else holding_members
+    )
 
 
 def expected(assign: p.Assign, replica: str, even: bool) -> range:
-    """Shards that workers of this replica will ask for, as far as that is known before they have built their model:
-    where nothing was resized, their own numbers; where parts are even, those that have some of theirs."""
+    """Return the shards that workers of this replica will ask for, as far as known before they have built their model.
+
+    If nothing was resized, these are the shards with their own numbers. If parts are even, these are the shards that
+    contain some of their state.
+    """
     world, id = sum(member.workers for member in assign.members), assign.restore.id
-    mine = next((member for member in assign.members if member.replica == replica), None)
-    if assign.restore.source != p.RestoreSource.MEMORY or id is None or mine is None:
+    own_member = next((member for member in assign.members if member.replica == replica), None)
+    if assign.restore.source != p.RestoreSource.MEMORY or id is None or own_member is None:
         return range(0)
     if not even and id.shards != world:
         return range(0)
-    begin, end = mine.first_rank, mine.first_rank + mine.workers
+    begin, end = own_member.first_rank, own_member.first_rank + own_member.workers
     return range(begin * id.shards // world, -(-end * id.shards // world))
 
 

@@ -1,5 +1,7 @@
-"""What the script imports, from a replica that has learned it: a new pod would learn it from its own first start, which
-the others would wait for."""
+"""Modules that the script imports, from a replica that has learned them.
+
+Without this, a new pod would learn them from its own first start, for which the other replicas would wait.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.log import log_event
 
 AGAIN_SECONDS = 5.0
-"""A replica that was there from the start asks before there is anything to tell."""
+"""Seconds between requests. A replica that exists from the start asks before any replica has learned modules."""
 MOST_TIMES = 60
 
 
 class ModuleLearning:
+    """Exchange of learned modules with other replicas."""
+
     def __init__(
         self,
         uid: str,
@@ -29,7 +33,7 @@ class ModuleLearning:
         emit: Callable[[e.Event], None],
         tasks: TaskGroup,
     ) -> None:
-        """`warm`: None where nothing is started warm."""
+        """Initialize the exchange; `warm` is None if nothing is started warm."""
         self._uid, self._warm, self._connector, self._emit, self._tasks = uid, warm, connector, emit, tasks
         self._asking: Optional[asyncio.Task[None]] = None
 
@@ -38,8 +42,11 @@ class ModuleLearning:
         return learned or p.Refused("nothing is learned here yet", 0, "")
 
     def hear_of(self, address: str) -> None:
-        """An agent that may know; before this one's next report, which is not to say `ready` where there is something
-        to import first."""
+        """Ask an agent for learned modules, if this one has none.
+
+        The caller does this before this agent's next report, which must not say `ready` while there are modules to
+        import.
+        """
         if self._warm is None or self._warm.has_learned:
             return
         if self._asking is not None:
@@ -54,7 +61,7 @@ class ModuleLearning:
                 log_event("learned", of=address, characters=len(answer.modules))
                 await warm.take(answer)
             self._emit(e.Learning(False))
-            if warm.has_learned:  # or a worker of its own was first
+            if warm.has_learned:  # by then, possibly from a worker of its own
                 return
             await asyncio.sleep(AGAIN_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Keeping a tracking process while there is something to ship, and knowing how far it is."""
+"""Tracking process, which runs while there are records to ship, and its progress."""
 
 from __future__ import annotations
 
@@ -23,43 +23,52 @@ from concertina_protocol.worker_channel.agent_end import AgentEnd
 BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds between starts of a process that dies."""
 SHIP_ALL_SECONDS = 20.0
-"""That an agent stays at its end for what is not shipped, where its grace is no shorter."""
+"""Seconds that an exiting agent waits for records to be shipped, unless its grace period is shorter."""
 LOOK_SECONDS = 5.0
 SILENCE_SECONDS = 30.0
-"""After which a process that has something to ship, and says nothing, is in trouble: it waits for its tracker."""
+"""Seconds without a message after which a process that has records to ship is assumed to wait for its tracker."""
 
 
 class TrackingDriver:
+    """Driver of the tracking process."""
+
     def __init__(
         self, folder: Path, tracking: TrackingRecorder, start: Callable[[], Process], emit: Callable[[e.Event], None]
     ) -> None:
-        """`folder`: of the spool. `start` raises StartError."""
+        """Initialize without starting the process.
+
+        Args:
+            folder: Folder of the spool.
+            tracking: Recorder of the run.
+            start: Function that starts the process. It may raise StartError.
+            emit: Function that passes events to the core.
+        """
         self._spool, self._tracking, self._start, self._emit = SpoolWriter(folder), tracking, start, emit
         self._shipped = min(SpoolReader(folder).next, self._spool.next)
-        """Number of the first record that is not with the tracker, as far as is known."""
-        self._dropped, self._error, self._told = 0, "", ""
+        """Number of the first record that the tracker does not have, as far as is known."""
+        self._dropped, self._error, self._reported_error = 0, "", ""
         self._heard_at = time.monotonic()
-        """When the process last said something, or began to have something to ship."""
+        """Time of the last message of the process, or of the first record that it has to ship."""
         self._end: Optional[AgentEnd] = None
         self._news = Notifier()
 
     @property
     def behind(self) -> int:
-        """Records that are not shipped."""
+        """Number of records that are not shipped."""
         return self._spool.next - self._shipped
 
     def record(self, agent: AgentState, event: e.Event, effects: Iterable[e.Effect], at: float) -> None:
-        """What there is to tell after an event; see Tracking."""
+        """Write the records that follow from an event to the spool (see `TrackingRecorder`)."""
         for record in self._tracking.records(agent, event, effects, at):
             if isinstance(record, RoundBegan) and not record.coordinates and self._spool.next == self._shipped:
-                continue  # it only matters to what is not shipped
+                continue  # it matters only if there are records that are not shipped
             if not self.behind:
                 self._heard_at = time.monotonic()
             self._spool.append(record)
             self._news.notify()
 
     async def keep_running(self) -> None:
-        """The process, as long as there is something to ship."""
+        """Run the process while there are records to ship."""
         deaths = 0
         while True:
             count = self._news.count
@@ -71,7 +80,7 @@ class TrackingDriver:
             except StartError as error:
                 self._error, code = str(error), 1
             if code == BAD_INPUT_EXIT:
-                return  # trying again can't help, as it has said
+                return  # a retry cannot help; the process has reported the reason
             deaths = 0 if code == 0 else deaths + 1
             if code:
                 log_event("tracking_ended", code=code)
@@ -79,13 +88,13 @@ class TrackingDriver:
             await asyncio.sleep(BACKOFF[min(deaths, len(BACKOFF) - 1)])
 
     async def watch(self) -> None:
-        """Says when it is in trouble, and when not any more."""
+        """Emit an event when shipping starts to fail, and when it recovers."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self._tell()
+            self._report_trouble()
 
     async def serve(self, end: AgentEnd) -> None:
-        """Hear the process, as long as its connection lasts."""
+        """Receive messages of the process until its connection ends."""
         self._end = end
         try:
             while (message := await end.receive()) is not None:
@@ -95,30 +104,30 @@ class TrackingDriver:
                     self._heard_at = time.monotonic()
                     self._news.notify()
                     if self._error:
-                        self._tell()
+                        self._report_trouble()
         finally:
             self._end = None
 
     async def ship_all(self, seconds: float) -> None:
-        """At the agent's end: wait until all is shipped, at most so long."""
+        """Wait until all records are shipped, at most this many seconds, before the agent exits."""
         until = time.monotonic() + min(seconds, SHIP_ALL_SECONDS)
-        while self.behind and (left := until - time.monotonic()) > 0:
+        while self.behind and (remaining_seconds := until - time.monotonic()) > 0:
             count = self._news.count
             if self._end is not None:
                 self._end.send(w.ShipAll())
-            await self._news.wait(count, min(left, 1.0))
-        while self._end is not None and time.monotonic() < until:  # it closes the run
+            await self._news.wait(count, min(remaining_seconds, 1.0))
+        while self._end is not None and time.monotonic() < until:  # the process closes the run
             self._end.send(w.ShipAll())
             await asyncio.sleep(0.1)
         log_event("tracking_at_the_end", behind=self.behind)
 
-    def _tell(self) -> None:
+    def _report_trouble(self) -> None:
         trouble = self._spool.failed or self._error
         if not trouble and self.behind and time.monotonic() - self._heard_at > SILENCE_SECONDS:
             trouble = f"The tracker has not answered for {SILENCE_SECONDS:g} s."
         if trouble and self._dropped:
             trouble = f"{trouble} {self._dropped} records were given up, the spool being full."
-        if trouble != self._told:
-            self._told = trouble
+        if trouble != self._reported_error:
+            self._reported_error = trouble
             log_event("tracking", behind=self.behind, error=trouble)
             self._emit(e.TrackingSeen(trouble))

@@ -1,4 +1,4 @@
-"""Driving the uploader process: one request at a time, again and again until durable storage takes it."""
+"""Driver of the uploader process: one request at a time, repeated until durable storage accepts it."""
 
 from __future__ import annotations
 
@@ -21,47 +21,52 @@ from concertina_protocol.log import log_event
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Seconds between looks at a storage that is in trouble, and between starts of an uploader that dies."""
+"""Seconds between checks of a storage that fails, and between starts of an uploader that dies."""
 T = TypeVar("T")
 
 
 @dataclasses.dataclass
 class Shipping:
-    """Into durable storage, since this agent began."""
+    """Counters of uploads to durable storage since this agent started."""
 
     shards: int = 0
     bytes: int = 0
     seconds: float = 0.0
-    """Of attempts that failed, too."""
+    """Duration of all attempts in seconds, including failed ones."""
     failures: int = 0
-    """What storage did not do when asked."""
+    """Number of requests that durable storage did not fulfil."""
 
 
 class UploadDriver:
+    """Driver of the uploader process."""
+
     def __init__(self, snapshots: SnapshotFiles, emit: Callable[[e.Event], None]) -> None:
         self._snapshots, self._emit = snapshots, emit
         self._ships: dict[int, e.Ship] = {}
-        """By shard: what was wanted last, and is not in storage."""
+        """Latest shard to ship, by shard number, that is not in storage yet."""
         self._publish: Optional[e.Publish] = None
         self._undo: list[p.Undone] = []
         self._news = Notifier()
         self._failures, self._probe_at = 0, 0.0
-        """Looks in a row that went wrong, and when to look again (monotonic)."""
-        self._well = self._asked_to_probe = False
+        """Number of consecutive failed checks, and time of the next check in monotonic seconds."""
+        self._healthy = self._probe_requested = False
         self._living: Optional[tuple[str, ...]] = None
-        """As the last Assign says; None before the first one."""
+        """Live jobs as in the last Assign, or None before the first one."""
         self._owned = False
-        """This job owns the folder: that is found once."""
+        """Whether this job owns the folder, which is determined once."""
         self._failing = False
-        """Since a piece of work has failed, none has gone well."""
-        self._part_is_next = False
-        """After a publication that failed: it may fail for ever, and is not to keep all parts from storage."""
+        """Whether no request has succeeded since the last one that failed."""
+        self._part_goes_first = False
+        """Whether a part is shipped next, after a publication that failed.
+
+        A publication may fail permanently, and must not keep all parts from storage.
+        """
         self.shipping = Shipping()
 
     # --- what is wanted ---------------------------------------------------------------------------------------------
 
     def begin(self, effect: e.StartRound) -> None:
-        """Own the folder before anything of the round is written there."""
+        """Make this job the owner of the folder before it writes any state of the round."""
         self._living = effect.assign.living
         if not self._owned:
             self.probe(e.ProbeStorage())
@@ -80,18 +85,18 @@ class UploadDriver:
         self._news.notify()
 
     def undo(self, effect: e.Undo) -> None:
-        """Goes before whatever is to be published, and outlasts its round."""
+        """Queue a request that precedes publications and outlasts its round."""
         if effect.undone not in self._undo:
             self._undo.append(effect.undone)
         self._news.notify()
 
     def probe(self, effect: e.ProbeStorage) -> None:
-        """At LATEST, before anything else."""
-        self._well, self._asked_to_probe, self._probe_at = False, True, 0.0
+        """Check storage, and LATEST, before anything else."""
+        self._healthy, self._probe_requested, self._probe_at = False, True, 0.0
         self._news.notify()
 
     def abandon(self, effect: e.KillWorkers) -> None:
-        """The round is over; what of it is being shipped ends early, as it is emptied."""
+        """Drop all requests, because the round is over. A running upload ends early, because its file is emptied."""
         for ship in self._ships.values():
             self._snapshots.free(Path(ship.path))
         self._ships.clear()
@@ -101,31 +106,31 @@ class UploadDriver:
     # --- the process ------------------------------------------------------------------------------------------------
 
     async def keep_running(self, start: Callable[[], Awaitable[Process]], ready: Callable[[], Awaitable[str]]) -> None:
-        """Start the uploader once processes can be started, and again when it dies."""
+        """Start the uploader once processes can be started, and restart it when it dies."""
         if await ready():
-            return  # an error: none will ever start
+            return  # no process can ever be started
         deaths = 0
         while True:
             try:
                 log_event("uploader_ended", code=await (await start()).ended)
             except StartError as error:
                 log_event("uploader_not_started", error=str(error))
-            self._well = False
+            self._healthy = False
             await asyncio.sleep(BACKOFF[min(deaths, len(BACKOFF) - 1)])
             deaths += 1
 
     async def serve(self, end: AgentEnd) -> None:
-        """Give it work, as long as its connection lasts."""
+        """Send requests to the uploader until its connection ends."""
         with contextlib.suppress(ConnectionError):
             while True:
                 count = self._news.count
-                if not self._well:
+                if not self._healthy:
                     await self._news.wait(count, self._probe_at - time.monotonic())
                     if time.monotonic() >= self._probe_at:
                         await self._probe(end)
                 elif self._undo:
                     await self._undo_one(end, self._undo[0])
-                elif self._publish is not None and not (self._part_is_next and self._ships):
+                elif self._publish is not None and not (self._part_goes_first and self._ships):
                     await self._publish_one(end, self._publish)
                 elif self._ships:
                     await self._ship_one(end, min(self._ships.values(), key=lambda ship: ship.id.step))
@@ -133,13 +138,13 @@ class UploadDriver:
                     await self._news.wait(count, 60.0)
 
     async def _probe(self, end: AgentEnd) -> None:
-        self._asked_to_probe = False
+        self._probe_requested = False
         answer = await _ask(end, w.Probe(self._owned, self._living), w.StorageState)
         self._owned, storage = answer.owned, answer.storage
         self._emit(e.StorageSeen(storage))
-        self._well = storage.state == p.StorageHealth.READY and not self._asked_to_probe
+        self._healthy = storage.state == p.StorageHealth.READY and not self._probe_requested
         if storage.state != p.StorageHealth.READY:
-            self._trouble(storage.message)
+            self._schedule_probe(storage.message)
         elif not self._failing:
             self._failures = 0
 
@@ -153,18 +158,18 @@ class UploadDriver:
         return None
 
     async def _ship_one(self, end: AgentEnd, effect: e.Ship) -> None:
-        self._part_is_next = False
+        self._part_goes_first = False
         begun, size = time.monotonic(), size_of(effect.path)
         answer = await _ask(end, w.Ship(effect.id, effect.shard, effect.path), w.Shipped)
         self.shipping.seconds += time.monotonic() - begun
-        wanted = self._ships.get(effect.shard) is effect
-        if answer.error:  # of what was given up meanwhile it says nothing about storage
-            return self._fail(answer.error) if wanted else None
+        is_current = self._ships.get(effect.shard) is effect
+        if answer.error:  # if the request was dropped meanwhile, its error says nothing about storage
+            return self._fail(answer.error) if is_current else None
         self._done()
         self.shipping.shards, self.shipping.bytes = self.shipping.shards + 1, self.shipping.bytes + size
-        if wanted:
+        if is_current:
             del self._ships[effect.shard]
-        # It is there, though its worker has gone on to the next one: it may see before us that the file is gone.
+        # The part is in storage even if its worker has moved on, which may happen before this agent sees the answer.
         self._emit(e.PartShipped(p.Part(effect.id, effect.shard)))
         return None
 
@@ -172,7 +177,7 @@ class UploadDriver:
         answer = await _ask(end, w.Publish(effect.id, effect.complete), w.Published)
         not_swept = answer.error if answer.durable is not None else ""
         if answer.error and not not_swept and not answer.refused:
-            self._part_is_next = True
+            self._part_goes_first = True
             return self._fail(answer.error)
         self._done()
         if not_swept:
@@ -183,15 +188,15 @@ class UploadDriver:
         return None
 
     def _done(self) -> None:
-        self._failures, self._failing, self._part_is_next = 0, False, False
+        self._failures, self._failing, self._part_goes_first = 0, False, False
 
     def _fail(self, message: str) -> None:
-        """Work is taken up again when a look at the storage says that it is well."""
-        self._well, self._failing = False, True
+        """Stop sending requests until a check finds that storage is healthy."""
+        self._healthy, self._failing = False, True
         self._emit(e.StorageSeen(p.Storage(p.StorageHealth.ERROR, None, message)))
-        self._trouble(message)
+        self._schedule_probe(message)
 
-    def _trouble(self, message: str) -> None:
+    def _schedule_probe(self, message: str) -> None:
         self.shipping.failures += 1
         wait = BACKOFF[min(self._failures, len(BACKOFF) - 1)]
         log_event("storage_trouble", error=message, again_in=wait)
@@ -199,7 +204,11 @@ class UploadDriver:
 
 
 async def _ask(end: AgentEnd, message: w.Message, kind: type[T]) -> T:
-    """Raises ConnectionError when the uploader is gone."""
+    """Send a request, and return the answer.
+
+    Raises:
+        ConnectionError: If the uploader is gone.
+    """
     end.send(message)
     answer = await end.receive()
     if not isinstance(answer, kind):

@@ -1,1 +1,1 @@
-"""The processes that an agent starts and ends."""
+"""Processes that an agent starts and ends."""

@@ -1,4 +1,8 @@
-"""OpenBLAS starts threads when it is loaded, so a parent loads it with one; a fork gets as many as it would have."""
+"""Number of threads of OpenBLAS.
+
+OpenBLAS starts its threads when it is loaded, so a parent process loads it with one thread. A fork then gets as many as
+it would have without a parent process.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ from collections.abc import Mapping
 SETTERS = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "_64_")
 )
-"""Wheels name it after themselves."""
+"""Names of the function, which some wheels rename."""
 
 
 def set_threads(environment: Mapping[str, str]) -> None:
+    """Set the number of threads of each loaded OpenBLAS library."""
     for path in _libraries():
         library = ctypes.CDLL(path)
         setter = next((getattr(library, name) for name in SETTERS if hasattr(library, name)), None)
@@ -22,7 +27,7 @@ def set_threads(environment: Mapping[str, str]) -> None:
 
 
 def _threads(environment: Mapping[str, str]) -> int:
-    """As OpenBLAS reads them: never more than there are processors for it."""
+    """Return the number of threads as OpenBLAS determines it, at most the number of available processors."""
     processors = len(os.sched_getaffinity(0))
     for name in ("OPENBLAS_NUM_THREADS", "OPENBLAS_DEFAULT_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
         with contextlib.suppress(ValueError):
@@ -33,7 +38,7 @@ def _threads(environment: Mapping[str, str]) -> int:
 
 
 def _libraries() -> set[str]:
-    """Those of its kind that are loaded here."""
+    """Return the paths of the OpenBLAS libraries that this process has loaded."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as lines:
         paths = (line.rstrip("\n").split(maxsplit=5)[5:] for line in lines)
         return {path[0] for path in paths if path and "openblas" in os.path.basename(path[0])}

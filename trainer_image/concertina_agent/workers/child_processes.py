@@ -1,4 +1,4 @@
-"""Child processes of a single-threaded agent: their ends, their orphans, and that none outlives it."""
+"""Child processes of a single-threaded agent: it reaps them and their orphans, and none outlives it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from concertina_agent.workers.family import adopt_orphans, exit_code
 
 
 class Reaper:
-    """Reaps every child, and every orphan of its children: an agent is process 1 of its container, or acts like it
-    (decision "The agent is a child subreaper")."""
+    """Reaper of all children and of their orphans.
+
+    An agent is process 1 of its container, or behaves like it (decision "The agent is a child subreaper").
+    """
 
     def __init__(self) -> None:
         self._ends: dict[int, Callable[[int], None]] = {}
@@ -24,12 +26,14 @@ class Reaper:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
 
     def watch(self, pid: int, on_exit: Callable[[int], None]) -> None:
-        """`on_exit(code)` is called once, from the event loop, when this child has ended. Call it before the loop runs
-        again after the fork."""
+        """Call `on_exit(code)` once, from the event loop, when this child has ended.
+
+        Call this method before the loop runs again after the fork.
+        """
         self._ends[pid] = on_exit
 
     def strays(self) -> list[int]:
-        """Children that nobody watches: what our processes left behind."""
+        """Return children that are not watched, which are left over from this agent's processes."""
         return [pid for pid in children() if pid not in self._ends]
 
     def _reap(self) -> None:
@@ -46,12 +50,12 @@ class Reaper:
 
 
 def children(pid: Union[int, str] = "self", proc: str = "/proc") -> list[int]:
-    """Return the children of a process; none if it has ended."""
-    found: list[int] = []
+    """Return the children of a process, or none if it has ended."""
+    pids: list[int] = []
     tasks: list[str] = []
     with contextlib.suppress(OSError):
         tasks = os.listdir(f"{proc}/{pid}/task")
     for task in tasks:
         with contextlib.suppress(OSError), open(f"{proc}/{pid}/task/{task}/children") as file:
-            found += [int(child) for child in file.read().split()]
-    return found
+            pids += [int(child) for child in file.read().split()]
+    return pids

@@ -1,9 +1,9 @@
-"""The variables that a worker is started with: torchrun's, mpirun's and srun's names for the same facts. Pure.
+"""Environment variables of a worker: the names of torchrun, mpirun and srun for the same facts.
 
-Of mpirun's and srun's names only those that count: who am I, of how many. Those that speak of a scheduler
-(SLURM_JOB_ID, SLURM_JOB_NODELIST, OMPI_MCA_*, PMIX_*) are left alone: scripts take them as leave to call scontrol, to
-requeue, or to start MPI, and there is none (decision "Names of places, not of schedulers"). Frameworks that know all
-three prefer torchrun's.
+Only the names of mpirun and srun that identify a rank and the world's size are set. Names that describe a scheduler
+(SLURM_JOB_ID, SLURM_JOB_NODELIST, OMPI_MCA_*, PMIX_*) are not changed, because scripts that see them call scontrol,
+requeue, or start MPI, and there is none (decision "Names of places, not of schedulers"). Frameworks that know all three
+prefer torchrun's names. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ VARYING = (
     "SLURM_NODEID", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE", "CONCERTINA_ROUND",
     "CONCERTINA_SOCKET", "CONCERTINA_SNAPSHOTS", "CONCERTINA_HEARTBEAT",
 )  # fmt: skip
-"""What each worker has of its own: nobody else knows it before."""
+"""Variables that differ between workers, so that their values are not known before a worker starts."""
 
 
 def worker_defaults(workers: int) -> dict[str, str]:
-    """Of a replica with so many workers, where the template says nothing else."""
-    # As torchrun has it; and what a worker has printed should not die with it.
+    """Return the variables of a replica with this many workers, unless the template sets them."""
+    # As torchrun sets it, and so that printed lines are not lost when a worker dies.
     return {"PYTHONUNBUFFERED": "1", **({"OMP_NUM_THREADS": "1"} if workers > 1 else {})}
 
 
 def worker_environment(
     base: Mapping[str, str], assign: Assign, me: int, local_rank: int, agent_store: bool
 ) -> dict[str, str]:
-    """`base` with what the worker `local_rank` of members[me] needs; `agent_store`: MASTER_PORT is served already."""
+    """Return `base` with the variables of the worker `local_rank` of members[me].
+
+    `agent_store` is set if MASTER_PORT is already being served.
+    """
     member = assign.members[me]
     rank, world = member.first_rank + local_rank, sum(m.workers for m in assign.members)
     host, port = split(assign.store)

@@ -1,5 +1,7 @@
-"""What a process of ours is to its parent and its children. It imports next to nothing: each start of a script's parent
-waits for it."""
+"""Relations of a process to its parent and its children.
+
+The module imports as little as possible, because each start of a script's parent waits for it.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,23 @@ import signal
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PF_EXITING = 0x4
-"""include/linux/sched.h"""
+"""Flag of include/linux/sched.h."""
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL for this process as soon as its parent (`parent`, its pid) is gone."""
+    """Make the kernel send SIGKILL to this process as soon as its parent, with this pid, is gone."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Of this process's children (decision "The agent is a child subreaper")."""
+    """Make this process the subreaper of its descendants (decision "The agent is a child subreaper")."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
-    """To the process group of a session leader, or to itself alone where it has not made its session yet."""
+    """Send a signal to the process group of a session leader, or to the process alone if it has no session yet."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
@@ -36,8 +38,10 @@ def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def ends(pid: int) -> bool:
-    """Whether each of its threads has begun to exit, or it is gone: it runs no code of its own any more. It is reaped
-    later, when its memory, and a GPU's, has been freed. proc_pid_stat(5): flags."""
+    """Return whether the process is gone, or each of its threads has begun to exit, so that it runs no more user code.
+
+    The process is reaped later, when its memory, and a GPU's, has been freed. See proc_pid_stat(5), flags.
+    """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with (
@@ -50,7 +54,7 @@ def ends(pid: int) -> bool:
 
 
 def exit_code(status: int) -> int:
-    """As in `subprocess`: negative for a signal."""
+    """Return the exit code as in `subprocess`: negative for a signal."""
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 

@@ -1,16 +1,17 @@
-"""A parent that has imported what workers need, and forks them in milliseconds.
+"""Parent process that has imported the modules that workers need, and forks workers in milliseconds.
 
     python -m concertina_agent.workers.forkserver --control FD --preload MODULE...
     python -m concertina_agent.workers.forkserver --run MODULE:FUNCTION [ARGUMENT...]   (the same without a fork)
 
-The agent and it share a SOCK_SEQPACKET socket, one JSON object a packet. It first says {"warm": true} or {"error":
-sentence}. A request is {"run": "module:function", "arguments": [...], "environment": {...}} with the file descriptors
-for stdout, stderr and what the arguments name ("fd:0" is the first after those two); the answer is {"pid": N}, or
-{"unfit": why} (then the agent spawns instead). {"pid": N, "code": C} tells of each child's end.
+The agent and the parent share a SOCK_SEQPACKET socket with one JSON object a packet. The parent first sends {"warm":
+true} or {"error": sentence}. A request is {"run": "module:function", "arguments": [...], "environment": {...}} with the
+file descriptors for stdout, stderr and those that the arguments name ("fd:0" is the first after those two). The answer
+is {"pid": N}, or {"unfit": why}; the agent then spawns a process instead. {"pid": N, "code": C} reports the end of each
+child.
 
-It only imports: a tensor operation here would hang every child, and a second thread or an open GPU would make a fork
-unsound, so both are looked for before each. A script's parent has this module too, and is waited for: what only the
-bundled trainer's needs is imported where it is needed.
+The parent only imports. A tensor operation would make every child hang, and a second thread or an open GPU would make a
+fork unsafe, so the parent checks for both before each fork. A script's parent imports this module too, and is waited
+for, so modules that only the bundled trainer's parent needs are imported where they are used.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def unfit() -> str:
-    """Why this process must not be forked; empty when it may."""
+    """Return the reason why this process must not be forked, or an empty string if it may."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"it has {threads} threads"
@@ -50,7 +51,10 @@ def unfit() -> str:
 
 
 def run_target(target: str, arguments: Sequence[Any]) -> int:
-    """Call "module:function" with the arguments; its exit code, with a traceback on stderr where it raises."""
+    """Call "module:function" with the arguments, and return the exit code.
+
+    An exception prints a traceback on stderr.
+    """
     module, _, name = target.partition(":")
     try:
         result = getattr(importlib.import_module(module), name)(*arguments)
@@ -69,7 +73,7 @@ def run_target(target: str, arguments: Sequence[Any]) -> int:
 
 
 def leave_parent(parent: int, environment: Mapping[str, str], fds: Sequence[int]) -> None:
-    """In a new child: a session, output and environment of its own, default signals, death with its parent."""
+    """Give a new child its own session, output and environment, default signals, and death with its parent."""
     os.setsid()
     die_with_parent(parent)
     os.dup2(fds[0], 1)
@@ -84,7 +88,7 @@ def leave_parent(parent: int, environment: Mapping[str, str], fds: Sequence[int]
 
 
 def become_worker(environment: Mapping[str, str]) -> None:
-    """Of the bundled trainer: what is printed is seen at once, and the stacks can be asked for."""
+    """Set up a worker of the bundled trainer: its output is flushed at each line, and its stacks can be requested."""
     from concertina_agent.workers import stacks
 
     for stream in (sys.stdout, sys.stderr):
@@ -94,11 +98,11 @@ def become_worker(environment: Mapping[str, str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Forked:
-    """What a new child was asked for."""
+    """Request for which a child was forked."""
 
     request: Mapping[str, Any]
     fds: Sequence[int]
-    """Beside those of stdout and stderr."""
+    """File descriptors without those of stdout and stderr."""
 
 
 def _refused() -> Mapping[str, str]:
@@ -107,8 +111,13 @@ def _refused() -> Mapping[str, str]:
 
 
 class Forkserver:
+    """Server that forks on request."""
+
     def __init__(self, control: socket.socket, refused: Callable[[], Mapping[str, str]] = _refused) -> None:
-        """`refused`: the answer to a request, where this process must not be forked; empty where it may."""
+        """Initialize the server.
+
+        `refused` returns the answer to a request if this process must not be forked, or an empty mapping if it may.
+        """
         self._control, self._refused = control, refused
         self._wakeup, wake = socket.socketpair()
         for end in (self._wakeup, wake):
@@ -118,7 +127,7 @@ class Forkserver:
         signal.set_wakeup_fd(wake.fileno())
 
     def serve(self) -> Optional[Forked]:
-        """Returns in each child; and, with None, here once the agent closes its end."""
+        """Serve requests. Return in each child, and return None in the parent once the agent closes its end."""
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._wakeup, selectors.EVENT_READ)
@@ -143,13 +152,13 @@ class Forkserver:
         self._control.send(json.dumps(message).encode())
 
     def _fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> bool:
-        """Whether this is the child; the agent is answered."""
+        """Fork and answer the agent; return whether this process is the child."""
         refused = self._refused()
         if refused:
             self.send(refused)
             return False
         parent = os.getpid()
-        # The child ignores them as this process does, until it has handlers of its own: what comes before waits.
+        # The child ignores these signals as this process does until it has its own handlers. Earlier ones stay pending.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         pid = os.fork()
         if pid:
@@ -210,7 +219,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _work(forked: Forked) -> NoReturn:
-    """In a child, to its end."""
+    """Run the request in a child, until the child exits."""
     code = 1
     try:
         request, fds = forked.request, forked.fds

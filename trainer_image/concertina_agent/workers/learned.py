@@ -1,7 +1,9 @@
-"""What a script has imported, written down as it does: a line for each module, in the file that the next parent reads.
+"""Record of the modules that a script imports: one line for each module, in the file that the next parent reads.
 
-A line is JSON: the module's name and the variables that the script had changed by then, as packages read variables when
-they are imported (the parent sets them, too, before it imports); null where it was not imported after all."""
+A line is JSON: the module's name, and the variables that the script had changed by then, because packages read
+variables when they are imported (the parent also sets them before it imports). Instead of the variables, null means
+that the module was not imported after all.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ MOST_MODULES, MOST_BYTES = 10_000, 4 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
+    """Module that a script has imported."""
+
     name: str
     changes: Mapping[str, Optional[str]] = dataclasses.field(default_factory=dict)
-    """Variables that the script had set, or removed (None), before."""
+    """Variables that the script had set, or removed (None), before the import."""
 
     @property
     def line(self) -> str:
@@ -32,47 +36,50 @@ class Imported:
 
 
 class Recorder:
-    """The first of the script's finders: it finds nothing, and so sees each module that is looked for. One that was
-    only asked about, and not imported, is taken back when the next one comes; from then on it is written only once it
-    is seen to be imported, as some are asked about at each step, and some at each start: a file that grew by them would
-    have another parent import everything again. What is written there already is known."""
+    """First of the script's finders, which finds nothing and so sees each module that is looked for.
+
+    A module that was looked for but not imported is revoked when the next one is looked for. After that, it is recorded
+    only once it has been imported. Some modules are looked for at each step or at each start, and a file that grew with
+    them would make another parent import everything again. Modules that the file already contains are not recorded
+    again.
+    """
 
     def __init__(self, path: str) -> None:
         self._path, self._pid = path, os.getpid()
-        self._given = dict(os.environ)
+        self._initial_environment = dict(os.environ)
         self._last = ""
         self._changes: dict[str, Optional[str]] = {}
-        known = _last_said(path)
-        self._asked = {name for name, said in known.items() if said is None}
-        """Were taken back."""
-        self._seen = known.keys() - self._asked
+        records = _last_records(path)
+        self._not_imported = {name for name, record in records.items() if record is None}
+        """Modules that were revoked."""
+        self._recorded = records.keys() - self._not_imported
 
     def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: object = None) -> None:
-        if os.getpid() != self._pid or len(self._seen) >= MOST_MODULES:
+        if os.getpid() != self._pid or len(self._recorded) >= MOST_MODULES:
             return
         self._settle()
         package = name.partition(".")[0]
-        if name in self._seen or package in getattr(sys, "stdlib_module_names", ()):
+        if name in self._recorded or package in getattr(sys, "stdlib_module_names", ()):
             return
         if name == package:
-            self._changes = self._changed()
-        self._seen.add(name)
+            self._changes = self._changed_variables()
+        self._recorded.add(name)
         self._last = name
-        if name not in self._asked:
+        if name not in self._not_imported:
             self._write(name, self._changes)
 
     def _settle(self) -> None:
-        """Whether the one before was imported shows now."""
+        """Determine whether the previous module was imported."""
         name, self._last = self._last, ""
         if not name:
             return
         if name in sys.modules:
-            if name in self._asked:
+            if name in self._not_imported:
                 self._write(name, self._changes)
             return
-        self._seen.discard(name)
-        if name not in self._asked:
-            self._asked.add(name)
+        self._recorded.discard(name)
+        if name not in self._not_imported:
+            self._not_imported.add(name)
             self._write(name, None)
 
     def _write(self, name: str, changes: Optional[Mapping[str, Optional[str]]]) -> None:
@@ -84,41 +91,43 @@ class Recorder:
             finally:
                 os.close(file)
 
-    def _changed(self) -> dict[str, Optional[str]]:
+    def _changed_variables(self) -> dict[str, Optional[str]]:
         now = dict(os.environ)
-        names = [*now, *(name for name in self._given if name not in now)]
-        return {name: now.get(name) for name in names if now.get(name) != self._given.get(name)}
+        names = [*now, *(name for name in self._initial_environment if name not in now)]
+        return {name: now.get(name) for name in names if now.get(name) != self._initial_environment.get(name)}
 
 
 def read(path: str) -> list[Imported]:
-    """In the order in which they were imported; empty where nothing is written. A line that can't be read, such
-    as one that is half written or comes from elsewhere, is passed over."""
-    return [said for said in _last_said(path).values() if said is not None]
+    """Return the imported modules in order of their import, or none if there is no file.
+
+    A line that cannot be read, such as one that is incomplete or comes from elsewhere, is skipped.
+    """
+    return [record for record in _last_records(path).values() if record is not None]
 
 
 def lines_to_tell(path: str) -> str:
-    """Lines from which another replica goes on as this one would; what was taken back is among them."""
-    said = _last_said(path).items()
-    return "".join(f"{each.line if each else json.dumps([name, None])}\n" for name, each in said)
+    """Return the lines with which another replica can continue as this one would, including revoked modules."""
+    records = _last_records(path).items()
+    return "".join(f"{record.line if record else json.dumps([name, None])}\n" for name, record in records)
 
 
-def _last_said(path: str) -> dict[str, Optional[Imported]]:
-    """By name; None: taken back."""
-    found: dict[str, Optional[Imported]] = {}
+def _last_records(path: str) -> dict[str, Optional[Imported]]:
+    """Return the valid record of each module, or None for one that was revoked."""
+    records: dict[str, Optional[Imported]] = {}
     with contextlib.suppress(OSError), open(path, "rb") as lines:
         for line in lines.read(MOST_BYTES).splitlines()[:MOST_MODULES]:
             with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
                 name, changes = json.loads(line)
                 if changes is None:
-                    found[name] = None
+                    records[name] = None
                 elif (
-                    found.get(name) is None
+                    records.get(name) is None
                     and _is_module(name)
-                    and all(_is_variable(*each) for each in changes.items())
+                    and all(_is_variable(*change) for change in changes.items())
                 ):
-                    found.pop(name, None)  # its place is behind those that were imported meanwhile
-                    found[name] = Imported(name, changes)
-    return found
+                    records.pop(name, None)  # moves after those that were imported meanwhile
+                    records[name] = Imported(name, changes)
+    return records
 
 
 def _is_module(name: str) -> bool:
@@ -126,6 +135,6 @@ def _is_module(name: str) -> bool:
 
 
 def _is_variable(name: str, value: object) -> bool:
-    """One that can be set, or removed."""
+    """Return whether a variable with this name can be set to this value, or removed if it is None."""
     can_be_value = value is None or (isinstance(value, str) and "\0" not in value)
     return can_be_value and bool(name) and not set("=\0") & set(name)

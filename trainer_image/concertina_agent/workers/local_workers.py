@@ -1,4 +1,4 @@
-"""The worker processes of the current round in this replica, and the store that they meet at."""
+"""Worker processes of the current round in this replica, and the store where they meet."""
 
 from __future__ import annotations
 
@@ -32,29 +32,34 @@ from concertina_protocol.waiting import within
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 CHANNEL_EOF_SECONDS = 0.5
-"""How long a dead worker's last messages are waited for."""
+"""Seconds to wait for the last messages of a dead worker."""
 GONE_SECONDS = 10.0
-"""In which what was killed has to end before other processes start: the driver of a device may never let one go."""
+"""Seconds within which killed processes have to end before others start. A device's driver may never let one end."""
 STORE_SECONDS = 0.1
-"""By which worker 0 of a command of one's own comes before the others. It serves the store, and torch's client that
-finds none looks again after 0.3 to 1 s (decision "Worker 0 comes first")."""
+"""Seconds by which worker 0 of a user's own command starts before the others.
+
+It serves the store, and torch's client retries only after 0.3 to 1 s if there is none (decision "Worker 0 comes
+first").
+"""
 
 
 @dataclasses.dataclass
 class LocalWorker:
+    """Worker process of this replica."""
+
     round: int
     rank: int
     process: Process
     assign: Assign
     oom_kills: int
-    """Of this container, before it started."""
+    """Number of OOM kills in this container before the worker started."""
     heartbeat: HeartbeatFile
     channel: Optional[AgentEnd] = None
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
-    """For it, until it has opened its channel."""
+    """Messages to the worker, until it has opened its channel."""
     channel_closed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     alone: str = ""
-    """How it trains in a world of its own (`worlds`)."""
+    """Clause that says how the worker trains in a world of its own (see `worlds`)."""
 
     @property
     def running(self) -> bool:
@@ -62,6 +67,8 @@ class LocalWorker:
 
 
 class LocalWorkers:
+    """Worker processes of the current round."""
+
     def __init__(
         self,
         settings: AgentSettings,
@@ -70,29 +77,33 @@ class LocalWorkers:
         emit: Callable[[e.Event], None],
         tasks: TaskGroup,
     ) -> None:
-        """`tasks`: of these workers alone; they end with the workers, as what is half started could not be killed."""
+        """Initialize without workers.
+
+        `tasks` is for these workers only. The tasks end with the workers, because a half-started process cannot be
+        killed.
+        """
         self._settings, self._reaper, self._starter, self._emit = settings, reaper, starter, emit
         self._workers: dict[int, LocalWorker] = {}
-        """By rank."""
-        self._others: list[Process] = []
+        """Workers by rank."""
+        self._store_processes: list[Process] = []
         self._starting: Optional[asyncio.Task[None]] = None
         self._reaping: Optional[asyncio.Task[None]] = None
-        """Of what was killed."""
-        self._over, self._told_to_end = asyncio.Event(), asyncio.Event()
+        """Task that reaps killed processes."""
+        self._over, self._must_end = asyncio.Event(), asyncio.Event()
         self._tasks, self._collecting = tasks, TaskGroup()
         self._started = asyncio.Event()
         self._signal: Optional[int] = None
-        """What the workers of this round were sent; who is just being started gets it, too."""
+        """Signal that was sent to the workers of this round. A worker that is being started gets it, too."""
         self._started_at = self._next_look = 0.0
-        """When the round's workers were started, and when to look for worlds of their own."""
+        """Time at which the round's workers were started, and time of the next check for separate worlds."""
         self._mismatch = ""
-        """As the last WorldsSeen of this round says."""
+        """Clause of the last WorldsSeen of this round."""
 
     # --- start ------------------------------------------------------------------------------------------------------
 
     def start(self, assign: Assign, me: int, store: Optional[socket.socket], environment: dict[str, str]) -> None:
-        """Start the workers of members[me] in the background; `store`: a bound socket to be served here."""
-        self._over, self._told_to_end = asyncio.Event(), asyncio.Event()
+        """Start the workers of members[me] in the background; `store` is a bound socket to be served here."""
+        self._over, self._must_end = asyncio.Event(), asyncio.Event()
         self._started, self._signal = asyncio.Event(), None
         self._started_at, self._next_look, self._mismatch = time.monotonic(), 0.0, ""
         self._starting = self._tasks.start("start workers", self._start(assign, me, store, environment))
@@ -105,7 +116,7 @@ class LocalWorkers:
             if not await self._until_warm():
                 return
             if store is not None:
-                self._others.append(await self._starter.serve_store(store))
+                self._store_processes.append(await self._starter.serve_store(store))
             first_rank = assign.members[me].first_rank
             for local_rank in range(assign.members[me].workers):
                 if first_rank + local_rank == max(first_rank, 1) and not await self._store_may_serve():
@@ -117,12 +128,12 @@ class LocalWorkers:
             self._emit(e.StartFailed(assign.round, f"Workers could not be started: {error}"))
         finally:
             self._started.set()
-            self._not_started(assign, me)
+            self._report_not_started(assign, me)
             if store is not None:
                 store.close()
 
-    def _not_started(self, assign: Assign, me: int) -> None:
-        """Who was sent a signal before there was a process has ended by it."""
+    def _report_not_started(self, assign: Assign, me: int) -> None:
+        """Report workers that were sent a signal before they had a process as ended by that signal."""
         if self._signal is None or self._over.is_set():
             return
         member = assign.members[me]
@@ -132,7 +143,11 @@ class LocalWorkers:
                 self._emit(e.WorkerExited(assign.round, rank, -self._signal))
 
     async def _until_reaped(self) -> None:
-        """Raises StartError."""
+        """Wait until killed processes have ended.
+
+        Raises:
+            StartError: If they do not end in time.
+        """
         try:
             await within(GONE_SECONDS, self._reaped())
         except asyncio.TimeoutError:
@@ -141,23 +156,26 @@ class LocalWorkers:
             ) from None
 
     async def _until_warm(self) -> bool:
-        """False where the workers were to end first: what a parent still imports, seconds of it, is not for them."""
-        ends = asyncio.ensure_future(self._told_to_end.wait())
-        either: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._starter.until_warm()), ends}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        for each in either:
-            each.cancel()
-        return not self._told_to_end.is_set()
+        """Wait until workers can be started. Return False if the workers have to end first.
+
+        The modules that a parent still imports, which can take seconds, are then no longer needed.
+        """
+        ends = asyncio.ensure_future(self._must_end.wait())
+        futures: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._starter.until_warm()), ends}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        for future in futures:
+            future.cancel()
+        return not self._must_end.is_set()
 
     async def _store_may_serve(self) -> bool:
-        """False where the round was over first."""
+        """Wait until the store is likely to be served. Return False if the round is over first."""
         if not self._settings.bundled:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(STORE_SECONDS, self._over.wait())
         return not self._over.is_set()
 
     async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:
-        """False where it has to be asked for again."""
+        """Start a worker. Return False if the caller has to try again."""
         member = assign.members[me]
         rank = member.first_rank + local_rank
         base = {**self._settings.environment, **extra}
@@ -193,9 +211,12 @@ class LocalWorkers:
     # --- while they run ---------------------------------------------------------------------------------------------
 
     async def of(self, pid: int) -> Optional[LocalWorker]:
-        """The worker that this process is, or belongs to; a fork may speak before its parent's answer has been read."""
+        """Return the worker to which a process belongs, or None.
+
+        A fork may use the channel before its parent's answer has been read.
+        """
         await self._started.wait()
-        pids = {pid, _session(pid)}  # a command of one's own may be a shell that runs the script
+        pids = {pid, _session(pid)}  # a user's own command may be a shell that runs the script
         return next((worker for worker in self._workers.values() if worker.process.pid in pids), None)
 
     def attach(self, worker: LocalWorker, channel: AgentEnd) -> None:
@@ -215,21 +236,24 @@ class LocalWorkers:
 
     def signal(self, number: int) -> None:
         self._signal = number
-        self._told_to_end.set()
+        self._must_end.set()
         for worker in self._workers.values():
             worker.process.send_signal(number)
 
     # --- how they are -----------------------------------------------------------------------------------------------
 
     def poll(self) -> e.Tick:
-        """Where each is, and who is stopped."""
+        """Return the heartbeats of the workers, and the workers that are stopped."""
         now, running = time.monotonic(), [worker for worker in self._workers.values() if worker.running]
         heartbeats = (heartbeat for worker in running if (heartbeat := worker.heartbeat.read(now)) is not None)
         stopped = ((worker.rank, stacks.stopped(worker.process.pid)) for worker in running)
         return e.Tick(tuple(heartbeats), tuple((rank, used) for rank, used in stopped if used is not None))
 
     def look_for_own_worlds(self) -> None:
-        """Look, less and less often, whether a command's workers train in worlds of their own: WorldsSeen on news."""
+        """Check whether a command's workers train in separate worlds, and emit WorldsSeen on a change.
+
+        The intervals between checks grow with the age of the workers.
+        """
         now = time.monotonic()
         running = [worker for worker in self._workers.values() if worker.running]
         if self._settings.bundled or not running or not self._started.is_set() or now < self._next_look:
@@ -246,28 +270,30 @@ class LocalWorkers:
             self._emit(e.WorldsSeen(assign.round, mismatch))
 
     def running(self) -> dict[int, int]:
-        """Rank and pid of each that runs."""
+        """Return the pid of each running worker by its rank."""
         return {worker.rank: worker.process.pid for worker in self._workers.values() if worker.running}
 
     def collect_stacks(self, round: int) -> None:
-        """Then StacksCollected; in full they go to our own stderr, which is the pod's log."""
+        """Collect stacks and emit StacksCollected. Complete stacks go to stderr, which is the pod's log."""
         running = [worker for worker in self._workers.values() if worker.running]
         self._collecting.start("collect stacks", self._collect_stacks(round, running))
 
     async def _collect_stacks(self, round: int, workers: list[LocalWorker]) -> None:
-        found = await asyncio.gather(*(stacks.collect(w.process.pid, w.heartbeat.path, self._reaper) for w in workers))
-        for worker, lines in zip(workers, found):
+        stacks_by_worker = await asyncio.gather(
+            *(stacks.collect(w.process.pid, w.heartbeat.path, self._reaper) for w in workers)
+        )
+        for worker, lines in zip(workers, stacks_by_worker):
             text = "\n".join(f"[rank {worker.rank}] {line}" for line in lines)
             sys.stderr.write(f"[rank {worker.rank}] the round stands still; stacks, innermost frame first:\n{text}\n")
         sys.stderr.flush()
-        bounded = {worker.rank: stacks.bounded(lines) for worker, lines in zip(workers, found)}
+        bounded = {worker.rank: stacks.bounded(lines) for worker, lines in zip(workers, stacks_by_worker)}
         self._emit(e.StacksCollected(round, bounded))
 
     def _heartbeat(self, round: int, rank: int) -> HeartbeatFile:
         folder = self._settings.volume / "heartbeats"
         folder.mkdir(exist_ok=True)
         heartbeat = HeartbeatFile(rank, str(folder / f"round-{round}-rank-{rank}"))
-        for path in (heartbeat.path, heartbeat.path + stacks.SUFFIX):  # of an agent before us, in this round
+        for path in (heartbeat.path, heartbeat.path + stacks.SUFFIX):  # left over from the previous agent in this round
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         return heartbeat
@@ -275,36 +301,38 @@ class LocalWorkers:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     async def halt(self) -> None:
-        """SIGKILL everything of the current round; returns when it has written its last byte. A process with a GPU then
-        still takes a quarter of a second to go, for which the next ones of this replica wait, and nobody else
-        (decision "A killed worker is waited for by its successor alone")."""
+        """Send SIGKILL to all processes of the current round, and return when they have written their last byte.
+
+        A process with a GPU then still takes a quarter of a second to end. Only the next processes of this replica wait
+        for that (decision "A killed worker is waited for by its successor alone").
+        """
         self._over.set()
-        self._told_to_end.set()
+        self._must_end.set()
         if self._starting is not None:
             await asyncio.wait({self._starting})
-        await self._reaped()  # one that never ends keeps this replica out of rounds
-        processes = [*(worker.process for worker in self._workers.values()), *self._others]
+        await self._reaped()  # a process that never ends keeps this replica out of rounds
+        processes = [*(worker.process for worker in self._workers.values()), *self._store_processes]
         for process in processes:
             process.send_signal(signal.SIGKILL)
         for worker in self._workers.values():
             if worker.channel is not None:
                 worker.channel.close()
         self._workers.clear()
-        self._others.clear()
+        self._store_processes.clear()
         self._reaping = self._tasks.start("reap", self._reap(processes))
-        if not self._settings.bundled:  # what a script has started may write, too
+        if not self._settings.bundled:  # processes that a script has started may write, too
             return await self._reaped()
         while not all(process.ended.done() or ends(process.pid) for process in processes):
             await asyncio.sleep(0.002)
         return None
 
     async def kill(self) -> None:
-        """Returns when all of it has been reaped, strays included."""
+        """Kill all processes of the current round, and return when they and all strays have been reaped."""
         await self.halt()
         await self._reaped()
 
     async def _reaped(self) -> None:
-        """Nothing that was killed is left."""
+        """Wait until all killed processes have been reaped."""
         while self._reaping is not None and not self._reaping.done():
             await asyncio.wait({self._reaping})
 
@@ -319,7 +347,7 @@ class LocalWorkers:
 
 
 def _session(pid: int) -> int:
-    """-1 where the process is gone."""
+    """Return the session of a process, or -1 if the process is gone."""
     try:
         return os.getsid(pid)
     except OSError:

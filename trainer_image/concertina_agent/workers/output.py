@@ -1,4 +1,4 @@
-"""What processes print: passed on line by line to our own stdout and stderr, and the last lines of each kept."""
+"""Output of processes: it is passed on line by line to the agent's stdout and stderr, and the last lines are kept."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from concertina_protocol.waiting import within
 
 KEEP_LINES = 50
 MAX_KEPT = 2000
-"""Characters kept of one line."""
+"""Maximum number of characters that are kept of a line."""
 MAX_WAITING = 1 << 20
-"""Bytes that may wait for a slow reader of our own output before the printing process has to wait as well."""
+"""Number of bytes that may wait for a slow reader of the agent's output before the printing process must wait."""
 
 
 class Sink:
-    """One of our own streams, never waited for: what it does not take at once is written when it does."""
+    """One of the agent's own streams, which never blocks: data that it does not accept at once are written later."""
 
     def __init__(self, fd: int) -> None:
         self._fd = _reopened(fd)
@@ -51,21 +51,21 @@ class Sink:
 
 
 class Tail:
-    """The output of one process."""
+    """Output of one process."""
 
     def __init__(self, streams: dict[int, int]) -> None:
         self._streams = streams
-        """Read end -> 1 (stdout) or 2 (stderr)."""
+        """Stream of each read end: 1 (stdout) or 2 (stderr)."""
         self._partial = dict.fromkeys(streams, b"")
         self._lines: collections.deque[bytes] = collections.deque(maxlen=KEEP_LINES)
         self._prefix = b""
         self._closed = asyncio.Event()
         self.started = False
         self.last_error = ""
-        """The last line of stderr that is not blank."""
+        """Last line of stderr that is not blank."""
 
     def start(self, prefix: str) -> None:
-        """Read from now on."""
+        """Start reading."""
         self.started = True
         self._prefix = prefix.encode()
         for fd in self._streams:
@@ -102,9 +102,9 @@ class Tail:
         if len(rest) > 1 << 16:
             lines, rest = [*lines, rest], b""
         self._partial[fd] = rest
-        self._take(fd, lines)
+        self._handle_lines(fd, lines)
 
-    def _take(self, fd: int, lines: list[bytes]) -> None:
+    def _handle_lines(self, fd: int, lines: list[bytes]) -> None:
         self._lines.extend(lines)
         if self._streams[fd] == 2 and (not_blank := [line for line in lines if line.strip()]):
             self.last_error = not_blank[-1][:MAX_KEPT].decode(errors="replace")
@@ -114,7 +114,7 @@ class Tail:
     def _end(self, fd: int) -> None:
         asyncio.get_running_loop().remove_reader(fd)
         if self._partial[fd]:
-            self._take(fd, [self._partial[fd]])
+            self._handle_lines(fd, [self._partial[fd]])
         os.close(fd)
         del self._streams[fd], self._partial[fd]
         if not self._streams:
@@ -123,7 +123,10 @@ class Tail:
 
 @contextlib.contextmanager
 def pipes() -> Iterator[tuple[int, int, Tail]]:
-    """Write ends for a child's stdout and stderr (closed here afterwards) and the Tail that reads them once started."""
+    """Yield write ends for a child's stdout and stderr, and the Tail that reads them once started.
+
+    The write ends are closed here afterwards.
+    """
     (out_read, out), (err_read, err) = os.pipe(), os.pipe()
     tail = Tail({out_read: 1, err_read: 2})
     try:
@@ -143,7 +146,10 @@ def _sink(fd: int) -> Sink:
 
 
 def _reopened(fd: int) -> int:
-    """The same pipe or file with an open file description of our own, so that not blocking is our affair alone."""
+    """Return the same pipe or file with an open file description of its own.
+
+    The agent can then make it non-blocking without affecting other processes.
+    """
     (sys.stdout if fd == 1 else sys.stderr).flush()
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)

@@ -1,9 +1,9 @@
-"""In the user's own Python, before its script: imports what the script will, and forks (called by `hook`).
+"""Parent of scripts, in the user's own Python before its script: it imports modules and forks (called by `hook`).
 
-{"probe": true, ...}     says {"held": true} and ends: this Python comes by here
-{"modules": PATH, ...}   a parent, as `forkserver` says; it also says {"leave_out": module, "why": ...} and ends,
-                         where a module must not be imported before the fork, and {"failed": module, "why": ...} of
-                         one that was asked for. Its answers know {"stale": path} besides: a file of what it has
+{"probe": true, ...}     sends {"held": true} and exits, which shows that this Python imports the hook
+{"modules": PATH, ...}   a parent as in `forkserver`. It also sends {"leave_out": module, "why": ...} and exits if a
+                         module must not be imported before the fork, and {"failed": module, "why": ...} if a requested
+                         module cannot be imported. Its answers can also be {"stale": path}: a file that it has
                          imported has changed
 """
 
@@ -33,175 +33,183 @@ from concertina_agent.workers.learned import Imported, Recorder, read
 
 MOST_FILES = 30_000
 NAME = "concertina-warm"
-"""As `ps` shows it, so that nobody takes it for a worker."""
+"""Name of the process in `ps`, which distinguishes it from a worker."""
 BLAS = "OPENBLAS_NUM_THREADS"
 PACKAGES = ("site-packages", "dist-packages")
 
 
 @dataclasses.dataclass(frozen=True)
 class ParentConfig:
-    """What the agent says to it."""
+    """Configuration of a parent, which the agent sends."""
 
     agent: int
-    """Its pid."""
+    """Process id of the agent."""
     control: int
-    """File descriptor."""
+    """File descriptor of the socket to the agent."""
     python_path: Optional[str]
-    """PYTHONPATH as the command has it."""
+    """PYTHONPATH of the command."""
     probe: bool = False
     folder: str = ""
-    """Where the script's own modules lie: first on its sys.path."""
+    """Folder of the script's own modules, which is first on its sys.path."""
     script: str = ""
-    """The file that it is, where it is one."""
+    """File of the script, or empty if the script is not a file."""
     modules: str = ""
-    """File of what was learned."""
+    """File of the learned modules."""
     preload: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     varying: tuple[str, ...] = ()
-    """Variables of which the agent knows that workers differ in them."""
+    """Variables that differ between workers, as far as the agent knows."""
     most_memory: int = 0
-    """Bytes of its own that the imports may take."""
+    """Maximum amount of the parent's own memory that the imports may take, in bytes."""
 
 
-def run(text: str, known: Iterable[str]) -> None:
-    """Returns in each child. `known`: modules that were there before ours."""
-    told = ParentConfig(**json.loads(text))
-    die_with_parent(told.agent)
-    _set_variable("PYTHONPATH", told.python_path)
-    control = socket.socket(fileno=told.control)
-    if told.probe:
+def run(text: str, initial_modules: Iterable[str]) -> None:
+    """Import modules and fork; return in each child.
+
+    Args:
+        text: ParentConfig in JSON.
+        initial_modules: Modules that were imported before those of this package.
+    """
+    config = ParentConfig(**json.loads(text))
+    die_with_parent(config.agent)
+    _set_variable("PYTHONPATH", config.python_path)
+    control = socket.socket(fileno=config.control)
+    if config.probe:
         control.send(json.dumps({"held": True}).encode())
         os._exit(0)
     before = {number: signal.getsignal(number) for number in (*STOPPING, signal.SIGCHLD)}
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
-    name = _renamed(NAME)
+    name = _rename(NAME)
     files: dict[str, tuple[int, ...]] = {}
     server = Forkserver(control, lambda: _refused(files))
-    why = _in_the_way(told.folder, known)
+    why = _shadowed_module(config.folder, initial_modules)
     if why:
         server.send({"error": why})
         os._exit(0)
-    wanted = _wanted(told, read(told.modules))
-    _preload(told, wanted, server)
+    modules = _modules_to_import(config, read(config.modules))
+    _preload(config, modules, server)
     gc.collect()
     gc.freeze()
     files.update(_files())
-    if told.script:
-        files[told.script] = _look(told.script)
+    if config.script:
+        files[config.script] = _fingerprint(config.script)
     server.send({"warm": True})
     forked = server.serve()
     if forked is None:
         os._exit(0)
-    _renamed(name)
+    _rename(name)
     for number, handler in before.items():
         signal.signal(number, handler)
-    _be_oneself(wanted)
+    _separate_from_parent(modules)
     if forked.request.get("record"):
-        sys.meta_path.insert(0, Recorder(told.modules))
+        sys.meta_path.insert(0, Recorder(config.modules))
 
 
-def _be_oneself(wanted: Iterable[Imported]) -> None:
-    """In a child: what a process of its own would not share with others, and what the parent had for itself alone."""
+def _separate_from_parent(modules: Iterable[Imported]) -> None:
+    """Undo, in a child, the state that it must not share with other processes, and the parent's own settings."""
     importlib.invalidate_caches()
-    threads = {name: value for each in wanted for name, value in each.changes.items() if value is not None}
+    threads = {name: value for module in modules for name, value in module.changes.items() if value is not None}
     blas.set_threads({**os.environ, **threads})
-    _draw_anew()
+    _reseed()
 
 
-def _draw_anew() -> None:
-    """Generators that numpy and torch seeded by chance when they were imported; `random` Python seeds itself. What a
-    package has seeded on purpose while it was imported stays so."""
+def _reseed() -> None:
+    """Reseed the generators that numpy and torch seeded randomly on import. Python itself reseeds `random`.
+
+    A generator that a package seeded on purpose during its import keeps its seed.
+    """
     if (numpy := sys.modules.get("numpy.random")) is not None and numpy.get_bit_generator()._seed_seq is not None:
         numpy.seed()
     torch = getattr(sys.modules.get("torch"), "default_generator", None)
-    if torch is not None and torch.initial_seed() >= 1 << 32:  # by chance it is one of 64 bits, and nobody's choice
+    # A random seed has 64 bits, and is not one that a user would choose.
+    if torch is not None and torch.initial_seed() >= 1 << 32:
         torch.seed()
 
 
 # --- what is imported ---------------------------------------------------------------------------------------------
 
 
-def _wanted(told: ParentConfig, learned: Iterable[Imported]) -> list[Imported]:
-    asked = [Imported(name) for name in told.preload]
-    installed = [each for each in learned if _is_installed(each.package)]
-    return [each for each in (*asked, *installed) if each.package not in told.left_out]
+def _modules_to_import(config: ParentConfig, learned: Iterable[Imported]) -> list[Imported]:
+    preloaded = [Imported(name) for name in config.preload]
+    installed = [module for module in learned if _is_installed(module.package)]
+    return [module for module in (*preloaded, *installed) if module.package not in config.left_out]
 
 
 @functools.cache
 def _is_installed(package: str) -> bool:
-    """Whether it is in a folder of installed packages: what lies elsewhere is the script's own."""
+    """Return whether a package is in a folder of installed packages. Others are the script's own."""
     spec = None
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.machinery.PathFinder.find_spec(package, sys.path)
-    places = [] if spec is None else list(spec.submodule_search_locations or [spec.origin or ""])
-    return any(_of_package(place) or _is_filled_by_pip(os.path.dirname(place)) for place in places)
+    locations = [] if spec is None else list(spec.submodule_search_locations or [spec.origin or ""])
+    return any(_of_package(location) or _is_filled_by_pip(os.path.dirname(location)) for location in locations)
 
 
 @functools.cache
 def _is_filled_by_pip(folder: str) -> bool:
-    """As by `pip install --target`: what it installs is recorded beside it."""
+    """Return whether the folder contains records of installed packages, as after `pip install --target`."""
     with contextlib.suppress(OSError):
         return any(name.endswith(".dist-info") for name in os.listdir(folder))
     return False
 
 
-def _preload(told: ParentConfig, wanted: Iterable[Imported], server: Forkserver) -> None:
-    given = dict(os.environ)
-    sys.path.insert(0, told.folder)
+def _preload(config: ParentConfig, modules: Iterable[Imported], server: Forkserver) -> None:
+    initial_environment = dict(os.environ)
+    sys.path.insert(0, config.folder)
     changes: Optional[Mapping[str, Optional[str]]] = None
     try:
-        with _Asked() as asked:
-            for each in wanted:
-                if each.changes != changes:
-                    changes = each.changes
-                    _set_environment({**given, **changes, BLAS: "1"})
-                _import(each, each.name in told.preload, server)
-                why = _why_not(asked, told)
+        with _EnvironmentReads() as environment_reads:
+            for module in modules:
+                if module.changes != changes:
+                    changes = module.changes
+                    _set_environment({**initial_environment, **changes, BLAS: "1"})
+                _import(module, module.name in config.preload, server)
+                why = _reason_to_leave_out(environment_reads, config)
                 if why:
-                    server.send({"leave_out": each.package, "why": why})
+                    server.send({"leave_out": module.package, "why": why})
                     os._exit(0)
-                if _own_memory() > told.most_memory:
-                    server.send({"error": f"its imports take more than {told.most_memory >> 20} MiB of memory"})
+                if _own_memory() > config.most_memory:
+                    server.send({"error": f"its imports take more than {config.most_memory >> 20} MiB of memory"})
                     os._exit(0)
     finally:
-        sys.path.remove(told.folder)
-        _set_environment(given)
+        sys.path.remove(config.folder)
+        _set_environment(initial_environment)
         sys.stdout.flush()
         sys.stderr.flush()
 
 
-def _import(each: Imported, asked_for: bool, server: Forkserver) -> None:
+def _import(module: Imported, is_requested: bool, server: Forkserver) -> None:
     try:
-        importlib.import_module(each.name)
-    except BaseException as error:  # whatever it is, the script meets it again
-        if asked_for:
+        importlib.import_module(module.name)
+    except BaseException as error:  # the script will encounter the error itself
+        if is_requested:
             traceback.print_exc()
-            server.send({"failed": each.name, "why": f"{type(error).__name__}: {error}"[:300]})
+            server.send({"failed": module.name, "why": f"{type(error).__name__}: {error}"[:300]})
 
 
-def _why_not(asked: _Asked, told: ParentConfig) -> str:
-    """What was imported last must not have been."""
-    varying = asked.names & {name.encode() for name in told.varying}
+def _reason_to_leave_out(environment_reads: _EnvironmentReads, config: ParentConfig) -> str:
+    """Return the reason why the last imported module must not be imported, or an empty string."""
+    varying = environment_reads.names & {name.encode() for name in config.varying}
     if varying:
         return f"it reads {min(varying).decode()} when it is imported"
     return unfit()
 
 
-class _Asked(dict[bytes, bytes]):
-    """Stands for the process's variables, and remembers which were asked for."""
+class _EnvironmentReads(dict[bytes, bytes]):
+    """Replacement for the process's variables that records the names that are read."""
 
     def __init__(self) -> None:
         self._data: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
         super().__init__(self._data)
         self.names: set[bytes] = set()
 
-    def __enter__(self) -> _Asked:
+    def __enter__(self) -> _EnvironmentReads:
         os.environ._data = self  # type: ignore[attr-defined]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._data.clear()  # os.environb has it too
+        self._data.clear()  # os.environb refers to it, too
         self._data.update(self)
         os.environ._data = self._data  # type: ignore[attr-defined]
 
@@ -210,10 +218,10 @@ class _Asked(dict[bytes, bytes]):
         return super().__getitem__(name)
 
 
-def _set_environment(wanted: Mapping[str, Optional[str]]) -> None:
-    for name in [name for name in os.environ if wanted.get(name) is None]:
+def _set_environment(variables: Mapping[str, Optional[str]]) -> None:
+    for name in [name for name in os.environ if variables.get(name) is None]:
         del os.environ[name]
-    for name, value in wanted.items():
+    for name, value in variables.items():
         _set_variable(name, value)
 
 
@@ -232,7 +240,7 @@ def _refused(files: Mapping[str, tuple[int, ...]]) -> Mapping[str, str]:
     why = unfit()
     if why:
         return {"unfit": why}
-    changed = next((path for path, seen in files.items() if _look(path) != seen), None)
+    changed = next((path for path, fingerprint in files.items() if _fingerprint(path) != fingerprint), None)
     return {} if changed is None else {"stale": changed}
 
 
@@ -241,9 +249,12 @@ def _own_memory() -> int:
         return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
 
 
-def _in_the_way(folder: str, known: Iterable[str]) -> str:
-    """A module of the script's that has the name of one that only we have imported would not be found any more."""
-    ours = {name for name in sys.modules if "." not in name} - set(known)
+def _shadowed_module(folder: str, initial_modules: Iterable[str]) -> str:
+    """Return an error if a module of the script has the name of a module that only this package has imported.
+
+    The script could not import its own module then.
+    """
+    ours = {name for name in sys.modules if "." not in name} - set(initial_modules)
     with contextlib.suppress(OSError):
         for entry in sorted(os.listdir(folder)):
             name = entry.partition(".")[0]
@@ -253,14 +264,14 @@ def _in_the_way(folder: str, known: Iterable[str]) -> str:
 
 
 def _files() -> dict[str, tuple[int, ...]]:
-    """Those of all imported modules that are not Python's own, as they are."""
+    """Return the fingerprints of the files of all imported modules that are not in the standard library."""
     standard = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-    found: dict[str, tuple[int, ...]] = {}
+    fingerprints: dict[str, tuple[int, ...]] = {}
     for module in list(sys.modules.values()):
         path = _path(module)
-        if path and len(found) < MOST_FILES and not (path.startswith(standard) and not _of_package(path)):
-            found[path] = _look(path)
-    return found
+        if path and len(fingerprints) < MOST_FILES and not (path.startswith(standard) and not _of_package(path)):
+            fingerprints[path] = _fingerprint(path)
+    return fingerprints
 
 
 def _path(module: object) -> str:
@@ -272,17 +283,17 @@ def _of_package(path: str) -> bool:
     return any(f"/{name}/" in path for name in PACKAGES)
 
 
-def _look(path: str) -> tuple[int, ...]:
-    """Empty where there is none."""
+def _fingerprint(path: str) -> tuple[int, ...]:
+    """Return the time, size and inode of a file, or an empty tuple if there is none."""
     try:
-        seen = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return ()
-    return (seen.st_mtime_ns, seen.st_size, seen.st_ino)
+    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
-def _renamed(name: str) -> str:
-    """The process's name until now."""
+def _rename(name: str) -> str:
+    """Rename the process, and return its previous name."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "r+") as file:
         before = file.read().rstrip("\n")
         file.seek(0)

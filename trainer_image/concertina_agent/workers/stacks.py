@@ -1,8 +1,9 @@
-"""Where a process stands in its code, asked without its help: it may hang in C, or be stopped.
+"""Stacks of a process, obtained without its cooperation, because it may hang in C or be stopped.
 
-A worker forked by us has registered faulthandler for SIGNAL, which writes the Python stacks of all threads from the
-signal handler itself; any other process, and what it has started, is looked at by py-spy, where that is installed and
-permitted. What the kernel knows comes first, and is all there is where neither answers."""
+A worker that was forked by the agent has registered faulthandler for SIGNAL, which writes the Python stacks of all
+threads from the signal handler. Any other process and its descendants are inspected by py-spy, if that is installed and
+permitted. The kernel's information comes first, and is all there is if neither answers.
+"""
 
 from __future__ import annotations
 
@@ -23,35 +24,37 @@ SIGNAL = signal.SIGUSR2
 SUFFIX = ".stacks"
 ANSWER_SECONDS = 1.0
 QUIET_SECONDS = 0.06
-"""A dump that does not grow for so long is complete."""
+"""Seconds without growth after which a dump is complete."""
 KEEP_LINES, KEEP_CHARACTERS = 40, 240
 FAMILY = 8
-"""Processes of one worker that are looked at."""
+"""Maximum number of processes of one worker that are inspected."""
 FRAMES = 8
-"""Kept of each thread, innermost first."""
+"""Number of frames that are kept of each thread, innermost first."""
 IDLE = ("<no Python frame>", "concurrent/futures/thread.py")
-"""In the innermost frame of a thread that tells nothing: a library's own, or a pool's that has nothing to do."""
+"""Text in the innermost frame of an irrelevant thread: one of a library, or an idle one of a pool."""
 
 
 def register(environment: Mapping[str, str]) -> None:
-    """In a worker: from now on SIGNAL writes the stacks of all threads into the file beside the heartbeat."""
+    """Make SIGNAL write the stacks of all threads of this worker into the file beside its heartbeat."""
     if path := environment.get(VARIABLE):
         with contextlib.suppress(OSError):
             faulthandler.register(SIGNAL, open(path + SUFFIX, "w"), all_threads=True)  # noqa: SIM115
 
 
 async def collect(pid: int, heartbeat: str, reaper: Reaper) -> list[str]:
-    """All lines: what the kernel says, then the stacks, innermost frame first."""
+    """Return all lines: the kernel's information, then the stacks, innermost frame first."""
     if _size(heartbeat + SUFFIX) >= 0:
         return [_kernel(pid), *await _by_signal(pid, heartbeat + SUFFIX)]
     family = _family(pid)
-    found = await asyncio.gather(*(_from_outside(each, reaper) for each in family))
-    return [line for each, lines in zip(family, found) for line in (_kernel(each), *lines)]
+    stacks = await asyncio.gather(*(_from_outside(member, reaper) for member in family))
+    return [line for member, lines in zip(family, stacks) for line in (_kernel(member), *lines)]
 
 
 def bounded(lines: list[str]) -> tuple[str, ...]:
-    """The innermost frames of each thread at work, within what a message may hold. The thread that answered, the main
-    one, comes last in a dump and first here."""
+    """Return the innermost frames of each busy thread, within the limits of a message.
+
+    The main thread, which answers the signal, comes last in a dump and first in the result.
+    """
     threads: list[list[str]] = [[]]
     for line in lines:
         if line.startswith(("Current thread", "Thread ")):
@@ -65,17 +68,20 @@ def bounded(lines: list[str]) -> tuple[str, ...]:
 
 
 def stopped(pid: int) -> Optional[int]:
-    """The CPU time it has used, in clock ticks, if it is stopped (not by a debugger); proc_pid_stat(5)."""
+    """Return the CPU time of a process in clock ticks if it is stopped, but not by a debugger; else None.
+
+    See proc_pid_stat(5).
+    """
     state, *fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""]
     return int(fields[10]) + int(fields[11]) if state == "T" else None
 
 
 def _family(pid: int) -> list[int]:
-    """The process and what it has started, as a command of one's own may be a shell that runs the script."""
-    found = [pid]
-    for each in found:
-        found += map(int, _read(f"/proc/{each}/task/{each}/children").split())
-    return found[:FAMILY]
+    """Return the process and its descendants, because a user's own command may be a shell that runs the script."""
+    pids = [pid]
+    for parent in pids:
+        pids += map(int, _read(f"/proc/{parent}/task/{parent}/children").split())
+    return pids[:FAMILY]
 
 
 def _kernel(pid: int) -> str:
@@ -103,14 +109,17 @@ async def _by_signal(pid: int, path: str) -> list[str]:
 
 async def _from_outside(pid: int, reaper: Reaper) -> list[str]:
     program = shutil.which("py-spy")
-    lines, known = await _by_py_spy(program, pid, reaper) if program else ([], False)
-    if not known:
+    lines, has_stack = await _by_py_spy(program, pid, reaper) if program else ([], False)
+    if not has_stack:
         lines += [f"kernel: {line}" for line in _read(f"/proc/{pid}/stack").splitlines()]
     return lines
 
 
 async def _by_py_spy(program: str, pid: int, reaper: Reaper) -> tuple[list[str], bool]:
-    """What it says, and whether that is a stack: it can't tell of other programs, nor where it may not look."""
+    """Return py-spy's output, and whether it is a stack.
+
+    py-spy supports no other programs than Python, and may lack the permission to inspect a process.
+    """
     child, output = _start_py_spy(program, pid)
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     reaper.watch(child, lambda code: None if ended.done() else ended.set_result(code))
@@ -125,7 +134,7 @@ async def _by_py_spy(program: str, pid: int, reaper: Reaper) -> tuple[list[str],
 
 
 def _start_py_spy(program: str, pid: int) -> tuple[int, BinaryIO]:
-    """Its pid, and what it prints (a pipe holds all of it)."""
+    """Return the process id of py-spy, and its output; a pipe has room for all of it."""
     read, write = os.pipe()
     try:
         redirect = [(os.POSIX_SPAWN_DUP2, write, 1), (os.POSIX_SPAWN_DUP2, write, 2)]
@@ -136,7 +145,7 @@ def _start_py_spy(program: str, pid: int) -> tuple[int, BinaryIO]:
 
 
 def _size(path: str) -> int:
-    """-1 where there is no such file."""
+    """Return the size of a file, or -1 if there is no such file."""
     try:
         return os.stat(path).st_size
     except OSError:

@@ -1,4 +1,4 @@
-"""How a worker is started: the bundled trainer as a fork of its parent, a command of one's own warm or plainly."""
+"""Start of workers: the bundled trainer as a fork of its parent, and a user's own command warm or without a parent."""
 
 from __future__ import annotations
 
@@ -17,17 +17,27 @@ from concertina_protocol.log import log_event
 
 
 class Starter(Protocol):
+    """Interface that starts workers."""
+
     async def until_warm(self) -> None:
-        """Until there is nothing to wait for any more."""
+        """Wait until a worker can be started without further waiting."""
 
     async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
-        """A worker; None where one should wait (`until_warm`) and ask again. Raises StartError."""
+        """Start a worker, or return None if the caller must wait (`until_warm`) and try again.
+
+        Raises StartError if the worker cannot be started.
+        """
 
     async def serve_store(self, listening: socket.socket) -> Process:
-        """A process that serves the round's store. Raises StartError."""
+        """Start a process that serves the round's store.
+
+        Raises StartError if it cannot be started.
+        """
 
 
 class BundledStarter:
+    """Starter of the bundled trainer's workers."""
+
     def __init__(self, settings: AgentSettings, parent: ForkParent) -> None:
         self._settings, self._parent = settings, parent
 
@@ -43,22 +53,24 @@ class BundledStarter:
 
 
 class CommandStarter:
+    """Starter of the workers of a user's own command."""
+
     def __init__(self, settings: AgentSettings, reaper: Reaper, say: Callable[[e.WarmStartKnown], None]) -> None:
         self._command: Sequence[str] = settings.command
-        self._reaper, self._say = reaper, say
-        self._said = e.WarmStartKnown()
-        made = warm_start(settings, reaper) if settings.warm_start else ""
-        self.warm = made if isinstance(made, WarmProcess) else None
-        self._unsuited = made if isinstance(made, str) else ""
+        self._reaper, self._report = reaper, say
+        self._reported_state = e.WarmStartKnown()
+        warm = warm_start(settings, reaper) if settings.warm_start else ""
+        self.warm = warm if isinstance(warm, WarmProcess) else None
+        self._unsuited = warm if isinstance(warm, str) else ""
 
     async def warm_up(self) -> None:
-        """Until workers can be asked for."""
+        """Wait until workers can be started."""
         if self.warm is None:
-            return self._remark(self._unsuited)
+            return self._report_state(self._unsuited)
         self.warm.begin()
         if self.warm.imports_first:
             await self.warm.settled()
-            self._remark(self.warm.why)
+            self._report_state(self.warm.why)
         return None
 
     async def until_warm(self) -> None:
@@ -67,11 +79,11 @@ class CommandStarter:
 
     async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
         if self.warm is not None:
-            # One of them writes down what is imported: they are the same script.
+            # Only one worker records its imports, because all run the same script.
             forked = await self.warm.start(environment, record=local_rank == 0, prefix=prefix)
             if isinstance(forked, Again):
                 return None
-            self._remark("" if isinstance(forked, Process) else forked)
+            self._report_state("" if isinstance(forked, Process) else forked)
             if isinstance(forked, Process):
                 return forked
         return start_command(self._command, environment, self._reaper, prefix)
@@ -82,16 +94,16 @@ class CommandStarter:
     def look(self) -> None:
         if self.warm is not None:
             self.warm.look()
-            self._remark(self._said.warm_start_disabled_reason)
+            self._report_state(self._reported_state.warm_start_disabled_reason)
 
     def stop(self) -> None:
         if self.warm is not None:
             self.warm.stop()
 
-    def _remark(self, why: str) -> None:
-        """`why`: the command starts plainly; empty where it does not."""
-        known = e.WarmStartKnown(why, self.warm.warm_start_skipped_modules if self.warm is not None else "")
-        if known != self._said:
-            self._said = known
-            log_event("warm_start", **dataclasses.asdict(known))
-            self._say(known)
+    def _report_state(self, why: str) -> None:
+        """Report the reason why the command starts without a parent, or an empty string if it starts warm."""
+        state = e.WarmStartKnown(why, self.warm.warm_start_skipped_modules if self.warm is not None else "")
+        if state != self._reported_state:
+            self._reported_state = state
+            log_event("warm_start", **dataclasses.asdict(state))
+            self._report(state)

@@ -1,8 +1,9 @@
-"""A command of one's own, started as a fork of a parent that has imported what it needs; plainly where that can't be.
+"""Start of a user's own command as a fork of a parent that has imported its modules, or without a parent if needed.
 
-The parent is the command itself, held before its script begins (`hook`). At first it has imported what `preload` names;
-its children write down what they import, and once nothing new comes another parent, with all of that, takes its place
-(decision "What a script imports is learned from its first run")."""
+The parent is the command itself, stopped before its script begins (`hook`). At first it has imported the modules that
+`preload` names. Its children record their imports. Once no new ones are recorded, another parent that has imported all
+of them replaces it (decision "What a script imports is learned from its first run").
+"""
 
 from __future__ import annotations
 
@@ -27,44 +28,49 @@ from concertina_protocol.waiting import within
 
 HOOK = os.path.join(SEARCH_PATH, "concertina_agent", "workers", "hook")
 VARIABLE = "CONCERTINA_WARM_PARENT"
-"""As in `hook`, which is imported in the command's Python alone."""
+"""Name of the variable, as in `hook`, which only the command's Python imports."""
 WARM_SECONDS = 120.0
-"""From the start of a parent, after which nobody waits for it any more."""
+"""Seconds from the start of a parent after which no worker waits for it."""
 QUIET_SECONDS = 5.0
-"""Without a new module, after which a script has imported what it needs."""
+"""Seconds without a new module after which a script has imported the modules that it needs."""
 MEMORY_SHARE = 4
-"""Into how many parts the container's memory is divided; the imports of a parent may take one. Until the last worker of
-the one before has ended there are two of them, beside what trains."""
+"""Divisor of the container's memory for the maximum that the imports of a parent may take.
+
+Until the last worker of the previous parent has ended, there are two parents beside the training processes.
+"""
 MOST_PARENTS = 12
-"""Started by one agent: one that is lost, has to leave something out, or has learned more is followed by another."""
+"""Maximum number of parents that an agent starts.
+
+A parent that is lost, has to leave out a module, or has learned more modules is followed by another.
+"""
 MOST_TOLD = 1 << 20
-"""Characters of what was learned, to another replica."""
+"""Maximum number of characters of learned modules that are sent to another replica."""
 MOST_CHARACTERS = 1000
-"""Of what is said of it."""
+"""Maximum number of characters of a message about the parent."""
 BEFORE_MAIN = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "KMP_", "GOMP_")
-"""Beginnings of variables that are read before a script could say anything else of them."""
+"""Prefixes of variables that are read before a script can change them."""
 SHELL_STARTS = ("BASH_ENV", "ENV", "BASH_FUNC_")
-"""Of those by which a shell does more than it is told."""
+"""Prefixes and names of variables that make a shell run more than its command."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Again:
-    """Nothing was started yet: another parent is being warmed."""
+    """Result of a start that has to be repeated, because another parent is being warmed."""
 
 
 class ScriptParent(WorkerParent):
     """One parent of scripts."""
 
     def __init__(self, reaper: Reaper, size: int) -> None:
-        """`size`: of what was learned when it began to import."""
+        """Initialize the parent; `size` is that of the file of learned modules when the parent began to import."""
         super().__init__("what the script needs", reaper)
         self.size = size
         self.left_out: Optional[tuple[str, str]] = None
-        """A package that it must not import, and why; then it has ended."""
+        """Package that the parent must not import, with the reason. The parent has then ended."""
         self.failed: dict[str, str] = {}
-        """Modules of `preload` that could not be imported, and why."""
+        """Modules of `preload` that could not be imported, with the reason for each."""
         self.held = False
-        """It was a probe, and came by the hook."""
+        """Whether this was a probe that reached the hook."""
         self.lost = self.stale = False
 
     def _on_news(self, message: Mapping[str, Any]) -> None:
@@ -82,51 +88,59 @@ class ScriptParent(WorkerParent):
 
 
 class WarmProcess:
+    """Start of workers as forks of a parent."""
+
     def __init__(self, command: PythonCommand, settings: AgentSettings, reaper: Reaper) -> None:
         self._command, self._preload, self._reaper = command, settings.preload, reaper
         self._environment = {
             **worker_defaults(settings.workers),
             **settings.environment,
-            **_of_shell(command.shell),
+            **_shell_variables(command.shell),
         }
         self._learned = settings.volume / "warm" / "modules"
-        """What was learned, in the volume: it is there for the next container, too."""
+        """File of the learned modules in the volume, so that the next container can use it, too."""
         self._script = os.path.realpath(command.target) if command.runs is Runs.FILE else ""
         self._parent: Optional[ScriptParent] = None
         self._next: Optional[asyncio.Task[None]] = None
-        """That brings another parent."""
+        """Task that starts another parent."""
         self._retired: list[ScriptParent] = []
         self._left_out: dict[str, str] = {}
         self._started = 0
         self._size, self._quiet_since = 0, 0.0
-        self._in_vain = ""
-        """Why there is no newer parent, which would have imported more."""
+        self._failed_renewal = ""
+        """Reason why there is no newer parent that would have imported more modules."""
         self.why = ""
-        """Why the command starts plainly, in a sentence; empty while it does not."""
+        """Reason why the command starts without a parent, in a sentence, or empty if it starts warm."""
 
     # --- a parent -----------------------------------------------------------------------------------------------------
 
     @property
     def imports_first(self) -> bool:
-        """Whether there is something to import before the first start. Otherwise a replica is ready without, and its
-        first start waits for a parent that is there by then, or nearly."""
+        """Whether there are modules to import before the first start.
+
+        If there are none, a replica is ready without a parent. Its first start waits for a parent that is warm by then,
+        or nearly.
+        """
         return bool(self._preload) or self.has_learned
 
     @property
     def has_learned(self) -> bool:
-        """From a worker that was started here, or from another replica."""
+        """Whether modules were learned, from a worker that was started here or from another replica."""
         return size_of(self._learned) > 0
 
     @property
     def learned(self) -> Optional[p.Learned]:
-        """What the parent has imported; None while that is nothing."""
+        """Modules that the parent has imported, or None if there are none."""
         if self._parent is None or self._parent.size == 0:
             return None
         modules = lines_to_tell(str(self._learned))
         return p.Learned(modules, self._left_out) if len(modules) <= MOST_TOLD else None
 
     async def take(self, learned: p.Learned) -> None:
-        """What another replica has learned, in the place of nothing. Returns once it is imported, or can't be."""
+        """Import the modules that another replica has learned, and return once they are imported or cannot be.
+
+        The caller ensures that this replica has learned none.
+        """
         try:
             self._learned.write_bytes(learned.modules.encode(errors="replace"))
         except OSError as error:
@@ -134,26 +148,26 @@ class WarmProcess:
             return
         self._left_out.update(learned.left_out)
         await self.settled()
-        if self._parent is not None:  # else no fork can be had here
+        if self._parent is not None:  # otherwise no fork is possible here
             self._renew()
             await self.settled()
 
     @property
     def warm_start_skipped_modules(self) -> str:
-        """What each worker has to import by itself, and why, though it starts warm; empty where there is nothing."""
+        """Modules that each worker has to import although it starts warm, with the reasons, or empty."""
         if self._parent is None:
             return ""
-        found = {**self._parent.failed, **self._left_out}
-        said = [f"{name} ({why})" for name, why in found.items()]
-        if self._in_vain:
-            said.append(f"what the script imports ({self._in_vain})")
-        return "; ".join(said)[:MOST_CHARACTERS]
+        reasons = {**self._parent.failed, **self._left_out}
+        clauses = [f"{name} ({why})" for name, why in reasons.items()]
+        if self._failed_renewal:
+            clauses.append(f"what the script imports ({self._failed_renewal})")
+        return "; ".join(clauses)[:MOST_CHARACTERS]
 
     def begin(self) -> None:
-        """`settled` once forks can be had, or it is known that they can't."""
-        self._next = asyncio.ensure_future(self._first())
+        """Start the first parent; `settled` returns once forks are possible, or are known to be impossible."""
+        self._next = asyncio.ensure_future(self._start_first())
 
-    async def _first(self) -> None:
+    async def _start_first(self) -> None:
         try:
             self._learned.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -163,10 +177,10 @@ class WarmProcess:
         if self.why:
             self._next = None
         else:
-            await self._bring()
+            await self._replace_parent()
 
     def look(self) -> None:
-        """A few times a second: whether there is more to import, and who is not needed any more."""
+        """Check a few times a second for new modules to import, and stop parents that are no longer needed."""
         for parent in [parent for parent in self._retired if parent.idle]:
             parent.stop()
             self._retired.remove(parent)
@@ -185,25 +199,26 @@ class WarmProcess:
 
     def _renew(self) -> None:
         if self._next is None:
-            self._next = asyncio.ensure_future(self._bring())
+            self._next = asyncio.ensure_future(self._replace_parent())
 
     async def settled(self) -> None:
-        """Until no parent is being warmed."""
+        """Wait until no parent is being warmed."""
         if self._next is not None:
             await asyncio.wait({self._next})
 
-    async def _bring(self) -> None:
-        """A parent in the place of the one that there is, if any."""
+    async def _replace_parent(self) -> None:
+        """Start a parent that replaces the current one, if any."""
         try:
             parent, why = await self._warm_parent()
             log_event("script_parent", learned=parent.size if parent else None, left_out=self._left_out, why=why)
             before = self._parent
             if parent is None and before is not None and not (before.lost or before.stale):
-                before.size, self._in_vain = size_of(self._learned), why  # it lacks something, and is better than none
+                # The current parent lacks modules, but is better than none.
+                before.size, self._failed_renewal = size_of(self._learned), why
                 return
             if before is not None:
                 self._retired.append(before)
-            self._parent, self.why, self._in_vain = parent, why, ""
+            self._parent, self.why, self._failed_renewal = parent, why, ""
         finally:
             self._next = None
 
@@ -230,7 +245,7 @@ class WarmProcess:
         return None, f"{MOST_PARENTS} processes have imported what the script needs, and none was of use ({reasons})"
 
     async def _probe(self) -> str:
-        """Why this Python can't be held before its script; empty where it can."""
+        """Return the reason why this Python cannot be stopped before its script, or an empty string if it can."""
         probe = ScriptParent(self._reaper, 0)
         line = [*self._command.line[: self._command.options], "-c", "pass"]
         try:
@@ -245,7 +260,7 @@ class WarmProcess:
 
     def _line(self, control: int, line: Sequence[str], probe: bool = False) -> tuple[Sequence[str], Mapping[str, str]]:
         path = self._environment.get("PYTHONPATH")
-        told = {
+        config = {
             "agent": os.getpid(),
             "control": control,
             "python_path": path,
@@ -262,22 +277,25 @@ class WarmProcess:
             **self._environment,
             **PARENT_ALONE,
             "PYTHONPATH": f"{HOOK}{os.pathsep}{path}" if path else HOOK,
-            VARIABLE: json.dumps(told),
+            VARIABLE: json.dumps(config),
         }
         return line, environment
 
     # --- a worker -----------------------------------------------------------------------------------------------------
 
     async def start(self, environment: Mapping[str, str], record: bool, prefix: str) -> Union[Process, Again, str]:
-        """The process, or why there is none. `record`: it writes down what it imports."""
-        environment = {**environment, **_of_shell(self._command.shell)}
-        if unlike := _unlike(environment, self._environment):
+        """Start a worker, and return its process, or the reason why there is none.
+
+        `record` is set if the worker records its imports.
+        """
+        environment = {**environment, **_shell_variables(self._command.shell)}
+        if unlike := _differing_variable(environment, self._environment):
             return f"{unlike} differs from worker to worker, and is read before a script begins"
         request = {"environment": environment, "record": record}
         if self._parent is None:
             return self.why
         if record and self._parent.size == 0 and self.has_learned and self._started < MOST_PARENTS:
-            # A run that ended before QUIET_SECONDS were over: what this start would import is imported once for all.
+            # The previous run ended within QUIET_SECONDS. Import its modules once instead of in each worker.
             self._renew()
             return Again()
         try:
@@ -288,7 +306,7 @@ class WarmProcess:
             log_event("imported_again", why=forked.why)
             self._parent.stale = True
             if forked.changed == self._script:
-                # What it imports, and the variables that it sets before, may be others now.
+                # The script's imports, and the variables that it sets before them, may have changed.
                 self._learned.unlink(missing_ok=True)
             self._renew()
             return Again()
@@ -296,24 +314,24 @@ class WarmProcess:
 
 
 PARENT_ALONE = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""With one thread it can be forked, and asking for GPUs must not open them."""
+"""Variables of the parent only: with one thread it can be forked, and checking for GPUs must not open them."""
 
 
 def warm_start(settings: AgentSettings, reaper: Reaper) -> Union[WarmProcess, str]:
-    """Or why not."""
+    """Return the parent's controller, or the reason why a warm start is not possible."""
     parsed = parse(settings.command)
     return parsed.why if isinstance(parsed, Unsuited) else WarmProcess(parsed, settings, reaper)
 
 
 def _folder(command: PythonCommand) -> str:
-    """What Python puts before its path."""
+    """Return the folder that Python puts at the beginning of its path."""
     if command.runs is not Runs.FILE:
         return os.getcwd()
     return os.path.dirname(os.path.realpath(command.target))
 
 
-def _of_shell(shell: Optional[str]) -> dict[str, str]:
-    """What a shell that only runs a command sets."""
+def _shell_variables(shell: Optional[str]) -> dict[str, str]:
+    """Return the variables that a shell sets when it only runs a command."""
     if shell is None:
         return {}
     return {"PWD": os.getcwd(), **({"SHLVL": "0"} if shell == "bash" else {})}
@@ -326,6 +344,6 @@ def _unlike_a_shell(command: PythonCommand, environment: Mapping[str, str]) -> s
     return f"the variable {name} makes the shell do more than its text says" if name else ""
 
 
-def _unlike(one: Mapping[str, str], other: Mapping[str, str]) -> str:
-    names = [name for name in (*one, *other) if name.startswith(BEFORE_MAIN)]
-    return next((name for name in names if one.get(name) != other.get(name)), "")
+def _differing_variable(variables: Mapping[str, str], other_variables: Mapping[str, str]) -> str:
+    names = [name for name in (*variables, *other_variables) if name.startswith(BEFORE_MAIN)]
+    return next((name for name in names if variables.get(name) != other_variables.get(name)), "")

@@ -1,5 +1,7 @@
-"""How much memory this container has, and whether the kernel has killed processes of it for want of more: of one worker
-the pod's status says nothing (decision "Out of memory is read from the cgroup")."""
+"""Memory of this container, and whether the kernel has killed processes in it for lack of memory.
+
+The pod's status does not show the kill of a single worker (decision "Out of memory is read from the cgroup").
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,16 @@ import contextlib
 import os
 
 COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
-"""As the container sees its own cgroup, version 2 and version 1."""
+"""Paths of the counters in the container's own cgroup, version 2 and version 1."""
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Likewise."""
+"""Paths of the limits in the container's own cgroup, version 2 and version 1."""
 
 
 def oom_kills(counters: tuple[str, ...] = COUNTERS) -> int:
-    """How many so far; 0 where the kernel doesn't say. A kill is counted before its process has ended."""
+    """Return the number of OOM kills so far, or 0 if the kernel does not provide it.
+
+    A kill is counted before its process has ended.
+    """
     for path in counters:
         with contextlib.suppress(OSError), open(path) as lines:
             for line in lines:
@@ -24,7 +29,7 @@ def oom_kills(counters: tuple[str, ...] = COUNTERS) -> int:
 
 
 def container_memory(limits: tuple[str, ...] = LIMITS) -> int:
-    """Bytes that all processes of this container may have: its limit, or what the machine has."""
+    """Return the bytes that all processes of this container may use: its limit, or the machine's memory."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in limits:
         with contextlib.suppress(OSError, ValueError), open(path) as file:  # "max" is no number

@@ -1,4 +1,4 @@
-"""Starting, hearing and ending worker processes: forks of the warm parent, or plain commands."""
+"""Start, communication and end of worker processes: forks of the warm parent, or plain commands."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ from concertina_protocol.log import log_event
 from concertina_protocol.messages.reports import OUT_OF_MEMORY
 
 SEARCH_PATH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-"""Where `concertina_agent` is imported from: a folder or the zipapp."""
+"""Path from which `concertina_agent` is imported: a folder or the zipapp."""
 PRELOAD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""For the parent alone: with one thread it can be forked, and asking for GPUs must not open them."""
+"""Variables of the parent only: with one thread it can be forked, and checking for GPUs must not open them."""
 AGAIN_SECONDS = (1.0, 3.0, 10.0)
-"""Before further starts in the place of a parent that was warm, where the one before died as it imported: what it died
-of (want of memory, say) may pass."""
+"""Pauses before further starts of a parent that replaces a warm one, if the previous start died during its imports.
+
+The cause, such as lack of memory, may disappear.
+"""
 
 
 class Process:
-    """A started process. `ended` has its exit code as soon as it is reaped."""
+    """Process that was started; `ended` has its exit code as soon as it is reaped."""
 
     def __init__(self, pid: int, lines: output.Tail) -> None:
         self.pid, self.lines = pid, lines
@@ -50,19 +52,19 @@ class Process:
             self.ended.set_result(code)
 
     def send_signal(self, number: int) -> None:
-        """To its whole process group, while it has not been reaped."""
+        """Send a signal to the whole process group, unless the process has been reaped."""
         if not self.ended.done():
             kill_group(self.pid, number)
 
     async def last_lines(self) -> tuple[str, ...]:
-        """Once it has ended; output that a grandchild still holds open is not waited for."""
+        """Return the last lines after the process has ended. Output that a grandchild keeps open is not waited for."""
         await self.lines.closed(0.2)
         return self.lines.last()
 
 
 @dataclasses.dataclass(frozen=True)
 class ForkTarget:
-    """What to run in a fork: "module:function" with arguments; `fds` are handed over ("fd:0" names the first)."""
+    """Function to run in a fork: "module:function" with arguments; `fds` are passed on ("fd:0" names the first)."""
 
     run: str
     arguments: tuple[str, ...] = ()
@@ -70,13 +72,17 @@ class ForkTarget:
 
 
 class StartError(RuntimeError):
-    """A process could not be started; a sentence."""
+    """Error for a process that could not be started; its text is a sentence."""
 
 
 def start_command(
     command: Sequence[str], environment: Mapping[str, str], reaper: Reaper, prefix: str = "", fds: tuple[int, ...] = ()
 ) -> Process:
-    """A plain process in a session of its own. Raises StartError."""
+    """Start a plain process in a session of its own.
+
+    Raises:
+        StartError: If it cannot be started.
+    """
     parent = os.getpid()
 
     def become_child() -> None:
@@ -104,62 +110,71 @@ def start_command(
 
 @dataclasses.dataclass(frozen=True)
 class ForkRefused:
-    """Nothing was forked."""
+    """Result of a request for which nothing was forked."""
 
     why: str
     changed: str = ""
-    """What has changed since it was imported: another parent would do it."""
+    """File that has changed since it was imported, or empty. Another parent could fork."""
 
 
 class WorkerParent:
-    """A process that forks others, as the agent sees it."""
+    """Process that forks others, as the agent sees it."""
 
-    def __init__(self, what: str, reaper: Reaper) -> None:
-        """`what`: it imports, in words."""
-        self._what, self._reaper = what, reaper
+    def __init__(self, imports: str, reaper: Reaper) -> None:
+        """Initialize without starting the process; `imports` says in words what it imports."""
+        self._imports, self._reaper = imports, reaper
         self._children: dict[int, Process] = {}
         self._answers: collections.deque[asyncio.Future[Mapping[str, Any]]] = collections.deque()
         self._early: dict[int, int] = {}
         self.warm: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Its result is empty, or why nothing can ever be forked."""
+        """Future whose result is empty once the parent is warm, or the reason why nothing can ever be forked."""
         self._control: Optional[socket.socket] = None
         self._process: Optional[Process] = None
         self._oom_kills = 0
-        """Of this container, before it started."""
+        """Number of OOM kills in this container before the parent started."""
         self.ending = False
-        """Nobody wonders when it is gone."""
+        """Whether the end of the parent is expected."""
 
     @property
     def idle(self) -> bool:
-        """Nothing that it has forked runs."""
+        """Whether no process that it has forked is running."""
         return not self._children and not self._answers
 
     def begin(self, command: Callable[[int], tuple[Sequence[str], Mapping[str, str]]]) -> None:
-        """Start it. `command`: and environment, for a file descriptor of it. Raises StartError."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        line, environment = command(theirs.fileno())
+        """Start the parent.
+
+        `command` returns the command line and environment, given the file descriptor of its socket.
+
+        Raises:
+            StartError: If it cannot be started.
+        """
+        own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_end.setblocking(False)
+        line, environment = command(child_end.fileno())
         self._oom_kills = oom_kills()
         try:
-            self._process = start_command(line, environment, self._reaper, fds=(theirs.fileno(),))
+            self._process = start_command(line, environment, self._reaper, fds=(child_end.fileno(),))
         except StartError:
-            ours.close()
+            own_end.close()
             raise
         finally:
-            theirs.close()
-        self._control = ours
-        asyncio.get_running_loop().add_reader(ours, self._read, ours)
+            child_end.close()
+        self._control = own_end
+        asyncio.get_running_loop().add_reader(own_end, self._read, own_end)
 
     async def fork(
         self, request: Mapping[str, Any], fds: tuple[int, ...] = (), prefix: str = ""
     ) -> Union[Process, ForkRefused]:
-        """What it forks for a request. Raises StartError."""
-        asked = self._control
+        """Return the process that is forked for a request, or the refusal.
+
+        Raises StartError if the parent is gone or does not answer.
+        """
+        control = self._control
         with output.pipes() as (out, err, tail):
             answer = await self._ask(request, (out, err, *fds))
             if "pid" in answer:
                 tail.start(prefix)
-                return self._adopt(Process(answer["pid"], tail), asked)
+                return self._adopt(Process(answer["pid"], tail), control)
         changed = answer.get("stale", "")
         return ForkRefused(f"{changed} has changed" if changed else answer.get("unfit", ""), changed)
 
@@ -184,10 +199,10 @@ class WorkerParent:
             raise StartError(f"The warm parent does not answer: {error}.") from error
         return await answer
 
-    def _adopt(self, process: Process, asked: Optional[socket.socket]) -> Process:
+    def _adopt(self, process: Process, control: Optional[socket.socket]) -> Process:
         if process.pid in self._early:
             process.end(self._early.pop(process.pid))
-        elif asked is not self._control:  # who has forked it died right after its answer, which was read with its end
+        elif control is not self._control:  # the parent died right after its answer, and both were read together
             kill_group(process.pid)
             process.end(-signal.SIGKILL)
         else:
@@ -221,15 +236,18 @@ class WorkerParent:
         self._settle(message.get("error", ""))
 
     def _settle(self, error: str) -> None:
-        """It is warm; or will never be, and why."""
+        """Set the result of `warm`: empty, or the reason why the parent will never be warm."""
         if not self.warm.done():
             self.warm.set_result(error)
 
     def _on_loss(self) -> None:
-        """It is gone, and was warm."""
+        """Handle the loss of a parent that was warm."""
 
     def _lost(self, control: socket.socket) -> None:
-        """It died: its children die with it (their parent-death signal), so they are told dead here."""
+        """Handle the parent's death.
+
+        Its children die with it (by their parent-death signal), so they are reported dead here.
+        """
         asyncio.get_running_loop().remove_reader(control)
         control.close()
         if control is not self._control:
@@ -246,25 +264,28 @@ class WorkerParent:
         self._children.clear()
         if not self.warm.done():
             why = OUT_OF_MEMORY if oom_kills() > self._oom_kills else "its output says why"
-            self._settle(f"The process that imports {self._what} died: {why}.")
+            self._settle(f"The process that imports {self._imports} died: {why}.")
         elif not self.warm.result():
             self._on_loss()
 
 
 class ForkParent(WorkerParent):
-    """Of the bundled trainer's processes: started once, and again when it dies."""
+    """Parent of the bundled trainer's processes, which is started once, and again when it dies."""
 
     def __init__(self, preload: str, environment: Mapping[str, str], reaper: Reaper) -> None:
         super().__init__(preload, reaper)
         self._preload, self._environment = preload, environment
         self.given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why none could be had in the place of one that was warm."""
+        """Future with the reason why a warm parent could not be replaced."""
         self._pauses: Optional[Iterator[float]] = None
-        """Before further starts; None for the very first parent, which is not tried again."""
+        """Pauses before further starts, or None for the very first parent, which is not started again."""
         self._next: Optional[asyncio.TimerHandle] = None
 
     def start(self) -> None:
-        """Raises StartError."""
+        """Start the parent.
+
+        Raises StartError if it cannot be started.
+        """
         self.begin(self._command)
 
     def _command(self, control: int) -> tuple[Sequence[str], Mapping[str, str]]:
@@ -273,7 +294,11 @@ class ForkParent(WorkerParent):
         return [*command, "--control", str(control), "--preload", self._preload], environment
 
     async def run(self, target: ForkTarget, environment: Mapping[str, str], prefix: str = "") -> Process:
-        """Fork (or, where the parent is unfit for it, spawn) a process. Raises StartError."""
+        """Fork a process, or spawn it if the parent cannot be forked.
+
+        Raises:
+            StartError: If the process cannot be started.
+        """
         error = await asyncio.shield(self.warm)
         if error:
             raise StartError(error)
@@ -306,7 +331,7 @@ class ForkParent(WorkerParent):
 
     def _settle(self, error: str) -> None:
         if self._next is not None:
-            return  # it has ended, and had said why
+            return  # the parent has ended after reporting its error
         if not error or self._pauses is None or self.ending:
             super()._settle(error)
         elif (pause := next(self._pauses, None)) is not None:

@@ -1,4 +1,4 @@
-"""The processes of this replica: the warm parent, the workers of a round, and the store that they meet at."""
+"""Processes of this replica: the warm parent, the workers of a round, and the store where they meet."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ TICK_SECONDS = 0.25
 
 
 class WorkersDriver:
+    """Driver of this replica's processes."""
+
     def __init__(
         self,
         settings: AgentSettings,
@@ -35,15 +37,15 @@ class WorkersDriver:
         emit: Callable[[e.Event], None],
         tasks: TaskGroup,
     ) -> None:
-        """`channel`: the path of the socket on which workers speak."""
+        """Initialize without starting a process; `channel` is the path of the workers' socket."""
         self._settings, self._files, self._channel, self._emit, self._tasks = settings, files, channel, emit, tasks
         self._reaper = Reaper()
         self.parent: Optional[ForkParent] = None
-        """Of the bundled trainer's processes."""
+        """Parent of the bundled trainer's processes."""
         self._command: Optional[CommandStarter] = None
         self.local = LocalWorkers(settings, self._reaper, self._starter(), emit, TaskGroup(tasks.failed))
         self._store: Optional[socket.socket] = None
-        """Bound, and not given to a round yet."""
+        """Bound socket that is not used by a round yet."""
 
     def _starter(self) -> Starter:
         settings = self._settings
@@ -55,7 +57,7 @@ class WorkersDriver:
 
     @property
     def warm_start(self) -> Optional[WarmProcess]:
-        """Of a command of one's own that is started so."""
+        """Warm start of a user's own command, or None."""
         return self._command.warm if self._command is not None else None
 
     def start(self) -> None:
@@ -83,20 +85,23 @@ class WorkersDriver:
             await self._command.warm_up()
         if self.parent is not None:
             self.parent.start()
-        self._is_warm(error := await self.until_warm())
+        self._report_warm(error := await self.until_warm())
         if self.parent is not None and not error:
-            self._is_warm(await self.parent.given_up)
+            self._report_warm(await self.parent.given_up)
 
-    def _is_warm(self, error: str) -> None:
+    def _report_warm(self, error: str) -> None:
         log_event("warm", error=error)
         self._emit(e.Warm(error))
 
     async def until_warm(self) -> str:
-        """Why no process can ever be started; empty where one can."""
+        """Wait until processes can be started. Return the reason why none can ever be started, or an empty string."""
         return await asyncio.shield(self.parent.warm) if self.parent is not None else ""
 
     async def start_uploader(self) -> Process:
-        """Raises StartError."""
+        """Start the uploader.
+
+        Raises StartError if it cannot be started.
+        """
         settings = self._settings
         environment = {**settings.environment, "CONCERTINA_SOCKET": self._channel}
         if self.parent is not None:
@@ -105,7 +110,10 @@ class WorkersDriver:
         return start_command(line, self._with_storage(environment), self._reaper, "[uploader] ")
 
     def start_tracking(self) -> Process:
-        """Raises StartError."""
+        """Start the tracking process.
+
+        Raises StartError if it cannot be started.
+        """
         command = {"CONCERTINA_COMMAND": shlex.join(self._settings.command)} if self._settings.command else {}
         environment = {**self._settings.environment, "CONCERTINA_SOCKET": self._channel, **command}
         environment["CONCERTINA_VOLUME"] = str(self._settings.volume)
@@ -113,7 +121,7 @@ class WorkersDriver:
         return start_command(line, self._with_storage(environment), self._reaper, "[tracking] ")
 
     def _with_storage(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """In which a Python finds a client of durable storage, whatever the image lacks."""
+        """Return an environment in which Python finds a client of durable storage even if the image has none."""
         path = [environment.get("PYTHONPATH", ""), str(self._settings.volume / STORAGE_API)]
         return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 

@@ -27,9 +27,9 @@ from concertina_protocol import Assign
 from concertina_protocol.addresses import split
 
 MOST_PROCESSES = 1000
-"""Processes of one worker that are looked at."""
+"""Maximum number of processes of one worker that are inspected."""
 SOONEST_SECONDS, LATEST_SECONDS = 0.5, 60.0
-"""Between two looks."""
+"""Minimum and maximum time between two checks in seconds."""
 ESTABLISHED, LISTEN = "01", "0A"
 """States in /proc/net/tcp."""
 VSIZE = 20
@@ -47,30 +47,35 @@ class LaunchedWorld:
     run_id: str
 
     def is_within(self, round: LaunchedWorld) -> bool:
-        """Whether this is a smaller world than the round's, with another rendezvous."""
-        rendezvous, theirs = (self.address, self.port, self.run_id), (round.address, round.port, round.run_id)
-        return 0 <= self.rank < self.size < round.size and rendezvous != theirs
+        """Return whether this is a smaller world than the round's, with another rendezvous."""
+        rendezvous, round_rendezvous = (self.address, self.port, self.run_id), (round.address, round.port, round.run_id)
+        return 0 <= self.rank < self.size < round.size and rendezvous != round_rendezvous
 
 
 def seconds_to_next_look(age: float) -> float:
-    """Return how long to wait after a look; `age`: seconds since the workers were started."""
+    """Return the time until the next check; `age` is the time since the workers were started, both in seconds."""
     return min(LATEST_SECONDS, max(SOONEST_SECONDS, age / 10))
 
 
 def world_of_round(assign: Assign) -> LaunchedWorld:
-    """Return the world of a round; its rank means nothing."""
+    """Return the world of a round. Its rank has no meaning."""
     address, port = split(assign.store)
     return LaunchedWorld(0, sum(member.workers for member in assign.members), address, str(port), assign.uid)
 
 
 def alone(worker: int, round: LaunchedWorld, before: str, proc: str = "/proc") -> str:
-    """Return a clause that says how a worker (its pid) trains alone; empty if it does not, as far as can be seen.
+    """Return a clause that says how a worker trains alone, or an empty string if it does not, as far as can be seen.
 
-    `before`: the clause of the last look. It stays until the worker joins its round's rendezvous, because the processes
-    that it speaks of may have ended.
+    Args:
+        worker: Process id of the worker.
+        round: World of the round.
+        before: Clause of the last check. It stays until the worker joins its round's rendezvous, because the processes
+            that it describes may have ended.
+        proc: Folder of the proc file system.
     """
     parents = _descendants(worker, proc)
-    shown = _world(worker, proc)  # of a fork of the warm process: that process's, and forks of the worker show it, too
+    # A fork of the warm process shows that process's variables, and so do forks of the worker.
+    shown = _world(worker, proc)
     own: dict[int, LaunchedWorld] = {}
     for pid, parent in parents.items():
         world = own.get(parent) or _world(pid, proc)
@@ -81,8 +86,8 @@ def alone(worker: int, round: LaunchedWorld, before: str, proc: str = "/proc") -
     pid, world = next(iter(own.items()))
     # A launcher that was told to use the round's port serves its own rendezvous there.
     may_be_its_own = world.port == round.port and world.run_id != round.run_id
-    others = [other for other in (worker, *parents) if other not in own]
-    if not may_be_its_own and _is_connected(others, round.port, proc):
+    other_pids = [pid for pid in (worker, *parents) if pid not in own]
+    if not may_be_its_own and _is_connected(other_pids, round.port, proc):
         return ""
     by = _name(parents[pid], proc)
     return f"processes with WORLD_SIZE={world.size} were started {by} in a round of {round.size} workers"
@@ -101,7 +106,7 @@ def _descendants(worker: int, proc: str) -> dict[int, int]:
 
 
 def _world(pid: int, proc: str) -> Optional[LaunchedWorld]:
-    """Return the world that the variables name with which a process was started; None if they name none."""
+    """Return the world that the initial variables of a process name, or None if they name none."""
     variables: Mapping[str, str] = {}
     with contextlib.suppress(OSError), open(f"{proc}/{pid}/environ", errors="replace") as file:
         variables = dict(line.partition("=")[::2] for line in file.read().split("\0"))
@@ -114,7 +119,7 @@ def _world(pid: int, proc: str) -> Optional[LaunchedWorld]:
 
 
 def _is_connected(pids: Iterable[int], port: str, proc: str) -> bool:
-    """Whether one of these processes has a TCP socket at that port, or to it; True if that can't be seen."""
+    """Return whether one of these processes has a TCP socket at that port, or to it; True if that cannot be seen."""
     try:
         sockets = set(_sockets_at(int(port), proc))
         return any(link in sockets for pid in pids for link in _open_files(pid, proc))
@@ -123,20 +128,29 @@ def _is_connected(pids: Iterable[int], port: str, proc: str) -> bool:
 
 
 def _sockets_at(port: int, proc: str) -> Iterator[str]:
-    """Yield the sockets of this network namespace as links in /proc/PID/fd name them. Raises OSError."""
+    """Yield the sockets of this network namespace as links in /proc/PID/fd name them.
+
+    Raises OSError if the tables cannot be read.
+    """
     for table in ("tcp", "tcp6"):
         if table == "tcp6" and not os.path.exists(f"{proc}/self/net/{table}"):
             continue  # a kernel without IPv6
         with open(f"{proc}/self/net/{table}") as file:
             for line in list(file)[1:]:
                 _, local, remote, state, *_ = fields = line.split()
-                ports = (int(each.rpartition(":")[2], 16) for each in (local, remote))
+                ports = (int(endpoint.rpartition(":")[2], 16) for endpoint in (local, remote))
                 if state in (ESTABLISHED, LISTEN) and port in ports:
                     yield f"socket:[{fields[9]}]"
 
 
 def _open_files(pid: int, proc: str) -> Iterator[str]:
-    """Yield what a process has open. Raises OSError; a process that has ended has nothing open."""
+    """Yield the links of a process's open files, or none if it has ended.
+
+    Raises other kinds of OSError too.
+
+    Raises:
+        PermissionError: If the files of a running process may not be listed.
+    """
     folder = f"{proc}/{pid}/fd"
     try:
         for name in os.listdir(folder):
@@ -150,7 +164,7 @@ def _open_files(pid: int, proc: str) -> Iterator[str]:
 
 
 def _has_ended(pid: int, proc: str) -> bool:
-    """Return whether a process has given back its memory, which is the first thing that its end takes, or is gone."""
+    """Return whether a process is gone, or has released its memory, which is the first step of its end."""
     try:
         with open(f"{proc}/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[VSIZE] == "0"
@@ -159,7 +173,7 @@ def _has_ended(pid: int, proc: str) -> bool:
 
 
 def _name(pid: int, proc: str) -> str:
-    """Return what a process runs: its program, or the file or module of its Python; without arguments."""
+    """Return what a process runs, without arguments: its program, or the file or module of its Python."""
     words: list[str] = []
     with contextlib.suppress(OSError), open(f"{proc}/{pid}/cmdline", errors="replace") as file:
         words = file.read().split("\0")[:-1]

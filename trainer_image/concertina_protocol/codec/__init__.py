@@ -1,1 +1,1 @@
-"""Dataclasses as JSON, one a line."""
+"""Conversion of dataclasses to JSON, one object a line."""

@@ -1,6 +1,9 @@
-"""Messages as JSON, one a line: {"kind": name, "body": fields}, and {"v": version} where one is spoken of.
+"""Messages as JSON, one a line.
 
-The name of a kind is part of the wire, that of its class is not. Standard library only, Python 3.9+."""
+A line is {"kind": name, "body": fields}, and also has {"v": version} if the protocol is versioned. The name of a kind
+is part of the wire format; the name of its class is not. The module uses the standard library only and supports Python
+3.9 and later.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,27 @@ from concertina_protocol.codec.typed_json import ProtocolError, from_json, to_js
 
 @dataclasses.dataclass(frozen=True)
 class JsonLines:
+    """Codec for the messages of one protocol."""
+
     kinds: Mapping[str, type[Any]]
-    """Dataclasses by the names that lines have for them."""
+    """Dataclasses by their names on the wire."""
     what: str
-    """Of which protocol, in words."""
+    """Name of the protocol, for error messages."""
     version: Optional[int] = None
-    """One more or less is understood; None: no line says one."""
+    """Version that lines carry. The versions before and after it are accepted too. If None, lines carry no version."""
     most: Optional[int] = None
-    """Bytes of a line."""
+    """Maximum length of a line in bytes, or None for no limit."""
 
     @functools.cached_property
     def _names(self) -> Mapping[type[Any], str]:
         return {kind: name for name, kind in self.kinds.items()}
 
     def encode(self, message: Any) -> bytes:
-        """One line, newline included. Raises ProtocolError where it is too long."""
+        """Return a message as one line, including the newline.
+
+        Raises:
+            ProtocolError: If the line is too long.
+        """
         kind = self._names[type(message)]
         head = {} if self.version is None else {"v": self.version}
         frame = {**head, "kind": kind, "body": to_json(message)}
@@ -39,8 +48,15 @@ class JsonLines:
         return line + b"\n"
 
     def decode(self, line: bytes, cut: Callable[[Any], Any] = lambda body: body) -> Any:
-        """The message in one line; raises ProtocolError with a sentence. `cut`: what is left of a body, before its
-        values are converted."""
+        """Return the message in one line.
+
+        Args:
+            line: Line to decode.
+            cut: Function that reduces the parsed body before its values are converted.
+
+        Raises:
+            ProtocolError: If the line is not a valid message. The error is a sentence.
+        """
         try:
             frame = json.loads(line)
             version, kind, body = frame.get("v"), self.kinds[frame["kind"]], frame["body"]

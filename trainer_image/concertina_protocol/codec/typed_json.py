@@ -1,4 +1,7 @@
-"""Dataclasses to JSON and back, by their type hints. Standard library only, Python 3.9+."""
+"""Conversion of dataclasses to JSON and back, by their type hints.
+
+The module uses the standard library only and supports Python 3.9 and later.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,22 @@ from typing import Annotated, Any, Optional, TypeVar, Union
 
 T = TypeVar("T")
 MOST = 400
-"""Characters of what is wrong: who is told writes it into logs and reports."""
+"""Maximum length of an error's text in characters, because recipients write it into logs and reports."""
 
 
 class ProtocolError(ValueError):
-    """JSON that is not what it should be; the sentence says how."""
+    """Error for JSON that does not have the expected form; its text is a sentence."""
 
 
 class OpenEnum(str, enum.Enum):
-    """A field of a few known words. A word that only a newer side knows is read too: it stays as it is, equals no
-    member, and is passed on unchanged. Refused, a healthy agent would look silent while one side is upgraded."""
+    """Base class for a field with a few known values.
+
+    An unknown value, which only a newer side defines, is read too. It keeps its text, equals no member, and is passed
+    on unchanged. If it were refused, a healthy agent would look silent while one side is upgraded.
+    """
 
     __str__ = str.__str__
-    __format__ = str.__format__  # type: ignore[assignment] # of the value: Pythons differ in what Enum's own writes
+    __format__ = str.__format__  # type: ignore[assignment] # Enum's own differs between Python versions
 
     @classmethod
     def _missing_(cls, value: object) -> Optional[OpenEnum]:
@@ -36,14 +42,16 @@ class OpenEnum(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Absent:
-    """Of a field `Annotated[Optional[X], Absent(number)]`: the number that stands in JSON for None (decision "What is
-    not there is None")."""
+    """Annotation `Annotated[Optional[X], Absent(number)]` of a field, with the number that stands for None in JSON.
+
+    See decision "What is not there is None".
+    """
 
     number: float
 
 
 _FIELDS: dict[type, tuple[tuple[str, Optional[float]], ...]] = {}
-"""Of a dataclass, in order: name, and the number that stands for None."""
+"""Fields of each dataclass, in order: the name, and the number that stands for None."""
 
 
 def _fields(kind: type[Any]) -> tuple[tuple[str, Optional[float]], ...]:
@@ -58,33 +66,41 @@ _PLAIN = frozenset({type(None), str, int, float, bool})
 
 
 def to_json(value: Any) -> Any:
-    """The reverse of `from_json`, for json.dumps."""
+    """Return a value in the form that json.dumps accepts; the inverse of `from_json`."""
     if type(value) in _PLAIN or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, (tuple, list)):
-        return [to_json(each) for each in value]
+        return [to_json(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: to_json(each) for key, each in value.items()}
+        return {key: to_json(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value):
-        found: dict[str, Any] = {}
-        for name, absent in _fields(type(value)):  # most fields are plain: a call for each is half of the time
-            each = getattr(value, name)
-            found[name] = absent if each is None else each if type(each) in _PLAIN else to_json(each)
-        return found
+        fields: dict[str, Any] = {}
+        for name, absent in _fields(type(value)):  # most fields are plain, and a call for each would double the time
+            item = getattr(value, name)
+            fields[name] = absent if item is None else item if type(item) in _PLAIN else to_json(item)
+        return fields
     return value
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """A value of type `kind` (a dataclass or what its fields are made of) from parsed JSON."""
+    """Return a value of type `kind`, a dataclass or the type of one of its fields, from parsed JSON.
+
+    Raises:
+        ProtocolError: If the value does not match the type.
+    """
     try:
         return typing.cast(T, _reader(kind)(value))
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        why = str(error)[:MOST]  # it may show the value
+        why = str(error)[:MOST]  # the text may contain the whole value
         raise ProtocolError(f"a {getattr(kind, '__name__', kind)} can't be read: {why}") from error
 
 
 def parse_json(kind: type[T], text: Union[bytes, str]) -> T:
-    """The same from a whole document. Raises ProtocolError for whatever else it is."""
+    """Return a value of type `kind` from a whole JSON document.
+
+    Raises:
+        ProtocolError: If the document is not JSON, or does not match the type.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -101,7 +117,10 @@ _READERS: dict[Any, Reader] = {}
 
 
 def _reader(kind: Any) -> Reader:
-    """What makes a value of that type from parsed JSON. Made once a type: thousands of lines a second are read."""
+    """Return a function that converts parsed JSON to this type.
+
+    The function is built once per type, because thousands of lines a second are read.
+    """
     return _READERS.get(kind) or _READERS.setdefault(kind, _make_reader(kind))
 
 
@@ -110,11 +129,11 @@ def _make_reader(kind: Any) -> Reader:
     if origin is Annotated:
         return _or_absent(_reader(args[0]), args[1].number)
     if origin is Union:
-        inner = _reader(next(each for each in args if each is not type(None)))
+        inner = _reader(next(arg for arg in args if arg is not type(None)))
         return lambda value: None if value is None else inner(value)
     if origin is tuple and args[-1] is Ellipsis:
-        each = _reader(args[0])
-        return lambda value: tuple(map(each, value))
+        read_item = _reader(args[0])
+        return lambda value: tuple(map(read_item, value))
     if origin is tuple:
         return _tuple_reader(tuple(map(_reader, args)))
     if origin is not None:  # Mapping[str, X]
@@ -133,18 +152,18 @@ def _make_reader(kind: Any) -> Reader:
 
 def _or_absent(read: Reader, absent: float) -> Reader:
     def read_unless_absent(value: Any) -> Any:
-        found = read(value)
-        return None if found == absent else found
+        number = read(value)
+        return None if number == absent else number
 
     return read_unless_absent
 
 
-def _tuple_reader(some: tuple[Reader, ...]) -> Reader:
+def _tuple_reader(readers: tuple[Reader, ...]) -> Reader:
     def read(value: Any) -> Any:
-        found = tuple(each(item) for each, item in zip(some, value))
-        if len(found) < len(some):
-            raise ValueError(f"{len(found)} entries where there must be {len(some)}")
-        return found
+        items = tuple(read_item(item) for read_item, item in zip(readers, value))
+        if len(items) < len(readers):
+            raise ValueError(f"{len(items)} entries where there must be {len(readers)}")
+        return items
 
     return read
 
@@ -153,7 +172,7 @@ def _dataclass_reader(kind: type[Any]) -> Reader:
     fields: dict[str, Reader] = {}
 
     def read(value: Any) -> Any:
-        if not fields:  # not before it is needed: a type may have fields of its own kind
+        if not fields:  # delayed until the first use, because a type may have fields of its own type
             fields.update((name, _reader(hint)) for name, hint in _hints(kind).items())
         return kind(**{name: fields[name](item) for name, item in value.items() if name in fields})
 

@@ -1,1 +1,1 @@
-"""What operator and agents say to each other, by who speaks; `concertina_protocol` has all of it by name."""
+"""Messages of the operator and the agents, by sender; `concertina_protocol` exports all of them."""

@@ -1,4 +1,4 @@
-"""What the operator asks of agents, and their answers."""
+"""Requests of the operator to agents, and the answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from concertina_protocol.messages.records import Candidate, HeldSnapshot, Member
 
 @dataclasses.dataclass(frozen=True)
 class Prepare:
-    """Operator to every candidate: stop what is older, say what you have. Answer: Prepared or Refused."""
+    """Request from the operator to every candidate to stop older rounds and report its state.
+
+    The answer is Prepared or Refused.
+    """
 
     uid: str
     round: int
@@ -21,50 +24,60 @@ class Prepare:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
+    """Answer to Prepare."""
+
     replica: str
     instance: str
     round: int
     claim: str
     workers: int
     store: str
-    """host:port at which this agent would serve the c10d store of this round (already bound)."""
+    """host:port at which this agent would serve the c10d store of this round. The port is already bound."""
     reachable: tuple[str, ...]
-    """Candidates, itself included, that answered this agent's Ping."""
+    """Candidates that answered this agent's Ping, including the agent itself."""
     snapshots: tuple[HeldSnapshot, ...] = ()
     storage: Optional[Storage] = None
     unreachable: Optional[tuple[str, ...]] = None
-    """Candidates that did not, where only some were asked (decision "A large world is probed in part"); None: all were
-    asked."""
+    """Candidates that did not answer, if only some were asked, or None if all were asked.
+
+    See decision "A large world is probed in part".
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the coordinator looks out for, from spec.failurePolicy."""
+    """Limits that the coordinator checks, from spec.failurePolicy."""
 
     hang_seconds: Annotated[Optional[float], Absent(0.0)] = None
-    """The round hangs when no rank moves for so long; None: by the usual step time."""
+    """Time without progress of any rank after which the round hangs. If None, it follows from the usual step time."""
     straggler_factor: Annotated[Optional[float], Absent(0.0)] = None
-    """A rank whose own work in a step takes so many times the others' is a straggler; None: none is looked for."""
+    """Factor from which a rank is a straggler, or None to look for none.
+
+    A straggler's own work in a step takes at least this many times as long as that of the other ranks.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class JobHistory:
-    """Of the job, when a round begins."""
+    """History of the job when a round begins."""
 
     seconds: float = 0.0
-    """Since its start."""
+    """Seconds since the job's start."""
     failures: int = 0
-    """Whatever their cause."""
+    """Number of failures, of any cause."""
 
 
 MOST_IMAGES = 4
-"""That an Assign names."""
+"""Maximum number of images that an Assign names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Assign:
-    """Operator to every member, after the commit; also to those with a notice that were asked and are none: they need
-    not stay for what they hold. Answer: Accepted or Refused. members[0] is the coordinator."""
+    """Message from the operator to every member after the commit; members[0] is the coordinator.
+
+    It is also sent to replicas with a termination notice that were asked and are not members: they no longer have to
+    stay for the state that they hold. The answer is Accepted or Refused.
+    """
 
     uid: str
     round: int
@@ -75,20 +88,27 @@ class Assign:
     limits: Limits = Limits()
     history: JobHistory = JobHistory()
     images: tuple[str, ...] = ()
-    """Of the members' containers, as their nodes resolved them, each once: for the lineage of what is trained."""
+    """Distinct images of the members' containers, as resolved by their nodes, for the lineage of the trained state."""
     outside: tuple[Member, ...] = ()
-    """Who is no member, and holds shards of `restore` that no member does: without ranks. (Version 1 did not say it at
-    first: then no member could have them.)"""
+    """Replicas that are not members and hold shards of `restore` that no member holds. They have no ranks.
+
+    An early version 1 did not send this field. Members held every shard then.
+    """
     living: tuple[str, ...] = ()
-    """Uids of the other live jobs of this namespace that may use the same folder of checkpoints. An owner of the folder
-    that was a job of this namespace and is none of these is gone: this job may take over."""
+    """UIDs of the other live jobs of this namespace that may use the same checkpoint folder.
+
+    If the folder's owner was a job of this namespace and is not in this list, it no longer exists, and this job may
+    take over the folder.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Drain:
-    """Operator to the coordinator: stop after the same step. `durable`: a checkpoint must be in storage before
-    `drained`; in a job without storage, a world that leaves as a whole then stays for its grace: successors may come
-    for its state."""
+    """Request from the operator to the coordinator to stop all ranks after the same step.
+
+    If `durable` is set, a checkpoint must be in storage before the state becomes `drained`. In a job without storage, a
+    world that leaves as a whole then stays for its grace period, because successors may fetch its state.
+    """
 
     uid: str
     round: int
@@ -100,44 +120,54 @@ class Drain:
 
 @dataclasses.dataclass(frozen=True)
 class Save:
-    """Operator to the coordinator: make the state after the next step durable. Answer: Accepted or Refused."""
+    """Request from the operator to the coordinator to make the state after the next step durable.
+
+    The answer is Accepted or Refused.
+    """
 
     uid: str
     round: int
     claim: str
     request: str
-    """Which request of a person this is: the same again changes nothing."""
+    """Identity of a user's request. The same request again changes nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Relay:
-    """Operator to any agent: pass a Prepare or an Assign on to others, and take it yourself where you are among them.
-    Answer: a Relayed for each of `to`, in the order of their answers."""
+    """Request from the operator to any agent to pass a Prepare or an Assign on to others.
+
+    The agent also applies the message itself if it is among them. The answer is one Relayed for each candidate in `to`,
+    in the order in which they answer.
+    """
 
     uid: str
     line: str
-    """The message as on the wire, without its end of line."""
+    """Message as on the wire, without its newline."""
     to: tuple[Candidate, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Relayed:
+    """Answer of one agent to a relayed message."""
+
     replica: str
     line: str = ""
-    """Its answer as it came; empty where it could not be asked."""
+    """Answer as received, or empty if the agent could not be asked."""
     error: str = ""
-    """Why not, in a sentence."""
+    """Reason why the agent could not be asked, in a sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Accepted:
+    """Answer to a request that is accepted."""
+
     round: int
     claim: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """`round` and `claim` are the highest this agent has seen."""
+    """Answer to a request that is refused; `round` and `claim` are the highest that this agent has seen."""
 
     reason: str
     round: int
@@ -146,14 +176,16 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """Operator to any agent: a stream of Report, or of a Report and ReportChanges after it."""
+    """Request from the operator to any agent for a stream of Reports, or of a Report followed by ReportChanges."""
 
     uid: str
     changes: bool = False
-    """Whether the stream may go on with ReportChanges, and with those of mere numbers every `pace` seconds."""
+    """Whether the stream may continue with ReportChanges. Changes of mere numbers are sent every `pace` seconds."""
     pace: float = 1.0
     idle_beat: float = 1.0
-    """Seconds between two lines of an agent in no round, where nothing is new; else it is REPORT_SECONDS."""
+    """Longest time in seconds between two lines of an unchanged agent in no round; in a round, it is REPORT_SECONDS."""
     coordinator: str = ""
-    """The address of a round's coordinator, where there is one: an agent that does not know what the script imports
-    asks it, and is not ready before."""
+    """Address of a round's coordinator, if there is one.
+
+    An agent that does not know which modules the script imports asks the coordinator for them, and is not ready before.
+    """

@@ -1,4 +1,4 @@
-"""What agents ask of each other, and what goes between the coordinator and its members."""
+"""Messages between agents, and between the coordinator and its members."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from concertina_protocol.messages.records import Durable, SnapshotId
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """Member to coordinator: opens the stream on which the member sends MemberState lines and the coordinator sends
-    Drain, StopAt, DurableMoved and beats (MemberState of its own)."""
+    """Request from a member to the coordinator that opens their stream.
+
+    On this stream, the member sends MemberState lines. The coordinator sends Drain, StopAt, DurableMoved and heartbeats
+    (its own MemberState).
+    """
 
     uid: str
     round: int
@@ -23,59 +26,75 @@ class Join:
 
 @dataclasses.dataclass(frozen=True)
 class DurableMoved:
-    """Coordinator to members: `LATEST` names this now; older parts of this job may be forgotten."""
+    """Message from the coordinator to members: `LATEST` names this checkpoint now.
+
+    Members may forget older parts of this job.
+    """
 
     durable: Durable
 
 
 @dataclasses.dataclass(frozen=True)
 class StopAt:
-    """Coordinator to members, in a drain of a command of one's own: the call of should_checkpoint() that is the last
-    (see `stopping`); 0: its workers get SIGTERM."""
+    """Message from the coordinator to members during a drain of a user's own command.
+
+    `call` is the last call of should_checkpoint() (see `stopping`). If it is 0, the workers receive SIGTERM.
+    """
 
     call: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Ping:
-    """Agent to agent: answered with Accepted (its highest round and claim); proves reachability and the job's CA."""
+    """Request from an agent to another agent, answered with Accepted (its highest round and claim).
+
+    The answer proves reachability and the job's CA.
+    """
 
     uid: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """From within a pod (`concertina-agent trace`) to its agent: have a worker trace some steps (see
-    `worker_channel.TraceSteps`). Answer: Accepted or Refused."""
+    """Request from within a pod (`concertina-agent trace`) to its agent to let a worker trace some steps.
+
+    See `worker_channel.TraceSteps`. The answer is Accepted or Refused.
+    """
 
     uid: str
     rank: int
     first_step: int
     steps: int
     name: str
-    """Of hexadecimal digits."""
+    """Name of the trace, in hexadecimal digits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Learn:
-    """Agent to agent: what does the script import? Answer: Learned or Refused."""
+    """Request from an agent to another agent for the modules that the script imports.
+
+    The answer is Learned or Refused.
+    """
 
     uid: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Learned:
-    """What a parent there has imported for the script: it is imported here too."""
+    """Modules that a parent process of the answering agent has imported for the script, to be imported here too."""
 
     modules: str
-    """A line for each, as the agent's `learned` writes them."""
+    """Modules, one a line, in the format of the agent's `learned`."""
     left_out: Mapping[str, str]
-    """Packages that a parent must not import, and why."""
+    """Packages that a parent process must not import, with the reason for each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """Agent to agent: the JSON header of one shard. Answer: ShardHeader or Refused."""
+    """Request from an agent to another agent for the JSON header of one shard.
+
+    The answer is ShardHeader or Refused.
+    """
 
     uid: str
     id: SnapshotId
@@ -84,14 +103,17 @@ class Index:
 
 @dataclasses.dataclass(frozen=True)
 class Pull:
-    """Agent to agent: one shard of a snapshot. Answer: ShardHeader, then its bytes; or Refused. The puller says Copied.
+    """Request from an agent to another agent for one shard of a snapshot.
 
-    Whoever can take several parts side by side asks for part 0 of `parts`, and then, by the `parts` of the header that
-    answers, for each of the others on a connection of its own. Part k of n are the bytes from size * k // n up to
-    size * (k + 1) // n.
+    The answer is ShardHeader followed by the shard's bytes, or Refused. The requesting agent then sends Copied.
 
-    With `id` None: the stream of a peer copy: the next snapshot of `shard` newer than `after_step` in `round` as soon
-    as it is committed, again and again; the copier sends Copied after each."""
+    An agent that can receive several parts in parallel asks for part 0 of `parts`. It then asks for each of the other
+    parts, as many as the `parts` of the answered header says, on a connection of its own. Part k of n is the bytes from
+    size * k // n up to size * (k + 1) // n.
+
+    If `id` is None, the request opens the stream of a peer copy: the next snapshot of `shard` newer than `after_step`
+    in `round` is sent as soon as it is committed, repeatedly. The copying agent sends Copied after each snapshot.
+    """
 
     uid: str
     shard: int
@@ -104,19 +126,25 @@ class Pull:
 
 @dataclasses.dataclass(frozen=True)
 class ShardHeader:
+    """Answer to Index and Pull: size and checksum of one shard."""
+
     id: SnapshotId
     shard: int
     size: int
     checksum: int
     """crc32 of the whole shard."""
     header: str = ""
-    """With Index: the shard file's safetensors header (JSON)."""
+    """Safetensors header (JSON) of the shard file, in the answer to Index."""
     parts: int = 1
-    """What follows is the part that was asked for of so many. An agent of the version before knows of none and sends
-    all."""
+    """Number of parts that the shard is divided into; the requested part follows.
+
+    An agent of the previous version does not support parts and sends the whole shard.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Copied:
+    """Confirmation that a shard has been copied."""
+
     id: SnapshotId
     shard: int

@@ -1,4 +1,4 @@
-"""Stretches of positions: sorted tuples of ranges [begin, end) that don't touch."""
+"""Ranges of positions: sorted tuples of ranges [begin, end) that do not touch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Tuple
 
 Ranges = Tuple[Tuple[int, int], ...]
 MOST_RANGES = 32
-"""Of samples that are left out: as many as a state's header and the status have room for."""
+"""Maximum number of ranges of skipped samples, for which a state's header and the status have room."""
 
 
 def united(*several: Iterable[tuple[int, int]]) -> Ranges:
-    """All of them, sorted and joined."""
+    """Return the union of the ranges, sorted and joined."""
     joined: list[tuple[int, int]] = []
     for begin, end in sorted((begin, end) for ranges in several for begin, end in ranges if end > begin):
         if joined and begin <= joined[-1][1]:
@@ -22,5 +22,5 @@ def united(*several: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def words(ranges: Ranges) -> str:
-    """As a person counts them: 'samples 7 to 13'."""
+    """Return the ranges in words, with inclusive ends: 'samples 7 to 13'."""
     return "samples " + ", ".join(f"{begin} to {end - 1}" for begin, end in ranges)

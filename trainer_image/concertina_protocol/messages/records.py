@@ -1,4 +1,4 @@
-"""What the operator and the agents both speak of: snapshots, checkpoints, members, and where state comes from."""
+"""Records that the operator and the agents share: snapshots, checkpoints, members, and the source of a state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concertina_protocol.messages.undone import Undone
 
 
 class State(OpenEnum):
-    """Of an agent, and of a member in a round."""
+    """State of an agent, and of a member in a round."""
 
     IDLE = "idle"
     PREPARED = "prepared"
@@ -24,32 +24,36 @@ class State(OpenEnum):
 
 
 class RestoreSource(OpenEnum):
+    """Source of the state that a round begins with."""
+
     FRESH = "Fresh"
     MEMORY = "Memory"
     STORAGE = "Storage"
 
 
 class StorageHealth(OpenEnum):
+    """Health of durable storage."""
+
     UNKNOWN = "Unknown"
-    """Until the first look."""
+    """State until storage has been checked for the first time."""
     READY = "Ready"
     ERROR = "Error"
 
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotId:
-    """One state of the whole world: `shards` shard files, all of the same round, step and layout."""
+    """Identity of one state of the whole world: `shards` shard files of the same round, step and layout."""
 
     round: int
     step: int
     layout: str
-    """Digest of names, dtypes, global shapes and how they are cut into shards."""
+    """Digest of the names, dtypes and global shapes of the tensors, and of how they are divided into shards."""
     shards: int
 
 
 @dataclasses.dataclass(frozen=True)
 class HeldSnapshot:
-    """Shards of one snapshot that an agent holds complete and checked, its own or as a peer's copy."""
+    """Shards of one snapshot that an agent holds complete and verified, its own or as a copy of a peer's."""
 
     id: SnapshotId
     shards: tuple[int, ...]
@@ -57,36 +61,42 @@ class HeldSnapshot:
 
 @dataclasses.dataclass(frozen=True)
 class Durable:
-    """What `LATEST` names in durable storage."""
+    """Checkpoint that `LATEST` names in durable storage."""
 
     uid: str
     round: int
     step: int
     uri: str
-    """The checkpoint's own folder."""
+    """URI of the checkpoint's own folder."""
     complete: bool = False
-    """The run's last step: a re-created job with it is complete at once."""
+    """Whether this is the run's last step. A re-created job with such a checkpoint is complete at once."""
     at: Annotated[Optional[float], Absent(0.0)] = None
-    """Unix seconds when it became durable."""
+    """Time at which the checkpoint became durable, in Unix seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """What an agent last learned about durable storage.
+    """Latest information that an agent has about durable storage.
 
-    None: the job has no checkpoint.uri, or runs a command of its own."""
+    A Storage is None if the job has no checkpoint.uri, or runs a user's own command.
+    """
 
     state: StorageHealth
     latest: Optional[Durable] = None
     message: str = ""
-    """With Error: a sentence that says what to do."""
+    """Sentence that says what to do, if the state is Error."""
     round: Annotated[Optional[int], Absent(-1)] = None
-    """As of which round: the one that the agent was a member of when it last learnt this, or the highest it had seen
-    when it looked by itself. None where it does not say (version 1 at first)."""
+    """Round to which this information belongs, or None if the agent does not say (early version 1).
+
+    It is the round that the agent was a member of when it last received this information, or the highest round that it
+    had seen when it checked storage by itself.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
+    """Replica that may become a member of a round."""
+
     replica: str
     """Pod name, unique per attempt."""
     address: str
@@ -95,63 +105,79 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Member:
+    """Replica that is a member of a round."""
+
     replica: str
     instance: str
     address: str
     first_rank: int
     workers: int
     node: str = ""
-    """Where it is; empty where the operator does not say (version 1 at first)."""
+    """Name of the member's node, or empty if the operator does not send it (early version 1)."""
     zone: str = ""
-    """Of its node; empty where that has no label."""
+    """Zone of the member's node, or empty if the node has no zone label."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollback:
-    """What was trained after `step` is not to be trusted."""
+    """Decision that state trained after `step` must not be trusted."""
 
     step: int
     skipped: tuple[tuple[int, int], ...] = ()
-    """Positions [begin, end) that are left out from now on: all that ever were."""
+    """All positions, as ranges [begin, end), that are skipped from now on, including those of earlier rollbacks."""
     damaged: Optional[Durable] = None
-    """The checkpoint that can't be read whole, where that is why; `step` is of the one to read instead."""
+    """Checkpoint that cannot be read completely, if that is the cause; `step` is that of the one to read instead."""
 
     def undoes(self, uid: str) -> bool:
-        """Return whether states of this job become void. A damaged checkpoint of another job voids none of them."""
+        """Return whether states of this job become void.
+
+        A damaged checkpoint of another job voids none of them.
+        """
         return self.damaged is None or self.damaged.uid == uid
 
 
 @dataclasses.dataclass(frozen=True)
 class Restore:
-    """Where the round's state comes from.
+    """Source of a round's state.
 
-    With Memory, `holders` says for every shard which members hold it (the nearest is tried first by the agent, a bad
-    one is passed over); with Storage, `durable` names the checkpoint. (base_round, step) becomes the new round's base:
-    snapshots of lower rounds with a later step are void and dropped."""
+    With Memory, `holders` lists for every shard the members that hold it. The agent tries the nearest one first and
+    skips a holder that fails. With Storage, `durable` names the checkpoint. (base_round, step) becomes the base of the
+    new round: snapshots of lower rounds with a later step are void and are deleted.
+    """
 
     source: RestoreSource
     step: int = 0
     id: Optional[SnapshotId] = None
     holders: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    """Shard number, as a string, to replica names."""
+    """Replica names by shard number, which is a string."""
     durable: Optional[Durable] = None
     skipped: tuple[tuple[int, int], ...] = ()
-    """Positions that are left out, beside those that the state itself says."""
+    """Positions that are skipped, in addition to those that the state itself lists."""
     undone: Optional[Undone] = None
-    """By the last rollback of this job. With Storage: where `durable` was undone, the newest one that was not."""
+    """States that the last rollback of this job made void.
+
+    With Storage, if `durable` was undone, the round restores the newest checkpoint that was not.
+    """
     undone_before: tuple[Undone, ...] = ()
-    """By earlier rollbacks, and not by the last one as well. (Version 1 did not say it at first.)"""
+    """States that earlier rollbacks made void, without those of the last one.
+
+    An early version 1 did not send this field.
+    """
     damaged: tuple[str, ...] = ()
-    """URIs of checkpoints that can't be read whole, of this job or of another one: none of them is read again."""
+    """URIs of checkpoints, of this job or another, that cannot be read completely. None of them is read again."""
 
     @property
     def all_undone(self) -> tuple[Undone, ...]:
+        """States that any rollback of this job made void."""
         return self.undone_before + ((self.undone,) if self.undone else ())
 
     def voids(self, durable: Durable) -> bool:
-        """Whether a checkpoint of this job was undone."""
-        return any(some.covers(durable.round, durable.step) for some in self.all_undone)
+        """Return whether a rollback has undone a checkpoint of this job."""
+        return any(undone.covers(durable.round, durable.step) for undone in self.all_undone)
 
     def bars(self, durable: Durable, uid: str) -> bool:
-        """Return whether the job with this uid must not go on from a checkpoint: it was undone, or is damaged."""
+        """Return whether the job with this uid must not continue from a checkpoint.
+
+        That is so if the checkpoint was undone or is damaged.
+        """
         return durable.uri in self.damaged or (durable.uid == uid and self.voids(durable))

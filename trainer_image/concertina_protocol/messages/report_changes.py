@@ -1,5 +1,8 @@
-"""What has changed between two reports of one agent, so that a line costs what has happened and not what there is: a
-coordinator of a thousand members says a few hundred bytes a second (decision "Reports are whole")."""
+"""Differences between two reports of one agent.
+
+With them, the size of a line depends on what has changed and not on the size of the round: a coordinator of a thousand
+members sends a few hundred bytes a second (decision "Reports are whole").
+"""
 
 from __future__ import annotations
 
@@ -13,47 +16,54 @@ from concertina_protocol.messages.reports import MemberState, Progress, Report
 
 @dataclasses.dataclass(frozen=True)
 class ReportChange:
-    """After a Report, on a Watch that asked for changes: `report` is the agent's next one, but its `members` are only
-    those that are other than on the line before; the rest of them are as they were."""
+    """Line after a Report, on a Watch that asked for changes.
+
+    `report` is the agent's next report, but its `members` are only those that differ from the previous line. The other
+    members are unchanged.
+    """
 
     report: Report
 
 
 def change(before: Report, after: Report) -> Union[Report, ReportChange]:
-    """The line that tells `after` to who knows `before`; whole where the two are not of the same round."""
-    known = before.members
-    if _whose(before) != _whose(after) or known.keys() != after.members.keys():
+    """Return the line that leads from `before` to `after`: the whole report if the two are not of the same round."""
+    members_before = before.members
+    if _identity(before) != _identity(after) or members_before.keys() != after.members.keys():
         return after
-    if known is after.members:
+    if members_before is after.members:
         return ReportChange(dataclasses.replace(after, members={}))
-    members = {name: member for name, member in after.members.items() if known[name] != member}
+    members = {name: member for name, member in after.members.items() if members_before[name] != member}
     return ReportChange(dataclasses.replace(after, members=members))
 
 
 def changed(before: Report, line: ReportChange) -> Report:
-    """The report after that line. Raises ProtocolError where it speaks of what `before` does not know."""
+    """Return the report that results from a change.
+
+    Raises:
+        ProtocolError: If the change refers to a member or a round that `before` does not have.
+    """
     after = line.report
-    if _whose(before) != _whose(after) or not after.members.keys() <= before.members.keys():
+    if _identity(before) != _identity(after) or not after.members.keys() <= before.members.keys():
         raise ProtocolError("a change of another report than the one before")
     members = {**before.members, **after.members} if after.members else before.members
     return dataclasses.replace(after, members=members)
 
 
-def _whose(report: Report) -> object:
+def _identity(report: Report) -> object:
     return report.replica, report.instance, report.round, report.claim
 
 
 def only_numbers(before: Report, after: Report) -> bool:
-    """Whether nothing has changed but numbers of progress and steps of members: news that can wait for a moment."""
+    """Return whether only numbers of progress and members' steps have changed: such news can wait a moment."""
     return (
-        _outline(before.progress) == _outline(after.progress)
+        _urgent_part(before.progress) == _urgent_part(after.progress)
         and _same_members(before.members, after.members)
         and before == dataclasses.replace(after, progress=before.progress, members=before.members, busy=before.busy)
     )
 
 
-def _outline(progress: Optional[Progress]) -> object:
-    """What of it matters at once."""
+def _urgent_part(progress: Optional[Progress]) -> object:
+    """Return the part of the progress whose changes are reported at once."""
     if progress is None:
         return None
     ends = progress.steps is not None and progress.step >= progress.steps
@@ -61,7 +71,7 @@ def _outline(progress: Optional[Progress]) -> object:
 
 
 def _same_members(before: Mapping[str, MemberState], after: Mapping[str, MemberState]) -> bool:
-    """But for their steps, of which older agents tell each."""
+    """Return whether the members are the same apart from their steps, which older agents report one by one."""
     if before is after:
         return True
     return before.keys() == after.keys() and all(

@@ -1,4 +1,4 @@
-"""What an agent tells of itself, and a coordinator of its round."""
+"""Reports of an agent about itself, and of a coordinator about its round."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from concertina_protocol.codec.typed_json import Absent, OpenEnum
 from concertina_protocol.messages.records import Rollback, SnapshotId, State, Storage
 
 OUT_OF_MEMORY = "the container ran out of memory; raise resources.limits.memory of the container trainer"
-"""In the words of both sides: the agent says it of a worker, the operator of the whole container."""
+"""Message of both sides: the agent uses it for a worker, and the operator for the whole container."""
 
 MOST_LAST_LINES, LONGEST_LAST_LINE = 20, 400
-"""Of a worker's output that the operator is told, and characters of one line."""
+"""Maximum number of lines of a worker's output in a report, and maximum length of a line in characters."""
 
 
 class FailureReason(OpenEnum):
-    """Of a member of a round; what the operator finds by itself has words of its own."""
+    """Reason why a member of a round failed; the operator has its own reasons for failures that it detects itself."""
 
     WORKER_FAILED = "WorkerFailed"
     WORKER_SIGNALED = "WorkerSignaled"
@@ -30,79 +30,88 @@ class FailureReason(OpenEnum):
     RESTORE_FAILED = "RestoreFailed"
     INVALID_INPUT = "InvalidInput"
     DATA_CHANGED = "DataChanged"
-    """The data are others than those that the state was trained on."""
+    """The data differ from those that the state was trained on."""
     DAMAGED = "Damaged"
-    """What was read is not what was written."""
+    """The data that were read differ from those that were written."""
     LOSS_SPIKE = "LossSpike"
     LOSS_NOT_FINITE = "LossNotFinite"
     SILENT_CORRUPTION = "SilentCorruption"
     ROLLED_BACK = "RolledBack"
-    """Because of another rank's corruption."""
+    """The member was rolled back because another rank's state was corrupted."""
 
 
 BAD_INPUTS = frozenset({FailureReason.INVALID_INPUT, FailureReason.DATA_CHANGED, FailureReason.DAMAGED})
-"""Where trying again can't help."""
+"""Reasons for which a retry cannot help."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a member failed. The first of a round is the cause; what follows from it (lost peers) has `secondary`."""
+    """Failure of a member.
+
+    The first one of a round is the cause. Its consequences (lost peers) have `secondary`.
+    """
 
     replica: str
     reason: FailureReason
     message: str
-    """A sentence, with the exit code or signal."""
+    """Sentence with the exit code or signal."""
     last_lines: tuple[str, ...] = ()
-    """A coordinator tells those of the cause, and of what no new round can mend: all of them would not fit on a line.
-    The operator is told MOST_LAST_LINES."""
+    """Last lines of the worker's output, at most MOST_LAST_LINES for the operator.
+
+    A coordinator sends them only for the cause, and for failures that no new round can repair, because the lines of all
+    failures would not fit on one line of the protocol.
+    """
     rank: Annotated[Optional[int], Absent(-1)] = None
     exit_code: int = 0
-    """Of the worker of that rank."""
+    """Exit code of the worker with that rank."""
     step: Annotated[Optional[int], Absent(-1)] = None
     permanent: bool = False
-    """Trying again can't help (one of BAD_INPUTS, and the worker exited 78, EX_CONFIG)."""
+    """Whether a retry cannot help (the reason is one of BAD_INPUTS, and the worker exited with 78, EX_CONFIG)."""
     secondary: bool = False
     provoked: bool = False
-    """Its last words are those of a rank that lost a peer: they say nothing about the script."""
+    """Whether the worker's last output is that of a rank that lost a peer, and so says nothing about the script."""
     at: Annotated[Optional[float], Absent(0.0)] = None
     rollback: Optional[Rollback] = None
-    """With LossSpike, LossNotFinite, SilentCorruption; with Damaged under `checkpoint.onDamage: UsePrevious`."""
+    """Rollback that the failure requires.
+
+    It comes with LossSpike, LossNotFinite and SilentCorruption, and with Damaged under `checkpoint.onDamage:
+    UsePrevious`.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInterval:
-    """How often checkpoints are written, and how often it would be best."""
+    """Current and optimal interval of checkpoints."""
 
     seconds: Annotated[Optional[float], Absent(0.0)]
-    """None: not by the clock."""
+    """Interval in seconds, or None if checkpoints are not written by time."""
     suggested: float
     save_seconds: float
-    """That training waited for a save, at most; 0 before the first of this round."""
+    """Longest time for which training waited for a save, or 0 before the first one of this round."""
     failure_seconds: float
-    """Between failures."""
+    """Time between failures in seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotInterval:
-    """How often snapshots are taken."""
+    """Current interval of snapshots."""
 
     steps: int
-    """From the snapshot before the last one to the last one. As many steps are trained again after a failure, at
-    most."""
+    """Number of steps between the last two snapshots, which is the most that a failure causes to be trained again."""
     overhead: float
     """Share of the training time that snapshots take."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """On the documents that were set aside."""
+    """Result of an evaluation on the held-out documents."""
 
     step: int
     loss: float
 
 
 class StepPart(OpenEnum):
-    """Where the time of steps goes, as rank 0 measures it; what it waits for others is in no other part."""
+    """Part of a step's time, as rank 0 measures it; time spent waiting for other ranks is in no other part."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -122,63 +131,63 @@ COMMUNICATION = (
     StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER, StepPart.ALL_REDUCE, StepPart.ALL_TO_ALL, StepPart.TENSOR,
     StepPart.CONTEXT, StepPart.PIPELINE,
 )  # fmt: skip
-"""Exposed: training waits for it; in a pipeline for the other stages."""
+"""Parts of exposed communication, for which training waits; in a pipeline, it also waits for the other stages."""
 MOST_METRICS = 32
-"""That a worker may tell of itself by names of its own."""
+"""Maximum number of metrics that a worker may report under its own names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """From rank 0's worker."""
+    """Progress that rank 0's worker reports."""
 
     step: int
     """Steps finished since the run began."""
     steps: Annotated[Optional[int], Absent(0)]
-    """The last step of the run; None where unknown."""
+    """Last step of the run, or None if it is unknown."""
     loss: float
     tokens_per_second: float
     step_seconds: float
     position: int
     """Samples consumed."""
     phase: str
-    """A `heartbeat.WorkerPhase` of those for messages: starting, restoring, training, checkpointing or evaluating."""
+    """Phase for messages, a `heartbeat.WorkerPhase`: starting, restoring, training, checkpointing or evaluating."""
     at: float
     first_step_at: Annotated[Optional[float], Absent(0.0)] = None
-    """Unix seconds at which this round's first step finished; None until then."""
+    """Time at which this round's first step finished, in Unix seconds, or None until then."""
     snapshot_step: Annotated[Optional[int], Absent(-1)] = None
-    """Newest snapshot complete on peers."""
+    """Step of the newest snapshot that is complete on peers."""
     checkpoint_seconds: float = 0.0
-    """Seconds this round's training has waited for snapshots and checkpoints."""
+    """Seconds that this round's training has waited for snapshots and checkpoints."""
     stalled_seconds: float = 0.0
-    """Seconds this round's training has waited for data."""
+    """Seconds that this round's training has waited for data."""
     mfu: Annotated[Optional[float], Absent(0.0)] = None
-    """Share of the devices' peak arithmetic that is used, causal attention counted."""
+    """Share of the devices' peak arithmetic that is used, with causal attention counted."""
     timeline: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of this round's start by part: start, group, build, restore, first_step."""
+    """Duration of each part of this round's start in seconds: start, group, build, restore, first_step."""
     save_seconds: Annotated[Optional[float], Absent(0.0)] = None
-    """That the slowest snapshot of this round took; None before the first."""
+    """Duration of the slowest snapshot of this round in seconds, or None before the first one."""
     restored_step: Annotated[Optional[int], Absent(-1)] = None
     restored_from: str = ""
     skipped: tuple[tuple[int, int], ...] = ()
-    """Positions that were left out so far."""
+    """Positions that have been skipped so far."""
     interval: Optional[CheckpointInterval] = None
-    """With durable storage."""
+    """Interval of checkpoints, with durable storage."""
     waits_for: str = ""
-    """Why no data come, in a sentence, while that is so for want of their store."""
+    """Reason, in a sentence, why no data arrive while their store is unavailable."""
     evaluated: Optional[Evaluated] = None
-    """The last time in this round."""
+    """Last evaluation of this round."""
     shares: tuple[int, ...] = ()
-    """Sequences of a step by rank, where that follows their speed (`data.balance: Speed`)."""
+    """Number of sequences in a step by rank, if it follows their speed (`data.balance: Speed`)."""
     tokens: Optional[int] = None
-    """Trained on since the run began, each once, whatever was trained again. None: not known."""
+    """Tokens trained on since the run began, each counted once even if it was trained again, or None if unknown."""
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Of this round's steps, its first apart, by `StepPart`; a script says what it knows."""
+    """Seconds of this round's steps, except the first, by `StepPart`. A script reports the parts that it knows."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """As of this step, by name: gradient_norm, learning_rate ..., at most MOST_METRICS."""
+    """Metrics of this step by name: gradient_norm, learning_rate ..., at most MOST_METRICS."""
     mfu_full_attention: Annotated[Optional[float], Absent(0.0)] = None
-    """The same share with all of attention counted, as torchtitan does."""
+    """Share of the devices' peak arithmetic with all of attention counted, as torchtitan does."""
     snapshots: Optional[SnapshotInterval] = None
-    """Of this round, from its second snapshot on."""
+    """Interval of snapshots in this round, from its second snapshot on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,145 +197,156 @@ class Part:
     id: SnapshotId
     shard: int
     complete: bool = False
-    """Of the run's last step."""
+    """Whether the snapshot is of the run's last step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """Where one worker is, and for how long: ages, for no clock of one machine is compared with another's."""
+    """Phase of one worker and its age; ages are used so that clocks of different machines are never compared."""
 
     rank: int
     step: int
     """Steps finished."""
     phase: str
-    """A `heartbeat.WorkerPhase`; empty where the worker tells nothing of itself."""
+    """Phase of the worker, a `heartbeat.WorkerPhase`, or empty if the worker writes no heartbeat."""
     still: float
-    """Seconds since it last moved."""
+    """Seconds since the worker last made progress."""
     busy: float = 0.0
-    """Seconds of this round's finished steps, its first apart, that were not spent waiting for others."""
+    """Seconds of this round's finished steps, except the first, that were not spent waiting for others."""
     stack: Optional[tuple[str, ...]] = None
-    """Once the coordinator says that the round hangs."""
+    """Stack of the worker, once the coordinator reports that the round hangs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hang:
-    """No rank of the round moves."""
+    """Hang of the round: no rank makes progress."""
 
     replica: str
-    """Whose worker the others wait for; empty where all wait alike."""
+    """Replica whose worker the others wait for, or empty if all wait alike."""
     rank: Annotated[Optional[int], Absent(-1)]
-    """Of that worker; None with no replica."""
+    """Rank of that worker, or None if there is no replica."""
     step: int
-    """Steps it has finished."""
+    """Steps that the worker has finished."""
     phase: str
-    """What it does."""
+    """Phase of the worker."""
     others: str
-    """What most of the others do; empty without others."""
+    """Phase of most of the others, or empty if there are none."""
     seconds: float
-    """For how long nobody had moved when this was found."""
+    """Time without progress of any rank when the hang was detected."""
     suspects: int = 1
-    """How many ranks are behind like this one."""
+    """Number of ranks that are behind like this one."""
     stack: tuple[str, ...] = ()
-    """Of that worker, innermost frames first, bounded; in full it is in the pod's log."""
+    """Stack of that worker, innermost frames first, truncated. The pod's log has all of it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Straggler:
-    """A rank that the others wait for in every step, as found when it was first named."""
+    """Rank that the others wait for in every step, as measured when it was first reported."""
 
     replica: str
     rank: int
     seconds: float
-    """That its own work in a step takes."""
+    """Seconds of the rank's own work in a step."""
     others: float
-    """The median of that of the others."""
+    """Median of the other ranks' own work in a step, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Busy:
-    """`Heartbeat.busy`, over all ranks of the round."""
+    """`Heartbeat.busy` over all ranks of the round."""
 
     coordinator: float
-    """Rank 0's."""
+    """Value of rank 0."""
     median: float
     most: float
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberState:
-    """One member as the coordinator knows it."""
+    """State of one member as the coordinator knows it."""
 
     replica: str
     instance: str
     round: int
     claim: str
     state: State
-    """From starting on."""
+    """State of the member, from starting on."""
     step: Annotated[Optional[int], Absent(-1)] = None
     failure: Optional[Failure] = None
     notice: Annotated[Optional[float], Absent(0.0)] = None
-    """Seconds of grace that it was given with a SIGTERM; None where it may stay."""
+    """Grace period in seconds that came with a SIGTERM, or None if the member may stay."""
     leaving: tuple[str, ...] = ()
-    """On the coordinator: members with such a notice. Who leaves beside another one may be needed for what it holds."""
+    """Members with such a notice; set on the coordinator.
+
+    A leaving member beside another leaving member may be needed for the state that it holds.
+    """
     snapshot_step: Annotated[Optional[int], Absent(-1)] = None
-    """On the coordinator: newest snapshot of this round that is complete on all peers; older rounds' may then be
-    dropped."""
+    """Step of the newest snapshot of this round that is complete on all peers; set on the coordinator.
+
+    Snapshots of older rounds may then be deleted.
+    """
     durable_parts: tuple[Part, ...] = ()
-    """Shards of this round in storage that are not under `LATEST` yet; the coordinator publishes them once all are
-    there."""
+    """Shards of this round in storage that are not under `LATEST` yet.
+
+    The coordinator publishes them once all are there.
+    """
     heartbeats: tuple[Heartbeat, ...] = ()
-    """Heartbeats of its workers that run, by their older name; the coordinator keeps them to itself."""
+    """Heartbeats of the running workers, which the coordinator does not pass on."""
     hung: bool = False
-    """On the coordinator: no rank moves; every member collects the stacks of its workers."""
+    """Whether no rank makes progress; set on the coordinator. Every member then collects the stacks of its workers."""
     next_call: Optional[int] = None
-    """In a drain of a command of one's own: see `stopping`."""
+    """Next call of should_checkpoint() in a drain of a user's own command (see `stopping`)."""
     saved: Optional[tuple[int, ...]] = None
-    """Of a script that is through here: steps of the newest snapshots that each of its workers has whole."""
+    """Steps of the newest snapshots that each worker has completely, once the script has finished here."""
     ends_at: Optional[int] = None
-    """On the coordinator: the newest step that all have whole, which is to be in storage."""
+    """Newest step that all members have completely and that must be in storage; set on the coordinator."""
     world_mismatch: bool = False
-    """Whether each of its workers trains in a world of its own, below a launcher."""
+    """Whether each of the workers trains in a world of its own, below a launcher."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All that an agent knows, whole. Only a coordinator has `members`, `progress` and failures of others."""
+    """Complete report of an agent; only a coordinator has `members`, `progress` and failures of others."""
 
     replica: str
     instance: str
     ready: bool
-    """Warm: workers can start at once."""
+    """Whether the agent is warm, so that workers can start at once."""
     round: int
     claim: str
-    """The highest seen."""
+    """Claim of the highest round seen."""
     state: State
-    """Of this agent, never starting. A coordinator's drained and succeeded stand for the whole round: every member is,
-    and the checkpoint that this asks for is under `LATEST`."""
+    """State of this agent, never starting.
+
+    A coordinator's drained and succeeded apply to the whole round: every member is in that state, and the checkpoint
+    that the state requires is under `LATEST`.
+    """
     coordinator: bool = False
     members: Mapping[str, MemberState] = dataclasses.field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
-    """Of the current round, in order of arrival."""
+    """Failures of the current round, in order of arrival."""
     progress: Optional[Progress] = None
     hang: Optional[Hang] = None
     stragglers: tuple[Straggler, ...] = ()
     storage: Optional[Storage] = None
     startup_error: str = ""
-    """Why this agent can never be ready, in a sentence."""
+    """Reason, in a sentence, why this agent can never be ready."""
     notice: Annotated[Optional[float], Absent(0.0)] = None
-    """Seconds of grace that it was given with a SIGTERM; None where it may stay."""
+    """Grace period in seconds that came with a SIGTERM, or None if the replica may stay."""
     warm_start_disabled_reason: str = ""
-    """Why this agent starts a command of one's own plainly, though a warm start is asked for."""
+    """Reason why this agent starts a user's own command without a warm start, although one is requested."""
     warm_start_skipped_modules: str = ""
-    """What each start imports anew, and why, though it is warm."""
+    """Modules that each start imports again although it is warm, with the reason."""
     tracking: str = ""
-    """Why the tracker does not take what this replica has to tell of the run, in a sentence; empty where it does."""
+    """Reason, in a sentence, why the tracker does not accept this replica's records of the run, or empty if it does."""
     keeps_state: bool = False
-    """Whether the workers save snapshots: the bundled trainer's, and those of a script with `trainingjob.State`."""
+    """Whether the workers save snapshots, as the bundled trainer and scripts with `trainingjob.State` do."""
     busy: Optional[Busy] = None
-    """On a coordinator whose workers measure it."""
+    """Own work of the ranks, on a coordinator whose workers measure it."""
     world_mismatch: str = ""
-    """On a coordinator: how every worker of the round trains in a world of its own, in a clause; empty if one does
-    not."""
+    """Clause that says how every worker of the round trains in a world of its own, on a coordinator.
+
+    It is empty if a worker does not.
+    """
     takes_calls: bool = False
-    """Whether Prepare, Assign, Drain and Save may come on the connection of this stream, to be answered between its
-    lines."""
+    """Whether the connection of this stream accepts Prepare, Assign, Drain and Save, answered between its lines."""

@@ -1,4 +1,4 @@
-"""What rollbacks have made void, and what several have together."""
+"""States that rollbacks have made void, and the union of several rollbacks."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import dataclasses
 from typing import Tuple
 
 MOST_UNDONE = 16
-"""Rollbacks that are remembered: states of before the oldest one are long gone."""
+"""Number of rollbacks that are remembered. States before the oldest one no longer exist."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Undone:
-    """States of rounds up to `round` beyond `step` are void: the world went back from them."""
+    """Rollback that makes states of rounds up to `round` beyond `step` void."""
 
     round: int
     step: int
 
     def covers(self, round: int, step: int) -> bool:
+        """Return whether this rollback makes the state of a round and step void."""
         return round <= self.round and step > self.step
 
 
 def joined(old: Tuple[Undone, ...], more: Undone) -> Tuple[Undone, ...]:
-    """By rising rounds and steps; what another one covers as well is left out."""
-    if any(some.round >= more.round and some.step <= more.step for some in old):
+    """Return the rollbacks in order of their rounds and steps, without those that another one covers."""
+    if any(undone.round >= more.round and undone.step <= more.step for undone in old):
         return old
-    kept = [some for some in old if not (some.round <= more.round and some.step >= more.step)]
-    return tuple(sorted([*kept, more], key=lambda some: some.round)[-MOST_UNDONE:])
+    uncovered = [undone for undone in old if not (undone.round <= more.round and undone.step >= more.step)]
+    return tuple(sorted([*uncovered, more], key=lambda undone: undone.round)[-MOST_UNDONE:])

@@ -1,1 +1,1 @@
-"""Records of the run from a coordinator's agent to its tracking process, on a spool in the node's volume."""
+"""Records of the run that a coordinator's agent writes to a spool in the node's volume, for its tracking process."""

@@ -1,9 +1,12 @@
-"""The spool: lines in segments, `<first number>.jsonl`, of which the writer keeps so many bytes in all. A record's
-number is the segment's and its place in it; so a reader needs one number to know where it was.
+"""Spool of records: lines in segments, `<first number>.jsonl`, whose total size the writer limits.
 
-One process writes, another one reads; neither waits for the other. Nothing is synced: the volume outlives processes and
-containers. Where its node loses power, the last records may be gone and the reader's cursor beyond what is left:
-numbers go on from it. Standard library only, Python 3.9+.
+A record's number is the number of its segment plus its position in the segment, so a reader needs only one number to
+remember its position.
+
+One process writes and another one reads, and neither waits for the other. Nothing is synced, because the volume
+outlives processes and containers. If its node loses power, the last records may be lost, and the reader's cursor may be
+beyond the remaining ones. Numbers then continue from the cursor. The module uses the standard library only and supports
+Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -19,30 +22,31 @@ from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.tracking.tracking_records import Record, RoundBegan, decode, encode, is_round
 
 SEGMENT_BYTES, MOST_BYTES = 1 << 20, 16 << 20
-"""Of a segment, and of all: some fifty thousand steps."""
+"""Maximum size of a segment and of the whole spool, in bytes. The spool has room for about fifty thousand steps."""
 ENDING = ".jsonl"
 CURSOR = "shipped"
 
 
 def folder(volume: Path) -> Path:
+    """Return the folder of the spool in a volume."""
     return volume / "tracking"
 
 
 class SpoolWriter:
-    """Appends. What it can't write is lost, and counted: training goes on without."""
+    """Writer that appends records; a record that cannot be written is lost and counted, and training continues."""
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES, most_bytes: int = MOST_BYTES) -> None:
         self._folder, self._segment_bytes, self._most_bytes = folder, segment_bytes, most_bytes
         self._file: Optional[int] = None
         self._size = 0
-        """Of the segment that is written."""
+        """Size in bytes of the segment that is being written."""
         self.next = _cursor(folder)
         """Number of the next record."""
         with contextlib.suppress(OSError):
             for segment in _segments(folder)[-1:]:
                 self.next = max(self.next, segment.first + segment.path.read_bytes().count(b"\n"))
         self.failed = ""
-        """Why the last record was lost."""
+        """Reason why the last record was lost, or empty."""
 
     def append(self, record: Record) -> None:
         line = encode(record)
@@ -58,7 +62,7 @@ class SpoolWriter:
             self.failed = ""
         except OSError as error:
             self.failed = f"the spool can't be written: {error.strerror or error}"
-            self.close()  # a line that was cut short stays the last of its segment, and is none
+            self.close()  # a truncated line stays at the end of its segment, and readers ignore it
 
     def close(self) -> None:
         if self._file is not None:
@@ -82,44 +86,46 @@ class SpoolWriter:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
+    """File of consecutive records."""
+
     first: int
-    """Number of its first record."""
+    """Number of the segment's first record."""
     path: Path
 
 
 def _segments(folder: Path) -> list[Segment]:
-    """In order."""
-    found = []
+    """Return the segments of a folder in order."""
+    segments = []
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
             if path.name.endswith(ENDING) and path.stem.isdigit():
-                found.append(Segment(int(path.stem), path))
-    return sorted(found, key=lambda segment: segment.first)
+                segments.append(Segment(int(path.stem), path))
+    return sorted(segments, key=lambda segment: segment.first)
 
 
 class SpoolReader:
-    """Reads from the record after the last one that was shipped."""
+    """Reader that begins after the last record that was shipped."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.next = _cursor(folder)
         """Number of the first record that is not shipped."""
         self.dropped = 0
-        """Records that the writer gave up before they were shipped."""
+        """Number of records that the writer deleted before they were shipped."""
         self.end = self.next
-        """Number after the last record."""
+        """Number after that of the last record."""
         self.begun: list[RoundBegan] = []
-        """Rounds that have begun, as far as the spool still tells."""
+        """Rounds that have begun, as far as the spool still contains them."""
         self._scanned = (-1, 0)
-        """Up to where it was looked for those: a segment, and bytes of it."""
+        """Position up to which the spool was scanned for rounds: a segment and a number of bytes in it."""
 
     @property
     def behind(self) -> int:
-        """Records that are not shipped."""
+        """Number of records that are not shipped."""
         return max(0, self.end - self.next)
 
     def look(self) -> None:
-        """What is new: how many there are, and which rounds have begun."""
+        """Scan the new records: count them, and collect the rounds that have begun."""
         for segment in _segments(self._folder):
             if segment.first < self._scanned[0]:
                 continue
@@ -134,34 +140,34 @@ class SpoolReader:
             self._scanned = (segment.first, begin + size)
 
     def read(self, most: int) -> list[tuple[int, Optional[Record]]]:
-        """The next records, at most so many, with their numbers. None: a line that can't be read."""
+        """Return the next records, at most `most`, with their numbers; a record that cannot be read is None."""
         segments = _segments(self._folder)
         if segments and segments[0].first > self.next:
             self.dropped += segments[0].first - self.next
             self.next = segments[0].first
-        found: list[tuple[int, Optional[Record]]] = []
+        records: list[tuple[int, Optional[Record]]] = []
         for number, line in self._lines(segments):
-            found.append((number, _record(line)))
-            if len(found) == most:
+            records.append((number, _record(line)))
+            if len(records) == most:
                 break
-        return found
+        return records
 
     def shipped(self, up_to: int) -> None:
-        """All before this number; survives this process."""
+        """Mark all records before this number as shipped. The mark outlives this process."""
         self.next = up_to
         draft = self._folder / f"{CURSOR}.new"
         draft.write_text(str(up_to))
         draft.replace(self._folder / CURSOR)
 
     def _lines(self, segments: list[Segment]) -> Iterator[tuple[int, bytes]]:
-        """From `next` on."""
+        """Yield the lines from `next` on, with their numbers."""
         for segment, after in zip(segments, [*segments[1:], None]):
             if after is not None and after.first <= self.next:
                 continue
             lines, _ = _whole_lines(segment.path, 0)
-            for place, line in enumerate(lines):
-                if segment.first + place >= self.next:
-                    yield segment.first + place, line
+            for index, line in enumerate(lines):
+                if segment.first + index >= self.next:
+                    yield segment.first + index, line
 
 
 def _cursor(folder: Path) -> int:
@@ -177,9 +183,9 @@ def _record(line: bytes) -> Optional[Record]:
 
 
 def _whole_lines(path: Path, begin: int) -> tuple[list[bytes], int]:
-    """From that byte on, and their bytes; none where the segment is gone."""
+    """Return the complete lines after a byte, and their size in bytes; no lines if the segment no longer exists."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(begin)
-        whole, found, _ = file.read().rpartition(b"\n")
-        return (whole.split(b"\n"), len(whole) + 1) if found else ([], 0)
+        whole, newline, _ = file.read().rpartition(b"\n")
+        return (whole.split(b"\n"), len(whole) + 1) if newline else ([], 0)
     return [], 0

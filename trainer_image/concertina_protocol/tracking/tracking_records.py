@@ -1,6 +1,8 @@
-"""What is tracked of a run, a JSON line each. Standard library only, Python 3.9+.
+"""Records of a run for the tracker, one JSON line each.
 
-The coordinator of a round writes them as they happen; `concertina_tracking` ships them, later or again."""
+The coordinator of a round writes them as events happen. `concertina_tracking` ships them later, and may ship one again.
+The module uses the standard library only and supports Python 3.9 and later.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,30 @@ from concertina_protocol.codec.lines import JsonLines
 from concertina_protocol.codec.typed_json import OpenEnum
 
 MOST_TEXT = 500
-"""Characters of a note."""
+"""Maximum length of a note in characters."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundBegan:
-    """Training goes on after `step`: what older rounds have trained beyond it is void."""
+    """Record that training continues after `step`; steps beyond it that older rounds trained are void."""
 
     round: int
     step: int
     at: float
-    """Unix seconds."""
+    """Time at which the round began, in Unix seconds."""
     coordinates: bool
-    """Whether this replica tells of the round; else it only knows that what it has told is over."""
+    """Whether this replica writes the round's records. If not, it only notes that its earlier records have ended."""
     source: str = ""
-    """A RestoreSource; empty where the script restores by itself."""
+    """A RestoreSource, or empty if the script restores its state itself."""
     replicas: int = 0
     workers: int = 0
-    """Training processes: the world's size."""
+    """Number of training processes, which is the size of the world."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepDone:
+    """Record of a finished step."""
+
     round: int
     step: int
     at: float
@@ -43,7 +47,7 @@ class StepDone:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpointed:
-    """A checkpoint is in durable storage."""
+    """Record that a checkpoint is in durable storage."""
 
     round: int
     step: int
@@ -52,30 +56,36 @@ class Checkpointed:
 
 
 class NoteKind(OpenEnum):
+    """Kind of a note."""
+
     FAILURE = "failure"
     NOTICE = "notice"
 
 
 @dataclasses.dataclass(frozen=True)
 class Noted:
-    """Something has happened to the run."""
+    """Record of an event that concerns the run."""
 
     round: int
     at: float
     kind: NoteKind
     text: str
-    """A sentence of at most MOST_TEXT characters."""
+    """Sentence of at most MOST_TEXT characters."""
     step: Optional[int] = None
 
 
 class RunOutcome(OpenEnum):
+    """Outcome of a run."""
+
     SUCCEEDED = "succeeded"
     STOPPED = "stopped"
-    """Suspended, deleted or failed; it may go on."""
+    """Suspended, deleted or failed. The run may continue later."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunEnded:
+    """Record that the run has ended."""
+
     round: int
     at: float
     outcome: RunOutcome
@@ -89,15 +99,19 @@ _LINES = JsonLines(KINDS, "the spool of tracking")
 
 
 def encode(record: Record) -> bytes:
-    """One line, newline included."""
+    """Return a record as one line, including the newline."""
     return _LINES.encode(record)
 
 
 def decode(line: bytes) -> Record:
-    """Raises ProtocolError."""
+    """Return the record in one line.
+
+    Raises:
+        ProtocolError: If the line is not a valid record.
+    """
     return typing.cast(Record, _LINES.decode(line))
 
 
 def is_round(line: bytes) -> bool:
-    """Whether it can be a RoundBegan, told without reading the whole of it."""
+    """Return whether a line can be a RoundBegan, without parsing it."""
     return line.startswith(b'{"kind":"RoundBegan"')

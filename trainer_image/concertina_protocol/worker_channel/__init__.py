@@ -1,9 +1,9 @@
-"""What an agent and the processes of its replica (workers, the uploader, the tracking process) say to each other, and
-both ends of it.
+"""Channel between an agent and the processes of its replica (workers, the uploader, the tracking process).
 
-One unix stream socket (CONCERTINA_SOCKET), served by the agent, a connection per process, one JSON object a line:
-{"kind": name in KINDS, "body": fields} (`lines`). The first line says who speaks: `worker`, `uploader` and `tracker`
-tell what each of them says and hears. `worker_end` is their end; `agent_end`, on asyncio, is imported by agents alone.
+The package contains the messages and both ends. The agent serves one unix stream socket (CONCERTINA_SOCKET), with a
+connection per process and one JSON object a line: {"kind": name in KINDS, "body": fields} (`lines`). The first line
+identifies the process. `worker_messages`, `uploader_messages` and `tracker_messages` describe what each of them sends
+and receives. `worker_end` is their end. `agent_end`, on asyncio, is imported by agents only.
 """
 
 from concertina_protocol.worker_channel.codec import KINDS, Message, decode, encode

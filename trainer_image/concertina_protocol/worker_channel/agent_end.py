@@ -1,4 +1,4 @@
-"""The end of the channel that the agent holds, one per connection, on asyncio."""
+"""The agent's end of the channel, one per connection, on asyncio."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from concertina_protocol.worker_channel.codec import Message, decode, encode
 
 
 class AgentEnd:
-    """On a plain socket: asyncio's streams give up what has arrived when a write fails, and a worker's last message
-    (Done) often crosses one to it (decision "The worker channel's agent end is a plain socket")."""
+    """The agent's end of one connection, on a plain socket.
+
+    Streams of asyncio discard received data when a write fails, and a worker's last message (Done) often crosses one to
+    it (decision "The worker channel's agent end is a plain socket").
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -25,12 +28,16 @@ class AgentEnd:
 
     @property
     def peer_pid(self) -> int:
-        """The kernel's word for who is at the other end."""
+        """Process id of the other end, as the kernel reports it."""
         size = struct.calcsize("3i")
         return int(struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])
 
     async def receive(self) -> Optional[Message]:
-        """The next message; None when the process has said its last. Raises ProtocolError for a line that is none."""
+        """Return the next message, or None when the process has closed its end.
+
+        Raises:
+            ProtocolError: If a line is not a valid message, or is too long.
+        """
         while b"\n" not in self._arrived:
             try:
                 data = await self._loop.sock_recv(self._socket, 1 << 16)
@@ -41,18 +48,21 @@ class AgentEnd:
             self._arrived += data
             if len(self._arrived) > 2 * MAX_LINE:
                 raise ProtocolError(f"a line over the limit of {MAX_LINE} bytes")
-        await asyncio.sleep(0)  # who always has more to say keeps nobody else waiting
+        await asyncio.sleep(0)  # a process that sends all the time must not block the event loop
         line, _, self._arrived = self._arrived.partition(b"\n")
         return decode(line)
 
     def send(self, message: Message) -> None:
-        """Buffered; what is sent to a process that is gone is dropped (its exit is noticed elsewhere)."""
+        """Send a message, buffered.
+
+        A message to a process that has exited is dropped, because the agent notices the exit elsewhere.
+        """
         if not self._closed:
             self._leaving += encode(message)
             self._flush()
 
     def close(self) -> None:
-        """`receive` ends; whoever waits in it then calls `release`."""
+        """Close the connection: `receive` ends, and its caller then calls `release`."""
         if self._closed:
             return
         self._closed = True
@@ -61,6 +71,7 @@ class AgentEnd:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
+        """Close the connection and the socket."""
         self.close()
         self._socket.close()
 

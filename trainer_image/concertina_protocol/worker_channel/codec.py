@@ -1,4 +1,4 @@
-"""A line of the worker channel, from a message and back."""
+"""Conversion between a message and a line of the worker channel."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ _LINES = JsonLines(KINDS, "the worker channel")
 
 
 def encode(message: Message) -> bytes:
-    """One line, newline included."""
+    """Return a message as one line, including the newline."""
     return _LINES.encode(message)
 
 
 def decode(line: bytes) -> Message:
-    """The message in one line; raises ProtocolError with a sentence."""
+    """Return the message in one line.
+
+    Raises:
+        ProtocolError: If the line is not a valid message. The error is a sentence.
+    """
     return typing.cast(Message, _LINES.decode(line))

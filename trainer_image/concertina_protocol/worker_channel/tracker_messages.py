@@ -1,8 +1,8 @@
-"""What an agent and its tracking process, which ships the spool to a tracker, say to each other.
+"""Messages between an agent and its tracking process, which ships the spool to a tracker.
 
 TrackerHello   ->                     the first line
 TrackingState  ->                     whenever it has changed
-               <-  ShipAll            the agent is about to end: ship what is there, and then end
+               <-  ShipAll            the agent is about to exit: ship the remaining records, then exit
 """
 
 from __future__ import annotations
@@ -13,24 +13,28 @@ from typing import Any, Dict, Type, Union
 
 @dataclasses.dataclass(frozen=True)
 class TrackerHello:
+    """First message of the tracking process."""
+
     pid: int
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackingState:
+    """State of the tracking process."""
+
     shipped: int
-    """Number of the first record of the spool that is not with the tracker."""
+    """Number of the first record of the spool that the tracker does not have."""
     error: str = ""
-    """Why the last try went wrong, in a sentence."""
+    """Reason why the last attempt failed, in a sentence."""
     dropped: int = 0
-    """Records that were given up, the spool being full."""
+    """Number of records that were deleted because the spool was full."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ShipAll:
-    """And end, when nothing is left."""
+    """Request to ship the remaining records and exit."""
 
 
 Message = Union[TrackerHello, TrackingState, ShipAll]
 KINDS: Dict[str, Type[Any]] = {"TrackerHello": TrackerHello, "TrackingState": TrackingState, "ShipAll": ShipAll}
-"""By the names that lines have for them: these stay, whatever a class is called."""
+"""Message classes by their names on the wire. These names are stable, even if a class is renamed."""

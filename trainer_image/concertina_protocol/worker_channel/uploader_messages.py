@@ -1,7 +1,7 @@
-"""What an agent and its uploader, the process that writes to durable storage, say to each other.
+"""Messages between an agent and its uploader, the process that writes to durable storage.
 
 UploaderHello  ->                           the first line
-               <-  a request, and then the next one when it has been answered:
+               <-  a request, and the next one after its answer:
                    Probe -> StorageState, Ship -> Shipped, Publish -> Published, Undo -> StorageState
 """
 
@@ -15,30 +15,39 @@ from concertina_protocol import Durable, SnapshotId, Storage, Undone
 
 @dataclasses.dataclass(frozen=True)
 class UploaderHello:
+    """First message of the uploader."""
+
     pid: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Look at durable storage: can it be reached, what does LATEST name, and which job owns the folder? Answer:
-    StorageState."""
+    """Request to check durable storage: whether it is reachable, what LATEST names, and which job owns the folder.
+
+    The answer is StorageState.
+    """
 
     owned: bool = False
-    """An earlier look has found that this job owns the folder: that is not asked again."""
+    """Whether an earlier check has found that this job owns the folder. The owner is then not checked again."""
     living: Optional[Tuple[str, ...]] = None
-    """As in Assign: make this job the owner, where it may be. None: only look."""
+    """Live jobs as in Assign: make this job the owner if allowed. If None, only check."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StorageState:
+    """State of durable storage."""
+
     storage: Storage
     owned: bool = False
-    """This job owns the folder."""
+    """Whether this job owns the folder."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ship:
-    """Put one shard into storage (the same again does no harm). Answer: Shipped; `path` is gone when it went well."""
+    """Request to put one shard into storage; it may be repeated without harm.
+
+    The answer is Shipped. The file at `path` is removed on success.
+    """
 
     id: SnapshotId
     shard: int
@@ -47,16 +56,21 @@ class Ship:
 
 @dataclasses.dataclass(frozen=True)
 class Shipped:
+    """Answer to Ship."""
+
     id: SnapshotId
     shard: int
     error: str = ""
-    """A sentence; try again later."""
+    """Sentence, or empty on success. The agent tries again later."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Publish:
-    """To the coordinator's uploader, when every part of the snapshot has been shipped: write its manifest, move LATEST,
-    delete what is beyond `keep`. Sizes and checksums of the parts are read from storage. Answer: Published."""
+    """Request to the coordinator's uploader to publish a snapshot, once every part of it has been shipped.
+
+    The uploader writes the manifest, moves LATEST, and deletes checkpoints beyond `keep`. It reads sizes and checksums
+    of the parts from storage. The answer is Published.
+    """
 
     id: SnapshotId
     complete: bool = False
@@ -64,19 +78,24 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
+    """Answer to Publish."""
+
     id: SnapshotId
     durable: Optional[Durable] = None
-    """What LATEST names now."""
+    """Checkpoint that LATEST names now."""
     error: str = ""
-    """A sentence; with `durable`: why older checkpoints could not be deleted."""
+    """Sentence, or empty on success. With `durable`, the reason why older checkpoints could not be deleted."""
     refused: bool = False
-    """The fence: a higher round or another job has written here. Trying again can't help."""
+    """Whether the fence refused the snapshot: a higher round or another job has written here. A retry cannot help."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Undo:
-    """To the coordinator's uploader: `LATEST` is to name nothing of this job that was undone, and to take nothing of it
-    any more (the same again does no harm). Answer: StorageState."""
+    """Request to the coordinator's uploader to make `LATEST` name nothing of this job that was undone.
+
+    From then on, `LATEST` accepts no such checkpoint. The request may be repeated without harm. The answer is
+    StorageState.
+    """
 
     undone: Undone
 
@@ -86,4 +105,4 @@ KINDS: Dict[str, Type[Any]] = {
     "UploaderHello": UploaderHello, "Probe": Probe, "StorageState": StorageState, "Ship": Ship, "Shipped": Shipped,
     "Publish": Publish, "Published": Published, "Undo": Undo,
 }  # fmt: skip
-"""By the names that lines have for them: these stay, whatever a class is called."""
+"""Message classes by their names on the wire. These names are stable, even if a class is renamed."""

@@ -1,4 +1,4 @@
-"""The end of the channel that a worker, an uploader or a script holds: blocking, no event loop."""
+"""Blocking end of the channel for a worker, an uploader or a script, without an event loop."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Deque, List, Type, TypeVar
 from concertina_protocol.worker_channel.codec import Message, decode, encode
 
 FINISH_SECONDS = 5.0
-"""How long a process that has said its last waits for the agent to have read it."""
+"""Time that a process waits, after its last message, for the agent to read it."""
 T = TypeVar("T")
 
 
 class ChannelClosed(ConnectionError):
-    """The agent is gone."""
+    """Error that the agent has closed the channel."""
 
 
 class WorkerEnd:
-    """Any thread may send, one reads."""
+    """End of the channel on which any thread may send and one thread reads."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -30,7 +30,11 @@ class WorkerEnd:
         self._received: Deque[Message] = collections.deque()
 
     def send(self, message: Message) -> None:
-        """From any thread. Raises ChannelClosed when the agent is gone."""
+        """Send a message from any thread.
+
+        Raises:
+            ChannelClosed: If the agent is gone.
+        """
         try:
             with self._sending:
                 self._socket.sendall(encode(message))
@@ -38,7 +42,7 @@ class WorkerEnd:
             raise ChannelClosed("the agent closed its end") from error
 
     def receive(self, kind: Type[T]) -> T:
-        """Wait for the next message of this kind; others that come before it are kept for `poll`."""
+        """Wait for the next message of this kind; keep others that arrive before it for `poll`."""
         while True:
             for message in self._received:
                 if isinstance(message, kind):
@@ -47,20 +51,22 @@ class WorkerEnd:
             self._read(wait=True)
 
     def request(self, message: Message, kind: Type[T]) -> T:
-        """Send and wait for the answer."""
+        """Send a message and wait for the answer."""
         self.send(message)
         return self.receive(kind)
 
     def poll(self) -> List[Message]:
-        """What has arrived, without waiting."""
+        """Return the messages that have arrived, without waiting."""
         self._read(wait=False)
         messages = list(self._received)
         self._received.clear()
         return messages
 
     def finish(self) -> None:
-        """Say no more, and wait until the agent has read all that was said: without this it could be lost, when the
-        agent writes to a process that has just ended."""
+        """Stop sending, and wait until the agent has read all messages.
+
+        Without this, messages could be lost when the agent writes to a process that has just exited.
+        """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             self._socket.settimeout(FINISH_SECONDS)
@@ -69,7 +75,11 @@ class WorkerEnd:
         self._socket.close()
 
     def _read(self, wait: bool) -> None:
-        """Read once when `wait`, then as long as there is something to read."""
+        """Read all data that are available, after waiting for a whole line if `wait` is set.
+
+        Raises:
+            ChannelClosed: If the agent is gone.
+        """
         flags = 0 if wait else socket.MSG_DONTWAIT
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What a worker and its agent say to each other.
+"""Messages between a worker and its agent.
 
 The bundled trainer's worker:
 
@@ -9,21 +9,21 @@ The bundled trainer's worker:
            <-  CopiedUpTo*, SaveNow*, TraceSteps*, DrainRequest    at any time
     Done -> and exit 0,  or  Fault -> and a non-zero exit (InvalidInput: 78), each after `WorkerEnd.finish`
 
-A command of one's own may speak too, through the package `trainingjob`: Hello, Progress and Beat as above, and, so that
-all ranks stop after the same step without talking to each other:
+A user's own command can also use the channel, through the package `trainingjob`. It sends Hello, Progress and Beat as
+above. The following messages let all ranks stop after the same step without communicating with each other:
 
-    Register ->                                 at the first call of should_checkpoint(), which waits for the answer: a
-                                                rank that has never called can't slip by
-           <-  Registered                       go on
+    Register ->                                 at the first call of should_checkpoint(), which waits for the answer,
+                                                so that the agent knows every rank that calls
+           <-  Registered                       continue
            <-  QueryCalls                       the world is about to end
     CallCount ->                                at once, from the thread that reads; the next call waits
-           <-  StopAtCall                       the highest count of all ranks, plus one: none has passed that call, and
-                                                each reaches it, as none waits for what another has yet to compute
+           <-  StopAtCall                       the highest count of all ranks, plus one: no rank has passed that call,
+                                                and each reaches it, as none waits for what another has yet to compute
 
-How a slot that is being shipped is kept from being overwritten: the worker makes a hard link to the committed slot's
-file (`WantDurable.path`, beside the slot) before it says WantDurable, and a worker never writes into a file with more
-than one name: it puts a new file in the slot's place instead. The agent hands the path to its uploader (`uploader`),
-which removes that name when the part is in storage; the agent removes those that it gives up.
+A slot that is being shipped must not be overwritten. So the worker creates a hard link to the committed slot's file
+(`WantDurable.path`, beside the slot) before it sends WantDurable, and a worker never writes into a file with more than
+one name: it replaces the file in the slot by a new one. The agent passes the path to its uploader (`uploader`), which
+removes that name when the part is in storage. The agent removes the names of parts that it does not ship.
 """
 
 from __future__ import annotations
@@ -35,32 +35,37 @@ from concertina_protocol import Durable, FailureReason, JobHistory, Progress, Re
 from concertina_protocol.codec.typed_json import OpenEnum
 
 BAD_INPUT_EXIT = 78
-"""EX_CONFIG: trying again can't help."""
+"""Exit code EX_CONFIG: a retry cannot help."""
 
 # --- worker to agent ------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
+    """First message of a worker."""
+
     rank: int
     pid: int
     traces: bool = False
-    """It knows TraceSteps, which a worker of an earlier version would fail by."""
+    """Whether the worker knows TraceSteps, which makes a worker of an earlier version fail."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Beat:
-    """Every step from ranks other than 0 (rank 0's is its Progress)."""
+    """Message after every step from ranks other than 0; rank 0 sends Progress instead."""
 
     rank: int
     step: int
     phase: str
-    """A `heartbeat.WorkerPhase` of those for messages: starting, restoring, training, checkpointing or evaluating."""
+    """Phase for messages, a `heartbeat.WorkerPhase`: starting, restoring, training, checkpointing or evaluating."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Committed:
-    """The shard file at `path` is whole, and `<path>.json` beside it has its id, shard, size and crc32."""
+    """Message that the shard file at `path` is complete.
+
+    `<path>.json` beside it contains its id, shard, size and crc32.
+    """
 
     id: SnapshotId
     shard: int
@@ -69,18 +74,18 @@ class Committed:
 
 @dataclasses.dataclass(frozen=True)
 class WantDurable:
-    """From every rank, after the same step: ship this shard. `path` is a name of its own (see above)."""
+    """Request from every rank, after the same step, to ship this shard; `path` is a name of its own (see above)."""
 
     id: SnapshotId
     shard: int
     path: str
     complete: bool = False
-    """The run's last step."""
+    """Whether this is the run's last step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FetchHeader:
-    """Answered with FetchedHeader: the safetensors header of one shard, from wherever it is held."""
+    """Request for the safetensors header of one shard, from any holder; answered with FetchedHeader."""
 
     id: SnapshotId
     shard: int
@@ -88,49 +93,60 @@ class FetchHeader:
 
 @dataclasses.dataclass(frozen=True)
 class Fetch:
-    """Answered with Fetched: one whole shard as a local file, pulled from a peer if need be."""
+    """Request for one whole shard as a local file, pulled from a peer if needed; answered with Fetched."""
 
     id: SnapshotId
     shard: int
 
 
 class Outcome(OpenEnum):
+    """Outcome of a worker that has finished."""
+
     COMPLETE = "complete"
     DRAINED = "drained"
 
 
 @dataclasses.dataclass(frozen=True)
 class Done:
+    """Last message of a worker that has finished."""
+
     outcome: Outcome
     step: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
+    """Last message of a worker that fails."""
+
     reason: FailureReason
-    """One of BAD_INPUTS (then exit 78), RESTORE_FAILED, or why the world has to roll back."""
+    """One of BAD_INPUTS (with exit code 78), RESTORE_FAILED, or the reason why the world has to roll back."""
     message: str
     rollback: Optional[Rollback] = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Register:
-    """From a command of one's own, at its first should_checkpoint(). Answer: Registered, QueryCalls or StopAtCall."""
+    """Request from a user's own command at its first call of should_checkpoint().
+
+    The answer is Registered, QueryCalls or StopAtCall.
+    """
 
     rank: int
 
 
 @dataclasses.dataclass(frozen=True)
 class KeepsState:
-    """From a command of one's own: it saves snapshots as the bundled trainer does (`trainingjob.State`), so peers are
-    to copy them, and the agent is to look after durable storage."""
+    """Message from a user's own command that saves snapshots as the bundled trainer does (`trainingjob.State`).
+
+    Peers then copy the snapshots, and the agent manages durable storage.
+    """
 
     rank: int
 
 
 @dataclasses.dataclass(frozen=True)
 class CallCount:
-    """Answer to QueryCalls: so many calls of should_checkpoint() are over; the next one waits for StopAtCall."""
+    """Answer to QueryCalls: the number of finished calls of should_checkpoint(); the next one waits for StopAtCall."""
 
     rank: int
     calls: int
@@ -141,74 +157,84 @@ class CallCount:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
+    """First message of the agent to a worker."""
+
     restore: Restore
     world: int
-    """Workers in all."""
+    """Total number of workers."""
     uid: str
     durable: Optional[Durable] = None
-    """What LATEST names, as this agent knows it: a checkpoint that a failure has kept from being finished is then due
-    at once. None: nothing that is known of."""
+    """Checkpoint that LATEST names, as far as this agent knows, or None if it knows of none.
+
+    If a failure has kept a checkpoint from being finished, the worker can see that it is due at once.
+    """
     history: JobHistory = dataclasses.field(default_factory=JobHistory)
     images: Tuple[str, ...] = ()
-    """As in Assign."""
+    """Images as in Assign."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FetchedHeader:
+    """Answer to FetchHeader."""
+
     header: str = ""
     error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fetched:
+    """Answer to Fetch."""
+
     path: str = ""
-    """Stays as it is until the worker's round has a snapshot that is complete on peers."""
+    """Path of the file, which does not change until the worker's round has a snapshot that is complete on peers."""
     error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class DrainRequest:
-    """To rank 0 only: stop after the same step; `durable`: and want that snapshot durable."""
+    """Request to rank 0 only to stop all ranks after the same step, with a durable snapshot if `durable` is set."""
 
     durable: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveNow:
-    """To rank 0 only: want the snapshot after the next step durable, and go on."""
+    """Request to rank 0 only to make the snapshot after the next step durable, and to continue."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TraceSteps:
-    """To any rank: write a trace of `steps` steps, the first of them `first_step` or the next one, into the volume
-    (`concertina_state.step_trace`)."""
+    """Request to any rank to write a trace of `steps` steps into the volume (`concertina_state.step_trace`).
+
+    The first traced step is `first_step`, or the next one.
+    """
 
     first_step: int
     steps: int
     name: str
-    """Of the trace, by which `step_traces.trace_file` is called."""
+    """Name of the trace, from which `step_traces.trace_file` derives the file's name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CopiedUpTo:
-    """This rank's snapshots up to this step are complete on its peer (sent at once where there is no peer)."""
+    """Message that this rank's snapshots up to this step are complete on its peer; sent at once if there is no peer."""
 
     step: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Registered:
-    """Go on."""
+    """Answer to Register: continue."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QueryCalls:
-    """How far are you? The world is about to end."""
+    """Request for the number of calls, because the world is about to end."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StopAtCall:
-    """should_checkpoint() is to be true at this call, counted from 1, and the one after it ends the process."""
+    """Message that should_checkpoint() returns True at this call, counted from 1; the next call ends the process."""
 
     call: int
 
@@ -226,4 +252,4 @@ KINDS: Dict[str, Type[Any]] = {
     "DrainRequest": DrainRequest, "SaveNow": SaveNow, "TraceSteps": TraceSteps, "CopiedUpTo": CopiedUpTo,
     "Attended": Registered, "AskPassed": QueryCalls, "StopAt": StopAtCall,
 }  # fmt: skip
-"""By the names that lines have for them: these stay, whatever a class is called."""
+"""Message classes by their names on the wire. These names are stable, even if a class is renamed."""

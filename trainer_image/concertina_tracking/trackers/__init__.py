@@ -1,1 +1,1 @@
-"""A module a tool, which imports it."""
+"""Trackers, one module for each tool, which imports the tool."""

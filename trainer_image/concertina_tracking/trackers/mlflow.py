@@ -1,5 +1,7 @@
-"""A run of an MLflow server, found again by a tag with the job's uid. MLflow forgets no value: of steps that are
-trained again the first values stay."""
+"""Run of an MLflow server, which is found by a tag with the job's uid.
+
+MLflow deletes no value. If steps are trained again, their first values remain.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,23 @@ from concertina_tracking.about import About
 from concertina_tracking.settings import TrackingSettings
 
 UID = "concertina.uid"
-"""Tag: by which a run is found again."""
+"""Tag by which a run is found."""
 MARKER = "round"
-"""A metric that every step has: its history says which steps are there."""
+"""Metric that every step has, whose history shows which steps are logged."""
 MOST_METRICS, MOST_PARAMETERS, MOST_TAG = 1000, 100, 5000
-"""That MLflow takes in one request, and characters of a tag."""
+"""Maximum numbers of metrics and parameters in an MLflow request, and maximum length of a tag in characters."""
 STATUS = {RunOutcome.SUCCEEDED: "FINISHED", RunOutcome.STOPPED: "KILLED"}
 
 
 class MlflowRun:
+    """The job's run on an MLflow server."""
+
     def __init__(self, settings: TrackingSettings, about: About) -> None:
-        """Raises MlflowException."""
+        """Find or create the run, and describe it.
+
+        Raises:
+            MlflowException: If the server refuses a request or cannot be reached.
+        """
         self._client = MlflowClient(settings.uri)
         run = self._find_or_create(settings)
         self._id, self._status = run.info.run_id, run.info.status
@@ -59,7 +67,7 @@ class MlflowRun:
         self._set_status(STATUS.get(outcome, "KILLED"))
 
     def close(self) -> None:
-        """Every request was answered."""
+        """Do nothing, because the server has answered every request."""
 
     def _set_status(self, status: str) -> None:
         if status == "RUNNING":
@@ -70,36 +78,43 @@ class MlflowRun:
 
     def _find_or_create(self, settings: TrackingSettings) -> Run:
         experiment = self._experiment(settings.experiment)
-        if (found := self._oldest(experiment, settings.run_id)) is None:
+        if (run := self._oldest(experiment, settings.run_id)) is None:
             tags = {**settings.tags, UID: settings.run_id, "concertina.job": settings.job}
-            made = self._client.create_run(experiment, tags=tags, run_name=settings.run_name)
-            found = self._oldest(experiment, settings.run_id) or made
-            if found.info.run_id != made.info.run_id:  # another replica was faster
-                self._client.delete_run(made.info.run_id)
-        return found
+            created_run = self._client.create_run(experiment, tags=tags, run_name=settings.run_name)
+            run = self._oldest(experiment, settings.run_id) or created_run
+            if run.info.run_id != created_run.info.run_id:  # another replica created it first
+                self._client.delete_run(created_run.info.run_id)
+        return run
 
     def _experiment(self, name: str) -> str:
-        if (known := self._client.get_experiment_by_name(name)) is not None:
-            return str(known.experiment_id)
+        if (experiment := self._client.get_experiment_by_name(name)) is not None:
+            return str(experiment.experiment_id)
         try:
             return str(self._client.create_experiment(name))
         except MlflowException:
-            if (known := self._client.get_experiment_by_name(name)) is None:
+            if (experiment := self._client.get_experiment_by_name(name)) is None:
                 raise
-            return str(known.experiment_id)
+            return str(experiment.experiment_id)
 
     def _oldest(self, experiment: str, uid: str) -> Run | None:
         order = ["attributes.start_time ASC", "attributes.run_id ASC"]
         runs = self._client.search_runs([experiment], f"tags.`{UID}` = '{uid}'", max_results=1, order_by=order)
         return runs[0] if runs else None
 
-    def _describe(self, known: Mapping[str, str], about: About) -> None:
-        """A parameter is never changed in MLflow: where it is another one since, a tag says so."""
-        told = {_name(name): value for name, value in about.parameters.items()}
-        new = [Param(name, value) for name, value in told.items() if name not in known]
+    def _describe(self, logged_parameters: Mapping[str, str], about: About) -> None:
+        """Log the parameters and tags of the run.
+
+        MLflow never changes a parameter. If one has another value now, a tag says so.
+        """
+        parameters = {_name(name): value for name, value in about.parameters.items()}
+        new = [Param(name, value) for name, value in parameters.items() if name not in logged_parameters]
         for begin in range(0, len(new), MOST_PARAMETERS):
             self._client.log_batch(self._id, params=new[begin : begin + MOST_PARAMETERS])
-        changed = {f"changed.{name}": value for name, value in told.items() if known.get(name, value) != value}
+        changed = {
+            f"changed.{name}": value
+            for name, value in parameters.items()
+            if logged_parameters.get(name, value) != value
+        }
         code = {f"concertina.{name}": value for name, value in about.code.items()}
         if "commit" in about.code:
             code["mlflow.source.git.commit"] = about.code["commit"]
@@ -109,7 +124,7 @@ class MlflowRun:
 
 
 def _batches(steps: Sequence[StepDone]) -> Iterator[list[Metric]]:
-    """Whole steps; the marker of a step comes last."""
+    """Yield batches of whole steps; the marker is the last metric of each step."""
     batch: list[Metric] = []
     for step in steps:
         values = sorted(step.metrics.items(), key=lambda item: item[0] == MARKER)
@@ -123,7 +138,10 @@ def _batches(steps: Sequence[StepDone]) -> Iterator[list[Metric]]:
 
 
 def _name(text: str) -> str:
-    """As MLflow takes names: paths without parts that are empty or mean another folder. One that it refuses would keep
-    all that follows from being told."""
+    """Return the text in a form that MLflow accepts as a name.
+
+    Names are paths without parts that are empty or refer to another folder. If MLflow refused a name, no later record
+    could be shipped.
+    """
     parts = re.sub(r"[^\w\-. /:]", "_", text)[:250].split("/")
     return "/".join("_" if part in ("", ".", "..") else part for part in parts)

@@ -1,5 +1,8 @@
-"""TensorBoard's event files. Steps that are trained again replace what was there: a session that starts at a step is
-how TensorBoard is told so."""
+"""Event files of TensorBoard.
+
+If steps are trained again, they replace the earlier ones: the start of a session at a step makes TensorBoard discard
+that step and later ones.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,20 @@ from concertina_tracking.about import About
 from concertina_tracking.settings import TrackingSettings
 
 MARKER = "round"
-"""A value that every step has."""
+"""Value that every step has."""
 NEVER_PURGED = 0
-"""The step of texts: no session starts before step 1."""
+"""Step of texts. No session starts before step 1, so texts are never discarded."""
 
 
 class TensorBoardRun:
+    """The job's run in a folder of event files."""
+
     def __init__(self, settings: TrackingSettings, about: About) -> None:
-        """Raises OSError."""
+        """Create the folder, and write the description of the run.
+
+        Raises:
+            OSError: If the folder cannot be written.
+        """
         self._folder = folder_of(settings)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(self._folder))
@@ -37,7 +46,7 @@ class TensorBoardRun:
 
     def go_on(self, step: int, *, latest: bool) -> Collection[int]:
         if not latest:
-            return frozenset(known for known in _steps(self._folder) if known > step)
+            return frozenset(logged_step for logged_step in _steps(self._folder) if logged_step > step)
         start = SessionLog(status=SessionLog.START)
         self._writer.add_event(Event(wall_time=time.time(), step=step + 1, session_log=start))
         self._writer.flush()
@@ -65,23 +74,23 @@ class TensorBoardRun:
 
 
 def folder_of(settings: TrackingSettings) -> Path:
-    """One a job: runs are told apart by their folders."""
+    """Return the folder of the job's run; TensorBoard distinguishes runs by their folders."""
     parsed = urlparse(settings.uri)
     root = Path(unquote(parsed.path) if parsed.scheme == "file" else settings.uri)
     return root / settings.experiment / f"{settings.run_name}-{settings.run_id[:8]}"
 
 
 def _steps(folder: Path) -> set[int]:
-    """That the files show."""
-    found: set[int] = set()
+    """Return the steps that the event files contain."""
+    steps: set[int] = set()
     for path in sorted(folder.glob("*.tfevents.*")):
         for line in RawEventFileLoader(str(path)).Load():
             event = Event.FromString(line)
             if event.session_log.status == SessionLog.START:
-                found = {step for step in found if step < event.step}
+                steps = {step for step in steps if step < event.step}
             elif any(value.tag == MARKER for value in event.summary.value):
-                found.add(event.step)
-    return found
+                steps.add(event.step)
+    return steps
 
 
 def _markdown(table: Mapping[str, str]) -> str:

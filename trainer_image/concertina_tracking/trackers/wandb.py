@@ -1,5 +1,8 @@
-"""A run of Weights & Biases, whose id is the job's uid. Its history only grows: of steps that are trained again the
-first values stay. `uri: file:///folder` writes a run there that `wandb sync` uploads later."""
+"""Run of Weights & Biases, whose id is the job's uid.
+
+The history of a run can only grow. If steps are trained again, their first values remain. `uri: file:///folder` writes
+a run into this folder, and `wandb sync` uploads it later.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +17,34 @@ from concertina_tracking.settings import TrackingSettings
 
 
 class WandbRun:
+    """The job's run in Weights & Biases."""
+
     def __init__(self, settings: TrackingSettings, about: About) -> None:
-        """Raises what wandb raises."""
+        """Start or resume the run. Errors of wandb are passed on."""
         parsed = urlparse(settings.uri)
         offline = parsed.scheme == "file"
         folder = unquote(parsed.path) if offline else str(settings.spool)
         team, _, project = settings.experiment.rpartition("/")
-        # Its own log of what it sends grows without a bound, in a volume that may be memory; the spool is ours.
-        known = wandb.Settings(console="off", silent=True, disable_git=True, x_skip_transaction_log=not offline)
+        # wandb's log of sent records grows without limit, in a volume that may be memory. The spool replaces it.
+        wandb_settings = wandb.Settings(
+            console="off", silent=True, disable_git=True, x_skip_transaction_log=not offline
+        )
         if settings.uri and not offline:
-            known.base_url = settings.uri
+            wandb_settings.base_url = settings.uri
         self._run = wandb.init(
             id=settings.run_id, resume="allow", entity=team or None, project=project, name=settings.run_name,
             tags=[f"{name}:{value}"[:64] for name, value in settings.tags.items()], dir=folder,
             config={**about.parameters, "concertina": {**about.code, "job": settings.job}},
-            mode="offline" if offline else None, settings=known, allow_val_change=True,
+            mode="offline" if offline else None, settings=wandb_settings, allow_val_change=True,
         )  # fmt: skip
         self._last = self._run.step - 1
-        """Step of the newest row that it has."""
+        """Step of the newest row of the run."""
 
     def go_on(self, step: int, *, latest: bool) -> Collection[int]:
         return range(step + 1, self._last + 1)
 
     def log(self, steps: Sequence[StepDone]) -> None:
-        for step in sorted(steps, key=lambda each: each.step):
+        for step in sorted(steps, key=lambda step_done: step_done.step):
             self._run.log({**step.metrics, "_timestamp": step.at}, step=step.step)
             self._last = max(self._last, step.step)
 
@@ -54,4 +61,4 @@ class WandbRun:
 
     def close(self) -> None:
         self._run.finish()
-        wandb.teardown()  # finish does not wait until its process has written the end of a file
+        wandb.teardown()  # finish does not wait until wandb's process has written the end of a file

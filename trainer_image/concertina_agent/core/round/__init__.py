@@ -1,1 +1,1 @@
-"""One round as its members know it: who takes part, how the workers are, what failed, who is behind. Pure."""
+"""State of one round as its members know it: its members, the workers, failures and stragglers. No side effects."""

@@ -1,4 +1,7 @@
-"""From a worker's end to a Failure with a sentence, and which of a round's failures is the cause. Pure."""
+"""Conversion of a worker's end to a Failure with a sentence, and selection of the cause among a round's failures.
+
+The module has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ LOST_PEER = (
     "Socket Timeout",
     "Timed out waiting",
 )
-"""What gloo, NCCL and the store say, in the last lines of output, when another rank has gone."""
+"""Messages of gloo, NCCL and the store in the last lines of output after another rank has gone."""
 
 TRACEBACK = "Traceback (most recent call last):"
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:|$)")
@@ -42,12 +45,14 @@ UNPROVOKED = frozenset(
         FailureReason.SILENT_CORRUPTION,
     }
 )
-"""Reasons that do not come from the loss of a peer."""
+"""Reasons that do not follow from the loss of a peer."""
 
 LONGEST, LONGEST_BRIEF, TOGETHER = 1000, 200, 60_000
-"""Characters of a failure's sentence: where its output is shown, where it is not, and of all sentences of a round. A
-Report says each twice, as that of its member and among the failures. The operator bounds an agent's lines by them,
-whatever they are written in (`concertina.agents.bounds`)."""
+"""Maximum number of characters of a failure's sentence with and without output, and of all sentences of a round.
+
+A Report contains each sentence twice: in its member, and among the failures. The operator limits the lines of an agent
+by these numbers in any encoding (`concertina.agents.bounds`).
+"""
 
 
 def signal_name(number: int) -> str:
@@ -57,12 +62,15 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _exception(lines: Sequence[str]) -> str:
-    """What the last traceback ends with; empty without one. Libraries may have said goodbye on stderr after it."""
+def _last_exception(lines: Sequence[str]) -> str:
+    """Return the last line of the last traceback, or an empty string without one.
+
+    Libraries may have written further lines to stderr after it.
+    """
     begins = [i for i, line in enumerate(lines) if TRACEBACK in line]
     if not begins:
         return ""
-    prefix = lines[begins[-1]].partition(TRACEBACK)[0]  # torch.distributed puts the rank in front of each line
+    prefix = lines[begins[-1]].partition(TRACEBACK)[0]  # torch.distributed prefixes each line with the rank
     rest = (line[len(prefix) :] for line in lines[begins[-1] + 1 :] if line.startswith(prefix))
     return next((line for line in rest if EXCEPTION.match(line)), "")
 
@@ -70,7 +78,7 @@ def _exception(lines: Sequence[str]) -> str:
 def worker_failure(
     replica: str, ended: WorkerExited, fault: Optional[Fault], step: Optional[int], at: float
 ) -> Failure:
-    """Why a worker that did not end well did so."""
+    """Return the failure of a worker that did not end successfully."""
     rank, code, last_lines, permanent = ended.rank, ended.code, ended.last_lines, False
     if fault is not None:
         reason, message = fault.reason, f"Rank {rank} (exit code {code}): {fault.message[:LONGEST]}"
@@ -84,7 +92,7 @@ def worker_failure(
         reason = FailureReason.WORKER_EXITED_EARLY
         message = f"Rank {rank} exited with code 0 before the run was complete."
     else:
-        last = _exception(last_lines) or ended.last_error
+        last = _last_exception(last_lines) or ended.last_error
         last = last or next((line for line in reversed(last_lines) if line.strip()), "")
         reason = FailureReason.WORKER_FAILED
         message = f"Rank {rank} exited with code {code}" + (f": {last.strip()[:500]}" if last else ".")
@@ -93,13 +101,13 @@ def worker_failure(
 
 
 def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> Failure:
-    """A worker that is there and does nothing: nobody else will say so."""
+    """Return the failure of a worker that exists but is stopped, which no other process reports."""
     message = f"Rank {rank} is stopped (by SIGSTOP, or the like): the others wait for it in vain."
     return Failure(replica, FailureReason.WORKER_STOPPED, message, rank=rank, step=step, at=at)
 
 
 def looks_provoked(failure: Failure) -> bool:
-    """Its last words are those of a rank that lost a peer, or it was taken down by its own watchdog."""
+    """Return whether the output is that of a rank that lost a peer, or the worker was aborted by its own watchdog."""
     if failure.reason == FailureReason.WORKER_SIGNALED:
         return -failure.exit_code == signal.SIGABRT
     if failure.reason in UNPROVOKED:
@@ -108,9 +116,12 @@ def looks_provoked(failure: Failure) -> bool:
 
 
 def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """When one rank dies the others fail too, and often say so first (decision "Which failure is the cause"). In the
-    given order of arrival: the first one that can't be provoked is the cause, else the first that does not look so,
-    else the very first; `secondary` is true for what may follow from it."""
+    """Mark the failures of a round, given in order of arrival.
+
+    When one rank dies, the others fail too, and often report it first (decision "Which failure is the cause"). The
+    cause is the first failure that cannot be provoked, else the first that does not look provoked, else the first of
+    all. `secondary` is set for those that may follow from it.
+    """
     ordered = tuple(failures)
     cause = min(range(len(ordered)), key=lambda i: (looks_provoked(ordered[i]), ordered[i].reason not in UNPROVOKED))
     return tuple(
@@ -123,30 +134,34 @@ def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     )
 
 
-def better(known: Optional[Failure], new: Failure) -> Failure:
-    """The one that tells more about why this replica failed."""
-    return new if known is None or (looks_provoked(known) and not looks_provoked(new)) else known
+def better(previous: Optional[Failure], new: Failure) -> Failure:
+    """Return the failure that says more about why this replica failed."""
+    return new if previous is None or (looks_provoked(previous) and not looks_provoked(new)) else previous
 
 
 def told(failures: Iterable[Failure], members: int) -> tuple[Failure, ...]:
-    """Marked, for the operator. It shows the output of the cause, or of what no new round can mend; the rest is in the
-    pods' logs, and would not fit into a Report (decision "Reports are whole")."""
+    """Return the marked failures for the operator.
+
+    They include the output of the cause, or of a failure that no new round can repair. The remaining output is in the
+    pods' logs, and would not fit into a Report (decision "Reports are whole").
+    """
     marked = mark(failures)
     cause = next(failure for failure in marked if not failure.secondary)
     shown = (cause, next((failure for failure in marked if failure.permanent), cause))
     return tuple(
-        whole(failure) if any(failure is each for each in shown) else brief(failure, members) for failure in marked
+        whole(failure) if any(failure is shown_failure for shown_failure in shown) else brief(failure, members)
+        for failure in marked
     )
 
 
 def whole(failure: Failure) -> Failure:
-    """With its output, as far as the operator keeps it."""
+    """Return the failure with its output, as far as the operator keeps it."""
     lines = [line.rstrip()[:LONGEST_LAST_LINE] for line in failure.last_lines if line.strip()]
     return dataclasses.replace(failure, message=failure.message[:LONGEST], last_lines=tuple(lines[-MOST_LAST_LINES:]))
 
 
 def brief(failure: Failure, members: int) -> Failure:
-    """Without its output, and with its share of all sentences."""
+    """Return the failure without its output, and with its share of the length of all sentences."""
     return dataclasses.replace(
         failure, message=failure.message[: min(LONGEST_BRIEF, TOGETHER // members)], last_lines=()
     )

@@ -1,4 +1,4 @@
-"""One agent's part in a round: being prepared for it, and taking part in it. Pure."""
+"""One agent's part in a round: its preparation and its membership. The module has no side effects."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from concertina_protocol.worker_channel import Committed
 
 @dataclasses.dataclass
 class Preparation:
-    """What has to be true before Prepared may be said, and who waits for it."""
+    """Conditions for the answer Prepared, and the requests that wait for it."""
 
     prepare: p.Prepare
     asked: tuple[p.Candidate, ...]
-    """Of its candidates, who is pinged (`probes`)."""
+    """Candidates that are pinged (see `probes`)."""
     waiting: list[int]
     left_out: bool = False
-    """The round has its members, and this replica is none."""
+    """Whether the round has its members and this replica is not one of them."""
     gone: bool = False
     store: Optional[str] = None
     reachable: Optional[tuple[str, ...]] = None
@@ -32,13 +32,13 @@ class Preparation:
 
     @property
     def quiet(self) -> bool:
-        """No worker of an older round is left, and the store is bound: an Assign may come."""
+        """Whether no worker of an older round is left and the store is bound, so that an Assign is accepted."""
         return self.gone and self.store is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Notice:
-    """A SIGTERM: this replica is to go."""
+    """SIGTERM: this replica must end."""
 
     at: float
     grace: float
@@ -49,56 +49,58 @@ class Notice:
 
     @property
     def patient_until(self) -> float:
-        """When a drain that the coordinator should have begun isn't waited for any longer."""
+        """Time until which this agent waits for the coordinator to begin a drain."""
         return self.at + min(1.0, self.grace / 4)
 
 
 @dataclasses.dataclass
 class ActiveDrain:
-    """A drain that has begun."""
+    """Drain that has begun."""
 
     order: p.Drain
     until: float
-    """When its grace is over."""
+    """Time at which its grace period is over."""
     grace_over: bool = False
 
 
 @dataclasses.dataclass
 class Membership:
-    """The round that this agent was assigned to."""
+    """Round that this agent was assigned to."""
 
     assign: p.Assign
     me: int
     workers: Workers
     coordinator: Optional[Coordinator]
-    """Only on the coordinator."""
+    """State of the coordinator, or None on other members."""
     silent_at: float
-    """When the coordinator counts as lost, unless it says something."""
+    """Time at which the coordinator counts as lost, unless it sends a line."""
     drain: Optional[ActiveDrain] = None
     failure: Optional[p.Failure] = None
     stopping: Stopping = dataclasses.field(default_factory=Stopping)
-    """Of a command of one's own, in a drain."""
+    """State of a drain of a user's own command."""
     succeeded_at: Optional[float] = None
-    """When the whole round was known to have succeeded, its last checkpoint included."""
+    """Time at which the whole round was known to have succeeded, including its last checkpoint."""
     leaving: tuple[str, ...] = ()
-    """Members that have to go, as the coordinator says."""
+    """Members that have to leave, as the coordinator says."""
     coordinator_gone: bool = False
     copying: bool = False
-    """Its neighbour's snapshots are copied here."""
+    """Whether the neighbour's snapshots are copied here."""
     restored: bool = False
-    """Whether all ranks have what the round goes on from."""
+    """Whether all ranks have restored the state that the round begins with."""
     saved: dict[int, tuple[Committed, ...]] = dataclasses.field(default_factory=dict)
-    """Own shard -> its two newest snapshots of this round, the newest first."""
+    """The two newest snapshots of this round by own shard, the newest first."""
     ends_at: Optional[int] = None
-    """Of a script that is through on all members: the newest step that all ranks have whole, as the coordinator
-    says."""
+    """Newest step that all ranks have completely, as the coordinator says.
+
+    It is set once a script has finished on all members.
+    """
     published: Optional[p.Durable] = None
-    """On the coordinator: what this round has made LATEST name."""
+    """Checkpoint that LATEST names because of this round; set on the coordinator."""
     copied: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Own shard -> newest step that the peer holds."""
+    """Newest step that the peer holds, by own shard."""
     hearts: Heartbeats = dataclasses.field(default_factory=Heartbeats)
     world_mismatch: str = ""
-    """How each of the own workers trains in a world of its own, in a clause; empty if one does not."""
+    """Clause that says how each of the own workers trains in a world of its own, or empty if one does not."""
 
     @property
     def lonely(self) -> bool:
@@ -106,19 +108,19 @@ class Membership:
 
     @property
     def last(self) -> dict[int, Committed]:
-        """Own shard -> its newest snapshot of this round."""
+        """Newest snapshot of this round by own shard."""
         return {shard: newest for shard, (newest, *_) in self.saved.items()}
 
     def committed(self, message: Committed) -> None:
         self.saved[message.shard] = (message, *self.saved.get(message.shard, ()))[:2]
 
     def saved_by_all(self) -> tuple[int, ...]:
-        """Steps of the newest snapshots that each of the own workers has."""
-        saved = [{each.id.step for each in self.saved.get(rank, ())} for rank in self.workers.ranks]
+        """Return the steps of the newest snapshots that each of the own workers has."""
+        saved = [{committed.id.step for committed in self.saved.get(rank, ())} for rank in self.workers.ranks]
         return tuple(sorted(set.intersection(*saved)))
 
     def discount_pause(self, seconds: float) -> None:
-        """This agent did not run for so long: silence is not counted by what it could not hear."""
+        """Extend deadlines by a time in which this agent did not run, and so could not receive messages."""
         self.silent_at += seconds
         if self.coordinator is not None:
             self.coordinator.discount_pause(seconds)
@@ -127,11 +129,14 @@ class Membership:
         self.failure = better(self.failure, failure)
 
     def peer_has_all(self, snapshots: SnapshotIndex) -> bool:
-        """The peer holds the newest snapshot of each own shard (true where there is no peer, or no snapshot)."""
+        """Return whether the peer holds the newest snapshot of each own shard.
+
+        The result is True if there is no peer, or no snapshot.
+        """
         newest = {rank: snapshots.newest(self.assign.round, rank) for rank in self.workers.ranks}
         return self.lonely or all(step is None or self.has_copied(rank, step) for rank, step in newest.items())
 
     def has_copied(self, shard: int, step: int) -> bool:
-        """Whether the peer holds this own shard of that step, or a newer one."""
+        """Return whether the peer holds this own shard of that step, or a newer one."""
         copied = self.copied.get(shard)
         return copied is not None and copied >= step

@@ -1,12 +1,13 @@
-"""Where the workers of a command of one's own stop, when its script asks `trainingjob.should_checkpoint()`. Pure.
+"""Call at which the workers of a user's own command stop, if its script calls `trainingjob.should_checkpoint()`.
 
-Every rank asks once a step, so the number of its calls is a clock that all ranks share. At a drain each agent asks its
-workers how many calls they have passed; from that answer on a worker waits at its next call. The coordinator names the
-highest number plus one: nobody has passed that call, everybody reaches it, and there should_checkpoint() is true. No
-collective is needed, and none can hang (decision "A script's ranks agree by counting calls").
+Every rank calls it once a step, so the number of its calls is a clock that all ranks share. When a drain begins, each
+agent asks its workers how many calls they have finished. After its answer, a worker waits at its next call. The
+coordinator names the highest number plus one: no worker has passed that call, every worker reaches it, and
+should_checkpoint() is true there. No collective is needed, and none can hang (decision "A script's ranks agree by
+counting calls").
 
-Where no worker asks at all (call 0), the command gets SIGTERM and its grace. Not so where its state is to be saved and
-only node memory has it: then its first call is waited for.
+If no worker calls the function at all (call 0), the command gets SIGTERM and its grace period. The exception is a drain
+whose state must be saved and is only in node memory: then the first call is waited for. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -20,33 +21,38 @@ from concertina_protocol import MemberState
 from concertina_protocol import worker_channel as w
 
 ANSWER_SECONDS = 5.0
-"""A worker that does not say how far it is (stopped, or its interpreter is busy) costs the others their agreement."""
+"""Seconds that workers have to answer. If one does not (it is stopped or busy), there is no agreement on a call."""
 
 
 class Stopping:
-    """One round's, in one agent."""
+    """State of the agreement in one agent for one round."""
 
     def __init__(self) -> None:
         self.attending: set[int] = set()
         """Ranks that have called should_checkpoint()."""
         self.next_call: Optional[int] = None
-        """0: nobody attends here; else the earliest call at which all of this agent's workers can stop. None: not
-        asked, or not all have answered."""
+        """Earliest call at which all of this agent's workers can stop, or 0 if none calls should_checkpoint().
+
+        It is None if the workers were not asked, or not all have answered.
+        """
         self.call: Optional[int] = None
-        """What the coordinator has decided."""
+        """Call that the coordinator has decided on."""
         self._asked_at: Optional[float] = None
         self._passed_unasked = -1
-        """Calls that count as passed where no worker has asked yet."""
+        """Number of calls that counts as finished if no worker has called the function yet."""
         self._waiting: set[int] = set()
         self._passed: dict[int, int] = {}
 
     @property
     def agreed(self) -> bool:
-        """The workers stop by themselves, without a signal."""
+        """Whether the workers stop by themselves, without a signal."""
         return bool(self.call)
 
     def ask(self, now: float, will_attend: bool = False) -> list[e.Effect]:
-        """A drain has begun. `will_attend`: workers that do not ask yet will."""
+        """Ask the workers for their number of calls, because a drain has begun.
+
+        `will_attend` is set if workers that have not called the function yet will do so.
+        """
         if self._asked_at is None:
             self._asked_at, self._waiting = now, set(self.attending)
             self._passed_unasked = 0 if will_attend else -1
@@ -55,12 +61,12 @@ class Stopping:
         return []
 
     def attends(self, rank: int) -> list[e.Effect]:
-        """Its first call, which waits for this answer."""
+        """Handle the first call of a worker, which waits for the answer."""
         self.attending.add(rank)
         if self.call:
             return [e.SendToWorker(rank, w.StopAtCall(self.call))]
-        asked = self._asked_at is not None and self.call is None
-        return [e.SendToWorker(rank, w.QueryCalls() if asked else w.Registered())]
+        is_draining = self._asked_at is not None and self.call is None
+        return [e.SendToWorker(rank, w.QueryCalls() if is_draining else w.Registered())]
 
     def passed(self, rank: int, calls: int) -> None:
         self._passed[rank] = calls
@@ -68,12 +74,12 @@ class Stopping:
         self._settle()
 
     def ended(self, rank: int) -> None:
-        """The worker is gone, nothing more will be heard of it."""
+        """Stop waiting for a worker that has ended."""
         self._waiting.discard(rank)
         self._settle()
 
     def stop_at(self, call: int) -> list[e.Effect]:
-        """The coordinator's word."""
+        """Handle the coordinator's decision."""
         if self.call is not None:
             return []
         self.call = call
@@ -82,7 +88,10 @@ class Stopping:
         return [e.SendToWorker(rank, w.StopAtCall(call)) for rank in sorted(self.attending)]
 
     def decide(self, members: Iterable[MemberState], now: float) -> Optional[int]:
-        """On the coordinator: the call, once every member has answered or its time is up (then 0); None: not yet."""
+        """Return the call on the coordinator, or None if it is not decided yet.
+
+        The call is decided once every member has answered, or their time is up; it is 0 then.
+        """
         if self._asked_at is None or self.call is not None:
             return None
         answers = [member.next_call for member in members]

@@ -1,4 +1,4 @@
-"""What is known about the own workers of one round. Pure."""
+"""Knowledge about the own workers of one round. The module has no side effects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concertina_protocol import worker_channel as w
 
 
 class WorkerOutcome(str, enum.Enum):
-    """How a worker has ended; the first two are Done's words."""
+    """Outcome of a worker; the first two are values of Done."""
 
     COMPLETE = "complete"
     DRAINED = "drained"
@@ -21,24 +21,28 @@ class WorkerOutcome(str, enum.Enum):
 
 @dataclasses.dataclass
 class Worker:
+    """State of one worker."""
+
     started: bool = False
     traces: bool = False
-    """It knows TraceSteps."""
+    """Whether the worker knows TraceSteps."""
     done: Optional[w.Done] = None
     fault: Optional[w.Fault] = None
     outcome: Optional[WorkerOutcome] = None
-    """Once it has exited."""
+    """Outcome of the worker, once it has exited."""
 
 
 class Workers:
+    """States of the own workers."""
+
     def __init__(self, ranks: Iterable[int], bundled: bool) -> None:
         self.progress: Optional[Progress] = None
-        """From rank 0, where it is one of ours."""
+        """Progress of rank 0, if it is one of the own workers."""
         self.step: Optional[int] = None
-        """The highest that one of them has told."""
+        """Highest step that one of the workers has reported."""
         self._bundled = bundled
         self.keep_state = bundled
-        """They save snapshots."""
+        """Whether the workers save snapshots."""
         self._workers = {rank: Worker() for rank in ranks}
 
     @property
@@ -62,7 +66,10 @@ class Workers:
             worker.fault = message
 
     def exited(self, rank: int, code: int, stopping: bool) -> Worker:
-        """`stopping`: it was told to stop; a command of one's own may then end as it likes."""
+        """Record the end of a worker.
+
+        `stopping` is set if the worker was told to stop. A user's own command may then end with any exit code.
+        """
         worker = self._workers[rank]
         if self._bundled:
             worker.outcome = WorkerOutcome.FAILED
@@ -77,7 +84,7 @@ class Workers:
         return worker
 
     def traces(self, rank: int) -> bool:
-        """Whether it can be asked for traces."""
+        """Return whether the worker supports traces."""
         return rank in self._workers and self._workers[rank].traces
 
     def alive(self, rank: int) -> bool:
@@ -91,7 +98,7 @@ class Workers:
 
     @property
     def save_seconds(self) -> float:
-        """That the last snapshot took, as far as rank 0 says."""
+        """Duration of the last snapshot in seconds, as far as rank 0 reports it."""
         return (self.progress and self.progress.save_seconds) or 0.0
 
     def all_started(self) -> bool:

@@ -1,1 +1,1 @@
-"""What each event does: one function `on_<event>(agent, event, t) -> effects` each, listed in `machine`. Pure."""
+"""Handlers of events: one pure function `on_<event>(agent, event, t) -> effects` each, listed in `machine`."""

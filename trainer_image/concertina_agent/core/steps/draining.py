@@ -1,4 +1,4 @@
-"""How a round is drained: on the operator's word, or on the coordinator's own where members were told to go."""
+"""Drain of a round, at the operator's request, or by the coordinator itself if members have a termination notice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_COMMANDS = frozenset(
     {p.FailureReason.WORKER_FAILED, p.FailureReason.WORKER_SIGNALED, p.FailureReason.WORKER_EXITED_EARLY}
 )
 LEAST_GRACE = 0.1
-"""Seconds; a notice without any grace is one still."""
+"""Minimum grace period in seconds, so that a notice without any grace is still a notice."""
 
 
 def on_drain(agent: AgentState, request: int, message: p.Drain, t: e.Moment) -> list[e.Effect]:
@@ -48,16 +48,18 @@ def begin(agent: AgentState, r: Membership, order: p.Drain, t: e.Moment) -> list
     r.drain = ActiveDrain(order, t.now + order.grace_seconds, over)
     effects: list[e.Effect] = []
     if not agent.bundled:
-        kept = r.workers.keep_state or r.assign.restore.source == p.RestoreSource.MEMORY
-        effects += r.stopping.ask(t.now, will_attend=order.durable and kept)
+        keeps_state = r.workers.keep_state or r.assign.restore.source == p.RestoreSource.MEMORY
+        effects += r.stopping.ask(t.now, will_attend=order.durable and keeps_state)
     elif r.workers.alive(0):
         effects.append(e.SendToWorker(0, w.DrainRequest(order.durable)))
     return [*effects, *ship_last(agent, r), *own_state.changed(agent, t)]
 
 
 def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
-    """The coordinator does not wait for the operator, which may be away (decision "The coordinator drains by itself").
-    Where all are to go, what they hold is saved."""
+    """Drain without waiting for the operator, which may be away (decision "The coordinator drains by itself").
+
+    If all members must leave, their state is saved.
+    """
     r = agent.round
     if r is None or r.coordinator is None or not (noticed := r.coordinator.noticed()):
         return []
@@ -73,7 +75,7 @@ def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
 
 
 def drain_alone(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect]:
-    """A command of one's own whose coordinator says nothing gets SIGTERM and what is left of its grace."""
+    """Send SIGTERM and the remaining grace period to a user's own command whose coordinator is silent."""
     notice = agent.notice
     if agent.bundled or notice is None or r.drain is not None or t.now < notice.patient_until:
         return []
@@ -90,8 +92,11 @@ def end_of_grace(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect
 
 
 def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
-    """A worker that had stopped before it was asked for a checkpoint: its last snapshot is one. So is that of a script
-    which is through: that this step was the last one, only its end says."""
+    """Ship the last snapshot of a worker that had stopped before it was asked for a checkpoint.
+
+    The last snapshot of a script that has finished is shipped, too, because only its end shows that this step was the
+    last one.
+    """
     effects: list[e.Effect] = []
     durable = r.drain is not None and r.drain.order.durable
     if agent.uploads.storage is None:
@@ -105,7 +110,7 @@ def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
 
 
 def agree_on_the_end(agent: AgentState, r: Membership, coordinator: Coordinator, t: e.Moment) -> list[e.Effect]:
-    """On the coordinator of a script, whose ranks may have ended before their last snapshots were whole."""
+    """Determine the last step of a script on its coordinator: ranks may have ended with incomplete last snapshots."""
     if agent.bundled or agent.state is not OwnState.SUCCEEDED or agent.uploads.storage is None:
         return []
     coordinator.agree_on_the_end(t.now, t.at)
@@ -113,21 +118,21 @@ def agree_on_the_end(agent: AgentState, r: Membership, coordinator: Coordinator,
 
 
 def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effect]:
-    """Ship the parts of this step, where they are not on their way: of a script that is through on all members."""
+    """Ship the parts of this step that are not on their way, after a script has finished on all members."""
     if step is None or r.ends_at is not None or agent.uploads.storage is None:
         return []
     r.ends_at = step
     effects: list[e.Effect] = []
     for rank, saved in r.saved.items():
-        for each in saved:
-            if each.id.step == step and not agent.uploads.is_coming(each.id, rank):
-                agent.uploads.wanted(w.WantDurable(each.id, rank, each.path, complete=False))
-                effects.append(e.Ship(each.id, rank, each.path, is_slot=True))
+        for committed in saved:
+            if committed.id.step == step and not agent.uploads.is_coming(committed.id, rank):
+                agent.uploads.wanted(w.WantDurable(committed.id, rank, committed.path, complete=False))
+                effects.append(e.Ship(committed.id, rank, committed.path, is_slot=True))
     return effects
 
 
 def forgiven(agent: AgentState, state: p.MemberState) -> p.MemberState:
-    """A command of one's own that lost a peer to a drain before it heard of it has not failed."""
+    """Return the state without the failure of a user's own command that lost a peer to a drain it had not heard of."""
     r, failure = agent.round, state.failure
     if agent.bundled or r is None or r.drain is None or failure is None or failure.reason not in OF_COMMANDS:
         return state

@@ -1,4 +1,4 @@
-"""What this agent says of itself is new: what follows on a coordinator, which is a member of its own round too."""
+"""Consequences of a change of this agent's own state, for a coordinator as a member of its own round, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def changed(agent: AgentState, t: e.Moment) -> list[e.Effect]:
 
 
 def fail(agent: AgentState, failure: p.Failure, t: e.Moment) -> list[e.Effect]:
-    """This agent's part in the round has failed."""
+    """Record that this agent's part in the round has failed."""
     if agent.round is None:
         return []
     agent.round.fail(failure)
@@ -26,7 +26,7 @@ def fail(agent: AgentState, failure: p.Failure, t: e.Moment) -> list[e.Effect]:
 
 
 def publish(coordinator: Coordinator) -> list[e.Effect]:
-    """Whatever has all its parts in storage by now."""
+    """Publish all snapshots whose parts are in storage by now."""
     return [e.Publish(id, complete) for id, complete in coordinator.publishable()]
 
 

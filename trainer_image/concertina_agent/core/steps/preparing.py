@@ -1,4 +1,4 @@
-"""How a round starts here: Prepare ends what ran before and says what this agent has; Assign begins."""
+"""Start of a round in this agent: Prepare ends older rounds and reports this agent's state; Assign begins the round."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from concertina_agent.core.steps import own_state, storage
 def on_prepare(agent: AgentState, request: int, message: p.Prepare, t: e.Moment) -> list[e.Effect]:
     if not agent.is_current_or_higher(message.round, message.claim):
         return [agent.refuse_older(request, message.round)]
-    known = agent.preparation
-    if known is None or agent.seen != (message.round, message.claim):
+    preparation = agent.preparation
+    if preparation is None or agent.seen != (message.round, message.claim):
         return _prepare_anew(agent, request, message)
-    if known.answer is not None and (known.prepare == message or agent.round is not None):
-        return [e.Reply(request, known.answer)]
-    known.waiting.append(request)
-    if known.prepare == message:
+    if preparation.answer is not None and (preparation.prepare == message or agent.round is not None):
+        return [e.Reply(request, preparation.answer)]
+    preparation.waiting.append(request)
+    if preparation.prepare == message:
         return []
-    known.prepare, known.reachable, known.answer = message, None, None
-    known.asked = probes.chosen(message.candidates, agent.replica)
-    return [e.PingPeers(message, known.asked)]
+    preparation.prepare, preparation.reachable, preparation.answer = message, None, None
+    preparation.asked = probes.chosen(message.candidates, agent.replica)
+    return [e.PingPeers(message, preparation.asked)]
 
 
 def _prepare_anew(agent: AgentState, request: int, message: p.Prepare) -> list[e.Effect]:
     abandoned = agent.preparation.waiting if agent.preparation else []
     agent.seen = (message.round, message.claim)
-    asked = probes.chosen(message.candidates, agent.replica)
-    agent.preparation, agent.round = Preparation(message, asked, [request]), None
+    pinged_candidates = probes.chosen(message.candidates, agent.replica)
+    agent.preparation, agent.round = Preparation(message, pinged_candidates, [request]), None
     effects: list[e.Effect] = [agent.refuse_older(waiting, 0) for waiting in abandoned]
     effects += [
         e.PersistSeen(message.round, message.claim),
         e.KillWorkers(message.round),
         e.BindStore(message.round, message.claim),
-        e.PingPeers(message, asked),
+        e.PingPeers(message, pinged_candidates),
         e.ReportChanged(),
     ]
     if agent.uploads.outdated(message.round):
@@ -69,23 +69,30 @@ def on_reached(agent: AgentState, event: e.Reached, t: e.Moment) -> list[e.Effec
     return _answer_when_ready(agent, agent.preparation)
 
 
-def _answer_when_ready(agent: AgentState, known: Preparation) -> list[e.Effect]:
-    if not known.gone or known.store is None or known.reachable is None or known.answer is not None:
+def _answer_when_ready(agent: AgentState, preparation: Preparation) -> list[e.Effect]:
+    if (
+        not preparation.gone
+        or preparation.store is None
+        or preparation.reachable is None
+        or preparation.answer is not None
+    ):
         return []
-    absent = tuple(candidate.replica for candidate in known.asked if candidate.replica not in known.reachable)
-    known.answer = p.Prepared(
+    absent = tuple(
+        candidate.replica for candidate in preparation.asked if candidate.replica not in preparation.reachable
+    )
+    preparation.answer = p.Prepared(
         agent.replica,
         agent.instance,
         *agent.seen,
         agent.workers_here,
-        known.store,
-        known.reachable,
+        preparation.store,
+        preparation.reachable,
         agent.held,
         agent.uploads.storage,
-        unreachable=None if len(known.asked) == len(known.prepare.candidates) else absent,
+        unreachable=None if len(preparation.asked) == len(preparation.prepare.candidates) else absent,
     )
-    effects: list[e.Effect] = [e.Reply(request, known.answer) for request in known.waiting]
-    known.waiting.clear()
+    effects: list[e.Effect] = [e.Reply(request, preparation.answer) for request in preparation.waiting]
+    preparation.waiting.clear()
     return effects
 
 
@@ -98,25 +105,25 @@ def on_assign(agent: AgentState, request: int, message: p.Assign, t: e.Moment) -
         return [agent.refuse(request, f"round {message.round} has been assigned here in another way")]
     if agent.preparation is None or not agent.preparation.quiet:
         return [agent.refuse(request, f"round {message.round} is not prepared by this instance of the agent")]
-    me = next((i for i, m in enumerate(message.members) if m.replica == agent.replica), None)
-    agent.preparation.left_out = me is None
-    if me is None or message.members[me].instance != agent.instance:
-        mine = f"{agent.replica} ({agent.instance})"
-        return [agent.refuse(request, f"{mine} is not a member of round {message.round}")]
-    return [agent.accept(request), *_begin(agent, message, me, t)]
+    own_index = next((i for i, m in enumerate(message.members) if m.replica == agent.replica), None)
+    agent.preparation.left_out = own_index is None
+    if own_index is None or message.members[own_index].instance != agent.instance:
+        identity = f"{agent.replica} ({agent.instance})"
+        return [agent.refuse(request, f"{identity} is not a member of round {message.round}")]
+    return [agent.accept(request), *_begin(agent, message, own_index, t)]
 
 
 def _begin(agent: AgentState, message: p.Assign, me: int, t: e.Moment) -> list[e.Effect]:
-    mine = message.members[me]
-    ranks = tuple(range(mine.first_rank, mine.first_rank + mine.workers))
+    own_member = message.members[me]
+    ranks = tuple(range(own_member.first_rank, own_member.first_rank + own_member.workers))
     coordinator = Coordinator(message, t.now) if me == 0 else None
     agent.uploads.new_round(message.round, message.restore.all_undone)
     agent.round = Membership(
         message, me, Workers(ranks, agent.bundled), coordinator, t.now + join_seconds(len(message.members))
     )
     effects: list[e.Effect] = []
-    restore, held = message.restore, agent.snapshots
-    if unneeded := held.keep(message.round, restore.id, held.before(message.round, restore)):
+    restore, snapshot_index = message.restore, agent.snapshots
+    if unneeded := snapshot_index.keep(message.round, restore.id, snapshot_index.before(message.round, restore)):
         effects.append(e.DropSnapshots(unneeded))
     if coordinator is not None:
         effects += storage.undo(agent, message.restore.all_undone)

@@ -1,4 +1,4 @@
-"""Which snapshots stay and go, and what becomes of them in durable storage."""
+"""Retention of snapshots, and their state in durable storage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concertina_protocol import worker_channel as w
 
 
 def keep_state(agent: AgentState, r: Membership) -> list[e.Effect]:
-    """A script saves snapshots, too."""
+    """Handle a script that saves snapshots, too."""
     if agent.bundled or r.copying:
         return []
     use: list[e.Effect] = [e.UseStorage()] if agent.uploads.use() else []
@@ -21,7 +21,7 @@ def keep_state(agent: AgentState, r: Membership) -> list[e.Effect]:
 
 
 def copy_neighbour(r: Membership) -> list[e.Effect]:
-    """What the member before this one saves."""
+    """Copy the snapshots of the previous member."""
     r.copying = True
     if r.lonely:
         return []
@@ -46,7 +46,10 @@ def on_copy_held(agent: AgentState, event: e.CopyHeld, t: e.Moment) -> list[e.Ef
 
 
 def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
-    """A step is finished, in which all ranks took part: so all of them have what they went on from."""
+    """Delete snapshots that were kept until all ranks had restored their state.
+
+    A finished step proves that, because all ranks took part in it.
+    """
     restore = r.assign.restore
     if restore.source == p.RestoreSource.FRESH or step <= restore.step or r.restored:
         return []
@@ -55,7 +58,10 @@ def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
 
 
 def complete_on_peers(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effect]:
-    """A snapshot of this round at `step` is safe everywhere (None: none is): older rounds are not needed any more."""
+    """Delete the snapshots of older rounds once a snapshot of this round is complete on all peers.
+
+    `step` is the step of that snapshot, or None if there is none.
+    """
     if step is None or step <= r.assign.restore.step:
         return []
     older = agent.snapshots.keep(r.assign.round)
@@ -63,11 +69,11 @@ def complete_on_peers(agent: AgentState, r: Membership, step: Optional[int]) -> 
 
 
 def undo(agent: AgentState, undone: tuple[p.Undone, ...]) -> list[e.Effect]:
-    """LATEST is to name nothing of it."""
+    """Make LATEST name none of the states that were undone."""
     if agent.uploads.storage is None:
         return []
-    agent.uploads.undone += tuple(some for some in undone if some not in agent.uploads.undone)
-    return [e.Undo(some) for some in undone]
+    agent.uploads.undone += tuple(rollback for rollback in undone if rollback not in agent.uploads.undone)
+    return [e.Undo(rollback) for rollback in undone]
 
 
 def on_part_shipped(agent: AgentState, event: e.PartShipped, t: e.Moment) -> list[e.Effect]:
@@ -80,13 +86,13 @@ def on_part_shipped(agent: AgentState, event: e.PartShipped, t: e.Moment) -> lis
 def on_publish_done(agent: AgentState, event: e.PublishDone, t: e.Moment) -> list[e.Effect]:
     r = agent.current(event.id.round)
     if r is None:
-        # It was under way when its round ended: nobody has heard that LATEST has moved.
+        # It was in progress when its round ended, so no agent knows that LATEST has moved.
         return [e.ProbeStorage()] if event.durable is not None else []
     if event.durable is not None:
         r.published = event.durable
         return [e.Broadcast(p.DurableMoved(event.durable)), *durable_moved(agent, event.durable, t)]
     if agent.uploads.voids(event.id.round, event.id.step):
-        return []  # the fence has done what it is there for: storage is well
+        return []  # the fence worked as intended, and storage is healthy
     return on_storage_seen(agent, e.StorageSeen(p.Storage(p.StorageHealth.ERROR, None, event.message)), t)
 
 

@@ -1,4 +1,4 @@
-"""What the own workers say, and how they end."""
+"""Events of the own workers: their messages, and their ends."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
         effects += storage.restored(agent, r, message.id.step)
         if r.lonely:
             effects.append(e.SendToWorker(message.shard, w.CopiedUpTo(message.id.step)))
-        effects += draining.ship_last(agent, r)  # it may be told after the worker's exit
+        effects += draining.ship_last(agent, r)  # the message may be read after the worker's exit
     elif isinstance(message, p.Progress):
         effects += storage.complete_on_peers(agent, r, message.snapshot_step)
         if r.coordinator is not None:
             r.coordinator.watchdog.step_took(message.step_seconds)
     elif isinstance(message, w.WantDurable):
-        wanted = agent.uploads.is_wanted(message.id, message.shard)  # by `ship_last`, under the same name
-        if not wanted and r.ends_at is None:
+        # `ship_last` may have requested it, under the same name.
+        is_wanted = agent.uploads.is_wanted(message.id, message.shard)
+        if not is_wanted and r.ends_at is None:
             agent.uploads.wanted(message)
             effects.append(e.Ship(message.id, message.shard, message.path))
     elif isinstance(message, w.Fault):
@@ -56,7 +57,7 @@ def on_worker_exited(agent: AgentState, event: e.WorkerExited, t: e.Moment) -> l
     r.stopping.ended(event.rank)
     stopping = r.drain is not None or agent.notice is not None
     if r.stopping.agreed and event.code < 0 and not (r.drain is not None and r.drain.grace_over):
-        stopping = False  # nobody has sent it a signal
+        stopping = False  # this agent has not sent it a signal
     worker = r.workers.exited(event.rank, event.code, stopping)
     effects: list[e.Effect] = []
     if worker.outcome is WorkerOutcome.FAILED:
@@ -80,7 +81,7 @@ def on_worlds_seen(agent: AgentState, event: e.WorldsSeen, t: e.Moment) -> list[
 
 
 def update_heartbeats(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
-    """Where each worker is by its heartbeat, and who is stopped."""
+    """Update the phase of each worker from its heartbeat, and detect stopped workers."""
     running = [rank for rank in r.workers.ranks if r.workers.alive(rank)]
     r.hearts.update(event.heartbeats, running, t.now)
     effects = storage.restored(agent, r, max((heartbeat.step for heartbeat in r.hearts.heartbeats), default=-1))
@@ -91,7 +92,7 @@ def update_heartbeats(agent: AgentState, r: Membership, event: e.Tick, t: e.Mome
 
 
 def collect_stacks(r: Membership, hung: bool) -> list[e.Effect]:
-    """Once each time that the coordinator finds that the round hangs."""
+    """Collect stacks once each time the coordinator detects that the round hangs."""
     return [e.CollectStacks(r.assign.round)] if r.hearts.hung(hung) else []
 
 
@@ -104,7 +105,7 @@ def on_stacks_collected(agent: AgentState, event: e.StacksCollected, t: e.Moment
 
 
 def on_trace(agent: AgentState, request: int, message: p.Trace, t: e.Moment) -> list[e.Effect]:
-    """Of a worker that says when a step ends."""
+    """Start a trace of a worker that reports the ends of its steps."""
     r, most = agent.round, step_traces.MOST_STEPS
     if not step_traces.NAME.fullmatch(message.name) or not 1 <= message.steps <= most or message.first_step < 0:
         return [agent.refuse(request, f"a trace has a name of hexadecimal digits and 1 to {most} steps")]
@@ -113,5 +114,5 @@ def on_trace(agent: AgentState, request: int, message: p.Trace, t: e.Moment) -> 
     if not r.workers.traces(message.rank):
         why = "a trainer of an earlier version, or a script that has not called trainingjob.report or State.commit"
         return [agent.refuse(request, f"rank {message.rank} can't be traced: it is {why}")]
-    wish = w.TraceSteps(message.first_step, message.steps, message.name)
-    return [agent.accept(request), e.SendToWorker(message.rank, wish)]
+    trace_steps = w.TraceSteps(message.first_step, message.steps, message.name)
+    return [agent.accept(request), e.SendToWorker(message.rank, trace_steps)]
