@@ -103,7 +103,9 @@ def conditions(
         for type, true, why, why_not, sentence in named
     ]
     if newer_kubernetes:
-        ours.append(_template_outdated(before.get(ConditionType.TEMPLATE_OUTDATED), newer_kubernetes, generation, now))
+        ours.append(
+            _template_outdated(old_by_type.get(ConditionType.TEMPLATE_OUTDATED), newer_kubernetes, generation, now)
+        )
     foreign_conditions = [condition for condition in old.conditions if condition.type not in OURS]
     return (*ours, *foreign_conditions[: MOST - len(ours)])
 
