@@ -103,9 +103,8 @@ def conditions(
         for type, true, why, why_not, sentence in named
     ]
     if newer_kubernetes:
-        ours.append(
-            _template_outdated(old_by_type.get(ConditionType.TEMPLATE_OUTDATED), newer_kubernetes, generation, now)
-        )
+        last = last_conditions.get(ConditionType.TEMPLATE_OUTDATED)
+        ours.append(_template_outdated(last, newer_kubernetes, generation, now))
     foreign_conditions = [condition for condition in old.conditions if condition.type not in OURS]
     return (*ours, *foreign_conditions[: MOST - len(ours)])
 
