@@ -85,7 +85,7 @@ class DrillTarget:
         raise UserError("No pod of this cluster is the acting operator: it runs elsewhere, or it is down.")
 
     async def victim(self) -> Member:
-        """A member that does not coordinator, where there is one."""
+        """A member that does not coordinate, where there is one."""
         world = (await self.status()).world
         return next((member for member in world.members if member.replica != world.coordinator), world.members[0])
 

@@ -13,7 +13,7 @@ ALL_PAIRS = 32
 """Candidates up to which everybody pings everybody."""
 SAMPLE = 3
 """Others that each pings in a larger world, besides its neighbours in the ring, where copies of snapshots go, and the
-first of all, which may coordinator. Always the same ones, as far as they are there: connections to them are kept."""
+first of all, which may coordinate. Always the same ones, as far as they are there: connections to them are kept."""
 
 
 def chosen(candidates: Sequence[Candidate], replica: str) -> tuple[Candidate, ...]:
