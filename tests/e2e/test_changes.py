@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.usefixtures("job"), pytest.mark.timeout(900)]
 
 
 def node_to_drain(cluster: Cluster, status: Object) -> str:
-    """Of a member that does not coordinator, without the operator on it where there is a choice."""
+    """Of a member that does not coordinate, without the operator on it where there is a choice."""
     world = status["world"]
     spared = cluster.operator_nodes()
     others = [member["node"] for member in world["members"] if member["replica"] != world["coordinator"]]

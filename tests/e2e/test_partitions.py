@@ -106,7 +106,7 @@ def test_a_coordinator_that_reaches_nobody_and_accuses_all(cluster: Cluster) -> 
 
 
 def test_members_that_reach_each_other_but_not_the_operator(cluster: Cluster) -> None:
-    """Of a member that does not coordinator nothing is missed; the round goes on."""
+    """Of a member that does not coordinate nothing is missed; the round goes on."""
     before = cluster.training(3)
     world = before["world"]
     spared = cluster.kubectl("get", "pods", *OPERATOR, "-o=jsonpath={.items[*].spec.nodeName}").split()

@@ -234,7 +234,7 @@ while True:
             drain = p.Drain(UID, 1, "claim-1", "scale", durable=False, grace_seconds=1.0)
             refused = await job.call(job[1], drain)
             assert isinstance(refused, p.Refused)
-            assert "does not coordinator" in refused.reason
+            assert "does not coordinate" in refused.reason
             assert isinstance(await job.call(job[0], drain), p.Accepted)
             assert isinstance(await job.call(job[0], drain), p.Accepted)
             report = await job.until(job[0], lambda r: r.state == "drained", "never drained")

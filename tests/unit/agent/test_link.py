@@ -116,7 +116,7 @@ def test_who_leaves_the_round_while_the_coordinator_is_not_there_yet_closes_its_
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readline():
-            writer.write(p.encode(p.Refused("does not coordinator round 1 (yet)", 0, "")))
+            writer.write(p.encode(p.Refused("does not coordinate round 1 (yet)", 0, "")))
             asked.set()
         writer.close()
 

@@ -73,7 +73,7 @@ def test_join_is_for_members_of_the_round_alone():
     assert driver.answer(join("b")) == p.Accepted(1, "claim-1")
     assert "no member" in driver.answer(join("b", instance="b-0")).reason
     assert "no member" in driver.answer(join("c")).reason
-    assert "does not coordinator" in driver.answer(join("b", round=2)).reason
+    assert "does not coordinate" in driver.answer(join("b", round=2)).reason
 
 
 def told_at_join(effects: list[e.Effect]) -> list[p.Message]:

@@ -38,7 +38,7 @@ def test_a_checkpoint_create_goes_to_rank_0_of_the_coordinator():
     assert kinds(driver.ask(p.Save(UID, 1, "claim-0", "r1"))) == ["Reply"]
     member = Driver("b")
     member.begun("a", "b")
-    assert "does not coordinator round 1" in member.ask(p.Save(UID, 1, "claim-1", "r1"))[0].message.reason
+    assert "does not coordinate round 1" in member.ask(p.Save(UID, 1, "claim-1", "r1"))[0].message.reason
 
 
 @pytest.mark.parametrize(

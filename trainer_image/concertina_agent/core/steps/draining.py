@@ -27,7 +27,7 @@ def on_drain(agent: AgentState, request: int, message: p.Drain, t: e.Moment) -> 
     if (message.round, message.claim) != agent.seen:
         return [agent.refuse_older(request, message.round)]
     if r is None or r.coordinator is None:
-        return [agent.refuse(request, f"{agent.replica} does not coordinator round {message.round}")]
+        return [agent.refuse(request, f"{agent.replica} does not coordinate round {message.round}")]
     if r.drain is not None and (r.drain.order.durable or not message.durable):
         return [agent.accept(request)]
     return [agent.accept(request), e.Broadcast(message), *begin(agent, r, message, t)]

@@ -17,7 +17,7 @@ def on_save(agent: AgentState, request: int, message: p.Save, t: e.Moment) -> li
     if (message.round, message.claim) != agent.seen:
         return [agent.refuse_older(request, message.round)]
     if r is None or r.coordinator is None:
-        return [agent.refuse(request, f"{agent.replica} does not coordinator round {message.round}")]
+        return [agent.refuse(request, f"{agent.replica} does not coordinate round {message.round}")]
     save: list[e.Effect] = [e.SendToWorker(0, w.SaveNow())] if r.workers.keep_state and r.drain is None else []
     return [agent.accept(request), *save]
 
@@ -25,7 +25,7 @@ def on_save(agent: AgentState, request: int, message: p.Save, t: e.Moment) -> li
 def on_join(agent: AgentState, request: int, message: p.Join, t: e.Moment) -> list[e.Effect]:
     r = agent.round
     if (message.round, message.claim) != agent.seen or r is None or r.coordinator is None:
-        return [agent.refuse(request, f"{agent.replica} does not coordinator round {message.round} (yet)")]
+        return [agent.refuse(request, f"{agent.replica} does not coordinate round {message.round} (yet)")]
     if refusal := r.coordinator.join(message, t.now):
         return [agent.refuse(request, refusal)]
     effects: list[e.Effect] = [agent.accept(request)]
