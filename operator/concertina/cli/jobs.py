@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,9 @@ async def run(target: Target, file: Path, detach: bool) -> int:
         await try_pod(client, namespace, name, job)
         made = await client.apply(TRAINING_JOBS, namespace, name, job)
         console.print(f"TrainingJob {namespace}/{name} is applied, generation {made['metadata']['generation']}.")
-        if outdated := template_outdated(await client.server_version()):
-            console.print(f"{outdated}.")
+        with contextlib.suppress(ApiError):  # the job is applied, whoever may read the version
+            if outdated := template_outdated(await client.server_version()):
+                console.print(f"{outdated}.")
         if detach:
             return 0
         return await follow_job(client, namespace, name, console)
