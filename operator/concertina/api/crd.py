@@ -24,7 +24,6 @@ from concertina.api.status import JobStatus
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FILE = f"{GROUP}_{PLURAL}.yaml"
-TEMPLATE_VERSION = ".".join(map(str, TEMPLATE_KUBERNETES))
 POD_TEMPLATE = ROOT / "tools" / "podtemplate" / "schema.json"
 """Schema of a pod's spec in the pinned Kubernetes version; `make pod-template` writes it."""
 TARGETS = (ROOT / "crds" / FILE, ROOT / "charts" / "concertina" / "crds" / FILE)
@@ -51,12 +50,19 @@ WIDE_COLUMNS = (
 SELECTABLE = (".spec.suspend", ".spec.managedBy")
 """Fields that a field selector may name."""
 
-CREATION_TIMESTAMP = {
-    "type": "string",
-    "description": "Ignored. Generated manifests have it.",
-    "maxLength": 64,
-    "nullable": True,
+TEMPLATE_METADATA: Schema = {
+    "properties": {
+        "labels": {},
+        "annotations": {},
+        "creationTimestamp": {
+            "type": "string",
+            "description": "Ignored. Generated manifests have it.",
+            "maxLength": 64,
+            "nullable": True,
+        },
+    }
 }
+"""Fields of a template's metadata: those that the model describes, and one that it ignores."""
 PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 KEPT = ("type", "description", "default", "enum", "pattern", "format", "minLength", "maxLength", "minItems", "maxItems")
 BOUNDS = ("minimum", "maximum", "multipleOf", "maxProperties")
@@ -204,17 +210,16 @@ def job_schema() -> Schema:
             "status": _without_defaults(structural(status, status.get("$defs", {}))),
         },
     }
-    template = schema["properties"]["spec"]["properties"]["template"]
-    fields = template["properties"]
     kubernetes = json.loads(POD_TEMPLATE.read_text())
-    if kubernetes["kubernetes"] != TEMPLATE_VERSION:
+    if kubernetes["kubernetes"] != TEMPLATE_KUBERNETES:
         raise ValueError(f"{POD_TEMPLATE} is of Kubernetes {kubernetes['kubernetes']}: change spec.TEMPLATE_KUBERNETES")
-    fields["spec"] = with_fields_of(kubernetes["spec"], fields["spec"])
-    fields["spec"]["description"] += f" They are those of Kubernetes {TEMPLATE_VERSION}."
-    fields["metadata"]["properties"]["creationTimestamp"] = CREATION_TIMESTAMP
-    # Server-side apply takes any field below a node that keeps unknown fields, and then drops those of a typed node.
-    for node in (template, fields["metadata"]):
-        del node[PRESERVE_UNKNOWN]
+    # As a whole: server-side apply takes any field below a node that keeps unknown fields, and then drops those of a
+    # typed node.
+    fields = schema["properties"]["spec"]["properties"]
+    known = {"properties": {"metadata": TEMPLATE_METADATA, "spec": kubernetes["spec"]}}
+    fields["template"] = with_fields_of(known, fields["template"])
+    pod_spec = fields["template"]["properties"]["spec"]
+    pod_spec["description"] += f" They are those of Kubernetes {TEMPLATE_KUBERNETES}."
     for rule in RULES:
         target = schema
         for name in rule.at.split(".")[1:]:

@@ -55,7 +55,7 @@ class LastFailure(StatusModel):
 
 
 class RecoveryActionUse(StatusModel):
-    """How often one recovery action was taken."""
+    """Use of one recovery action."""
 
     action: Annotated[str, Field(max_length=32)] = Field(
         description="RestartWorkers, ExcludeReplica, RecreatePod, RestartFromCheckpoint."

@@ -31,7 +31,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 """Resources for which `workersPerReplica: Auto` starts one worker per unit."""
 
-TEMPLATE_KUBERNETES = (1, 36)
+TEMPLATE_KUBERNETES = "1.36"
 """Version of Kubernetes whose fields of a pod `spec.template` has: `make pod-template` reads them."""
 MOST_REPLICAS, MOST_STANDBY_REPLICAS = 1024, 16
 """Sizes that were shown to work by benchmarks/control_plane.py, with stand-ins for agents (decision "As many replicas
@@ -45,6 +45,17 @@ Argument = Annotated[str, Field(max_length=131072)]
 def keyed(field: str) -> dict[str, JsonValue]:
     """Return schema keys for a list whose entries have distinct values of a field, as in Kubernetes' own pods."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
+
+
+def template_outdated(server_version: tuple[int, int]) -> str:
+    """Return what a user has to know of the template if the API server is newer than it, or nothing."""
+    if server_version <= tuple(map(int, TEMPLATE_KUBERNETES.split("."))):
+        return ""
+    return (
+        f"spec.template has the fields of Kubernetes {TEMPLATE_KUBERNETES}, and the API server is "
+        f"{server_version[0]}.{server_version[1]}. It refuses a newer field of a pod, or drops it if the client does "
+        "not ask for strict validation. Upgrade concertina to use newer fields"
+    )
 
 
 class EnvVar(Verbatim):

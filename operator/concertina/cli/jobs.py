@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,13 @@ import yaml
 
 from concertina.amounts import amount
 from concertina.api import API_VERSION, KIND
-from concertina.api.spec import TEMPLATE_KUBERNETES
+from concertina.api.spec import template_outdated
 from concertina.cli.agent_report import report_of
 from concertina.cli.dry_run import try_pod
 from concertina.kube.errors import ApiError
 from concertina.kube.manifests.names import JOB
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
-from concertina.plan.status.conditions import template_outdated
 from concertina.terminal import show
 from concertina.terminal.cluster_connection import Target, UserError
 from concertina.terminal.console import plain
@@ -61,8 +61,9 @@ async def run(target: Target, file: Path, detach: bool) -> int:
         await try_pod(client, namespace, name, job)
         applied = await client.apply(TRAINING_JOBS, namespace, name, job)
         console.print(f"TrainingJob {namespace}/{name} is applied, generation {applied['metadata']['generation']}.")
-        if (version := await client.server_version()) > TEMPLATE_KUBERNETES:
-            console.print(f"{template_outdated('.'.join(map(str, version)))}.")
+        with contextlib.suppress(ApiError):  # the job is applied even if you may not read the version
+            if outdated := template_outdated(await client.server_version()):
+                console.print(f"{outdated}.")
         if detach:
             return 0
         return await follow_job(client, namespace, name, console)

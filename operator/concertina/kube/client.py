@@ -204,11 +204,10 @@ class Client:
             ApiError: The API server refuses, or says no version that can be read.
         """
         answer = await self._json("GET", SERVER_VERSION, "/version")
-        numbers = [re.match(r"\d{1,4}", str(answer.get(name))) for name in ("major", "minor")]  # 36+ of some providers
-        if not all(numbers):
+        version = re.match(r"(\d{1,4})\.(\d{1,4})", f"{answer.get('major')}.{answer.get('minor')}")  # some say 36+
+        if version is None:
             raise ApiError(200, "NoVersion", "the API server does not say its version")
-        major, minor = (int(number[0]) for number in numbers if number)
-        return major, minor
+        return int(version[1]), int(version[2])
 
     async def apply(self, resource: Resource, namespace: str, name: str, body: Raw, dry_run: bool = False) -> Raw:
         """Apply a user's manifest on the server side, as `kubectl apply --server-side --force-conflicts` does."""

@@ -359,8 +359,8 @@ class JobObservation:
     """Uids of the other live jobs of this namespace that may write to that folder."""
     master_keys: tuple[str, ...] = ()
     """Ids of the operator's master keys, with the key for new jobs first."""
-    newer_kubernetes: str = ""
-    """Version of Kubernetes of the API server, if pods there have fields that `spec.template` lacks."""
+    template_outdated: str = ""
+    """Sentence about fields of pods that the API server knows and `spec.template` lacks (`spec.template_outdated`)."""
     operator_isolated: bool = False
     """Whether most jobs that have trained fell silent together, so that this operator itself may be cut off."""
     given_up: frozenset[str] = frozenset()

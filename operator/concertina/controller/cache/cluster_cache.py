@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from concertina.agents.hearing import AgentConnectivityMonitor
 from concertina.api import pod_names
-from concertina.api.spec import TEMPLATE_KUBERNETES
+from concertina.api.spec import template_outdated
 from concertina.controller.cache.capacity_queue import CapacityQueue, Later, at_once
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.cache.uri_index import UriIndex
@@ -70,7 +70,7 @@ class ClusterCache:
         self._master_keys = master_keys
         self._hearing = hearing or AgentConnectivityMonitor()
         self._nodes_watched = nodes_watched
-        self._newer_kubernetes = ""
+        self._template_outdated = ""
         self._serves = serves
         self._jobs: dict[str, CachedJob] = {}
         self._forgotten: OrderedDict[str, None] = OrderedDict()
@@ -89,9 +89,8 @@ class ClusterCache:
 
     def on_server_version(self, version: tuple[int, int]) -> None:
         """Note the API server's version of Kubernetes; it changes when the cluster is upgraded."""
-        newer = ".".join(map(str, version)) if version > TEMPLATE_KUBERNETES else ""
-        if newer != self._newer_kubernetes:
-            self._newer_kubernetes = newer
+        if (sentence := template_outdated(version)) != self._template_outdated:
+            self._template_outdated = sentence
             for uid in self._jobs:
                 self._changed(uid)
 
@@ -297,7 +296,7 @@ class ClusterCache:
             uri_holder=self._uris.holder(uid),
             uri_sharing=self._uris.sharing(uid),
             master_keys=self._master_keys,
-            newer_kubernetes=self._newer_kubernetes,
+            template_outdated=self._template_outdated,
             operator_isolated=self._hearing.operator_isolated,
             given_up=job.given_up,
             progress_every=self.progress_every,

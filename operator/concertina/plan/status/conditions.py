@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from concertina.api.spec import TEMPLATE_KUBERNETES
 from concertina.api.status import Condition, ConditionType, JobStatus, rfc3339
 from concertina.plan.actions import Event
 from concertina.plan.facts.decision import Decision, Phase
@@ -62,7 +61,7 @@ class AtWork:
 
 
 def conditions(
-    decision: Decision, old: JobStatus, generation: int, now: float, at_work: AtWork, newer_kubernetes: str = ""
+    decision: Decision, old: JobStatus, generation: int, now: float, at_work: AtWork, template_outdated: str = ""
 ) -> tuple[Condition, ...]:
     """Return all eight conditions in a fixed order, then those of other controllers.
 
@@ -102,26 +101,12 @@ def conditions(
         )
         for type, true, why, why_not, sentence in named
     ]
-    if newer_kubernetes:
-        last = last_conditions.get(ConditionType.TEMPLATE_OUTDATED)
-        ours.append(_template_outdated(last, newer_kubernetes, generation, now))
+    if template_outdated:
+        type = ConditionType.TEMPLATE_OUTDATED
+        last = last_conditions.get(type)
+        ours.append(_condition(last, type, "True", "KubernetesIsNewer", template_outdated, generation, now))
     foreign_conditions = [condition for condition in old.conditions if condition.type not in OURS]
     return (*ours, *foreign_conditions[: MOST - len(ours)])
-
-
-def template_outdated(server_version: str) -> str:
-    """Return what a person has to know of the template on a newer API server."""
-    known = ".".join(map(str, TEMPLATE_KUBERNETES))
-    return (
-        f"spec.template has the fields of Kubernetes {known}, and the API server is {server_version}. It refuses a "
-        "newer field of a pod, or drops it if the client does not ask for strict validation. Upgrade concertina to use "
-        "newer fields"
-    )
-
-
-def _template_outdated(before: Condition | None, server_version: str, generation: int, now: float) -> Condition:
-    message = template_outdated(server_version)
-    return _condition(before, ConditionType.TEMPLATE_OUTDATED, "True", "KubernetesIsNewer", message, generation, now)
 
 
 def _scaling(at_work: AtWork) -> str:

@@ -51,7 +51,7 @@ class Pass:
             generation,
             self.ctx.now,
             at_work(self.ctx, self.decision),
-            self.ctx.observed.newer_kubernetes,
+            self.ctx.observed.template_outdated,
         )
 
     @cached

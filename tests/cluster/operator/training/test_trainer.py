@@ -106,7 +106,9 @@ def test_a_storage_that_is_restarted_while_checkpoints_are_written(jobs: Jobs, s
     assert job["status"]["restarts"]["total"] == 0
 
 
-def test_a_checkpoint_create_is_in_storage_when_the_command_returns(jobs: Jobs, storage: s3.Server, data: Path) -> None:
+def test_a_requested_checkpoint_is_in_storage_when_the_command_returns(
+    jobs: Jobs, storage: s3.Server, data: Path
+) -> None:
     secret(jobs, storage)
     checkpoint = {"uri": f"s3://there/{jobs.namespace}", "everySteps": 1_000_000, "secretName": "s3"}
     jobs.create("a", trainer=endless(data), pod={"containers": [paced()]}, checkpoint=checkpoint)

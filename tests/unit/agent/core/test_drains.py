@@ -30,7 +30,7 @@ def test_a_bundled_drain_goes_to_rank_0_and_to_members_who_join_later():
     assert e.SendToWorker(0, w.DrainRequest(True)) in driver.ask(drain(durable=True)), "durable is asked for later"
 
 
-def test_a_checkpoint_create_goes_to_rank_0_of_the_coordinator():
+def test_a_requested_checkpoint_goes_to_rank_0_of_the_coordinator():
     driver = Driver()
     driver.begun("a", "b")
     effects = driver.ask(p.Save(UID, 1, "claim-1", "r1"))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from builders import jobs
+from concertina.api.spec import template_outdated
 from concertina.api.status import Condition, ConditionType, JobStatus
 from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.plan import plan
@@ -94,14 +95,14 @@ def test_trouble_in_spite_of_which_training_goes_on_is_degraded() -> None:
 
 
 def test_a_newer_api_server_is_told_of_while_it_is_newer() -> None:
-    newer = replace(RUNNING, newer_kubernetes="1.37")
+    newer = replace(RUNNING, template_outdated=template_outdated((1, 37)))
     status = plan(newer, NOW).status
     outdated = status.condition(ConditionType.TEMPLATE_OUTDATED)
     assert outdated is not None
     assert (outdated.status, outdated.reason) == ("True", "KubernetesIsNewer")
     assert "the fields of Kubernetes 1.36, and the API server is 1.37" in outdated.message
     assert status.is_true(ConditionType.READY)
-    upgraded = plan(jobs.then(newer, plan(newer, NOW), newer_kubernetes=""), NOW + 1).status
+    upgraded = plan(jobs.then(newer, plan(newer, NOW), template_outdated=template_outdated((1, 36))), NOW + 1).status
     assert upgraded.condition(ConditionType.TEMPLATE_OUTDATED) is None
 
 
