@@ -17,7 +17,7 @@ import recovery_torchrun
 from recovery_faults import BLOWS, OPERATOR_TOO, Victims, operator_started
 from until import until
 
-from concertina.api.status import unix_seconds
+from concertina.api.status import JobStatus, unix_seconds
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage
 from concertina.local.errors import LocalClusterError
@@ -173,15 +173,16 @@ class Bench:
     def _joined(self, before: dict[str, Any]) -> tuple[float, int]:
         """When (Unix seconds) the successor of a member of `before` was warm, by its own imports or by what another
         replica has told it of the script's, and the round that it is in."""
-        known = {member["instance"] for member in before["world"]["members"]}
+        known = {member.instance for member in JobStatus.model_validate(before).world.members}
 
         def with_others() -> dict[str, Any] | None:
             status = self._status()
-            members = {member["instance"] for member in status["world"]["members"]}
-            return status if len(members) == 3 and members != known else None
+            instances = {member.instance for member in JobStatus.model_validate(status).world.members}
+            return status if len(instances) == 3 and instances != known else None
 
         after = until("the successor at work", GROW_LIMIT, with_others)
-        joined = next(m["replica"] for m in after["world"]["members"] if m["instance"] not in known)
+        members = JobStatus.model_validate(after).world.members
+        joined = next(member.replica for member in members if member.instance not in known)
         lines = _entries(self._log(joined))
         committed = unix_seconds(after["world"]["since"])
         warm = [line["t"] for line in lines if line.get("event") in WARM and line["t"] <= committed]

@@ -13,6 +13,7 @@ import yaml
 
 from builders.cluster import drills, e2e
 from builders.cluster.e2e import Cluster, Object, condition, reason
+from concertina.api.status import JobStatus
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
 STAY = "import time; time.sleep(3600)"
@@ -102,8 +103,9 @@ def test_a_job_made_again_does_not_wait_for_a_pod_on_a_lost_node(
     with cluster.running(job):
         before = cluster.training(2, name="again")
         spared = cluster.operator_nodes()
-        gone = next(member for member in before["world"]["members"] if member["node"] not in spared)
-        subprocess.run(shlex.split(lose.replace("{node}", gone["node"])), check=True, timeout=60)
+        members = JobStatus.model_validate(before).world.members
+        gone = next(member for member in members if member.node not in spared)
+        subprocess.run(shlex.split(lose.replace("{node}", gone.node)), check=True, timeout=60)
         try:
             cluster.kubectl("delete", "tj", "again", "--timeout=60s")
             cluster.apply(job)
@@ -111,19 +113,18 @@ def test_a_job_made_again_does_not_wait_for_a_pod_on_a_lost_node(
             cluster.until("a new round", lambda status: reason(status) == "Training", "again")
             drills.keep(request.config, "job made again", f"trains after {time.time() - at:.1f}")
             pods = {pod["metadata"]["name"]: pod["metadata"] for pod in cluster.pods("again")}
-            assert pods[gone["replica"]]["uid"] == gone["uid"], "the old pod stands still"
-            assert "deletionTimestamp" in pods[gone["replica"]]
+            assert pods[gone.replica]["uid"] == gone.uid, "the old pod stands still"
+            assert "deletionTimestamp" in pods[gone.replica]
         finally:
-            subprocess.run(shlex.split(mend.replace("{node}", gone["node"])), check=True, timeout=120)
+            subprocess.run(shlex.split(mend.replace("{node}", gone.node)), check=True, timeout=120)
 
         def left(_: Object) -> bool:
-            return gone["uid"] not in [pod["metadata"]["uid"] for pod in cluster.pods("again")]
+            return gone.uid not in [pod["metadata"]["uid"] for pod in cluster.pods("again")]
 
         cluster.until("the end of the old pod", left, "again")
         whole = cluster.training(2, name="again")
-        assert {member["uid"] for member in whole["world"]["members"]}.isdisjoint(
-            member["uid"] for member in before["world"]["members"]
-        )
+        uids = {member.uid for member in JobStatus.model_validate(whole).world.members}
+        assert uids.isdisjoint(member.uid for member in members)
         assert whole["restarts"].get("inWindow", 0) == 0
 
 

@@ -65,6 +65,8 @@ TEMPLATE_METADATA: Schema = {
 """Fields of a template's metadata: those that the model describes, and one that it ignores."""
 PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 KEPT = ("type", "description", "default", "enum", "pattern", "format", "minLength", "maxLength", "minItems", "maxItems")
+SPARSE = ("failurePolicy", "metrics", "parallelism", "scaleUp", "warmStart")
+"""Sections that the API server leaves absent if you leave them out, so that `kubectl describe` stays short."""
 BOUNDS = ("minimum", "maximum", "multipleOf", "maxProperties")
 
 
@@ -115,7 +117,9 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
         fields = {name: structural(field, definitions) for name, field in properties.items()}
         for name, field in properties.items():
             optional = any(choice.get("type") == "null" for choice in field.get("anyOf", ()))
-            if name not in required and not optional and _all_defaults(fields[name]):
+            if name in SPARSE:
+                fields[name].pop("default", None)
+            elif name not in required and not optional and _all_defaults(fields[name]):
                 fields[name]["default"] = _default_of(fields[name])
         result["properties"] = fields
     if required:

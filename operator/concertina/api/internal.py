@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -11,7 +11,7 @@ from concertina.api.accounting import Count, Incident, Name, RoundWaits, Timesta
 from concertina.api.model import StatusModel
 from concertina.api.packed import MOST_CHARACTERS
 from concertina.api.restarts import unpacked_restarts
-from concertina.api.world import unpacked_members
+from concertina.api.world import Member, unpacked_members
 
 Packed = Annotated[str, Field(max_length=MOST_CHARACTERS)]
 
@@ -70,7 +70,9 @@ class Internal(StatusModel):
         default=None, description="Part of progress.tokens that an earlier job trained on, which this one continues."
     )
     members: Packed | None = Field(
-        default=None, description="Members of a world that is too large to list, packed. Absent: world.members has all."
+        default=None,
+        description="Members of the world with the ids of their pods and agents, packed. world.members lists those of "
+        "a small world.",
     )
     restarts: Packed | None = Field(
         default=None, description="Failures of the window before those of restarts.recent, packed. Absent: it has all."
@@ -89,8 +91,18 @@ def with_packed(status: Mapping[str, Any]) -> Mapping[str, Any]:
     unpacked = {**status, "internal": {**internal}}
     members, restarts = (unpacked["internal"].pop(name, None) for name in PACKED)
     if isinstance(members, str) and isinstance(world := status.get("world"), Mapping):
-        unpacked["world"] = {**world, "members": unpacked_members(members)}
+        unpacked["world"] = {**world, "members": _with_nodes(unpacked_members(members), world.get("members"))}
     if isinstance(restarts, str) and isinstance(restarts_field := status.get("restarts"), Mapping):
         listed = restarts_field.get("recent") or ()
         unpacked["restarts"] = {**restarts_field, "recent": [*unpacked_restarts(restarts), *listed]}
     return unpacked
+
+
+def _with_nodes(members: tuple[Member, ...], listed: Any) -> Sequence[Member | Mapping[str, Any]]:
+    """Return the members; those with a node in the list as mappings, since the list has yet to be validated."""
+    entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
+    node_by_replica = {str(entry.get("replica")): entry["node"] for entry in entries if "node" in entry}
+    return [
+        {**member.__dict__, "node": node_by_replica[member.replica]} if member.replica in node_by_replica else member
+        for member in members
+    ]

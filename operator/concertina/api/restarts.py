@@ -84,7 +84,9 @@ class Restarts(StatusModel):
     budget: Count = Field(default=0, description="Failures still allowed in this window.")
     total: Count = Field(default=0, description="Failures since the job was created, the one that ended it included.")
     recovery_actions: tuple[RecoveryActionUse, ...] = Field(
-        default=(), max_length=8, description="Recovery actions, from the least disruptive to the last resort."
+        default=(),
+        max_length=8,
+        description="Recovery actions that were used within the window, from the least disruptive to the last resort.",
     )
     recent: tuple[Restart, ...] = Field(
         default=(), max_length=1001, description="The failures within the window, the newest fifty of them."

@@ -148,7 +148,10 @@ def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) 
 
 
 def _of_layout(rule: layouts.LayoutRule) -> SpecRule:
-    """Return a rule by which parallelism constrains the bundled trainer's configuration."""
+    """Return a rule by which parallelism constrains the bundled trainer's configuration.
+
+    Without parallelism every configuration is valid.
+    """
 
     def holds(spec: JobSpec) -> bool:
         return spec.trainer is None or rule.holds(spec.trainer, spec.parallelism)
@@ -156,7 +159,7 @@ def _of_layout(rule: layouts.LayoutRule) -> SpecRule:
     def says(spec: JobSpec) -> str:
         return rule.message if spec.trainer is None else layouts.refusal(rule, spec.trainer, spec.parallelism)
 
-    cel = f"!has(self.trainer) || ({rule.cel})"
+    cel = f"!has(self.trainer) || !has(self.parallelism) || ({rule.cel})"
     return SpecRule(at=".spec", field=f".{rule.field}", cel=cel, message=rule.message, holds=holds, says=says)
 
 
@@ -228,7 +231,7 @@ RULES: tuple[SpecRule, ...] = (
     SpecRule(
         at=".spec",
         field=".launcher",
-        cel="self.launcher != 'Torchrun' || !has(self.elastic) || "
+        cel="self.launcher != 'Torchrun' || !has(self.elastic) || !has(self.parallelism) || "
         "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context == 1 && "
         "(has(self.parallelism.shard) ? self.parallelism.shard : self.parallelism.expert) == 1",
         message="torchrun knows no blocks of ranks, so it may pick a size that parallelism doesn't allow: remove "
@@ -246,8 +249,8 @@ RULES: tuple[SpecRule, ...] = (
     SpecRule(
         at=".spec",
         field=".parallelism.asyncTensor",
-        cel="!has(self.trainer) || !self.parallelism.asyncTensor || type(self.workersPerReplica) != int || "
-        "self.workersPerReplica % self.parallelism.tensor == 0",
+        cel="!has(self.trainer) || !has(self.parallelism) || !self.parallelism.asyncTensor || "
+        "type(self.workersPerReplica) != int || self.workersPerReplica % self.parallelism.tensor == 0",
         message="asyncTensor needs tensor groups within a replica, whose GPUs read each other's memory: choose a "
         "parallelism.tensor that divides workersPerReplica",
         holds=lambda spec: (
@@ -385,7 +388,7 @@ RULES: tuple[SpecRule, ...] = (
     _while_suspended("workersPerReplica", optional=False),
     _while_suspended("launcher", optional=False),
     _while_suspended("warmStart", optional=True),
-    _while_suspended("parallelism", optional=False),
+    _while_suspended("parallelism", optional=True),
 )
 
 

@@ -330,9 +330,10 @@ class JobStatus(StatusModel):
         members, recent = self.world.members, self.restarts.recent
         outer: dict[str, Any] = {}
         packed: dict[str, str] = {}
+        if members:
+            packed["members"] = packed_members(members)
         if len(members) > LISTED_MEMBERS:
             outer["world"] = self.world.model_copy(update={"members": ()})
-            packed["members"] = packed_members(members)
         if len(recent) > LISTED_RESTARTS:
             outer["restarts"] = self.restarts.model_copy(update={"recent": recent[-LISTED_RESTARTS:]})
             packed["restarts"] = packed_restarts(recent[:-LISTED_RESTARTS])

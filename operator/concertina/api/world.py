@@ -7,6 +7,7 @@ import functools
 from typing import Annotated
 
 from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from concertina.api.accounting import Count, Name, Timestamp
 from concertina.api.model import StatusModel
@@ -40,11 +41,17 @@ class Claim(StatusModel):
 
 
 class Member(StatusModel):
-    """A replica that is part of the current round."""
+    """A replica that is part of the current round.
+
+    The two ids are not listed in the manifest. They are in `status.internal.members`, since only the operator needs
+    them.
+    """
 
     replica: Name = Field(description="Name of its pod.")
-    uid: Name = Field(description="The pod's uid.")
-    instance: Name = Field(description="The agent's instance id, another one after each start of its container.")
+    uid: SkipJsonSchema[Name] = Field(exclude=True)
+    """The pod's uid."""
+    instance: SkipJsonSchema[Name] = Field(exclude=True)
+    """The agent's instance id, another one after each start of its container."""
     node: Name = Field(default="", description="The pod's node. Empty in a world that is too large to list.")
     workers: Count = Field(description="Training processes in it.")
 
@@ -145,17 +152,18 @@ class World(StatusModel):
 
 
 LISTED_MEMBERS = 64
-"""Number of members up to which they are listed; more are packed (decision "A large status is packed")."""
+"""Number of members up to which they are listed (decision "A large status is packed")."""
 
 
 @functools.lru_cache(maxsize=16)
 def packed_members(members: tuple[Member, ...]) -> str:
     """Return the packed members.
 
-    They are packed by column, because similar values side by side compress well. Nodes are left out: they are known
-    from pods.
+    They are packed by column, because similar values side by side compress well. Nodes are left out: the list has
+    those of a small world, and the pods those of a large one. Ids are shortened in a large world.
     """
-    rows = ((m.replica, shortened(m.uid), shortened(m.instance), m.workers) for m in members)
+    cut = shortened if len(members) > LISTED_MEMBERS else str
+    rows = ((member.replica, cut(member.uid), cut(member.instance), member.workers) for member in members)
     return pack([list(column) for column in zip(*rows, strict=True)])
 
 

@@ -225,7 +225,7 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             f"rounds {status.rounds}, steps replayed {status.steps_replayed}"
         ),
     )
-    if answers := [f"{use.action} {use.in_window}" for use in restarts.recovery_actions if use.in_window]:
+    if answers := [f"{use.action} {use.in_window}" for use in restarts.recovery_actions]:
         yield "", f"answered in the window by {', '.join(answers)}"
     if failure := status.last_failure:
         where = f"{failure.replica} on {failure.node}, " if failure.replica else ""

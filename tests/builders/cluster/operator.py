@@ -15,6 +15,7 @@ from typing import Any
 
 from builders.programs import FAULTS, STAND_IN
 from builders.until import GIVE_UP, until
+from concertina.api.status import JobStatus
 from concertina.local.cluster import LocalCluster
 from concertina.local.host import linux_namespaces
 
@@ -185,14 +186,15 @@ class Jobs:
 
     @staticmethod
     def condition(job: Object, kind: str) -> Object:
-        """The condition of that type; empty where it was never set."""
+        """The condition of that type; one that is False if it was never true."""
         conditions = job.get("status", {}).get("conditions", ())
-        return next((each for each in conditions if each["type"] == kind), {})
+        return next((condition for condition in conditions if condition["type"] == kind), {"status": "False"})
 
     @staticmethod
     def members(job: Object, field: str = "replica") -> list[str]:
         """One field of each member, coordinator first."""
-        return [member[field] for member in job["status"]["world"].get("members", ())]
+        members = JobStatus.model_validate(job["status"]).world.members
+        return [getattr(member, field) for member in members]
 
     def pods(self, name: str) -> list[Object]:
         pods = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/pods")["items"]

@@ -53,14 +53,16 @@ members = st.builds(Member, replica=ids, uid=ids, instance=ids, node=ids, worker
 
 @given(st.lists(members, min_size=1))
 def test_all_that_is_known_of_members_is_read_again(some: list[Member]) -> None:
-    kept = [
-        one.model_copy(update={"uid": shortened(one.uid), "instance": shortened(one.instance), "node": ""})
-        for one in some
-    ]
     read = unpacked_members(packed_members(tuple(some)))
-    assert read == tuple(kept)
+    assert read == tuple(member.model_copy(update={"node": ""}) for member in some)
+    large = tuple(some) * (LISTED_MEMBERS + 1)
+    read = unpacked_members(packed_members(large))
+    assert read == tuple(
+        member.model_copy(update={"uid": shortened(member.uid), "instance": shortened(member.instance), "node": ""})
+        for member in large
+    )
     assert unpacked_members(packed_members(read)) == read
-    assert all(one.is_pod(whole.uid) and one.is_agent(whole.instance) for one, whole in zip(read, some, strict=True))
+    assert all(one.is_pod(whole.uid) and one.is_agent(whole.instance) for one, whole in zip(read, large, strict=True))
 
 
 def test_the_beginning_of_an_id_stands_for_it_and_for_no_other() -> None:
@@ -75,19 +77,25 @@ def test_the_beginning_of_an_id_stands_for_it_and_for_no_other() -> None:
 
 
 def _world(count: int) -> World:
-    found = tuple(
-        Member(replica=f"j-{index}-0", uid=str(uuid.UUID(int=index << 96)), instance=f"{index:016x}", workers=8)
+    members = tuple(
+        Member(
+            replica=f"j-{index}-0",
+            uid=str(uuid.UUID(int=index << 96)),
+            instance=f"{index:016x}",
+            workers=8,
+            node=f"node-{index}" if count <= LISTED_MEMBERS else "",
+        )
         for index in range(count)
     )
-    return World(round=1, replicas=count, members=found)
+    return World(round=1, replicas=count, members=members)
 
 
-def test_a_world_of_usual_size_is_listed() -> None:
+def test_a_world_of_usual_size_is_listed_without_the_ids_of_pods_and_agents() -> None:
     status = JobStatus(world=_world(LISTED_MEMBERS))
     manifest = status.manifest()
     assert len(manifest["world"]["members"]) == LISTED_MEMBERS
-    assert "internal" not in manifest
-    assert JobStatus.model_validate(manifest) == status
+    assert manifest["world"]["members"][1] == {"replica": "j-1-0", "workers": 8, "node": "node-1"}
+    assert JobStatus.model_validate(manifest) == _read(manifest) == status
 
 
 def _read(manifest: dict[str, Any]) -> JobStatus:

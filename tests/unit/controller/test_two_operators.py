@@ -64,10 +64,10 @@ def test_conditions_that_another_client_takes_back_are_restored_once_and_then_ev
     monkeypatch.setattr(taken_back, "FIRST_SECONDS", 1000.0)
     monkeypatch.setattr(taken_back, "LONGEST_SECONDS", 1000.0)
     server = ApiServer()
-    stalled = Condition(type="Stalled", status="True", reason="Other", last_transition_time="2026-01-01T00:00:00Z")
+    running = Condition(type="Running", status="True", reason="Other", last_transition_time="2026-01-01T00:00:00Z")
 
     def otherwise(observed: JobObservation, now: float) -> Plan:
-        status = observed.job.status.model_copy(update={"conditions": (stalled,)})
+        status = observed.job.status.model_copy(update={"conditions": (running,)})
         return Plan(status, only_conditions=True)
 
     async def scenario() -> None:

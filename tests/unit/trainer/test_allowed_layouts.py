@@ -87,6 +87,12 @@ MODELS = st.builds(
 )  # fmt: skip
 
 
+@given(MODELS, st.sampled_from(({}, {"determinism": "Bitwise"}, {"data": {"uri": "/data", "balance": "Speed"}})))
+def test_without_parallelism_every_configuration_is_valid(model: dict[str, Any], fields: dict[str, Any]) -> None:
+    """The API server skips these rules if spec.parallelism is absent."""
+    assert problems(config(model=model, **fields)) == ()
+
+
 @settings(max_examples=40, deadline=None)
 @given(MODELS, DEGREES, DEGREES, DEGREES)
 def test_what_is_named_instead_is_allowed_and_nothing_nearer_is(

@@ -178,12 +178,15 @@ def _spent(ctx: JobContext, why: str, failure_message: str) -> str:
 
 
 def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RecoveryActionUse, ...]:
-    """Return how often each action was used, for status.restarts."""
+    """Return how often each action was used within the window, for status.restarts.
+
+    An action that was not used has no entry.
+    """
+    uses_by_action = {action: _uses(action.name, entries) for action in ACTIONS}
     return tuple(
-        RecoveryActionUse(
-            action=action.name, in_window=_uses(action.name, entries), budget=_left(action, spec, entries)
-        )
-        for action in ACTIONS
+        RecoveryActionUse(action=action.name, in_window=in_window, budget=_left(action, spec, entries))
+        for action, in_window in uses_by_action.items()
+        if in_window
     )
 
 

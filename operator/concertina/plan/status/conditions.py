@@ -42,6 +42,7 @@ TABLE = {
 STOPPING = (Phase.DRAINING, Phase.SUSPENDING, Phase.DELETING)
 """Phases in which the workers of a round are to stop."""
 OURS = frozenset(ConditionType)
+ALWAYS_PRESENT = frozenset((ConditionType.READY, ConditionType.RECONCILING, ConditionType.RUNNING))
 MOST = 32
 """Maximum number of conditions in a status, as in the CRD."""
 LONGEST = 1024
@@ -63,10 +64,12 @@ class AtWork:
 def conditions(
     decision: Decision, old: JobStatus, generation: int, now: float, at_work: AtWork, template_outdated: str = ""
 ) -> tuple[Condition, ...]:
-    """Return all eight conditions in a fixed order, then those of other controllers.
+    """Return the job's conditions in a fixed order, then those of other controllers.
 
-    The conditions of other controllers stay as they are (decision "Conditions of other controllers are carried over").
-    A transition time changes only with the condition's status.
+    Ready, Reconciling and Running are always present. The other conditions appear when they first become true, as
+    Complete and Failed of a Kubernetes Job do, and stay from then on. The conditions of other controllers stay as they
+    are (decision "Conditions of other controllers are carried over"). A transition time changes only with the
+    condition's status.
     """
     row, reason, message = TABLE[decision.phase], decision.reason, decision.message
     trouble, trouble_message = decision.stalled or reason, decision.stalled_message or message
@@ -100,6 +103,7 @@ def conditions(
             now,
         )
         for type, true, why, why_not, sentence in named
+        if true or type in ALWAYS_PRESENT or type in last_conditions
     ]
     if template_outdated:
         type = ConditionType.TEMPLATE_OUTDATED

@@ -48,6 +48,14 @@ def test_a_worker_that_fails_says_why_in_the_status_and_an_event(jobs: Jobs) -> 
     assert any("ZeroDivisionError" in event["message"] for event in jobs.events("a", "WorkerFailed"))
 
 
+def test_kubectl_describe_of_a_healthy_job_fits_into_100_lines(jobs: Jobs) -> None:
+    jobs.create("a", STAY, replicas=3, elastic={"minReplicas": 2})
+    jobs.wait_training("a", 3)
+    described = jobs.cluster.kubectl("describe", "tj/a", "-n", jobs.namespace)
+    assert "3 of 3 replicas" in described
+    assert len(described.partition("\nEvents:")[0].splitlines()) <= 100, described
+
+
 def test_suspend_and_resume(jobs: Jobs) -> None:
     jobs.create("a", STAY, replicas=2)
     jobs.wait_training("a", 2)
@@ -121,10 +129,8 @@ def test_a_replica_that_dies_is_left_out_at_once_and_replaced(jobs: Jobs, victim
     jobs.wait("a", lambda job: job["status"]["world"].get("round", 0) > before["status"]["world"]["round"])
     after = jobs.wait_training("a", 3)
     assert after["status"]["restarts"]["total"] >= 1
-    kept = {m["uid"] for m in before["status"]["world"]["members"]} & {
-        m["uid"] for m in after["status"]["world"]["members"]
-    }
-    assert len(kept) == 2, "the survivors were not kept"
+    survivors = {*jobs.members(before, "uid")} & {*jobs.members(after, "uid")}
+    assert len(survivors) == 2, "the survivors were not kept"
 
 
 def test_deleting_a_job_deletes_all_that_is_its(jobs: Jobs) -> None:

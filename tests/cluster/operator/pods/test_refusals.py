@@ -170,7 +170,8 @@ def test_a_conflict_is_not_taken_for_an_object_that_is_there(jobs: Jobs, conflic
 def test_a_job_made_again_does_not_wait_for_pods_on_a_dead_node(jobs: Jobs) -> None:
     cluster = jobs.cluster
     jobs.create("a", STAY, replicas=3)
-    member = jobs.wait_training("a", 3)["status"]["world"]["members"][0]
+    job = jobs.wait_training("a", 3)
+    member, uid = job["status"]["world"]["members"][0], jobs.members(job, "uid")[0]
     cluster.kill_node(member["node"])
     try:
         jobs.delete("a")
@@ -181,7 +182,7 @@ def test_a_job_made_again_does_not_wait_for_pods_on_a_dead_node(jobs: Jobs) -> N
         jobs.create("a", STAY, replicas=2, pod={"affinity": affinity})
         jobs.wait_training("a", 2)
         uids = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in jobs.pods("a")}
-        assert uids[member["replica"]] == member["uid"], "it is still there, and has its name"
+        assert uids[member["replica"]] == uid, "it is still there, and has its name"
     finally:
         cluster.start_node(member["node"])
     cluster.wait_nodes()

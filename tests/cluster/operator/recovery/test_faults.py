@@ -272,8 +272,9 @@ def test_a_node_that_dies_without_a_word_and_comes_back(jobs: Jobs, policy: str)
     finally:
         cluster.start_node(victim["node"])
     after = jobs.wait_training("a", 3)
-    kept = {m["uid"] for m in before["status"]["world"]["members"]} - {victim["uid"]}
-    assert kept <= {m["uid"] for m in after["status"]["world"]["members"]}
+    uids = dict(zip(jobs.members(before), jobs.members(before, "uid"), strict=True))
+    survivors = set(uids.values()) - {uids[victim["replica"]]}
+    assert survivors <= {*jobs.members(after, "uid")}
     cluster.wait_nodes()
 
 

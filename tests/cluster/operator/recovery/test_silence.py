@@ -54,7 +54,7 @@ def undisturbed(jobs: Jobs, before: Object) -> Object:
     after = jobs.get("a")
     assert after["status"]["world"] == before["status"]["world"], jobs.describe("a")
     assert after["status"]["restarts"]["total"] == 0
-    members = {member["replica"]: member["uid"] for member in before["status"]["world"]["members"]}
+    members = dict(zip(jobs.members(before), jobs.members(before, "uid"), strict=True))
     assert {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in jobs.pods("a")} == members
     return after
 

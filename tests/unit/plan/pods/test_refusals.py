@@ -30,9 +30,8 @@ def started(made: Plan) -> list[tuple[int, int]]:
 
 
 def condition(made: Plan, type: str) -> tuple[str, str]:
-    found = made.status.condition(type)
-    assert found is not None
-    return found.status, found.reason
+    condition = made.status.condition(type)
+    return (condition.status, condition.reason) if condition else ("False", "")
 
 
 def first_pass(refused: CreateRefusal, **fields: Any) -> Plan:

@@ -256,12 +256,7 @@ def test_status_and_events_name_the_action_and_why() -> None:
     (answered,) = made.status.restarts.recent
     assert (answered.action, answered.step, answered.node) == ("RestartWorkers", 40, "node-1")
     uses = {use.action: (use.in_window, use.budget) for use in made.status.restarts.recovery_actions}
-    assert uses == {
-        "RestartWorkers": (1, 9),
-        "ExcludeReplica": (0, None),
-        "RecreatePod": (0, 10),
-        "RestartFromCheckpoint": (0, 2),
-    }
+    assert uses == {"RestartWorkers": (1, 9)}, "those that were used"
     events = {event.reason: event.message for event in made.events}
     assert events["RestartWorkers"] == "Replica demo-1-0 failed. A new round starts with the same replicas."
     assert "WorkerFailed" in events
@@ -316,7 +311,7 @@ def test_a_pod_whose_end_was_counted_does_not_exhaust_the_budget_twice() -> None
     """The coordinator may report a failure after the operator saw the end of the pod, counted it and made a new pod."""
     ended = entry(B, after=10.5, action="ExcludeReplica")
     made = failed_again(0, (ended,), maxRestarts=1)
-    assert made.status.condition("Failed").status == "False"
+    assert not made.status.is_true("Failed")
     assert made.status.restarts.total == 1
 
 

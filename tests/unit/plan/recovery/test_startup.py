@@ -17,9 +17,8 @@ NOT_FOUND = 'exec: "python3": executable file not found in $PATH: unknown'
 
 
 def condition(made: Plan, type: str) -> tuple[str, str, str]:
-    found = made.status.condition(type)
-    assert found is not None
-    return found.status, found.reason, found.message
+    condition = made.status.condition(type)
+    return (condition.status, condition.reason, condition.message) if condition else ("False", "", "")
 
 
 def pods(**fields: Any) -> tuple[Any, ...]:

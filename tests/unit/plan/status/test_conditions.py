@@ -122,3 +122,16 @@ def test_conditions_of_other_controllers_stay_and_those_of_a_failed_pass_go() ->
     full = status.model_copy(update={"conditions": crowd})
     seen = replace(RUNNING, job=replace(RUNNING.job, status=full))
     assert len(plan(seen, NOW).status.conditions) == MOST, "more would have the whole status refused"
+
+
+def test_a_condition_appears_when_it_is_first_true_and_stays() -> None:
+    status = plan(RUNNING, NOW).status
+    always = [ConditionType.READY, ConditionType.RECONCILING, ConditionType.RUNNING]
+    assert [condition.type for condition in status.conditions] == always
+    refused = replace(jobs.job(None), spec_error="spec.replicas is odd", status=status)
+    status = plan(jobs.observed(refused), NOW).status
+    assert status.true_condition(ConditionType.STALLED)
+    status = plan(replace(RUNNING, job=replace(RUNNING.job, status=status)), NOW).status
+    stalled = status.condition(ConditionType.STALLED)
+    assert stalled
+    assert (stalled.status, stalled.reason) == ("False", "NotStalled")

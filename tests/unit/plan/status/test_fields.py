@@ -19,7 +19,7 @@ def test_each_field_of_the_status_has_a_row() -> None:
 
 def test_rows_give_what_the_fields_hold() -> None:
     made = plan(jobs.running(jobs.spec()), T0 + 20).status
-    assert JobStatus.model_validate(made.model_dump()) == made
+    assert JobStatus.model_validate(made.manifest()) == made
 
 
 def test_a_status_in_which_nothing_has_changed_is_the_same_object() -> None:
