@@ -51,10 +51,11 @@ def test_a_crd_that_is_newer_than_the_operator(jobs: Jobs, install: Install, ope
     spec = schema(crd)["spec"]["properties"]
     spec["failurePolicy"]["properties"]["patience"] = {"type": "string", "default": "Long"}
     spec["zones"] = {"type": "array", "items": {"type": "string"}}
-    jobs.create("before", SAY, suspend=True)
+    policy = {"maxRestarts": 3}
+    jobs.create("before", SAY, suspend=True, failurePolicy=policy)
     install(crd, lambda: "patience" in jobs.get("before")["spec"]["failurePolicy"])
     operator.start()
-    jobs.create("a", SAY, zones=["x"])
+    jobs.create("a", SAY, zones=["x"], failurePolicy=policy)
     job = jobs.wait_true("a", "Complete")
     assert job["spec"]["failurePolicy"]["patience"] == "Long"
     (event,) = jobs.events("a", "UnknownFields")
@@ -70,23 +71,21 @@ def test_a_crd_that_is_older_than_the_operator(jobs: Jobs, install: Install, ope
     namespace, and jobs run."""
     crd = copy.deepcopy(OURS)
     status = schema(crd)["status"]["properties"]
-    del status["restarts"]["properties"]["recoveryActions"]
+    del status["restarts"]["properties"]["budget"]
     jobs.create("before", SAY)
     jobs.wait_true("before", "Complete")
-    install(crd, lambda: "recoveryActions" not in jobs.get("before")["status"]["restarts"])
+    install(crd, lambda: "budget" not in jobs.get("before")["status"]["restarts"])
     jobs.create("a", SAY, replicas=2)
     jobs.wait_true("a", "Complete")
 
-    def of_recovery_actions() -> list[Object]:
-        return [
-            event for event in jobs.events(None, "OutdatedCRD") if "status.restarts.recoveryActions" in event["message"]
-        ]
+    def of_budget() -> list[Object]:
+        return [event for event in jobs.events(None, "OutdatedCRD") if "status.restarts.budget" in event["message"]]
 
     # On the job whose status was written first: `before` may end meanwhile, and hold less of it than the other.
-    (event,) = until(of_recovery_actions, "an event of the field")
+    (event,) = until(of_budget, "an event of the field")
     assert "Apply the crds/" in event["message"]
     said = [line for line in operator.lines("outdated crd") if line["job"].startswith(f"{jobs.namespace}/")]
-    assert sum("status.restarts.recoveryActions" in line["message"] for line in said) == 1
+    assert sum("status.restarts.budget" in line["message"] for line in said) == 1
 
 
 def test_a_second_version_is_served_beside_the_stored_one(jobs: Jobs, install: Install) -> None:

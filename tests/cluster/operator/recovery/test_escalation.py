@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 def recovery_actions(job: Object) -> dict[str, int]:
     """Failures that each recovery action has answered."""
-    return {use["action"]: use["inWindow"] for use in job["status"]["restarts"]["recoveryActions"] if "inWindow" in use}
+    return {use["action"]: use["inWindow"] for use in job["status"]["restarts"].get("recoveryActions", ())}
 
 
 def test_a_script_that_always_fails_the_same_way_is_a_bug(jobs: Jobs) -> None:
