@@ -1,4 +1,4 @@
-"""Data built by pods, checkpoints on request, a run that another one goes on from, and one that goes back, on real
+"""Data built by pods, checkpoints on request, a run that another one continues from, and one that goes back, on real
 kubelets and real S3."""
 
 from __future__ import annotations

@@ -245,12 +245,12 @@ class Invariants:
             self._restorable(assign)
 
     def _restorable(self, assign: p.Assign) -> None:
-        """What a round is to go on from is one id, and whoever is named as a holder of a shard has it."""
+        """What a round is to continue from is one id, and whoever is named as a holder of a shard has it."""
         restore = assign.restore
         if restore.id is None:
             return
         if sorted(restore.holders) != sorted(map(str, range(restore.id.shards))):
-            raise Violation(f"round {assign.round} is to go on from a part of {restore.id}: {restore.holders}")
+            raise Violation(f"round {assign.round} is to continue from a part of {restore.id}: {restore.holders}")
         named = {member.replica for member in (*assign.members, *assign.outside)}
         for shard, holders in restore.holders.items():
             for name in holders:

@@ -46,10 +46,10 @@ class Rollbacks:
         self.recorded.append(Undone(back.round, back.step))
 
     def restored(self, round: int, lineage: Lineage) -> None:
-        """No round goes on from what was undone before it, and each goes on at the next sample not left out."""
+        """No round continues from what was undone before it, and each goes on at the next sample not left out."""
         for undone in self.recorded:
             if round > undone.round and lineage.comes_from(undone):
-                raise Violation(f"round {round} goes on from a state that was undone ({undone}): {lineage}")
+                raise Violation(f"round {round} continues from a state that was undone ({undone}): {lineage}")
 
     def over(self, lineage: Lineage) -> None:
         """Of the run's last state."""

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from concertina.api import TRAINER
 
 REMEDY = (
-    "remove the launcher from the command (python train.py), since launcher: Agent starts the command once per worker, "
-    "with RANK and WORLD_SIZE set; or, if the command is torchrun, set launcher: Torchrun"
+    "remove the launcher from the command (python train.py). launcher: Agent starts the command once per worker, with "
+    "RANK and WORLD_SIZE set. If the command is torchrun, set launcher: Torchrun"
 )
 PROGRAMS = ("torchrun", "deepspeed", "horovodrun", "mpirun", "mpiexec")
 MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner")

@@ -54,7 +54,7 @@ class ConditionType(enum.StrEnum):
 ENDED = (ConditionType.COMPLETE, ConditionType.FAILED)
 """Conditions by which the job has ended, for good."""
 ACTION_NEEDED = (ConditionType.STALLED, ConditionType.DEGRADED)
-"""Conditions by which a person must act: either nothing goes on, or training goes on in spite of a problem."""
+"""Conditions by which a person must act: either nothing continues, or training continues in spite of a problem."""
 
 
 def rfc3339(seconds: float) -> str:
@@ -245,7 +245,7 @@ class JobStatus(StatusModel):
         description="Checkpoints that were found damaged and are passed over, as checkpoint.onDamage says; the newest "
         "are kept. Absent: none was.",
     )
-    rollback: RollbackMark | None = Field(default=None, description="The last time that training was undone.")
+    rollback: RollbackMark | None = Field(default=None, description="The last rollback of training to an earlier state.")
     skipped: tuple[SampleRange, ...] = Field(
         default=(), max_length=32, description="Samples that were left out, as trainer.anomalies says."
     )

@@ -22,7 +22,7 @@ def draw(history: DemoHistory, path: Path) -> None:
     )
     loss.plot([p.at - start for p in history.losses], [p.loss for p in history.losses], color="#2c3e50", linewidth=1.2)
     loss.set_ylabel("loss (nats per byte)")
-    loss.set_title("One node is killed while the training goes on, and comes back")
+    loss.set_title("One node is killed while the training continues, and comes back")
     loss.grid(alpha=0.25)
     world.step(
         [s.at - start for s in history.samples], [s.world for s in history.samples], where="post", color="#2c3e50"

@@ -18,13 +18,13 @@ STALLS = {
 """Problems by the reason of the condition Stalled or Degraded."""
 ADVICE = {
     Problem.STORAGE_REFUSES: "make room, or correct the URI, the credentials or the permissions, as the sentence says; "
-    "it goes on by itself",
+    "it continues by itself",
     Problem.INPUT_BOTTLENECK: "see that the store of trainer.data.uri is there and may be read from the pods; it goes "
     "on by itself",
     Problem.OPERATOR_ISOLATED: "see that no NetworkPolicy or firewall keeps the operator from port 29400 of the pods",
     Problem.JOB_FAILED: "look at the last lines of `concertina status JOB` and at the logs; mend the cause, delete the "
-    "job and create it again: it goes on from its checkpoint",
-    Problem.JOB_STALLED: "do what the sentence says; it goes on by itself once that is done",
+    "job and create it again: it continues from its checkpoint",
+    Problem.JOB_STALLED: "do what the sentence says; it continues by itself once that is done",
     Problem.CORRUPT_STATE: "`concertina checkpoint verify URI` names every bad file: delete that checkpoint's folder, "
     "or name an older one in checkpoint.resumeFrom, and create the job again (a file of data: copy it again from where "
     "it was built); then distrust that disk or store",
@@ -144,7 +144,7 @@ def operator_down(evidence: JobEvidence) -> Finding | None:
         Problem.OPERATOR_DOWN,
         f"no operator has written the job's status for {duration(silent)}",
         "see that a pod of the operator runs and holds the Lease (`kubectl -n NAMESPACE get pods,leases`); training "
-        "goes on without it, failures are not answered",
+        "continues without it, failures are not answered",
         lost=0.0,
     )
 

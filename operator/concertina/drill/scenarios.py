@@ -122,7 +122,7 @@ SCENARIOS: dict[str, Scenario] = {
         UNTOUCHED,
     ),
     "storage-outage": Scenario(
-        f"durable storage is away for {OUTAGE:g} s; training goes on, a checkpoint follows",
+        f"durable storage is away for {OUTAGE:g} s; training continues, a checkpoint follows",
         local_cluster.kill_storage,
         ByCommand("STORAGE_STOP", "STORAGE_START", "stopped the storage", seconds=OUTAGE),
         Expect(seconds=60.0, new_round=False, replayed=0, counted=False, checkpoint=True),

@@ -134,7 +134,7 @@ def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
     if not job.ignored or job.generation == ctx.status.observed_generation:
         return ()
     names = ", ".join(job.ignored[:10])
-    message = f"{names}: the CRD has these fields, this version of the operator does not and goes on without them"
+    message = f"{names}: the CRD has these fields, this version of the operator does not and ignores them"
     return (Event("Warning", "UnknownFields", f"{message}; bring both to the same version"),)
 
 

@@ -72,7 +72,7 @@ async def follow_job(client: Client, namespace: str, name: str, console: Console
         code = await (_live(jobs, console, client) if console.is_terminal else _lines(jobs, console))
     except asyncio.CancelledError:  # Ctrl-C
         console.print(
-            f"The job goes on; `concertina status -f {name}` follows it, `concertina suspend {name}` stops it"
+            f"The job continues; `concertina status -f {name}` follows it, `concertina suspend {name}` stops it"
         )
         raise
     if code is None:

@@ -238,7 +238,7 @@ def as_saved(first: Ran, then: Ran) -> list[str]:
     saved = [ran.get(step - 1, {}) for ran in first.committed]
     restored = [held for _, held in then.restored]
     if not all(saved):
-        return [f"the script goes on with step {step}, and step {step - 1} was not committed"]
+        return [f"the script continues with step {step}, and step {step - 1} was not committed"]
     differs = []
     for rank, held in enumerate(restored):
         source = rank % first.size

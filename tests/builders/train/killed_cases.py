@@ -64,7 +64,7 @@ class Case:
     kills: tuple[int, ...] = (1, 9)
     """More such numbers, for the long suite."""
     saved: Callable[[int], int] = lambda commits: commits
-    """The step that a run goes on with, after so many commits."""
+    """The step that a run continues with, after so many commits."""
     not_compared: tuple[str, ...] = ()
     """Patterns of names: of clocks, and of what an object says otherwise until its loop goes on."""
     sibling: str = ""
@@ -102,7 +102,7 @@ def killed_and_started_again(folder: Path, parent: Parent, case: Case, kill: int
 
 
 def check(case: Case, expected: Equal | Differs, whole: Ran, before: Ran, after: Ran, restored: int) -> None:
-    assert after.restored_step == restored, f"it goes on with step {after.restored_step}, not {restored}"
+    assert after.restored_step == restored, f"it continues with step {after.restored_step}, not {restored}"
     check_log(after, before.size)
     unlike = [name for name in killed.as_saved(before, after) if not killed.matches(name, case.not_compared)]
     assert not unlike, f"restored it is not what was saved: {unlike}"

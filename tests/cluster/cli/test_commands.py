@@ -127,7 +127,7 @@ def test_ctrl_c_stops_following_and_not_the_job(cli: Cli) -> None:
         following.stdout.readline()
         assert "Unseen" in following.stdout.readline()
         following.send_signal(signal.SIGINT)
-        assert "The job goes on" in following.stdout.read()
+        assert "The job continues" in following.stdout.read()
         assert following.wait(GIVE_UP) == 130
     assert cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.spec.suspend}") == "false"
 

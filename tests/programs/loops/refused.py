@@ -109,7 +109,7 @@ def another_type(run: Run) -> None:
 
 
 def another_optimizer(run: Run) -> None:
-    """Adam goes on from what SGD kept."""
+    """Adam continues from what SGD kept."""
     model = parallel(run, perceptron())
     kinds = torch.optim.Adam, torch.optim.SGD
     kind = kinds[0] if run.restarted else kinds[1]

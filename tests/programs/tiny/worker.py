@@ -66,7 +66,7 @@ def main() -> int:
         end.send(w.Fault("InvalidInput", "The file a.bin has another checksum; build it again."))
         return w.BAD_INPUT_EXIT
     step = restored = restore(end, start)
-    print(f"rank {rank} of {world} in round {round} goes on from {start.restore.source} {step}", flush=True)
+    print(f"rank {rank} of {world} in round {round} continues from {start.restore.source} {step}", flush=True)
     group = Group(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world)
     slots, copied, drain = Slots(rank), -1, 0
     while step < steps and not drain:

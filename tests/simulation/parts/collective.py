@@ -40,7 +40,7 @@ class Collective:
         self.lineage: Lineage | None = None
         self.judge: Judge | None = None
         self._durable: p.Durable | None = None
-        """What rank 0 found to go on from, where not all under LATEST is good."""
+        """What rank 0 found to continue from, where not all under LATEST is good."""
         self.broken = self.over = self.stepping = False
         self.stopped: dict[str, float] = {}
         """Members whose workers stand still (SIGSTOP), and until when."""
@@ -69,7 +69,7 @@ class Collective:
             process.handle(e.WorkerMessage(self.round, rank, w.Hello(rank, 1)))
         lineage = self._restored(process)
         if lineage is None:
-            self._fail(process, w.Fault("RestoreFailed", "the state to go on from can't be had"))
+            self._fail(process, w.Fault("RestoreFailed", "the state to continue from can't be had"))
             return
         if self.lineage is not None and self.here and lineage != self.lineage:
             raise Violation(f"members of round {self.round} start from different states: {lineage}, {self.lineage}")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def job_spec(world: World, least: int, calm: bool) -> JobSpec:
-    """`least`: the fewest replicas that it goes on with."""
+    """`least`: the fewest replicas that it continues with."""
     random, seed = world.clock.random, world.seed
     elastic: dict[str, Any] = {}
     if least < world.replicas:

@@ -107,7 +107,7 @@ def test_of_a_run_without_an_end_the_step_alone_is_told(tmp_path: Path) -> None:
 def test_an_api_server_that_is_away_for_a_while_ends_nothing(
     tmp_path: Path, refusal: Callable[[], web.Response], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its own words are said once, and the job goes on to be followed."""
+    """Its own words are said once, and the job continues to be followed."""
     away = [no_success(503, "not yet") for _ in range(4)]  # longer than a request is tried again
     looks = [job("waits"), job("waits"), job("waits"), *away, job("is over", "Complete")]
     code, printed = followed(tmp_path, looks, [refusal(), lines(job("trains"))])

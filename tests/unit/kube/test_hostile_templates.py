@@ -1,5 +1,5 @@
 """Whatever JSON stands where the CRD has no types: the job is read or told what is wrong, planned on, and its pods are
-made, or it is told; the operator goes on with the others."""
+made, or it is told; the operator continues with the others."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_a_damaged_checkpoint_names_the_newest_other_one_and_how_to_use_it(tmp_p
     with pytest.raises(DamagedInput) as damaged:
         StoredCheckpoint(newest.as_uri())
     assert instead_of(damaged.value) == (
-        " The newest other one is of step 40. To go on from it, create the job again with checkpoint.resumeFrom: "
+        " The newest other one is of step 40. To continue from it, create the job again with checkpoint.resumeFrom: "
         f"{older.as_uri()} and another, empty folder in checkpoint.uri."
     )
     (older / "manifest.json").unlink()
@@ -75,9 +75,9 @@ def test_a_run_that_damage_has_left_no_checkpoint_ends_by_name_and_never_begins_
     older, newest = published(run, tmp_path / "scratch", 40, 60)
     damage(newest)
     last = damage(older)
-    with pytest.raises(DamagedInput, match=f"No checkpoint is left to go on from. Damaged: {newest.uri}, {older.uri}"):
+    with pytest.raises(DamagedInput, match=f"No checkpoint is left to continue from. Damaged: {newest.uri}, {older.uri}"):
         before_damaged(last, run.as_uri(), "u1", from_storage(newest))
-    with pytest.raises(DamagedInput, match="No checkpoint is left to go on from"):
+    with pytest.raises(DamagedInput, match="No checkpoint is left to continue from"):
         usable(newest, "u1", from_storage(newest, older))
 
 

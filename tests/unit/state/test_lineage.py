@@ -53,7 +53,7 @@ class State:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), min_size=1, max_size=12))
 def test_ancestors_are_the_states_that_one_was_made_from(rounds: list[tuple[int, int]]) -> None:
-    """Each round goes on from some state of those before it, as crashes, rollbacks and late publications have it."""
+    """Each round continues from some state of those before it, as crashes, rollbacks and late publications have it."""
     fresh = State(0, 0, Origin(), frozenset())
     states = [fresh]
     for number, (steps, back) in enumerate(rounds, 1):

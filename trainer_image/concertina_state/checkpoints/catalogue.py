@@ -83,7 +83,7 @@ def instead_of(damaged: InvalidInput) -> str:
         return f" {folder.uri} has no other finished checkpoint."
     newest = others[-1]
     return (
-        f" The newest other one is of step {newest.id.step}. To go on from it, create the job again with "
+        f" The newest other one is of step {newest.id.step}. To continue from it, create the job again with "
         f"checkpoint.resumeFrom: {folder.uri}/{newest.place.folder} and another, empty folder in checkpoint.uri."
     )
 

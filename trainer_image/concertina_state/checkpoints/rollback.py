@@ -107,7 +107,7 @@ def none_left(damaged: Sequence[str]) -> DamagedInput:
     The run must not begin anew by itself.
     """
     return DamagedInput(
-        f"No checkpoint is left to go on from. Damaged: {', '.join(damaged)}. Put one back from a backup, or start a "
+        f"No checkpoint is left to continue from. Damaged: {', '.join(damaged)}. Put one back from a backup, or start a "
         "new run under another checkpoint.uri."
     )
 

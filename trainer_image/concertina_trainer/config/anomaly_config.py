@@ -26,9 +26,8 @@ class AnomalyConfig(Section):
 
     non_finite: Literal[AnomalyResponse.skip, AnomalyResponse.roll_back, AnomalyResponse.stop] = Field(
         default=AnomalyResponse.stop,
-        description="Response when loss or gradient are not finite: Skip leaves the batch out, RollBack goes "
-        "back to a checkpoint and leaves out all since, Stop tries the step once more and then fails the "
-        "job.",
+        description="Response when the loss or the gradient is not finite. Skip leaves the batch out. RollBack "
+        "returns to a checkpoint and leaves out all batches since. Stop repeats the step once and then fails the job.",
     )
     spike: AnomalyResponse = Field(
         default=AnomalyResponse.ignore,

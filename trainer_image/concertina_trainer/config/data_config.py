@@ -55,7 +55,7 @@ class DataConfig(Section):
     mixture: Annotated[list[MixtureSource], Field(max_length=32)] = Field(
         default=[],
         description="Several data sets that are trained on together, in exact proportions. One that is used up "
-        "begins anew, in another order.",
+        "starts again, in another order.",
     )
     documents: DocumentMode = Field(
         default=DocumentMode.joined,

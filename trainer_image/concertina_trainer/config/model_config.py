@@ -58,9 +58,9 @@ class ExpertsConfig(Section):
         default=None,
         ge=0.0,
         le=1.0,
-        description="By how much a step raises the score by which an expert with less than the mean load is chosen, "
-        "and lowers that of one with more (balancing without a loss). 0 leaves these biases as they are. Absent: there "
-        "are none.",
+        description="Change of an expert's routing bias in each step, which balances load without a loss term. The bias "
+        "rises for an expert below the mean load and falls for one above it. 0 leaves the biases as they are. Absent: "
+        "there are none.",
     )
 
     RULES = (
@@ -276,7 +276,7 @@ class ModelConfig(Section):
             "lora",
             "!has(self.lora) || !has(self.experts)",
             lambda model: model.lora is None or model.experts is None,
-            "lora is for dense models: routers and their biases would go on training; remove lora or experts",
+            "lora is for dense models: routers and their biases would continue to train; remove lora or experts",
         ),
         SectionRule(
             "hiddenDim",

@@ -49,8 +49,8 @@ class ParallelismConfig(BaseModel):
         default=1,
         ge=1,
         le=1024,
-        description="Workers that the experts of a layer are dealt out to (expert parallelism), of one stage and of "
-        "those that shard one copy: it divides shard x context x tensor and trainer.model.experts.count.",
+        description="Workers that share the experts of a layer (expert parallelism). They belong to one pipeline stage "
+        "and to one copy of the weights. It divides shard x context x tensor and trainer.model.experts.count.",
     )
 
     async_tensor: bool = Field(

@@ -92,8 +92,8 @@ class TrainerConfig(Section):
     )
     determinism: Determinism = Field(
         default=Determinism.order,
-        description="Order trains on the same samples in the same order with any number of workers; Bitwise has the "
-        "same weights to the last bit too, more slowly and in at most 16 microbatches.",
+        description="Order trains on the same samples in the same order with any number of workers. Bitwise also gives "
+        "bitwise equal weights. It is slower and takes at most 16 microbatches.",
     )
     snapshot: SnapshotConfig = Field(
         default=SnapshotConfig(),

@@ -97,7 +97,7 @@ class Anomalies:
             raise FloatingPointError(f"{event}{also}; nothing of that step is kept")
         raise InvalidInput(
             f"{event}{also}; trainer.anomalies.spike says to stop. Change it, or what led there, and start again: the "
-            "run goes on from its checkpoint."
+            "run continues from its checkpoint."
         )
 
     def _find(self, result: Measured) -> _Anomaly | None:

@@ -64,7 +64,7 @@ class Evaluation:
         if len(losses) < batches:
             self._reporter.note(
                 f"step {step}: the evaluation is left for a drain, after {len(losses)} of {batches} batches; the round "
-                "that goes on from this step begins it anew"
+                "that continues from this step begins it anew"
             )
             return False
         loss = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / max(1, sum(tokens))

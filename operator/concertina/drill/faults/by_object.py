@@ -38,7 +38,7 @@ async def refuse_pods(target: DrillTarget) -> AsyncIterator[Injection]:
     min_replicas, member_count = parse_stored(job)[0].min_replicas, len((await target.status()).world.members)
     if member_count <= min_replicas:
         raise UserError(
-            f"{target.name} goes on with {min_replicas} replicas or more, and has {member_count}: it would wait for "
+            f"{target.name} continues with {min_replicas} replicas or more, and has {member_count}: it would wait for "
             "the pod that can't be made. Set spec.elastic.minReplicas to less to play this."
         )
     async with _temporary_object(target, WEBHOOKS, _webhook(target, job)):

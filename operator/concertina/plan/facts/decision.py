@@ -148,14 +148,14 @@ class Decision:
     requeue_state: RequeueState | None = None
     """Room that is released for other jobs, from now on or still."""
     stalled: str = ""
-    """Reason why a person must act: the reason of the condition Stalled, or of Degraded if training goes on."""
+    """Reason why a person must act: the reason of the condition Stalled, or of Degraded if training continues."""
     stalled_message: str = ""
     goes_on: bool = False
-    """Whether training goes on in spite of what `stalled` says."""
+    """Whether training continues in spite of what `stalled` says."""
     watch_all: bool = False
     """Whether to open streams to all live replicas, not only to the coordinator and those outside of the round."""
 
 
 def stalled(reason: str, message: str, pods: Pods) -> Decision:
-    """Return a decision by which nothing goes on until a person acts."""
+    """Return a decision by which nothing continues until a person acts."""
     return Decision(Phase.STALLED, reason, message, stalled=reason, stalled_message=message, pods=pods)

@@ -61,7 +61,7 @@ def _first_start_left(ctx: JobContext) -> float:
 def _start_trouble(ctx: JobContext) -> Decision | None:
     """Return a decision that names what keeps every replica from starting until a person fixes it, or None.
 
-    The job goes on by itself after that.
+    The job continues by itself after that.
     """
     if stuck := startup.waiting(ctx):
         return stuck

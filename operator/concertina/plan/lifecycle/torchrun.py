@@ -70,7 +70,7 @@ def next_round(ctx: JobContext) -> Decision | None:
     if not ctx.world.round:
         return _begun(ctx, RoundTrigger(Reason.FIRST_ROUND, "the first rendezvous"))
     if ctx.round.disbanded or ctx.world.members:  # members: of the agents' last round; the launcher has changed
-        return _begun(ctx, RoundTrigger(Reason.RESUMED, "the job goes on with another rendezvous"))
+        return _begun(ctx, RoundTrigger(Reason.RESUMED, "the job continues with another rendezvous"))
     if rendezvous_name(ctx.observed.job.name, ctx.world.round) in ctx.observed.taken:
         return _begun(ctx, RoundTrigger("NameTaken", "another pod has the name of the rendezvous"))
     trigger = _over(ctx)

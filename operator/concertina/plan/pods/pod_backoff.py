@@ -167,7 +167,7 @@ def _pause(refused: CreateRefusal) -> float:
 def annotate_refusal(ctx: JobContext, decision: Decision) -> Decision:
     """Add to a decision that a person must act before the API server accepts the pods.
 
-    The job is Stalled if it waits for them, or Degraded if it goes on without some.
+    The job is Stalled if it waits for them, or Degraded if it continues without some.
     """
     refused = ctx.observed.refused
     if refused is None or decision.stalled or not _needs_a_person(refused):
@@ -197,9 +197,9 @@ def _needs_a_person(refused: CreateRefusal) -> bool:
 
 def _advice(refused: CreateRefusal) -> str:
     if refused.kind is Refusal.MISSING:
-        return "The job's pods are refused for want of something that they name: make it, and the job goes on."
+        return "The job's pods are refused for want of something that they name: make it, and the job continues."
     if refused.kind is Refusal.WEBHOOK:
-        return "The job's pods are refused while an admission webhook fails: mend or remove it, and the job goes on."
+        return "The job's pods are refused while an admission webhook fails: mend or remove it, and the job continues."
     return (
         "The job's pods are refused: set spec.suspend to true, change spec.template, and set it to false; or change "
         f"the cluster's policy, which is found out within {LONGEST_REFUSED / 60:.0f} minutes."

@@ -125,7 +125,7 @@ def sentence(ctx: JobContext, failed: Restart, failure_message: str) -> str:
     times = len(alike(ctx, failed))
     where = f"at step {failed.step}" if ctx.status.progress else "soon after its start"
     saved = ctx.status.last_checkpoint
-    resumes = f"; it goes on from its checkpoint of step {saved.step}" if saved else ""
+    resumes = f"; it continues from its checkpoint of step {saved.step}" if saved else ""
     return (
         f"failed {times} times {where} with the same error; this looks like a bug in the script, not bad luck: "
         f"fix it, then delete the job and create it again{resumes}. The last failure: {failure_message}"

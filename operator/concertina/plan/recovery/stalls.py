@@ -168,7 +168,7 @@ def _straggler_replaced(ctx: JobContext, decision: Decision, mark: StragglerMark
         why = f"{STRAGGLER_REPLACEMENTS} pods before it were slow as well"
         return replace(decision, message=f"{decision.message}; it is not replaced: {why}")
     if not sizes.fitting(len(ctx.replicas.ready | ctx.round.members.keys()) - 1, ctx.spec):
-        return replace(decision, message=f"{decision.message}; it is not replaced: the job can't go on without it")
+        return replace(decision, message=f"{decision.message}; it is not replaced: the job can't continue without it")
     entry = Restart(
         at=rfc3339(ctx.now),
         replica=pod.name,
@@ -251,6 +251,6 @@ def annotate_storage(ctx: JobContext, decision: Decision) -> Decision:
         message = f"training waits for data: {waits_for}"
         return replace(decision, stalled="DataUnavailable", stalled_message=message)
     if report.storage is not None and report.storage.state == StorageHealth.ERROR and decision.phase is Phase.TRAINING:
-        message = f"training goes on, but no checkpoint can be written: {report.storage.message}"
+        message = f"training continues, but no checkpoint can be written: {report.storage.message}"
         return replace(decision, stalled="StorageUnavailable", stalled_message=message, goes_on=True)
     return decision

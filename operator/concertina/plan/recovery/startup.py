@@ -39,7 +39,7 @@ WAITING = {
     "CreateContainerConfigError": "ContainerConfigError",
     "CreateContainerError": "ContainerConfigError",
 }
-"""Reason of the condition Stalled by the reason for which a container waits. The job goes on by itself after a fix."""
+"""Reason of the condition Stalled by the reason for which a container waits. The job continues by itself after a fix."""
 NOT_STARTED = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 NOT_THERE = re.compile(r"executable file not found|no such file or directory|permission denied|exec format error")
 """Messages of a container runtime that mean that the program is at fault, not the node."""
@@ -189,7 +189,7 @@ def _symptom(ctx: JobContext, pod: PodView, has_spare_node: bool) -> tuple[str, 
 
 
 def missing(ctx: JobContext) -> tuple[str, ...]:
-    """Return the replicas that a round goes on without, each with what keeps it from starting."""
+    """Return the replicas that a round continues without, each with what keeps it from starting."""
     outside = (
         (name, pod)
         for name, pod in ctx.replicas.live.items()

@@ -109,7 +109,7 @@ def _anew(ctx: JobContext) -> str:
     """Return a phrase for a custom command, which decides by itself where it continues from."""
     if not ctx.status.rounds:
         return "the command"
-    return "the command anew, which goes on from its own checkpoint if it keeps one"
+    return "the command anew, which continues from its own checkpoint if it keeps one"
 
 
 def source(
@@ -151,7 +151,7 @@ def _crossing_event(ctx: JobContext, crossing: str | None) -> tuple[Event, ...]:
 
 def storage_unknown(why: restore.Unknown) -> Decision:
     if not why.error:
-        message = "waits for a first look into durable storage, to know where to go on from"
+        message = "waits for a first look into durable storage, to know where to continue from"
         return Decision(Phase.STARTING, "AskingStorage", message, recheck=constants.RETRY, watch_all=True)
     message = f"durable storage can't be used, so nothing is started: {why.error}"
     return Decision(

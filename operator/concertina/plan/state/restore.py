@@ -255,7 +255,7 @@ def rollback_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         known_uris = {bad.uri for bad in old.damaged_checkpoints or ()}
         events += [_damage_event(bad) for bad in new.damaged_checkpoints or () if bad.uri not in known_uris]
     elif back is not None and back != old.rollback:
-        message = f"round {back.round} is undone back to step {back.step} or before: {back.message}"
+        message = f"round {back.round} is rolled back to step {back.step} or before: {back.message}"
         events.append(Event("Warning", "RolledBack", message[:1000]))
     if new.skipped != old.skipped:
         left_out = words(tuple((sample_range.begin, sample_range.end) for sample_range in new.skipped))
@@ -264,7 +264,7 @@ def rollback_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 
 def _damage_event(bad: DamagedCheckpoint) -> Event:
-    message = f"training goes on from the checkpoint of step {bad.previous_step} or before"
+    message = f"training continues from the checkpoint of step {bad.previous_step} or before"
     return Event("Warning", "CheckpointDamaged", f"{bad.uri} (step {bad.step}) is damaged: {message}"[:1000])
 
 

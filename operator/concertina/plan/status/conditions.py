@@ -77,7 +77,7 @@ def conditions(
     stalled = row.stalled or (bool(decision.stalled) and not decision.goes_on)
     running = row.running and not (decision.phase in STOPPING and at_work.stopped)
     missing = decision.phase is Phase.TRAINING and at_work.replicas != at_work.wanted
-    # Tools keep waiting while Reconciling is true: if nothing goes on, Stalled alone is true.
+    # Tools keep waiting while Reconciling is true: if nothing continues, Stalled alone is true.
     reconciling = (row.reconciling or missing) and not stalled
     ready = row.ready and not (missing or stalled)
     named = (

@@ -220,7 +220,7 @@ SENTENCES: Mapping[str, SentenceEvent] = {
         "Warning", "WorldMismatch", "each replica trains alone", f". To train together, {REMEDY}"
     ),
     "tracking": SentenceEvent(
-        "Warning", "TrackerUnreachable", "training goes on; what is to be tracked is kept on the node"
+        "Warning", "TrackerUnreachable", "training continues; what is to be tracked is kept on the node"
     ),
 }
 """Events by the field's name in the report and in the status."""

@@ -345,7 +345,7 @@ class Account:
         decision, ctx = self.decision, self.ctx
         stops = self.phase is Phase.TRAINING and decision.phase in STOPPED
         if not stops and (decision.restart is None or decision.phase is Phase.TRAINING):
-            return None  # when a straggler is replaced, training goes on; the drain is the incident
+            return None  # when a straggler is replaced, training continues; the drain is the incident
         failure = decision.last_failure
         return Incident(
             at=rfc3339(round(ctx.now - self.late, 3)),

@@ -32,7 +32,7 @@ def nodes(jobs: Jobs) -> Iterator[None]:
 
 
 def create(jobs: Jobs, data: Path, container: Object | None = None, grace: int = 30, **spec: Any) -> Object:
-    """The job `a` of three, once it trains; it goes on for as long as the test needs."""
+    """The job `a` of three, once it trains; it continues for as long as the test needs."""
     pod = {"containers": [container or paced(PYTHONPATH=STAND_IN)], "terminationGracePeriodSeconds": grace}
     elastic = {"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 0}}
     jobs.create("a", replicas=3, pod=pod, trainer=endless(data, globalBatchSize=12), elastic=elastic, **spec)

@@ -1,4 +1,4 @@
-"""The bundled trainer under the operator: what is wrong with storage or data is said, and it goes on once mended."""
+"""The bundled trainer under the operator: what is wrong with storage or data is said, and it continues once mended."""
 
 from __future__ import annotations
 

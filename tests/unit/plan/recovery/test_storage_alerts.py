@@ -24,6 +24,6 @@ def test_a_round_that_waits_for_data_is_stalled_with_the_reason_and_only_as_long
     waits = {"phase": "loading data", "waits_for": "http://data can't be reached."}
     assert trouble(**waits) == ("Stalled", "DataUnavailable", "training waits for data: http://data can't be reached.")
     assert trouble(lost, **waits)[1] == "DataUnavailable", "it stands still, which is worse"
-    goes_on = "training goes on, but no checkpoint can be written: http://store can't be reached."
+    goes_on = "training continues, but no checkpoint can be written: http://store can't be reached."
     assert trouble(lost) == ("Degraded", "StorageUnavailable", goes_on)
     assert trouble() is None

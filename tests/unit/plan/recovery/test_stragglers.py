@@ -69,7 +69,7 @@ def test_a_job_that_can_not_go_on_without_it_keeps_it() -> None:
     assert deleted(made) == []
     running = made.status.condition("Running")
     assert running is not None
-    assert "it is not replaced: the job can't go on without it" in running.message
+    assert "it is not replaced: the job can't continue without it" in running.message
 
 
 def test_what_is_slow_on_every_node_is_replaced_no_more() -> None:

@@ -49,7 +49,7 @@ def test_the_status_names_the_damaged_checkpoint_and_the_step_that_training_goes
     said = {event.reason: event for event in made.events}
     assert said["CheckpointDamaged"].type == "Warning"
     assert said["CheckpointDamaged"].message == (
-        f"{bad.uri} (step 40) is damaged: training goes on from the checkpoint of step 20 or before"
+        f"{bad.uri} (step 40) is damaged: training continues from the checkpoint of step 20 or before"
     )
     assert "RolledBack" not in said
     assert made.status.world.claim is not None

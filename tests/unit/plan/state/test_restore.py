@@ -1,4 +1,4 @@
-"""Where a round goes on from: the newest whole id that is not void, or the checkpoint, or the beginning."""
+"""Where a round continues from: the newest whole id that is not void, or the checkpoint, or the beginning."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_rollback_and_its_samples_stand_in_the_status_with_the_claim_that_answ
     (entry,) = made.status.restarts.recent
     assert (entry.reason, entry.replica, entry.node, entry.counted) == ("LossSpike", "", "", True)
     said = {event.reason: event.message for event in made.events}
-    assert said["RolledBack"] == "round 1 is undone back to step 25 or before: Rank 1: the loss is 9."
+    assert said["RolledBack"] == "round 1 is rolled back to step 25 or before: Rank 1: the loss is 9."
     assert said["SamplesSkipped"] == "samples 100 to 107 are left out of the run"
     again = told("LossSpike", {"rollback": back, "skipped": made.status.skipped})
     assert not {"RolledBack", "SamplesSkipped"} & {event.reason for event in again.events}

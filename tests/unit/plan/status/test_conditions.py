@@ -89,7 +89,7 @@ def test_trouble_in_spite_of_which_training_goes_on_is_degraded() -> None:
     trouble = status.trouble
     assert trouble is not None
     assert (trouble.type, trouble.reason) == ("Degraded", "StorageUnavailable")
-    assert trouble.message == "training goes on, but no checkpoint can be written: 403"
+    assert trouble.message == "training continues, but no checkpoint can be written: 403"
     assert not status.is_true(ConditionType.STALLED)
     assert plan(RUNNING, NOW).status.trouble is None
 

@@ -265,7 +265,7 @@ def _read(folder: ObjectPrefix, name: str, text: bytes) -> Written:
         folder.delete([name])
         raise InvalidInput(
             f"{folder.uri}/{name} can't be read (a machine that loses its power may cut files off) and was deleted: "
-            "run the same command again, which makes this part anew."
+            "run the same command again, which makes this part again."
         ) from error
 
 

@@ -63,11 +63,11 @@ def _below(source: Path, inner: str) -> Path:
     """Return the path of a subPath, and create a folder when it does not exist.
 
     Raises:
-        ConfigError: When the subPath leads out of its volume.
+        ConfigError: When the subPath points outside its volume.
     """
     path = source / inner
     if ".." in Path(inner).parts or Path(inner).is_absolute():
-        raise container_environment.ConfigError(f"subPath {inner} leads out of its volume")
+        raise container_environment.ConfigError(f"subPath {inner} points outside its volume")
     if not path.exists():
         path.mkdir(parents=True)
         path.chmod(0o777)
