@@ -288,7 +288,8 @@ RULES: tuple[SpecRule, ...] = (
         at=".spec.checkpoint",
         field=".initFrom",
         cel="size(self.resumeFrom) == 0 || size(self.initFrom) == 0",
-        message="resumeFrom continues from a whole state, initFrom starts a new run with its weights: remove one of them",
+        message="resumeFrom continues from a whole state, initFrom starts a new run with its weights: remove one of "
+        "them",
         holds=lambda spec: not (spec.checkpoint and spec.checkpoint.resume_from and spec.checkpoint.init_from),
     ),
     *(

@@ -406,8 +406,8 @@ class WarmStart(Model):
     enabled: bool = Field(
         default=True,
         description="Whether a worker starts as a fork of a process that has imported already what the script needs. "
-        "The command must be Python that runs a file, a module or code, alone or in bash -c. Otherwise the worker starts "
-        "without a warm start, and an event says why.",
+        "The command must be Python that runs a file, a module or code, alone or in bash -c. Otherwise the worker "
+        "starts without a warm start, and an event says why.",
     )
     preload: tuple[ModuleName, ...] = Field(
         default=(),

@@ -245,7 +245,9 @@ class JobStatus(StatusModel):
         description="Checkpoints that were found damaged and are passed over, as checkpoint.onDamage says; the newest "
         "are kept. Absent: none was.",
     )
-    rollback: RollbackMark | None = Field(default=None, description="The last rollback of training to an earlier state.")
+    rollback: RollbackMark | None = Field(
+        default=None, description="The last rollback of training to an earlier state."
+    )
     skipped: tuple[SampleRange, ...] = Field(
         default=(), max_length=32, description="Samples that were left out, as trainer.anomalies says."
     )

@@ -156,7 +156,9 @@ FAMILIES = (
     _several("condition", "1, with each condition as it stands.", _conditions, "type", "status"),
     _gauge("wanted_replicas", "spec.replicas.", lambda job, _: job.spec.replicas if job.spec else None),
     _gauge(
-        "min_replicas", "Fewest that training continues with.", lambda job, _: job.spec.min_replicas if job.spec else None
+        "min_replicas",
+        "Fewest that training continues with.",
+        lambda job, _: job.spec.min_replicas if job.spec else None,
     ),
     _gauge("replicas", "Pods that are not finished, without standby replicas.", lambda job, _: job.status.replicas),
     _gauge("ready_replicas", "Replicas that train: members of the round.", lambda job, _: job.status.world.replicas),

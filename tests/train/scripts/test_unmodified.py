@@ -1,5 +1,5 @@
 """Scripts as their projects' users write them, unmodified, under the agents: killed, made smaller and larger again,
-each continues from its own checkpoint, plainly and as forks of a parent that has imported the framework. What is asserted
+each continues from its own checkpoint, alone and as forks of a parent that has imported the framework. What is asserted
 of the training is what the scripts themselves print."""
 
 import asyncio

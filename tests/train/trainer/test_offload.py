@@ -1,4 +1,4 @@
-"""With the state in host memory a run has the very bits that it has without, in each layout, whatever it continues from.
+"""With the state in host memory a run has the very bits that it has without, in each layout, whatever it starts from.
 
 On CPU device and host are one: what this can't show is in tests/gpu, and in tests/unit/trainer/test_host_state.py."""
 

@@ -75,7 +75,9 @@ def test_a_run_that_damage_has_left_no_checkpoint_ends_by_name_and_never_begins_
     older, newest = published(run, tmp_path / "scratch", 40, 60)
     damage(newest)
     last = damage(older)
-    with pytest.raises(DamagedInput, match=f"No checkpoint is left to continue from. Damaged: {newest.uri}, {older.uri}"):
+    with pytest.raises(
+        DamagedInput, match=f"No checkpoint is left to continue from. Damaged: {newest.uri}, {older.uri}"
+    ):
         before_damaged(last, run.as_uri(), "u1", from_storage(newest))
     with pytest.raises(DamagedInput, match="No checkpoint is left to continue from"):
         usable(newest, "u1", from_storage(newest, older))

@@ -107,8 +107,8 @@ def none_left(damaged: Sequence[str]) -> DamagedInput:
     The run must not begin anew by itself.
     """
     return DamagedInput(
-        f"No checkpoint is left to continue from. Damaged: {', '.join(damaged)}. Put one back from a backup, or start a "
-        "new run under another checkpoint.uri."
+        f"No checkpoint is left to continue from. Damaged: {', '.join(damaged)}. Put one back from a backup, or start "
+        "a new run under another checkpoint.uri."
     )
 
 

@@ -58,9 +58,9 @@ class ExpertsConfig(Section):
         default=None,
         ge=0.0,
         le=1.0,
-        description="Change of an expert's routing bias in each step, which balances load without a loss term. The bias "
-        "rises for an expert below the mean load and falls for one above it. 0 leaves the biases as they are. Absent: "
-        "there are none.",
+        description="Change of an expert's routing bias in each step, which balances load without a loss term. The "
+        "bias rises for an expert below the mean load and falls for one above it. 0 leaves the biases as they are. "
+        "Absent: there are none.",
     )
 
     RULES = (

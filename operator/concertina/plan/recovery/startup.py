@@ -39,7 +39,10 @@ WAITING = {
     "CreateContainerConfigError": "ContainerConfigError",
     "CreateContainerError": "ContainerConfigError",
 }
-"""Reason of the condition Stalled by the reason for which a container waits. The job continues by itself after a fix."""
+"""Reason of the condition Stalled by the reason for which a container waits.
+
+The job continues by itself after a fix.
+"""
 NOT_STARTED = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 NOT_THERE = re.compile(r"executable file not found|no such file or directory|permission denied|exec format error")
 """Messages of a container runtime that mean that the program is at fault, not the node."""
