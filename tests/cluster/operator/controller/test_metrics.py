@@ -11,14 +11,16 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, Operator, endless, paced
+from builders.cluster.operator import JOBS, Jobs, Operator, endless, paced
 from builders.programs import PROGRAMS, STAND_IN
 from builders.samples import Samples, parsed, total
 from builders.until import until
 from concertina.local.cluster import LocalCluster
+from concertina.local.control_plane.api import ControlPlaneError
 from concertina.local.host import processes
 
 STAY = "import time; time.sleep(3600)"
@@ -85,7 +87,14 @@ def unseen_writes(cluster: LocalCluster, scraped: Scraped) -> list[float]:
 
 
 def settled(cluster: LocalCluster, scraped: Scraped) -> list[float]:
-    """The same, once the jobs of other tests are gone: the operator acts on them as well, and counts that."""
+    """The same, once the jobs of other tests are gone: the operator acts on them as well, and counts that.
+
+    After a restart of the API server, Kubernetes may try for a long time to delete a namespace.
+    """
+    for job in everywhere(cluster):
+        metadata: Any = job["metadata"]
+        with contextlib.suppress(ControlPlaneError):
+            cluster.api.call("DELETE", f"{JOBS.format(metadata['namespace'])}/{metadata['name']}")
     until(lambda: not everywhere(cluster), "a cluster without jobs", lambda: everywhere(cluster), pause=0.5)
     return unseen_writes(cluster, scraped)
 

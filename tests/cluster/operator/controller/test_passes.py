@@ -90,8 +90,10 @@ def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: Loca
         await asyncio.to_thread(jobs.events, "bad", "ReconcileError")
         broken.on = False
         await until("bad", "Suspended", "True")
-        await until("bad", "ReconcileError", "")  # gone
+        await until("bad", "ReconcileError", "False")
         await until("bad", "Stalled", "False")
+        mended = await client.get(TRAINING_JOBS, jobs.namespace, "bad")
+        assert "ReconcileError" not in {condition["type"] for condition in mended["status"]["conditions"]}, "it is gone"
         writing.cancel()
         await queue.close()
         connections.close()
