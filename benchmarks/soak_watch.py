@@ -7,13 +7,17 @@ import subprocess
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from concertina.demo.stage import SYSTEM, Stage
 from concertina.local.host import processes
 
 PAGE = os.sysconf("SC_PAGE_SIZE") / 2**20  # MiB
 LOOK_EVERY = 2.0
+Container = tuple[str, int]
+"""Uid of a pod and how often its trainer container was started again: each start begins another log."""
 
 
 class Logs:
@@ -21,7 +25,7 @@ class Logs:
 
     def __init__(self, stage: Stage, names: list[str]) -> None:
         self._stage, self._names = stage, names
-        self._files: dict[str, dict[str, Path]] = defaultdict(dict)
+        self._files: dict[str, dict[Container, Path]] = defaultdict(dict)
         self._following: list[subprocess.Popen[bytes]] = []
         self._folder = stage.cluster.record.directory / "soak-logs"
         self._folder.mkdir()
@@ -41,7 +45,7 @@ class Logs:
             process.wait()
 
     def _look_on(self) -> None:
-        streams: dict[str, subprocess.Popen[bytes]] = {}
+        streams: dict[Container, subprocess.Popen[bytes]] = {}
         while not self._over.wait(0.3):
             for job in self._names:
                 try:
@@ -49,30 +53,35 @@ class Logs:
                 except Exception:
                     continue
                 for pod in pods:
-                    uid = pod["metadata"]["uid"]
-                    stream = streams.get(uid)
+                    container = pod["metadata"]["uid"], _restarts(pod)
+                    stream = streams.get(container)
                     if pod["status"].get("phase") == "Running" and (stream is None or stream.poll() is not None):
-                        streams[uid] = self._follow(job, uid, pod["metadata"]["name"])
+                        streams[container] = self._follow(job, container, pod["metadata"]["name"])
 
-    def _follow(self, job: str, uid: str, name: str) -> subprocess.Popen[bytes]:
+    def _follow(self, job: str, container: Container, name: str) -> subprocess.Popen[bytes]:
         record = self._stage.cluster.record
         command = [record.kubectl, "--kubeconfig", str(record.kubeconfig), "logs", "-f", name, "-c", "trainer"]
-        path = self._folder / f"{uid}-{len(self._following)}"
-        before = self._files[job].get(uid)
+        path = self._folder / f"{container[0]}-{len(self._following)}"
+        before = self._files[job].get(container)
         with path.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
         self._following.append(process)
         if before is None or before.stat().st_size == 0:
-            self._files[job][uid] = path
+            self._files[job][container] = path
         else:  # what was read before the stream broke is kept until the new one has come as far
-            threading.Thread(target=self._replace, args=(job, uid, before, path), daemon=True).start()
+            threading.Thread(target=self._replace, args=(job, container, before, path), daemon=True).start()
         return process
 
-    def _replace(self, job: str, uid: str, before: Path, path: Path) -> None:
+    def _replace(self, job: str, container: Container, before: Path, path: Path) -> None:
         while not self._over.wait(0.2):
             if path.stat().st_size >= before.stat().st_size:
-                self._files[job][uid] = path
+                self._files[job][container] = path
                 return
+
+
+def _restarts(pod: Any) -> int:
+    statuses = pod["status"].get("containerStatuses") or ()
+    return next((status["restartCount"] for status in statuses if status["name"] == "trainer"), 0)
 
 
 class Memory:
@@ -90,16 +99,24 @@ class Memory:
         self._over.set()
         self._thread.join()
 
-    def slope(self, settle: float = 60.0) -> float:
-        """MiB an hour of the operator process that lived longest, its first seconds left out; 0 where it was short."""
-        longest = max(self.series.values(), key=lambda points: points[-1][0] - points[0][0], default=[])
-        points = [(at, size) for at, size in longest if at >= longest[0][0] + settle]
+    def slope(self, peaks: Sequence[float]) -> tuple[float, float]:
+        """Return the growth in MiB an hour of one operator process, and for how many minutes that was measured.
+
+        Python keeps the memory that a peak needed. So the measurement begins after the first peak in the life of a
+        process, or a minute after its start if it has seen none. It is of the process with the longest measurement.
+
+        Args:
+            peaks: Unix seconds at which the number of jobs was back to usual after a peak.
+        """
+        spans = [_settled(points, peaks) for points in self.series.values()]
+        points = max(spans, key=lambda span: span[-1][0] - span[0][0] if span else 0.0, default=[])
         if len(points) < 10:
-            return 0.0
+            return 0.0, 0.0
+        minutes = (points[-1][0] - points[0][0]) / 60
         mean_at = sum(at for at, _ in points) / len(points)
         mean_size = sum(size for _, size in points) / len(points)
         spread = sum((at - mean_at) ** 2 for at, _ in points)
-        return 3600 * sum((at - mean_at) * (size - mean_size) for at, size in points) / spread
+        return 3600 * sum((at - mean_at) * (size - mean_size) for at, size in points) / spread, minutes
 
     def _look_on(self) -> None:
         while not self._over.wait(LOOK_EVERY):
@@ -118,6 +135,12 @@ class Memory:
         except OSError:
             return
         self.series[pid].append((time.time(), round(resident * PAGE, 2)))
+
+
+def _settled(points: list[tuple[float, float]], peaks: Sequence[float]) -> list[tuple[float, float]]:
+    begin, end = points[0][0], points[-1][0]
+    settled = next((peak for peak in sorted(peaks) if begin < peak < end), begin + 60.0)
+    return [(at, size) for at, size in points if at >= settled]
 
 
 def left_behind(stage: Stage, uids: list[str]) -> list[str]:

@@ -59,6 +59,11 @@ def test_one_from_before_what_a_rollback_may_undo_is_kept_and_what_was_undone_is
     assert [place.step for place in again if place not in gone] == [30, 35]
 
 
+def test_there_is_nothing_to_prune_in_a_folder_that_another_process_has_emptied(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert prune(ObjectPrefix(f"file://{tmp_path}/run"), [CheckpointKey("old", 1, 3)]) == []
+
+
 def test_what_a_job_that_goes_on_from_latest_ships_is_not_pruned(tmp_path: Path) -> None:
     """It is older than LATEST by nothing but its uid; what lay there when LATEST moved is."""
     uri = f"file://{tmp_path}/run"

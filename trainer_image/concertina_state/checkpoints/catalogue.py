@@ -180,7 +180,10 @@ def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[Ch
 
 def prune(folder: ObjectPrefix, keys: list[CheckpointKey]) -> list[CheckpointKey]:
     """Delete these checkpoints, and return those that stay because they are being read."""
-    now = max(entry.at for entry in folder.entries().values())
+    entries = folder.entries()
+    if not entries:
+        return []  # another process has deleted all of them
+    now = max(entry.at for entry in entries.values())
     return [key for key in keys if not remove(folder, key, now)]
 
 

@@ -159,12 +159,13 @@ class Ledger(TorchDispatchMode):
         key, size = storage._cdata, storage.nbytes()
         if key not in self._known:
             weakref.finalize(storage, self._gone, key)
-            totals = totals or (self._on_host if self._offloaded and self.updating else self.now)
+            if totals is None:
+                totals = self._on_host if self._offloaded and self.updating else self.now
         else:
             old_size, old_kind, old_totals = self._known[key]
             old_totals[old_kind] -= old_size
             kind = kind if marked else old_kind
-            totals = totals or old_totals
+            totals = old_totals if totals is None else totals
         self._known[key] = size, kind, totals
         totals[kind] += size
         if kind is MemoryKind.temporary:

@@ -47,6 +47,7 @@ async def _readiness(container: RunningContainer, address: str, changed: Callabl
         if flipped:
             container.state.ready = target
             changed()
+        await asyncio.sleep(_period(container.spec["readinessProbe"]))
 
 
 async def _liveness(container: RunningContainer, address: str, grace: float, warn: Warn) -> None:
@@ -73,7 +74,6 @@ async def _settle(
     needed = probe.get("successThreshold", 1) if wanted else probe.get("failureThreshold", 3)
     allowed = probe.get("failureThreshold", 3)
     in_row = failures = 0
-    await asyncio.sleep(probe.get("initialDelaySeconds", 0) if in_row == 0 and not container.state.ready else 0)
     while in_row < needed:
         error = await _probe(probe, container, address)
         if error:
@@ -83,8 +83,12 @@ async def _settle(
             return False
         in_row = in_row + 1 if (error is None) == wanted else 0
         if in_row < needed:
-            await asyncio.sleep(probe.get("periodSeconds", 10))
+            await asyncio.sleep(_period(probe))
     return True
+
+
+def _period(probe: Object) -> float:
+    return float(probe.get("periodSeconds", 10))
 
 
 async def _probe(probe: Object, container: RunningContainer, address: str) -> str | None:
