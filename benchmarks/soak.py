@@ -269,7 +269,7 @@ def main() -> None:
         print(f"{name}: {facts}")
     sizes = [size for points in memory.series.values() for _, size in points]
     slope, minutes = memory.slope(peaks(played))
-    operator = {
+    operator: dict[str, Any] = {
         "worst_mib": max(sizes, default=0.0),
         "mib_an_hour": round(slope, 2),
         "measured_minutes": round(minutes, 1),
