@@ -65,7 +65,9 @@ TEMPLATE_METADATA: Schema = {
 """Fields of a template's metadata: those that the model describes, and one that it ignores."""
 PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 KEPT = ("type", "description", "default", "enum", "pattern", "format", "minLength", "maxLength", "minItems", "maxItems")
-SPARSE = ("failurePolicy", "metrics", "parallelism", "scaleUp", "warmStart")
+SPARSE = (
+    ".spec.elastic.scaleUp", ".spec.failurePolicy", ".spec.metrics", ".spec.parallelism", ".spec.warmStart",
+)  # fmt: skip
 """Sections that the API server leaves absent if you leave them out, so that `kubectl describe` stays short."""
 BOUNDS = ("minimum", "maximum", "multipleOf", "maxProperties")
 
@@ -117,9 +119,7 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
         fields = {name: structural(field, definitions) for name, field in properties.items()}
         for name, field in properties.items():
             optional = any(choice.get("type") == "null" for choice in field.get("anyOf", ()))
-            if name in SPARSE:
-                fields[name].pop("default", None)
-            elif name not in required and not optional and _all_defaults(fields[name]):
+            if name not in required and not optional and _all_defaults(fields[name]):
                 fields[name]["default"] = _default_of(fields[name])
         result["properties"] = fields
     if required:
@@ -224,11 +224,17 @@ def job_schema() -> Schema:
     fields["template"] = with_fields_of(known, fields["template"])
     pod_spec = fields["template"]["properties"]["spec"]
     pod_spec["description"] += f" They are those of Kubernetes {TEMPLATE_KUBERNETES}."
+    for path in SPARSE:
+        del _at(schema, path)["default"]
     for rule in RULES:
-        target = schema
-        for name in rule.at.split(".")[1:]:
-            target = target["properties"][name]
-        target.setdefault("x-kubernetes-validations", []).append(rule.validation())
+        _at(schema, rule.at).setdefault("x-kubernetes-validations", []).append(rule.validation())
+    return schema
+
+
+def _at(schema: Schema, path: str) -> Schema:
+    """Return the schema of a field, by its path as in `.spec.elastic`; the whole schema for an empty path."""
+    for name in path.split(".")[1:]:
+        schema = schema["properties"][name]
     return schema
 
 
