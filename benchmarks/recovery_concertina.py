@@ -173,16 +173,15 @@ class Bench:
     def _joined(self, before: dict[str, Any]) -> tuple[float, int]:
         """When (Unix seconds) the successor of a member of `before` was warm, by its own imports or by what another
         replica has told it of the script's, and the round that it is in."""
-        known = {member.instance for member in JobStatus.model_validate(before).world.members}
+        known = {*_instance_by_replica(before).values()}
 
         def with_others() -> dict[str, Any] | None:
             status = self._status()
-            instances = {member.instance for member in JobStatus.model_validate(status).world.members}
+            instances = {*_instance_by_replica(status).values()}
             return status if len(instances) == 3 and instances != known else None
 
         after = until("the successor at work", GROW_LIMIT, with_others)
-        members = JobStatus.model_validate(after).world.members
-        joined = next(member.replica for member in members if member.instance not in known)
+        joined = next(replica for replica, instance in _instance_by_replica(after).items() if instance not in known)
         lines = _entries(self._log(joined))
         committed = unix_seconds(after["world"]["since"])
         warm = [line["t"] for line in lines if line.get("event") in WARM and line["t"] <= committed]
@@ -299,6 +298,11 @@ class Bench:
             if entry.get("round") == round_number and entry.get("event") in ("claimed", "committed"):
                 marks[entry["event"]] = float(entry["t"])
         return marks
+
+
+def _instance_by_replica(status: dict[str, Any]) -> dict[str, str]:
+    """Return the agent instance of each member, by replica."""
+    return {member.replica: member.instance for member in JobStatus.model_validate(status).world.members}
 
 
 def _entries(log: str) -> list[dict[str, Any]]:
