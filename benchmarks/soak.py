@@ -81,6 +81,7 @@ class Played:
 @dataclass
 class Outcome:
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    operator: dict[str, Any] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
 
@@ -219,14 +220,15 @@ def soak(options: argparse.Namespace) -> tuple[Outcome, list[Played], Memory]:
         finally:
             logs.close()
             memory.close()
-    slope, minutes = memory.slope(peaks(played))
+    slope, minutes = memory.slope([drill.ended for drill in played if drill.scenario == "long-queue"])
     if slope > SLOPE and minutes >= TELLING_MINUTES:
         outcome.wrong.append(f"the operator's memory grows by {slope:.0f} MiB an hour")
+    outcome.operator = {
+        "worst_mib": max((size for points in memory.series.values() for _, size in points), default=0.0),
+        "mib_an_hour": round(slope, 2),
+        "measured_minutes": round(minutes, 1),
+    }
     return outcome, played, memory
-
-
-def peaks(played: list[Played]) -> list[float]:
-    return [drill.ended for drill in played if drill.scenario == "long-queue"]
 
 
 def plot(path: Path, played: list[Played], memory: Memory) -> None:
@@ -267,18 +269,11 @@ def main() -> None:
     report.show("soak: from the fault to the next step", rows)
     for name, facts in outcome.jobs.items():
         print(f"{name}: {facts}")
-    sizes = [size for points in memory.series.values() for _, size in points]
-    slope, minutes = memory.slope(peaks(played))
-    operator: dict[str, Any] = {
-        "worst_mib": max(sizes, default=0.0),
-        "mib_an_hour": round(slope, 2),
-        "measured_minutes": round(minutes, 1),
-    }
-    print(f"operator: {operator}")
-    operator["series"] = {str(pid): points[::15] for pid, points in memory.series.items()}
+    print(f"operator: {outcome.operator}")
+    series = {str(pid): points[::15] for pid, points in memory.series.items()}
     facts = {"minutes": options.minutes, "seed": options.seed, "wrong": outcome.wrong, "jobs": outcome.jobs}
     drills = [vars(each) for each in played]
-    report.write(options.json, "soak", rows, **facts, operator=operator, drills=drills)
+    report.write(options.json, "soak", rows, **facts, operator={**outcome.operator, "series": series}, drills=drills)
     if options.plot:
         plot(options.plot, played, memory)
     print("\n".join(outcome.wrong) or f"all well after {len(played)} drills: every position once, nothing left behind")

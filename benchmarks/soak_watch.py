@@ -138,6 +138,7 @@ class Memory:
 
 
 def _settled(points: list[tuple[float, float]], peaks: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the points after the process's first peak, or after its first minute if it has seen no peak."""
     begin, end = points[0][0], points[-1][0]
     settled = next((peak for peak in sorted(peaks) if begin < peak < end), begin + 60.0)
     return [(at, size) for at, size in points if at >= settled]
