@@ -6,9 +6,10 @@ See the decision "A namespace's lines have a share of the event loop".
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from concertina_protocol.log import log_event
 
@@ -27,6 +28,7 @@ LINE_SECONDS = 0.00003
 HOLD_SECONDS = 0.002
 """Processor time in seconds after which a namespace's lines yield to everything else that is ready."""
 
+T = TypeVar("T")
 LOG_SECONDS, LOGGED_SECONDS = 60.0, 5.0
 """Period in seconds, and total wait in such a period after which the namespace is logged, once a period."""
 
@@ -49,7 +51,10 @@ class Allowance:
         self._clock = clock
         self._sleep = sleep
         self._processor_seconds = processor_seconds
-        self._order = asyncio.Lock()
+        self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        """Lines that wait for their turn, with the futures of their results, the oldest first."""
+        self._serving: asyncio.Task[None] | None = None
+        """Task that handles the lines that wait, while there are any."""
         self._paid_at = self._clock() - SAVED_SECONDS
         """Time at which everything spent so far is paid for."""
         self._held_seconds = 0.0
@@ -62,23 +67,52 @@ class Allowance:
         """Whether the allowance is the same as a new one."""
         return self._paid_at <= self._clock() - SAVED_SECONDS
 
-    @contextlib.asynccontextmanager
-    async def line(self) -> AsyncIterator[None]:
-        """Wait for the turn of one line, and charge its cost.
+    async def handle(self, line: Callable[[], T]) -> T:
+        """Handle one line when it is its turn, charge its cost, and return its result.
 
-        The body reads and handles the line, and must not wait for anything.
+        Args:
+            line: Reads and handles the line. It runs in the event loop, at once when no other line waits.
         """
-        async with self._order:
-            while (early_seconds := self._paid_at - self._clock()) > 0:
+        owes = self._paid_at > self._clock()
+        if self._serving is None and not owes and self._held_seconds < HOLD_SECONDS:
+            return self._charged(line)
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append((line, result))
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve())
+        return await result
+
+    async def _serve(self) -> None:
+        """Handle the lines that wait, as many in one turn of the event loop as HOLD_SECONDS allows.
+
+        A lock that passes from one stream to the next would handle one line in each turn. A turn takes milliseconds
+        while a thousand jobs start, so their lines would come faster than they are handled.
+        """
+        try:
+            while self._waiting:
+                while (early_seconds := self._paid_at - self._clock()) > 0:
+                    self._log_wait(early_seconds)
+                    await self._sleep(early_seconds)
                 self._held_seconds = 0.0
-                self._log_wait(early_seconds)
-                await self._sleep(early_seconds)
-            if self._held_seconds >= HOLD_SECONDS:
-                self._held_seconds = 0.0
+                while self._waiting and self._held_seconds < HOLD_SECONDS and self._paid_at <= self._clock():
+                    self._resolve(*self._waiting.popleft())
                 await self._sleep(0)
+        finally:
+            self._serving = None
+
+    def _resolve(self, line: Callable[[], Any], result: asyncio.Future[Any]) -> None:
+        if result.done():  # cancelled: its stream was closed while the line waited
+            return
+        try:
+            result.set_result(self._charged(line))
+        except Exception as error:
+            result.set_exception(error)
+            result.exception()  # a stream that is cancelled now does not read it, and asyncio would log that
+
+    def _charged(self, line: Callable[[], T]) -> T:
         begun = self._processor_seconds()
         try:
-            yield
+            return line()
         finally:
             spent_seconds = LINE_SECONDS + self._processor_seconds() - begun
             self._held_seconds += spent_seconds

@@ -296,8 +296,7 @@ async def receive(connection: Connection, identity: ConnectionIdentity, address:
         CallError: When the message is not one of this protocol.
     """
     line = await receive_line(connection, address)
-    async with identity.allowance.line():
-        return parsed(line, address, identity.line_limits())
+    return await identity.allowance.handle(lambda: parsed(line, address, identity.line_limits()))
 
 
 async def receive_line(connection: Connection, address: str) -> bytes:
@@ -420,8 +419,8 @@ async def relay(
                     raise CallError(f"{address} answered a Relay with a {type(relayed).__name__}")
                 if relayed.replica not in waiting or relayed.error:
                     continue
-                async with identity.allowance.line():
-                    answer = parsed(relayed.line.encode(), address, identity.line_limits())
+                passed_back = functools.partial(parsed, relayed.line.encode(), address, identity.line_limits())
+                answer = await identity.allowance.handle(passed_back)
                 yield relayed.replica, _answer(answer, "Relay", waiting.pop(relayed.replica))
                 quiet.reschedule(asyncio.get_running_loop().time() + silence)
     except Exception as error:  # after any error, the remaining replicas must be called: a call is sent only once

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import logging
 import ssl
 from collections.abc import Callable, Iterator
@@ -125,30 +126,38 @@ async def _stream(
             calls_on(opened, identity, address) as calls,
             _Silence() as quiet,
         ):
-            while True:
+
+            def handle(line: bytes) -> Lost | None:
+                """Handle one line, and return the end of the stream when the line ends it."""
+                nonlocal last, before
+                is_same, before = hash(line) == before, hash(line)
+                if is_same and not calls.wait:  # no news, the usual case
+                    return None
+                message = parsed(line, address, identity.line_limits())
+                if calls.answered(message):
+                    return None
+                if isinstance(message, protocol.Refused):
+                    return Lost(f"{address} refused to be watched: {message.reason}", StreamEnd.REFUSED)
+                if isinstance(message, protocol.ReportChange):
+                    if last is None:
+                        why = f"{address} told of a change before there was a report"
+                        return Lost(why, StreamEnd.NOT_UNDERSTOOD)
+                    message = protocol.changed(last, message)
+                if isinstance(message, protocol.Report):
+                    last = message
+                    if message.takes_calls:
+                        identity.streams[address] = calls
+                    quiet.may_last(silence(watch, message))
+                    on_report(message)
+                return None
+
+            lost: Lost | None = None
+            while lost is None:
                 line = await receive_line(opened, address)
                 with quiet.broken():
-                    async with identity.allowance.line():
-                        is_same, before = hash(line) == before, hash(line)
-                        message = None if is_same and not calls.wait else parsed(line, address, identity.line_limits())
-                        del line
-                        if message is None:  # no news, the usual case
-                            continue
-                        if calls.answered(message):
-                            continue
-                        if isinstance(message, protocol.Refused):
-                            return Lost(f"{address} refused to be watched: {message.reason}", StreamEnd.REFUSED)
-                        if isinstance(message, protocol.ReportChange):
-                            if last is None:
-                                why = f"{address} told of a change before there was a report"
-                                return Lost(why, StreamEnd.NOT_UNDERSTOOD)
-                            message = protocol.changed(last, message)
-                        if isinstance(message, protocol.Report):
-                            last = message
-                            if message.takes_calls:
-                                identity.streams[address] = calls
-                            quiet.may_last(silence(watch, message))
-                            on_report(message)
+                    lost = await identity.allowance.handle(functools.partial(handle, line))
+                del line
+            return lost
     except TimeoutError:
         return Lost(f"{address} was silent for {silence(watch, last):g} s", StreamEnd.SILENT)
     except ConnectionRefusedError:

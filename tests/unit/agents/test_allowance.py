@@ -41,10 +41,13 @@ class Clock:
 
 async def says_lines(clock: Clock, allowance: Allowance, cost: float, costs: list[float]) -> None:
     """Say lines as fast as they are taken."""
+
+    def line() -> None:
+        clock.processor += cost
+        costs.append(cost + LINE_SECONDS)
+
     while True:
-        async with allowance.line():
-            clock.processor += cost
-            costs.append(cost + LINE_SECONDS)
+        await allowance.handle(line)
 
 
 @pytest.mark.parametrize("agents", [1, 20])
@@ -70,10 +73,9 @@ def test_lines_of_another_namespace_wait_for_nothing() -> None:
         await clock.over.wait()
         honest, before = clock.allowance(), clock.now
         for _ in range(100):
-            async with honest.line():
-                clock.processor += CHEAP
-                costs.append(CHEAP)
+            await honest.handle(lambda: costs.append(CHEAP))
         assert clock.now == before
+        assert len(costs) == 100
         for task in tasks:
             task.cancel()
 
@@ -95,16 +97,63 @@ def test_lines_give_way_before_they_have_held_the_event_loop_for_long() -> None:
     asyncio.run(scenario())
 
 
+def test_lines_of_many_streams_share_a_turn_of_the_event_loop() -> None:
+    """One line a turn is too few while a thousand jobs start: their lines came faster than they were handled."""
+
+    async def scenario() -> None:
+        clock, costs, turns = Clock(), list[float](), 50
+        allowance = clock.allowance()
+        tasks = [asyncio.create_task(says_lines(clock, allowance, CHEAP, costs)) for _ in range(100)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        assert len(costs) > turns / 2 * HOLD_SECONDS / (CHEAP + LINE_SECONDS) / 2
+
+    asyncio.run(scenario())
+
+
+def test_a_line_whose_stream_was_closed_while_it_waited_is_not_handled() -> None:
+    async def scenario() -> None:
+        clock, handled = Clock(), list[str]()
+        allowance = clock.allowance()
+
+        def spend() -> None:
+            clock.processor += HOLD_SECONDS
+
+        await allowance.handle(spend)
+        waiting = [asyncio.create_task(allowance.handle(lambda name=name: handled.append(name))) for name in "ab"]
+        await asyncio.sleep(0)
+        assert handled == []
+        waiting[0].cancel()
+        await waiting[1]
+        assert handled == ["b"]
+
+    asyncio.run(scenario())
+
+
+def test_a_line_that_fails_fails_its_own_stream() -> None:
+    async def scenario() -> None:
+        clock, handled = Clock(), list[str]()
+        allowance = clock.allowance()
+
+        def fail() -> None:
+            clock.processor += HOLD_SECONDS
+            raise ValueError("not a message")
+
+        waiting = [asyncio.create_task(allowance.handle(line)) for line in (fail, fail, lambda: handled.append("c"))]
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [ValueError, ValueError, type(None)]
+        assert handled == ["c"]
+
+    asyncio.run(scenario())
+
+
 def test_what_is_not_used_is_saved_for_a_while() -> None:
     clock = Clock()
     allowance = clock.allowance()
     assert allowance.untouched
-
-    async def line() -> None:
-        async with allowance.line():
-            pass
-
-    asyncio.run(line())
+    asyncio.run(allowance.handle(lambda: None))
     assert not allowance.untouched, "a line that costs nothing was received"
     clock.now += 2 * LINE_SECONDS / SHARE
     assert allowance.untouched
@@ -118,8 +167,7 @@ def test_a_namespace_that_has_spent_its_share_is_named_in_the_log_from_time_to_t
         spends, saves = clock.allowance("spends"), clock.allowance("saves")
         task = asyncio.create_task(says_lines(clock, spends, EXPENSIVE, []))
         await clock.over.wait()
-        async with saves.line():
-            pass
+        await saves.handle(lambda: None)
         task.cancel()
 
     asyncio.run(scenario())
