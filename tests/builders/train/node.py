@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -27,6 +28,7 @@ from concertina_protocol.worker_channel.agent_end import AgentEnd
 from concertina_state.format.shardfile import header_length
 
 GIVE_UP = 120
+POLL_SECONDS = 0.005
 FRESH = Restore("Fresh")
 ENDINGS = 30
 """Seconds for what follows a round that was given up."""
@@ -237,7 +239,7 @@ class Round:
     async def _watch(self) -> None:
         while self.script.watch is not None:
             self.script.watch(self)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(POLL_SECONDS)
 
     def tell_scripts_to_stop(self) -> None:
         """All ranks are asked how often they have called `should_checkpoint`; they stop at the call behind that."""
@@ -272,8 +274,18 @@ class Round:
         end.release()
         # A worker is gone: when it was not well, the rest of the round is stuck, and the agents would kill it.
         self.gone.add(hello.rank)
-        if len(self.gone) == self.world or hello.rank not in self.outcome.done:
+        if len(self.gone) == self.world or not (hello.rank in self.outcome.done or await self._completes(hello.rank)):
             self.over.set()
+
+    async def _completes(self, rank: int) -> bool:
+        """Wait for the end of a worker, and return whether its exit code is 0: a script that completes says nothing."""
+        parent, pid = self.job.parent, self.pids[rank]
+        while pid not in parent.codes:
+            if select.select([parent.control], [], [], 0)[0]:
+                parent.hear()
+            else:
+                await asyncio.sleep(POLL_SECONDS)
+        return parent.codes[pid] == 0
 
     async def _hear(self, rank: int, end: AgentEnd, message: channel.Message) -> None:
         match message:
