@@ -7,6 +7,7 @@ tools/docstring_counts.json and run `make docstrings`.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -22,6 +23,8 @@ RULES = {
     "DOC501": "each exception that is raised, under `Raises:`",
 }
 """What each rule asks for. DOC501 is a preview rule, so ruff runs with --preview for these rules alone."""
+BUILT_EXCEPTION = re.compile(r"`(\w+\.)*_*[a-z]\w*` missing")
+"""DOC501 of `raise refusal(...)`: ruff takes a function that builds an exception for the exception's type."""
 FOLDERS_OF_PACKAGES = ("operator", "trainer_image")
 """Folders in which each subfolder is a package with a count of its own."""
 
@@ -52,6 +55,7 @@ def count_violations(root: Path) -> Counts:
     return Counter(
         Key(violation["code"], package_of(Path(violation["filename"]).relative_to(root)))
         for violation in json.loads(report)
+        if not BUILT_EXCEPTION.search(violation["message"])
     )
 
 

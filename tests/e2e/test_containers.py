@@ -77,7 +77,7 @@ def test_what_a_failed_script_printed_can_be_read_when_its_job_is_over(cluster: 
     """Pods that run are ended where they are, by the kubelet, which keeps their logs."""
     job = e2e.own_job("fails", e2e.pod(e2e.trainer(command=["python3", "-c", FAILS])), failurePolicy={"maxRestarts": 0})
     with cluster.running(job):
-        status = cluster.until("the end", lambda status: condition(status, "Failed").get("status") == "True", "fails")
+        status = cluster.until("the end", lambda status: condition(status, "Failed")["status"] == "True", "fails")
         assert "KeyError: 'labels'" in condition(status, "Failed")["message"]
         assert status["lastFailure"]["lastLines"][-1] == "KeyError: 'labels'"
 
@@ -133,7 +133,6 @@ def test_the_example_of_torchrun(cluster: Cluster) -> None:
     (container,) = example["spec"]["template"]["spec"]["containers"]
     example["spec"]["template"]["spec"] = e2e.pod(e2e.trainer(command=container["command"], args=container["args"]))
     with cluster.running(example):
-        status = cluster.until("its end", lambda status: condition(status, "Complete").get("status"), "torchrun")
-        cluster.until("success", lambda status: condition(status, "Complete")["status"] == "True", "torchrun")
+        status = cluster.until("success", lambda status: condition(status, "Complete")["status"] == "True", "torchrun")
         logs = [cluster.kubectl("logs", pod["metadata"]["name"], check=False) for pod in cluster.pods("torchrun")]
         assert any("step 180: 3 ranks" in log or "step 180: 2 ranks" in log for log in logs), json.dumps(status)

@@ -23,7 +23,7 @@ def image(name: str) -> str:
 
 
 def complete(cluster: Cluster, name: str) -> None:
-    cluster.until("success", lambda status: condition(status, "Complete").get("status") == "True", name)
+    cluster.until("success", lambda status: condition(status, "Complete")["status"] == "True", name)
 
 
 def container(image: str, command: list[str], **fields: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def test_an_image_without_python_is_refused_in_a_sentence(cluster: Cluster) -> N
     own = container(image("NO_PYTHON_IMAGE"), ["sh", "-c", "echo hello"])
     with cluster.running(e2e.own_job("no-python", {"containers": [own]})):
         status = cluster.until(
-            "a refusal", lambda status: condition(status, "Stalled").get("status") == "True", "no-python"
+            "a refusal", lambda status: condition(status, "Stalled")["status"] == "True", "no-python"
         )
         stalled = condition(status, "Stalled")
         assert stalled["reason"] == "NoPython"

@@ -257,7 +257,7 @@ def at_rest(cluster: Cluster, hurt: Hurt) -> Object:
     done = drills.drill("operator-kill", "--yes", "-o", "json", "-n", e2e.NAMESPACE, job=JOB)
     assert done.returncode == 0, done.stdout + done.stderr
     cluster.kubectl("patch", "tj", JOB, "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    cluster.until("rest", lambda status: condition(status, "Suspended").get("status") == "True", JOB)
+    cluster.until("rest", lambda status: condition(status, "Suspended")["status"] == "True", JOB)
     return cluster.job(JOB)
 
 
@@ -422,5 +422,5 @@ def test_a_disk_that_is_full_is_named(cluster: Cluster, data: None) -> None:
     job["spec"]["replicas"] = 1
     job["spec"]["checkpoint"] |= {"uri": "file:///full/run", "everySeconds": 1}
     with cluster.running(job):
-        cluster.until("a degradation", lambda status: condition(status, "Degraded").get("status") == "True", name)
+        cluster.until("a degradation", lambda status: condition(status, "Degraded")["status"] == "True", name)
         assert Problem.STORAGE_REFUSES in [each["problem"] for each in diagnosed(name)["findings"]]

@@ -76,7 +76,7 @@ def test_a_script_keeps_its_state_in_an_image_of_its_own(
         cluster.kubectl("scale", "tj", name, "--replicas=2")
         cluster.training(2, name=name)
         cluster.kubectl("patch", "tj", name, "--type=merge", "-p", '{"spec": {"suspend": true}}')
-        status = cluster.until("rest", lambda status: condition(status, "Suspended").get("status") == "True", name)
+        status = cluster.until("rest", lambda status: condition(status, "Suspended")["status"] == "True", name)
         saved = status["lastCheckpoint"]["step"]
         cluster.kubectl("patch", "tj", name, "--type=merge", "-p", '{"spec": {"suspend": false}}')
         cluster.until("more steps", lambda status: status["progress"]["step"] > saved + 20, name)

@@ -171,8 +171,7 @@ def newest_in_storage(
             raise InvalidInput(str(error)) from error
     latest = latest and usable(latest, uid, restore)
     if latest is None and restore.damaged:
-        no_checkpoint = none_left(restore.damaged)
-        raise no_checkpoint
+        raise none_left(restore.damaged)
     another = checkpoint.get("resumeFrom")
     uri = latest.uri if latest else resolve(another) if another else ""
     if not uri:

@@ -270,8 +270,9 @@ class Cluster:
 
 
 def condition(status: Object, kind: str) -> Object:
-    """Empty where it was never set."""
-    return next((each for each in status.get("conditions", ()) if each["type"] == kind), {})
+    """Return the condition of that type, or one that is False when it was never true."""
+    conditions = status.get("conditions", ())
+    return next((condition for condition in conditions if condition["type"] == kind), {"status": "False"})
 
 
 def reason(status: Object) -> str:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from builders.cluster import e2e
 from builders.programs import FAULTS, STAND_IN
 from builders.until import GIVE_UP, until
 from concertina.api.status import JobStatus
@@ -186,9 +187,7 @@ class Jobs:
 
     @staticmethod
     def condition(job: Object, kind: str) -> Object:
-        """The condition of that type; one that is False if it was never true."""
-        conditions = job.get("status", {}).get("conditions", ())
-        return next((condition for condition in conditions if condition["type"] == kind), {"status": "False"})
+        return e2e.condition(job.get("status", {}), kind)
 
     @staticmethod
     def members(job: Object, field: str = "replica") -> list[str]:

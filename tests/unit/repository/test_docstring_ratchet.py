@@ -45,6 +45,15 @@ def test_a_planted_docstring_fails(module: Path, tmp_path: Path, capsys: pytest.
     assert recorded(tmp_path) == {}, "a count that rose is not recorded"
 
 
+def test_a_function_that_builds_an_exception_is_no_exception_type(module: Path, tmp_path: Path) -> None:
+    imports = "from errors import Refused, _refusal\n"
+    raises = 'def join(names):\n    """Join names.\n\n    Each once.\n    """\n    raise {}("no names")\n'
+    module.write_text(GOOD + imports + raises.format("_refusal"))
+    assert docstring_ratchet.main([], tmp_path) == 0
+    module.write_text(GOOD + imports + raises.format("Refused"))
+    assert docstring_ratchet.main([], tmp_path) == 1
+
+
 def test_a_count_that_fell_is_recorded_on_request(
     module: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

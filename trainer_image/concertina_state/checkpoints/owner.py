@@ -99,8 +99,7 @@ def look(folder: ObjectPrefix, job: Owner, take_over: str) -> bool:
     owner, _ = _read(folder)
     claim = decide(owner, job, None, take_over)
     if claim is Ownership.REFUSED:
-        refusal = _refusal(folder, owner, job)
-        raise refusal
+        raise _refusal(folder, owner, job)
     return claim is Ownership.OWNS
 
 
@@ -119,8 +118,7 @@ def claim(folder: ObjectPrefix, job: Owner, living: Collection[str], take_over: 
         if verdict is Ownership.OWNS:
             return
         if verdict is Ownership.REFUSED:
-            refusal = _refusal(folder, owner, job)
-            raise refusal
+            raise _refusal(folder, owner, job)
         with contextlib.suppress(Changed):  # another writer, or another pod of this job, was first: read it again
             folder.put_if(OWNER, text, version)
             if verdict is Ownership.CREATE:

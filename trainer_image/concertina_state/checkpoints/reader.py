@@ -143,8 +143,7 @@ class StoredShard:
             StorageError: When it was deleted, so that another checkpoint is there to be read.
         """
         if self._folder.get(manifests.NAME) is None:
-            deleted = _gone(self._folder.uri)
-            raise deleted
+            raise _gone(self._folder.uri)
 
 
 class StoredCheckpoint:

@@ -96,8 +96,7 @@ def usable(durable: Durable, uid: str, restore: Restore) -> Durable | None:
     undone = restore.all_undone if durable.uid == uid else ()
     previous = go_back(run_of(durable.uri), durable.uid, *undone, damaged=restore.damaged)
     if previous is None and restore.damaged:
-        error = none_left(restore.damaged)
-        raise error
+        raise none_left(restore.damaged)
     return previous
 
 

@@ -92,8 +92,7 @@ def _usable(start: Restore, uid: str, world: DistContext) -> Restore:
         InvalidInput: When damage has left none.
     """
     if start.source == RestoreSource.FRESH and start.damaged:
-        error = none_left(start.damaged)
-        raise error
+        raise none_left(start.damaged)
     durable = start.durable
     if start.source != RestoreSource.STORAGE or durable is None or not start.bars(durable, uid):
         return start

@@ -146,8 +146,7 @@ def _stored(uri: str, objects: dict[str, ObjectEntry], out: str) -> Listing:
         InvalidInput: When the folder is the result's own.
     """
     if uri == out:
-        refusal = _into_itself(uri)
-        raise refusal
+        raise _into_itself(uri)
     objects = {key: entry for key, entry in objects.items() if not f"{uri}/{key}".startswith(f"{out}/")}
     folders = {key[:end] for key in objects for end, letter in enumerate(key) if letter == "/"}
     hidden = {key: part for key in objects if (part := _hidden_part(key))}
