@@ -1,7 +1,7 @@
 """The programs that set-up provides: `python tools/binaries.py` finds or builds all, with NAME it prints one's path.
 
-Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, `vale`, which checks prose, and `kueue`,
-which long tests run beside the operator.
+Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, `vale`, which checks prose, and
+`kueue`, which long tests run beside the operator.
 """
 
 from __future__ import annotations
