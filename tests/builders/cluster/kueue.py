@@ -112,7 +112,7 @@ class Kueue:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
-                env={"KUBECONFIG": str(self.cluster.kubeconfig), "PATH": "/usr/bin:/bin"},
+                env={"KUBECONFIG": str(self.cluster.kubeconfig), "HOME": str(self.folder), "PATH": "/usr/bin:/bin"},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

@@ -6,6 +6,7 @@ of the Workloads that the API server shows after it.
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -19,7 +20,10 @@ from builders.until import GIVE_UP, until
 
 Object = dict[str, Any]
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+TIME = "2026-01-01T00:00:00Z"
 POLL = 0.005  # seconds
+QUIET = 1.3
+"""Seconds after which Kueue has tried again what it could not admit, which it does each second."""
 
 
 def state(item: Object) -> Object:
@@ -56,6 +60,13 @@ def usage(queue: Object, field: str = "flavorsReservation") -> dict[str, str]:
     }
 
 
+def _without_times(item: Object) -> Object:
+    """Drop what differs in each run: resource versions, and times of conditions."""
+    return {
+        key: TIME if key == "lastTransitionTime" else value for key, value in item.items() if key != "resourceVersion"
+    }
+
+
 class Recorder:
     """Writes of a player and the states that follow them, in the order in which they were seen."""
 
@@ -66,7 +77,8 @@ class Recorder:
         self._lock = threading.Lock()
 
     def write(self, method: str, name: str, subresource: str, body: Object | None) -> None:
-        self._add({"write": {"method": method, "workload": name, "subresource": subresource, "body": body}})
+        repeatable = json.loads(UID.sub("UID", json.dumps(body)), object_hook=_without_times)
+        self._add({"write": {"method": method, "workload": name, "subresource": subresource, "body": repeatable}})
 
     def workload(self, event: Object) -> None:
         """Note the state of a Workload in a watch event, unless it is the last one."""
@@ -91,6 +103,32 @@ class Recorder:
         with self._lock:
             self.entries.append({"seconds": round(time.monotonic() - self.begun, 3), **entry})
 
+    def settle(self) -> None:
+        """Wait until nothing has changed for QUIET seconds."""
+        until(lambda: time.monotonic() - self.begun - self.entries[-1]["seconds"] > QUIET, "Kueue to come to rest")
+
+    def steps(self) -> list[Object]:
+        """Return each write with the states after it, until the next write, and with the last usage of each queue."""
+        steps: list[Object] = []
+        for entry in self.entries:
+            if "write" in entry:
+                steps.append({"write": entry["write"], "answers": [], "usage": {}})
+            elif not steps:
+                continue
+            elif "usage" in entry:
+                steps[-1]["usage"][entry["usage"]["queue"]] = entry["usage"]["reserved"]
+            else:
+                seconds = round(entry["seconds"] - self._written(entry), 3)
+                steps[-1]["answers"].append(
+                    {"seconds": seconds} | entry.get("state", {"deleted": entry.get("deleted")})
+                )
+        return steps
+
+    def _written(self, entry: Object) -> float:
+        """Return the time of the last write before an entry."""
+        before = self.entries[: self.entries.index(entry)]
+        return float(next(earlier["seconds"] for earlier in reversed(before) if "write" in earlier))
+
 
 class Player:
     """Writes of an external controller to Workloads of one namespace."""
@@ -107,6 +145,9 @@ class Player:
             self.client.watching(f"{KUEUE}/clusterqueues", self.recorder.queue),
         ):
             yield
+
+    def settle(self) -> None:
+        self.recorder.settle()
 
     def get(self, name: str) -> Object:
         return self.client.call("GET", f"{self.path}/{name}")
@@ -192,6 +233,15 @@ class Player:
 
     def wait_finished(self, name: str) -> Object:
         return self.wait(name, lambda item: is_true(item, "Finished"), "end")
+
+
+def settled(step: Object) -> dict[str, Object]:
+    """Return the last answer of each Workload in a step, without its time."""
+    answers: dict[str, Object] = {}
+    for answer in step["answers"]:
+        name = answer.get("workload") or answer["deleted"]
+        answers[name] = {key: value for key, value in answer.items() if key != "seconds"}
+    return answers
 
 
 def table(entries: Sequence[Object]) -> str:
