@@ -266,6 +266,17 @@ def recorded() -> Mapping[str, list[Object]]:
     return recordings
 
 
+def write_recording(version: str, name: str, steps: list[Object]) -> None:
+    """Replace one scenario in the recordings, with one line for each step."""
+    scenarios = {**(recorded() if RECORDINGS.exists() else {}), name: steps}
+    parts = [
+        f"  {json.dumps(key)}: [\n" + ",\n".join(f"   {json.dumps(step)}" for step in value) + "\n  ]"
+        for key, value in scenarios.items()
+    ]
+    RECORDINGS.parent.mkdir(parents=True, exist_ok=True)
+    RECORDINGS.write_text(f'{{"kueue": {json.dumps(version)},\n "scenarios": {{\n' + ",\n".join(parts) + "\n }\n}\n")
+
+
 def differences(expected: list[Object], actual: list[Object]) -> list[str]:
     """Return a line for each Workload whose last state after a write differs, with both states."""
     lines: list[str] = []

@@ -20,6 +20,8 @@ from builders.until import GIVE_UP, until
 
 Object = dict[str, Any]
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+WITH_MESSAGE = ("QuotaReserved", "Evicted")
+"""Conditions whose messages the operator shows to people."""
 TIME = "2026-01-01T00:00:00Z"
 POLL = 0.005  # seconds
 QUIET = 1.3
@@ -43,7 +45,7 @@ def state(item: Object) -> Object:
             entry["type"]: {
                 "status": entry["status"],
                 "reason": entry["reason"],
-                "message": UID.sub("UID", entry.get("message", "")),
+                **({"message": UID.sub("UID", entry.get("message", ""))} if entry["type"] in WITH_MESSAGE else {}),
             }
             for entry in sorted(conditions, key=lambda entry: entry["type"])
         },

@@ -58,5 +58,5 @@ def test_no_quota_is_reserved_twice(name: str) -> None:
             job = first.get(workload, workload)
             jobs[job] = max(jobs.get(job, 0), reserved(state))
         assert sum(jobs.values()) <= QUOTA, newest
-        most = max(most, *jobs.values())
+        most = max([most, *jobs.values()])
     assert most > 0

@@ -5,14 +5,20 @@ After a change of Kueue's version, `CONCERTINA_RECORD=write` writes them: read t
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from builders.cluster import kueue
-from builders.cluster.kueue_scenarios import NAMESPACE, RECORDINGS, SCENARIOS, create_queues, differences, recorded
+from builders.cluster.kueue_scenarios import (
+    NAMESPACE,
+    SCENARIOS,
+    create_queues,
+    differences,
+    recorded,
+    write_recording,
+)
 from builders.cluster.protocol import Player, Recorder, table
 from builders.cluster.queues import KUEUE, Client
 from builders.until import until
@@ -50,7 +56,8 @@ def test_kueue_answers_as_recorded(client: Client, scenario: Callable[[Player], 
         print(table(recorder.entries))
         _remove_all(client)
     if WRITE:
-        _write(scenario.__name__, recorder)
+        version = programs.version(programs.KUEUE, paths.checkout() / "tools" / "kueue")
+        write_recording(version, scenario.__name__, recorder.steps())
     assert not differences(recorded()[scenario.__name__], recorder.steps())
 
 
@@ -59,12 +66,3 @@ def _remove_all(client: Client) -> None:
     for item in client.call("GET", path)["items"]:
         Player(client, NAMESPACE, Recorder()).remove(item["metadata"]["name"])
     until(lambda: not client.call("GET", path)["items"], "the end of all Workloads")
-
-
-def _write(name: str, recorder: Recorder) -> None:
-    scenarios = dict(recorded()) if RECORDINGS.exists() else {}
-    scenarios[name] = recorder.steps()
-    version = programs.version(programs.KUEUE, paths.checkout() / "tools" / "kueue")
-    RECORDINGS.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"kueue": version, "scenarios": scenarios}, indent=1)
-    RECORDINGS.write_text(text + "\n")
