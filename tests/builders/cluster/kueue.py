@@ -76,7 +76,11 @@ class Kueue:
             certificates.mkdir(parents=True)
             shutil.copy(pair.certificate, certificates / "tls.crt")
             shutil.copy(pair.key, certificates / "tls.key")
-        (folder / "configuration.yaml").write_text(yaml.safe_dump(self._configuration() | configuration))
+        self.configure(**configuration)
+
+    def configure(self, **configuration: Any) -> None:
+        """Write the configuration of the next start: defaults of the tests, and fields that are given."""
+        (self.folder / "configuration.yaml").write_text(yaml.safe_dump(self._configuration() | configuration))
 
     def _configuration(self) -> Object:
         return {
@@ -96,8 +100,8 @@ class Kueue:
         assert PROGRAM
         apply = ("apply", "--server-side", "--force-conflicts", "-f")
         self.cluster.kubectl(*apply, str(PROGRAM.parent / "crds"))
-        manifests = (PROGRAM.parent / "crds").glob("*.yaml")
-        names = [yaml.safe_load(path.read_text())["metadata"]["name"] for path in manifests]
+        files = (path.stem.partition("_") for path in (PROGRAM.parent / "crds").glob("*_*.yaml"))
+        names = [f"{plural}.{group}" for group, _, plural in files]  # reading the manifests takes seconds
         until(lambda: all(self._established(name) for name in names), "Kueue's CRDs to be served")
 
     def _established(self, crd: str) -> bool:

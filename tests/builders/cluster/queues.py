@@ -28,13 +28,15 @@ def resource_flavor(
     return {"apiVersion": API_VERSION, "kind": "ResourceFlavor", "metadata": {"name": name}, "spec": spec}
 
 
-def cluster_queue(name: str, flavor: str, quota: object, resource: str = CPU, **spec: Any) -> Object:
-    """ClusterQueue for all namespaces, with one flavor of one resource."""
-    flavors = [{"name": flavor, "resources": [{"name": resource, "nominalQuota": str(quota)}]}]
+def cluster_queue(name: str, flavor: str, quota: object, memory: str = "", **spec: Any) -> Object:
+    """ClusterQueue for all namespaces, with one flavor of cpu, and of memory where pods request some."""
+    quotas = {CPU: str(quota), **({"memory": memory} if memory else {})}
+    resources = [{"name": resource, "nominalQuota": amount} for resource, amount in quotas.items()]
+    groups = [{"coveredResources": list(quotas), "flavors": [{"name": flavor, "resources": resources}]}]
     default: Object = {
         "namespaceSelector": {},
         "preemption": {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Any"},
-        "resourceGroups": [{"coveredResources": [resource], "flavors": flavors}],
+        "resourceGroups": groups,
     }
     metadata = {"name": name}
     return {"apiVersion": API_VERSION, "kind": "ClusterQueue", "metadata": metadata, "spec": default | spec}

@@ -44,10 +44,11 @@ class QuotaUse:
         ):
             yield
 
-    def breaches(self, quota: Decimal) -> list[str]:
+    def breaches(self, namespace: str, quota: Decimal) -> list[str]:
         """Return a sentence for each time at which pods used more than their reservation, or reservations the quota.
 
         Args:
+            namespace: The only one whose jobs use the quota.
             quota: Sum of the nominal quotas of all queues that lend to each other.
         """
         live: dict[str, tuple[str, Decimal]] = {}
@@ -55,6 +56,8 @@ class QuotaUse:
         messages = []
         for version, event in sorted(self.events, key=lambda entry: entry[0]):
             item = event["object"]
+            if item["metadata"]["namespace"] != namespace:
+                continue
             if item["kind"] == "Pod":
                 _put(live, event, _pod(item, self.resource))
             else:
