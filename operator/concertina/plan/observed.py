@@ -11,6 +11,7 @@ import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus
 from concertina.api.world import Claim
+from concertina.plan.kueue import QuotaView
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ class PodView:
     image: str = ""
     """Image of the trainer container as the node resolved it, usually repository@sha256:digest; empty before it has
     started."""
+    pod_set: str = ""
+    """Pod set of a Workload of Kueue whose quota the pod uses; empty if it uses none."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -368,6 +371,8 @@ class JobObservation:
     progress_every: float = 2.0
     """Seconds between status writes that only update progress. The shell increases the interval with the number of
     jobs."""
+    quota: QuotaView | None = None
+    """Queue of Kueue that lends the job its pods; None if it has none."""
     words_every: float = 2.0
     """The same for a job without a round, whose status writes only reword why it waits."""
 
