@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from concertina.api.spec import JobSpec, Launcher
+
 LOWEST_PRIORITY = -(2**31)
 """Priority of a pending growth slice, which therefore preempts no other Workload."""
 
@@ -31,6 +33,13 @@ Counts = Mapping[PodSet, int]
 """Number of pods by set."""
 Request = tuple[tuple[PodSet, int], ...]
 """The same in the order of a Workload's pod sets, as part of an action."""
+
+
+def wanted_sets(spec: JobSpec) -> tuple[PodSet, ...]:
+    """Return the pod sets that the job asks for. A set without pods is asked for only if the job wants some in it."""
+    spares = (PodSet.SPARES,) if spec.standby_replicas else ()
+    rendezvous = (PodSet.RENDEZVOUS,) if spec.launcher is Launcher.TORCHRUN else ()
+    return (PodSet.TRAINER, *spares, *rendezvous)
 
 
 class ConditionName(enum.StrEnum):

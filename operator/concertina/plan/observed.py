@@ -35,6 +35,14 @@ class JobView:
     """Hash of the pod-related part of the spec; empty if this version does not know all of that part."""
     finalizers: tuple[str, ...] = ()
     """Finalizers that keep the job after its deletion, until each is removed."""
+    queue: str = ""
+    """LocalQueue of Kueue that the job's label names; empty without the label."""
+    priority_class: str = ""
+    """WorkloadPriorityClass of Kueue that the job's label names."""
+    prebuilt_workload: str = ""
+    """Workload that the job's label names to be used instead of one that the operator makes."""
+    request_hash: str = ""
+    """Hash of the pod sets that the job asks a queue for, without their counts; empty without a readable spec."""
 
 
 class PodPhase(enum.StrEnum):

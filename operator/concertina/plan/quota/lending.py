@@ -160,7 +160,7 @@ def _admitted(ctx: QuotaContext, holder: WorkloadView) -> Lending:
     if unknown := workloads.missing_flavors(holder, ctx.quota):
         message = f"Waits for the ResourceFlavor {', '.join(unknown)}, which does not exist or can't be read"
         return Lending(size=_usable(ctx, granted), reason="FlavorUnknown", message=message, recheck=5.0)
-    changes = workloads.changes(holder, ctx.quota)
+    changes = workloads.changes(holder, ctx.quota.flavors)
     if conflict := ctx.quota.conflict:
         finish = FinishWorkload(key(holder), FinishReason.FAILED_TO_START, conflict)
         writes: tuple[Action, ...] = () if ctx.holding else (finish,)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from concertina.api.spec import JobSpec, Launcher
+from concertina.api.spec import JobSpec
 from concertina.plan.facts import sizes
 from concertina.plan.facts.lending import Size
-from concertina.plan.kueue import ConditionName, Counts, PodSet, Request, WorkloadView
+from concertina.plan.kueue import ConditionName, Counts, PodSet, Request, WorkloadView, wanted_sets
 
 SHORT_OF_QUOTA = "insufficient"
 """Word in Kueue's messages ("insufficient unused quota for cpu ...") that a smaller request may help against."""
@@ -52,13 +52,9 @@ def larger(spec: JobSpec, than: Size) -> tuple[Size, ...]:
 
 
 def request(spec: JobSpec, size: Size) -> Request:
-    """Return the number of pods by set. A set without pods is asked for only if the job wants some in it."""
-    counts = [(PodSet.TRAINER, size.replicas)]
-    if spec.standby_replicas:
-        counts.append((PodSet.SPARES, size.spares))
-    if spec.launcher is Launcher.TORCHRUN:
-        counts.append((PodSet.RENDEZVOUS, 1))
-    return tuple(counts)
+    """Return the number of pods by set."""
+    counts = {PodSet.TRAINER: size.replicas, PodSet.SPARES: size.spares, PodSet.RENDEZVOUS: 1}
+    return tuple((pod_set, counts[pod_set]) for pod_set in wanted_sets(spec))
 
 
 def size_of(counts: Counts) -> Size:

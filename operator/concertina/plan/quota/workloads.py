@@ -91,9 +91,14 @@ def lendable(workloads: Iterable[WorkloadView]) -> tuple[str, int]:
 
     A write of a pod compares this with what it was planned on.
     """
-    open_workloads = (w for w in workloads if not w.finished and not w.deleting and w.reserved)
-    newest = max(open_workloads, key=lambda w: (w.number, w.created, w.name), default=None)
-    return (newest.name, sum(newest.granted.values())) if newest is not None and newest.admitted else ("", 0)
+    holder = newest(workloads)
+    return (holder.name, sum(holder.granted.values())) if holder is not None and holder.admitted else ("", 0)
+
+
+def newest(workloads: Iterable[WorkloadView]) -> WorkloadView | None:
+    """Return the newest Workload for which quota is counted, or None."""
+    holders = (w for w in workloads if not w.finished and not w.deleting and w.reserved)
+    return max(holders, key=lambda w: (w.number, w.created, w.name), default=None)
 
 
 # --- pods
@@ -133,13 +138,13 @@ def same_flavors(workload: WorkloadView) -> bool:
 # --- what an admission adds to pods
 
 
-def changes(workload: WorkloadView, quota: QuotaView) -> Mapping[PodSet, PodChanges]:
+def changes(workload: WorkloadView, flavors: Mapping[str, FlavorView]) -> Mapping[PodSet, PodChanges]:
     """Return what the flavors and the admission checks add to the pods of each set."""
     assignments = workload.admission or {}
     return {
         pod_set: merged(
             _of_queue(workload, pod_set, assignments[pod_set]),
-            *_of_flavors(assignments[pod_set], quota.flavors),
+            *_of_flavors(assignments[pod_set], flavors),
             *workload.check_changes.get(pod_set, ()),
         )
         for pod_set in PodSet
