@@ -1,6 +1,7 @@
 """The programs that set-up provides: `python tools/binaries.py` finds or builds all, with NAME it prints one's path.
 
-Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, and `vale`, which checks prose.
+Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, `vale`, which checks prose, and
+`kueue`, which long tests run beside the operator.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def main() -> int:
     try:
         with telling(console) as say:
             found: dict[str, Path] = {}
-            for bundle in (*SET_UP, programs.PROMETHEUS, programs.VALE):
+            for bundle in (*SET_UP, programs.PROMETHEUS, programs.VALE, programs.KUEUE):
                 if bundle.programs.keys() & set(wanted) or (not wanted and bundle in SET_UP):
                     found |= programs.find(bundle, say)
     except LocalClusterError as error:

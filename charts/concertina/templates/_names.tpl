@@ -48,6 +48,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]
+- apiGroups: [kueue.x-k8s.io] # docs/queues.md; without Kueue nothing is there to be read or written
+  resources: [workloads]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [patch]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [localqueues]
+  verbs: [list, watch]
 {{- end -}}
 
 {{- /* Without nodes and with named namespaces the operator needs nothing that belongs to the whole cluster. */ -}}
@@ -86,6 +95,14 @@ Review
 - apiGroups: [""]
   resources: [nodes] # jobs may run on any: which of them died, and which are about to
   verbs: [get, list, watch]
+{{ end -}}
+{{- if eq (include "concertina.clusterMode" .) "true" -}}
+- apiGroups: [kueue.x-k8s.io] # which nodes a queue's quota is for, and priorities
+  resources: [resourceflavors, workloadpriorityclasses]
+  verbs: [list, watch]
+- apiGroups: [scheduling.k8s.io]
+  resources: [priorityclasses]
+  verbs: [list, watch]
 {{ end -}}
 {{- if .Values.namespaceSelector -}}
 - apiGroups: [""]

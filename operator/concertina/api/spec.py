@@ -199,6 +199,13 @@ class ScaleUp(Model):
     )
 
 
+class PreemptionReaction(enum.StrEnum):
+    """Reaction of an elastic job when its queue preempts it."""
+
+    SHRINK = "Shrink"
+    SUSPEND = "Suspend"
+
+
 class Elastic(Model):
     """Limits of shrinking, and growth back to full size."""
 
@@ -216,6 +223,12 @@ class Elastic(Model):
         le=MOST_STANDBY_REPLICAS,
         description="Replicas beyond spec.replicas that stand by, so that one takes a lost replica's place at once. "
         "They need room and quota like any other.",
+    )
+    on_preemption: PreemptionReaction = Field(
+        default=PreemptionReaction.SHRINK,
+        description="Response when Kueue preempts the job for another one. Shrink gives up as many replicas as the "
+        "other job needs, down to minReplicas, without losing a step, and grows back when the queue has quota again. "
+        "Suspend saves the job and gives up all of them.",
     )
 
 

@@ -208,6 +208,23 @@ class StandbyReplicas(StatusModel):
     names: tuple[Name, ...] = Field(default=(), max_length=1000, description="Names of all, ready or not.")
 
 
+class QueueStatus(StatusModel):
+    """Quota of Kueue that the job has."""
+
+    name: Name = Field(description="Name of the LocalQueue.")
+    cluster_queue: Annotated[str, Field(max_length=253)] = Field(
+        default="", description="Name of the ClusterQueue that admitted the job."
+    )
+    workload: Annotated[str, Field(max_length=253)] = Field(
+        default="", description="Name of the admitted Workload. Empty: no Workload of the job is admitted."
+    )
+    replicas: Count = Field(default=0, description="Replicas that the job has quota for.")
+    reason: Annotated[str, Field(max_length=64)] = Field(
+        default="", description="Why the job has fewer replicas than spec.replicas, in one word."
+    )
+    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="The same as a sentence.")
+
+
 class JobStatus(StatusModel):
     """Last observed state of the job. Ready's reason is the word in the column Status of `kubectl get`."""
 
@@ -295,6 +312,9 @@ class JobStatus(StatusModel):
         default=None,
         description="Why the tracker of spec.tracking takes nothing, as the coordinator has it; it is kept on the node "
         "meanwhile. Absent: it does, or nothing is known yet.",
+    )
+    queue: QueueStatus | None = Field(
+        default=None, description="Quota that the job has from its queue of Kueue. Absent: no queue limits the job."
     )
     nodes_not_watched: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,

@@ -21,10 +21,12 @@ from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.job_metrics import JobCollector, phase_of
 from concertina.controller.master_keys import MasterKeyError, MasterKeys
 from concertina.controller.queue import KeyedQueue
+from concertina.controller.queue_watch import QueueWatch
 from concertina.controller.reconcile import Reconciler
 from concertina.controller.settings import LEASE, OperatorSettings, OperatorSettingsError, from_environment
 from concertina.controller.status_patches import StatusWriter
 from concertina.controller.token_reviews import TokenReviews
+from concertina.controller.workload_writes import WorkloadWriter
 from concertina.controller.writes import ObjectWriter
 from concertina.kube.access import NoAccess, load
 from concertina.kube.client import Client
@@ -189,12 +191,20 @@ class Operator:
         self._nodes: Reflector[NodeView] | None = None
         if settings.watch_nodes:
             self._nodes = Reflector(client, NODES, as_node, self._cache.on_node)
+        self._queues = QueueWatch(client, self._cache, namespaces, may_act=lambda: lease.held)
         self._reconciler = Reconciler(
             cache=self._cache,
             connections=self._connections,
             client=client,
             status=StatusWriter(client, self._cache, self._events),
-            objects=ObjectWriter(pods, self._cache, settings.pods, keys, self._assume),
+            objects=ObjectWriter(
+                pods,
+                self._cache,
+                settings.pods,
+                keys,
+                self._assume,
+                WorkloadWriter(pods, self._cache, self._queues.assume),
+            ),
             events=self._events,
             plan=plan,
             keys=keys,
@@ -244,6 +254,8 @@ class Operator:
             "stalls": self._connections.notice_stalls,
             "lease": self._lease.keep,
             "server version": self._watch_server_version,
+            "queues": self._queues.run,
+            "orphaned workloads": self._queues.drop_orphans,
         }
         if self._nodes is not None:
             parts["nodes"] = self._nodes.run
@@ -273,7 +285,8 @@ class Operator:
             reflector.synced if namespace is None else reflector.answered for namespace, reflector in self._pods.items()
         )
         nodes = () if self._nodes is None else (self._nodes.synced,)
-        await asyncio.gather(*(synced.wait() for synced in (*nodes, *pods)))
+        # A pass that does not know of queues would create pods without quota.
+        await asyncio.gather(*(synced.wait() for synced in (*nodes, *pods, self._queues.known)))
         for namespace, reflector in self._pods.items():
             if reflector.synced.is_set():
                 await self._list_jobs_at_start(namespace)

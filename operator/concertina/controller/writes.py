@@ -19,14 +19,25 @@ from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.master_keys import MasterKeys
 from concertina.controller.status_patches import PreconditionFailed
+from concertina.controller.workload_writes import WORKLOAD_WRITES, WorkloadWriter
 from concertina.kube.client import Client
 from concertina.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceEnds, NotFound, WebhookFailed
 from concertina.kube.manifests.agent_container import PodSettings
 from concertina.kube.manifests.pod import END_POD, pod_manifest, rendezvous_manifest, secret_manifest
 from concertina.kube.parse.refusals import refusal
 from concertina.kube.resources import PODS, SECRETS, TRAINING_JOBS, Raw
-from concertina.plan.actions import Action, CreatePod, CreateRendezvous, CreateSecret, DeleteJob, DeletePod, EndPod
+from concertina.plan.actions import (
+    Action,
+    CreatePod,
+    CreateRendezvous,
+    CreateSecret,
+    DeleteJob,
+    DeletePod,
+    EndPod,
+    Send,
+)
 from concertina.plan.observed import JobView, Refusal
+from concertina.plan.quota.workloads import holding, lendable
 from concertina.turns import FairLimiter
 from concertina_protocol.log import log_event
 
@@ -60,6 +71,8 @@ class _Window:
     size: int = FIRST
     full: bool = False
     """Whether creates of the last pass did not fit into the window."""
+    held_back: bool = False
+    """Whether writes of the last pass wait for others: of pods for those of Workloads, or the other way round."""
 
 
 class WriteQueue:
@@ -94,9 +107,12 @@ class WriteQueue:
         window = self._windows.setdefault(job.view.uid, _Window())
         window.wanted = {_identity(action): action for action in actions}
         existing_names = {pod.name for pod in job.pods.values()}
-        free_slots, window.full = window.size - _creates(window), False
+        free_slots, window.full, window.held_back = window.size - _creates(window), False, False
         for key, action in window.wanted.items():
             creates = isinstance(action, CreatePod | CreateRendezvous)
+            if key not in window.under_way and _excludes(window, action):
+                window.held_back = True
+                continue
             if creates and free_slots <= 0:
                 window.full = True
                 continue
@@ -131,11 +147,10 @@ class WriteQueue:
             error, accepted = failure, False
         finally:
             del window.under_way[key]
-        if creates:
-            if accepted is not None:
-                window.size = min(window.size + 1, LARGEST) if accepted else SMALLEST
-            if window.full:
-                self._changed(job.view.uid)
+        if creates and accepted is not None:
+            window.size = min(window.size + 1, LARGEST) if accepted else SMALLEST
+        if (creates and window.full) or (window.held_back and not _excludes_others(window)):
+            self._changed(job.view.uid)
         if error is not None:
             await self._failed(job, action, error)
         self._drop_idle(job.view.uid, window)
@@ -144,6 +159,22 @@ class WriteQueue:
         """Drop a window that is in its initial state."""
         if not window.under_way and window.size >= FIRST and self._windows.get(uid) is window:
             del self._windows[uid]
+
+
+def _excludes(window: _Window, action: Action) -> bool:
+    """Return whether the action must wait for writes that are under way.
+
+    Quota is given back after a look at the pods that are left, so that no pod may be created at the same time.
+    """
+    if isinstance(action, CreatePod | CreateRendezvous):
+        return any(isinstance(key, WORKLOAD_WRITES) for key in window.under_way)
+    return isinstance(action, WORKLOAD_WRITES) and _creates(window) > 0
+
+
+def _excludes_others(window: _Window) -> bool:
+    """Return whether a write is under way that others wait for."""
+    kinds = (CreatePod, CreateRendezvous, *WORKLOAD_WRITES)
+    return any(isinstance(key, kinds) for key in window.under_way)
 
 
 def _creates(window: _Window) -> int:
@@ -184,6 +215,8 @@ class ObjectWriter:
     keys: MasterKeys
     assume: Callable[[Raw], None]
     """Function that takes a pod that a write returned, so that no plan is made on an older version of it."""
+    workloads: WorkloadWriter | None = None
+    """Writer of Workloads of Kueue."""
 
     async def write(self, job: CachedJob, action: Action) -> bool:
         """Perform the action, and return False when the API server refused it for a reason that the cache holds.
@@ -196,7 +229,7 @@ class ObjectWriter:
             case CreateSecret():
                 await self._create_secret(job)
             case CreatePod() | CreateRendezvous():
-                return await self._create_pod(job, action)
+                return await self._create_within_quota(job, action)
             case DeletePod():
                 await self._delete_pod(job, action)
             case EndPod():
@@ -205,9 +238,31 @@ class ObjectWriter:
                 namespace, name, uid = job.view.namespace, job.view.name, job.view.uid
                 await self.client.delete(TRAINING_JOBS, namespace, name, uid=uid, propagation="Background")
                 log_event("job deleted", **job.named())
-            case _:
+            case Send():
                 raise TypeError(f"the plan holds what nobody can do: {action!r}")
+            case _:
+                if self.workloads is None:
+                    raise TypeError(f"the plan holds what nobody can do: {action!r}")
+                return await self.workloads.write(job, action)
         return True
+
+    async def _create_within_quota(self, job: CachedJob, create: CreatePod | CreateRendezvous) -> bool:
+        """Create a pod if the Workload that lends it is still admitted, and has quota left for it.
+
+        Raises:
+            PreconditionFailed: When the pod has no quota any more.
+        """
+        name = _name(job, create)
+        if create.quota is not None:
+            lender = lendable(self.cache.queues.of_job(job.view.uid))
+            used = holding(job.pods.values()) + len(job.creating - {pod.name for pod in job.pods.values()})
+            if lender != create.quota.lender or used >= lender[1]:
+                raise PreconditionFailed(f"the quota for pod {name} is gone")
+        job.creating.add(name)
+        try:
+            return await self._create_pod(job, create)
+        finally:
+            job.creating.discard(name)
 
     async def _create_secret(self, job: CachedJob) -> None:
         """Create the job's Secret, unless it was created recently.

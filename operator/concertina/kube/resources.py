@@ -39,6 +39,14 @@ WEBHOOKS = Resource("apis/admissionregistration.k8s.io/v1", "validatingwebhookco
 TOKEN_REVIEWS = Resource("apis/authentication.k8s.io/v1", "tokenreviews", namespaced=False)
 SERVER_VERSION = Resource("", "version", namespaced=False)
 ACCESS_REVIEWS = Resource("apis/authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
+KUEUE_API = "apis/kueue.x-k8s.io/v1beta2"
+KUEUE = Resource("apis/kueue.x-k8s.io", "v1beta2", namespaced=False)
+"""Discovery document of Kueue's API: absent where Kueue is not installed."""
+WORKLOADS = Resource(KUEUE_API, "workloads")
+LOCAL_QUEUES = Resource(KUEUE_API, "localqueues")
+RESOURCE_FLAVORS = Resource(KUEUE_API, "resourceflavors", namespaced=False)
+WORKLOAD_PRIORITY_CLASSES = Resource(KUEUE_API, "workloadpriorityclasses", namespaced=False)
+PRIORITY_CLASSES = Resource("apis/scheduling.k8s.io/v1", "priorityclasses", namespaced=False)
 TRAINING_JOBS = Resource("apis/concertina.dev/v1beta1", "trainingjobs")
 
 

@@ -7,7 +7,8 @@ The shell (`concertina.controller.reconcile`) applies a Plan in this order:
   3. the watch streams: those of `Plan.watch` are opened, and all others of the job are closed;
   4. the events;
   5. creates and deletes, in the background, a limited number at a time (`concertina.controller.writes`). No pass waits
-     for a write, and no write waits for another. A write that is still outstanding at the next pass is planned again.
+     for a write, and no write waits for another, except that a write to a Workload of Kueue and the job's creates of
+     pods never overlap. A write that is still outstanding at the next pass is planned again.
 So a claim is written before any Prepare of it is sent, and a commit before any Assign. A job recovers whether or not
 its pods can be created.
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 
 import concertina_protocol as protocol
 from concertina.api.status import JobStatus
+from concertina.plan.kueue import FinishReason, PodChanges, PodSet, Request
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,17 @@ class Rendezvous:
 
 
 @dataclass(frozen=True)
+class PodQuota:
+    """Quota that a new pod uses."""
+
+    lender: tuple[str, int]
+    """Name of the admitted Workload, and its total number of pods. Unless both still hold, no pod is created."""
+    pod_set: PodSet
+    changes: PodChanges = field(default=PodChanges(), hash=False)
+    """Changes that the admission makes to the pod."""
+
+
+@dataclass(frozen=True)
 class CreatePod:
     index: int
     attempt: int
@@ -52,6 +65,8 @@ class CreatePod:
     """Upper bound in bytes for the snapshots of the bundled trainer; None if they are unbounded."""
     rendezvous: Rendezvous | None = None
     """Parameters for torchrun; None if agents run in the pods."""
+    quota: PodQuota | None = None
+    """Quota that the pod uses; None if the job has no queue."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,8 @@ class CreateRendezvous:
     """Create the pod that serves torchrun's store."""
 
     round: int
+    quota: PodQuota | None = None
+    """Quota that the pod uses; None if the job has no queue."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +102,95 @@ class DeleteJob:
 
 
 @dataclass(frozen=True)
+class CreateWorkload:
+    """Ask a queue of Kueue for quota."""
+
+    number: int
+    request: Request
+    priority: int
+    by_class: bool = True
+    """Whether the Workload names the priority class of the job, which can't be added later."""
+    elastic: bool = False
+    replaces: str = ""
+    """Name of the Workload that this one replaces once it is admitted."""
+    slice_name: str = ""
+    shrunk_at: float | None = None
+    """When the job last gave way to a preemption, in Unix seconds."""
+
+
+@dataclass(frozen=True)
+class WorkloadKey:
+    """Identity of the Workload that a write expects. Another version is not written to."""
+
+    name: str
+    uid: str
+    version: str
+
+
+@dataclass(frozen=True)
+class EditWorkload:
+    """Change the spec of a Workload. None leaves a field as it is. It gives no quota back."""
+
+    key: WorkloadKey
+    request: Request | None = None
+    """Number of pods by set; with `template`, all pod sets are written anew."""
+    template: bool = False
+    priority: int | None = None
+    queue: str | None = None
+    active: bool | None = None
+
+
+@dataclass(frozen=True)
+class ShrinkWorkload:
+    """Lower the counts of a Workload that holds quota, if no more than so many pods are left."""
+
+    key: WorkloadKey
+    request: Request
+    eviction: str = ""
+    """Transition time of the eviction that the job gives way to; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class ReleaseWorkload:
+    """Give the quota of an evicted Workload back, if no pods are left."""
+
+    key: WorkloadKey
+
+
+@dataclass(frozen=True)
+class FinishWorkload:
+    """Set the condition Finished, by which Kueue frees the quota, if no more than `pods_left` pods are left."""
+
+    key: WorkloadKey
+    reason: FinishReason
+    message: str
+    pods_left: int = 0
+
+
+@dataclass(frozen=True)
+class DropWorkload:
+    """Remove Kueue's finalizer from a Workload, and delete it, if no more than `pods_left` pods are left."""
+
+    key: WorkloadKey
+    pods_left: int | None = 0
+    """None if the Workload holds no quota, so that pods do not matter."""
+    delete: bool = True
+
+
+@dataclass(frozen=True)
+class ReportPodsReady:
+    """Set the condition PodsReady, for which Kueue may wait (waitForPodsReady)."""
+
+    key: WorkloadKey
+    ready: bool
+
+
+WorkloadWrite = (
+    CreateWorkload | EditWorkload | ShrinkWorkload | ReleaseWorkload | FinishWorkload | DropWorkload | ReportPodsReady
+)
+
+
+@dataclass(frozen=True)
 class Send:
     """A call to one agent.
 
@@ -98,7 +204,7 @@ class Send:
     message: protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save
 
 
-Action = CreateSecret | CreatePod | CreateRendezvous | DeletePod | EndPod | DeleteJob | Send
+Action = CreateSecret | CreatePod | CreateRendezvous | DeletePod | EndPod | DeleteJob | WorkloadWrite | Send
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus
 from concertina.api.world import Claim
+from concertina.plan.kueue import QuotaView
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,14 @@ class JobView:
     """Hash of the pod-related part of the spec; empty if this version does not know all of that part."""
     finalizers: tuple[str, ...] = ()
     """Finalizers that keep the job after its deletion, until each is removed."""
+    queue: str = ""
+    """LocalQueue of Kueue that the job's label names; empty without the label."""
+    priority_class: str = ""
+    """WorkloadPriorityClass of Kueue that the job's label names."""
+    prebuilt_workload: str = ""
+    """Workload that the job's label names to be used instead of one that the operator makes."""
+    request_hash: str = ""
+    """Hash of the pod sets that the job asks a queue for, without their counts; empty without a readable spec."""
 
 
 class PodPhase(enum.StrEnum):
@@ -103,6 +112,8 @@ class PodView:
     image: str = ""
     """Image of the trainer container as the node resolved it, usually repository@sha256:digest; empty before it has
     started."""
+    pod_set: str = ""
+    """Pod set of a Workload of Kueue whose quota the pod uses; empty if it uses none."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -368,6 +379,8 @@ class JobObservation:
     progress_every: float = 2.0
     """Seconds between status writes that only update progress. The shell increases the interval with the number of
     jobs."""
+    quota: QuotaView | None = None
+    """Queue of Kueue that lends the job its pods; None if it has none."""
     words_every: float = 2.0
     """The same for a job without a round, whose status writes only reword why it waits."""
 

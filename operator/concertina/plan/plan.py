@@ -19,11 +19,13 @@ from concertina.api.status import ENDED, JobStatus
 from concertina.plan.actions import Event, Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.lifecycle import admission, checkpoint_requests, end, start, suspend, torchrun
+from concertina.plan.facts.lending import spec_within
+from concertina.plan.lifecycle import admission, checkpoint_requests, end, queued, start, suspend, torchrun
 from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.pods import bad_nodes, pod_backoff
 from concertina.plan.pods.planner import plan_pods
 from concertina.plan.pods.pod_plan import PodPlan
+from concertina.plan.quota.lending import lend
 from concertina.plan.recovery import causes, escalation, stalls, startup
 from concertina.plan.rounds import claims, drains, growth
 from concertina.plan.state import restore, snapshot_memory
@@ -69,6 +71,7 @@ POLICIES: Mapping[Launcher, tuple[Policy, ...]] = {Launcher.AGENT: AGENT, Launch
 
 Remark = Callable[[JobContext, Decision, PodPlan], Decision]
 REMARKS: tuple[Remark, ...] = (
+    lambda ctx, decision, pods: queued.annotate_queue(ctx, decision),
     lambda ctx, decision, pods: stalls.annotate_hang(ctx, decision),
     lambda ctx, decision, pods: stalls.annotate_stragglers(ctx, decision),
     lambda ctx, decision, pods: start.annotate_master_key(ctx, decision),
@@ -88,21 +91,22 @@ EVENTS: tuple[Announcement, ...] = (
     lambda ctx, status: startup.container_events(ctx),
     lambda ctx, status: restore.rollback_events(ctx.status, status),
     lambda ctx, status: progress.sentence_events(ctx.status, status),
+    lambda ctx, status: queued.events(ctx, status),
     lambda ctx, status: conditions.events(ctx.status, status),
 )
 
 
 def plan(observed: JobObservation, now: float) -> Plan:
     """Compute the plan for one observation; `now` is in Unix seconds."""
-    job = observed.job
+    job, lending = observed.job, lend(observed, now)
     if job.deleting and (job.spec is None or not suspend.held_by(job)):
-        return Plan(job.status)
+        return Plan(job.status, actions=lending.writes)
     if job.spec is None:
         return _unreadable(observed, now)
-    spec = job.spec.model_copy(update={"suspend": True}) if job.deleting else job.spec
-    ctx = JobContext(observed, spec, now)
+    spec = job.spec.model_copy(update={"suspend": True}) if job.deleting else spec_within(job.spec, lending)
+    ctx = JobContext(observed, spec, now, lending)
     decision = next(decision for policy in POLICIES[ctx.spec.launcher] if (decision := policy(ctx)))
-    pods = plan_pods(ctx, decision)
+    pods = queued.within_quota(ctx, plan_pods(ctx, decision))
     if job.deleting:
         pods = suspend.without_new_pods(pods)
     for remark in REMARKS:
@@ -111,10 +115,10 @@ def plan(observed: JobObservation, now: float) -> Plan:
     saved = checkpoint_requests.ask(ctx, decision, status.checkpoint_request)
     events = (event for announcement in EVENTS for event in announcement(ctx, status))
     seconds_left = (ctx.time_left, growth.seconds_left(ctx), admission.seconds_left(ctx))
-    waits = (decision.recheck, pods.recheck, held_back, *seconds_left)
+    waits = (decision.recheck, pods.recheck, held_back, lending.recheck, *seconds_left)
     return Plan(
         status,
-        actions=(*pods.actions, *decision.actions, *saved),
+        actions=(*pods.actions, *lending.writes, *decision.actions, *saved),
         watch=_watch(ctx, decision),
         events=(*decision.events, *pods.events, *events),
         recheck_after=min(filter(None, waits), default=None),

@@ -24,7 +24,11 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label in which Kueue keeps the queue of any object."""
 
 
+QUEUED = "Queued"
+"""Word of a job that waits for quota. Its conditions are those of a suspended job."""
 NO_GROUP = "(none)"
+WAITS_FOR = "Waits for"
+"""Column that the groups by queue have in addition."""
 COLUMNS = (
     "Name", "Status", "World", "Progress", "ETA", "Loss", "Tokens/s", "Goodput", "Waited", "Cost", "Failures", "Age",
 )  # fmt: skip
@@ -59,6 +63,10 @@ class JobRow:
     namespace: str
     name: str
     labels: Mapping[str, str]
+    queue: str
+    """LocalQueue of Kueue that lends the job its pods, or that its label names. Empty without a queue."""
+    waits_for: str
+    """Reason why the job has fewer replicas than it asks its queue for; empty if it has all."""
     attention: AttentionLevel
     word: str
     world: str
@@ -89,6 +97,8 @@ def row(job: Raw) -> JobRow:
         namespace=meta["namespace"],
         name=meta["name"],
         labels=meta.get("labels") or {},
+        queue=status.queue.name if status.queue else (meta.get("labels") or {}).get(QUEUE_LABEL, ""),
+        waits_for=status.queue.message if status.queue else "",
         attention=attention,
         word=word(status),
         world=status.world.size,
@@ -115,7 +125,13 @@ def group(row: JobRow, by: str) -> str:
         row: Row of the job.
         by: `namespace`, `queue`, or the key of a label. Empty for no groups.
     """
-    return row.namespace if by == "namespace" else row.labels.get(QUEUE_LABEL if by == "queue" else by, "")
+    match by:
+        case "namespace":
+            return row.namespace
+        case "queue":
+            return row.queue
+        case _:
+            return row.labels.get(by, "")
 
 
 def _attention(status: JobStatus) -> AttentionLevel:
@@ -123,6 +139,8 @@ def _attention(status: JobStatus) -> AttentionLevel:
         return AttentionLevel.ENDED
     if status.trouble:
         return AttentionLevel.STALLED
+    if status.phase == QUEUED:
+        return AttentionLevel.WAITING
     if status.is_true(ConditionType.SUSPENDED):
         return AttentionLevel.SUSPENDED
     if not status.is_true(ConditionType.RUNNING):
@@ -154,7 +172,7 @@ def as_json(row: JobRow, by: str = "") -> dict[str, JsonValue]:
         "replicas": row.replicas, "step": row.step, "percent": row.percent,
         "etaSeconds": row.eta_seconds, "loss": row.loss, "tokensPerSecond": row.tokens_per_second,
         "goodputPercent": row.goodput, "waitingSeconds": row.waiting_seconds, "cost": row.cost,
-        "currency": row.currency, "failures": row.failures,
+        "currency": row.currency, "failures": row.failures, "queue": row.queue, "waitsFor": row.waits_for,
     }  # fmt: skip
 
 
@@ -173,6 +191,7 @@ def screen(
     """
     table = Table(
         *([by.capitalize()] if by else []), *(["Namespace"] if with_namespace else []), *COLUMNS,
+        *([WAITS_FOR] if by == "queue" else []),
         box=None, header_style="bold", padding=(0, 2, 0, 0),
     )  # fmt: skip
     warning = [Text(f"Out of date, perhaps: {' '.join(trouble.split())}", style="red")] if trouble else []
@@ -181,7 +200,8 @@ def screen(
     for row in shown:
         row_group = group(row, by)
         first = [row_group or NO_GROUP if row_group != previous_group else ""] if by else []
-        table.add_row(*first, *([row.namespace] if with_namespace else []), *cells(row, now))
+        last = [row.waits_for] if by == "queue" else []
+        table.add_row(*first, *([row.namespace] if with_namespace else []), *cells(row, now), *last)
         previous_group = row_group
     hidden_count = len(rows) - len(shown)
     return Group(

@@ -30,6 +30,7 @@ COLOURS = {
     "Complete": "green",
     "Training": "green",
     "Suspended": "dim",
+    "Queued": "yellow",
 }
 _TIME_COLOURS = {"productive": "green", "communication": "green", "unknown": "dim", "suspended": "dim"}
 ENDED = ("Complete", "Failed")
@@ -182,6 +183,9 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             + _since(world.since)
         ),
     )
+    if queue := status.queue:
+        quota = f"{queue.name}: quota for {amount(queue.replicas, 'replica')}"
+        yield "Queue", quota + (f"; {queue.message}" if queue.message else "")
     if world.layout:
         yield "Layout", world.layout + (f"; {world.cross_domain_groups}" if world.cross_domain_groups else "")
     if standing := status.standby_replicas.names:

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,15 @@ class Jobs:
         self.cluster, self.namespace = cluster, namespace
         self.path = JOBS.format(namespace)
 
-    def create(self, name: str, script: str = "", replicas: int = 1, pod: Object | None = None, **spec: Any) -> Object:
+    def create(
+        self,
+        name: str,
+        script: str = "",
+        replicas: int = 1,
+        pod: Object | None = None,
+        labels: Mapping[str, str] | None = None,
+        **spec: Any,
+    ) -> Object:
         """A job whose workers run a Python script; `pod` is merged over the template's spec."""
         container: Object = {"name": "trainer", "image": "concertina/trainer:test"}
         if script:
@@ -108,7 +116,7 @@ class Jobs:
         body = {
             "apiVersion": "concertina.dev/v1beta1",
             "kind": "TrainingJob",
-            "metadata": {"name": name},
+            "metadata": {"name": name, **({"labels": dict(labels)} if labels else {})},
             "spec": {"replicas": replicas, "template": template, **spec},
         }
         return self.cluster.api.call("POST", self.path, body)

@@ -1,5 +1,6 @@
 """Where the local cluster's programs come from: PATH, the cache, a release server, a Go module."""
 
+import dataclasses
 import hashlib
 import http.server
 import io
@@ -119,6 +120,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script(
         tmp_path / "go" / "go",
         f"""#!/bin/sh
+if [ "$1" = list ]; then echo {tmp_path}/source; exit; fi
 echo example.org/some/package
 echo run >> {tmp_path}/runs
 while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done
@@ -148,6 +150,24 @@ def test_a_build_fills_the_cache_once(module: Path, tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "run\nrun\n"
 
 
+def test_a_build_copies_files_of_a_dependency(module: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source" / "config"
+    (source / "bases").mkdir(parents=True)
+    (source / "bases" / "one.yaml").write_text("one")
+    (source / "manifests.yaml").write_text("all")
+    for path in source.rglob("*"):
+        path.chmod(0o555)  # as in Go's module cache
+    files = {"crds": "config/bases", "webhooks.yaml": "config/manifests.yaml"}
+    folder = programs.find(dataclasses.replace(TOOL, files=files), say)["tool"].parent
+    assert (folder / "crds" / "one.yaml").read_text() == "one"
+    assert (folder / "webhooks.yaml").read_text() == "all"
+
+
+def test_a_bundle_without_released_binaries_is_built(tmp_path: Path) -> None:
+    with pytest.raises(release.Unavailable, match="kueue is released without binaries"):
+        release.download("kueue", "v0.19.2", {}, tmp_path, say)
+
+
 def test_checkouts_that_set_up_at_once_build_once(module: Path, tmp_path: Path) -> None:
     threads = [threading.Thread(target=programs.find, args=(TOOL, say)) for _ in range(4)]
     for thread in threads:
@@ -169,6 +189,7 @@ def test_the_pinned_modules_name_their_versions() -> None:
     assert programs.version(programs.CONTROL_PLANE, tools / "controlplane").startswith("v1.36.")
     assert programs.version(programs.HELM, tools / "helm").startswith("v4.")
     assert programs.version(programs.VALE, tools / "vale").startswith("v3.")
+    assert programs.version(programs.KUEUE, tools / "kueue").startswith("v0.19.")
     assert release.prometheus(programs.version(programs.PROMETHEUS, tools / "prometheus")).startswith("3.")
     assert release.prometheus("v0.305.2") == "3.5.2"
     assert gobuild.required(tools / "controlplane")["go.etcd.io/etcd/server/v3"].startswith("v3.6.")

@@ -45,12 +45,15 @@ class CapacityQueue:
         nodes: Mapping[str, NodeView] | None,
         changed: Callable[[str], None],
         later: Later,
+        has_queue: Callable[[CachedJob], bool] = lambda job: False,
     ) -> None:
         """Start with an empty queue.
 
         Args:
             nodes: Nodes by name, or None when nodes are not watched.
+            has_queue: Whether a queue of Kueue decides when a job starts. Such a job has no turns here.
         """
+        self._has_queue = has_queue
         self._jobs = jobs
         self._nodes = nodes
         self._changed = changed
@@ -139,6 +142,8 @@ class CapacityQueue:
         One job that cannot be judged must not make the others fail.
         """
         try:
+            if self._has_queue(job):
+                return None
             waits = line.waiting(job.view, job.pods.values(), by_quota(job.refused))
             if waits is None:
                 return None

@@ -14,6 +14,7 @@ from concertina.api import pod_names
 from concertina.api.spec import template_outdated
 from concertina.controller.cache.capacity_queue import CapacityQueue, Later, at_once
 from concertina.controller.cache.job import CachedJob
+from concertina.controller.cache.queues import QueueCache
 from concertina.controller.cache.uri_index import UriIndex
 from concertina.kube.parse.views import OwnedPod, job_view, other_manager
 from concertina.kube.resources import Raw, version_of
@@ -85,7 +86,10 @@ class ClusterCache:
         """Time at which the pod's container was restarted, by uid, on the monotonic clock."""
         self._nodes: dict[str, NodeView] = {}
         self._uris = UriIndex(self._jobs, changed)
-        self._capacity = CapacityQueue(self._jobs, self._nodes if nodes_watched else None, changed, later)
+        self.queues = QueueCache(self._jobs, self._job_changed)
+        self._capacity = CapacityQueue(
+            self._jobs, self._nodes if nodes_watched else None, changed, later, self.queues.has_queue
+        )
 
     def on_server_version(self, version: tuple[int, int]) -> None:
         """Note the API server's version of Kubernetes; it changes when the cluster is upgraded."""
@@ -299,6 +303,7 @@ class ClusterCache:
             template_outdated=self._template_outdated,
             operator_isolated=self._hearing.operator_isolated,
             given_up=job.given_up,
+            quota=self.queues.view(job),
             progress_every=self.progress_every,
             words_every=max(PROGRESS_SECONDS, len(self._jobs) / WORDS_PER_SECOND),
         )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from concertina.api.spec import Launcher
 from concertina.controller.cache.taken_back import TakenBack
 from concertina.kube.resources import Raw
+from concertina.plan.kueue import PodChanges, PodSet
 from concertina.plan.observed import CreateRefusal, JobView, PodPhase, PodView
 from concertina_protocol.traces import trace_id
 
@@ -46,6 +48,12 @@ class CachedJob:
     given_up: frozenset[str] = frozenset()
     """Uids of the job's pods that may be treated as dead because they are silent, for as long as they are silent."""
     taken_back: TakenBack = field(default_factory=TakenBack)
+    creating: set[str] = field(default_factory=set)
+    """Names of pods whose creation is under way."""
+    conflict: tuple[tuple[int, Mapping[PodSet, PodChanges]], str] | None = None
+    """Contradiction of the last admission and the template, with the generation and the changes that were compared."""
+    writing_quota: bool = False
+    """Whether a write to a Workload of the job is under way."""
     planned: tuple[PodView, ...] = ()
     """Pods as the last complete pass saw them."""
 

@@ -25,6 +25,7 @@ from concertina.kube.manifests.names import (
     secret_name,
 )
 from concertina.kube.manifests.pod_placement import placed
+from concertina.kube.manifests.workload import admitted
 from concertina.kube.resources import Raw
 from concertina.plan.actions import CreatePod, CreateRendezvous
 from concertina.plan.observed import JobView
@@ -70,14 +71,16 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, settings: PodSe
         if settings.metrics is not None and metrics_port is not None:
             pod = agent_container.with_metrics(pod, spec, metrics_port, settings.metrics)
     pod = placed(_with_shared_memory(pod), job, spec, create)
-    return _owned(pod, job, pod_name(job.name, create.index, create.attempt), number, port)
+    owned = _owned(pod, job, pod_name(job.name, create.index, create.attempt), number, port)
+    return admitted(owned, create.quota.changes) if create.quota else owned
 
 
 def rendezvous_manifest(job: JobView, spec: JobSpec, create: CreateRendezvous) -> Raw:
     """Return the pod that serves the store in which torchrun's agents meet."""
     number = {ROUND: str(create.round), ATTEMPT: str(create.round)}
     store = torchrun_pod.store(spec.template.manifest())
-    return _owned(store, job, rendezvous_name(job.name, create.round), number, torchrun_pod.PORT)
+    owned = _owned(store, job, rendezvous_name(job.name, create.round), number, torchrun_pod.PORT)
+    return admitted(owned, create.quota.changes) if create.quota else owned
 
 
 def secret_manifest(job: JobView, data: dict[str, str]) -> Raw:

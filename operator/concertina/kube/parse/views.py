@@ -19,6 +19,7 @@ from concertina.api.status import JobStatus, unix_seconds
 from concertina.kube.deep_json import DEEPEST
 from concertina.kube.manifests.names import AVOIDS, PORT_NAME, ROUND, TEMPLATE_HASH
 from concertina.kube.manifests.pod import END_POD, template_hash
+from concertina.kube.manifests.workload import POD_SET, PREBUILT_WORKLOAD, PRIORITY_CLASS, QUEUE_NAME, request_hash
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.room import amounts, excluded
 from concertina.kube.resources import Raw
@@ -113,6 +114,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         template_hash=annotations.get(TEMPLATE_HASH, ""),
         requests=_requests(spec),
         excluded=waiting == UNSCHEDULABLE and excluded(waiting_message),
+        pod_set=labels.get(POD_SET, ""),
         image=(_trainer(status).get("imageID") or "")[:IMAGE],
         **_restarts(status),
     )
@@ -154,8 +156,11 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
     generation = int(metadata.get("generation") or 0)
     if before is not None and (before.uid, before.generation) == (metadata["uid"], generation):
         spec, spec_error, ignored, made_of = before.spec, before.spec_error, before.ignored, before.template_hash
+        asks_for = before.request_hash
     else:
         spec, spec_error, ignored, made_of = _spec(obj)
+        asks_for = _request_hash(spec)
+    labels = metadata.get("labels") or {}
     return JobView(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -170,6 +175,10 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
         checkpoint_request=checkpoint_asked(obj),
         template_hash=made_of,
         finalizers=tuple(name[:NAME] for name in (metadata.get("finalizers") or ())[:MOST_FINALIZERS]),
+        queue=labels.get(QUEUE_NAME, ""),
+        priority_class=labels.get(PRIORITY_CLASS, ""),
+        prebuilt_workload=labels.get(PREBUILT_WORKLOAD, ""),
+        request_hash=asks_for,
     )
 
 
@@ -193,6 +202,14 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...], str]:
             (),
             "",
         )
+
+
+def _request_hash(spec: JobSpec | None) -> str:
+    """Return the hash of what the job asks a queue for; empty if its template has fields of an unexpected form."""
+    try:
+        return request_hash(spec) if spec is not None else ""
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ""
 
 
 def _sentence(problems: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from concertina.local.binaries import release
@@ -26,8 +26,13 @@ def required(module: Path) -> dict[str, str]:
     )
 
 
-def build(module: Path, version: str, folder: Path, say: Say) -> None:
+def build(
+    module: Path, version: str, folder: Path, say: Say, files: Mapping[str, Mapping[str, str]] | None = None
+) -> None:
     """Build all `tool`s of a module into a folder.
+
+    Args:
+        files: Files and folders to copy out of dependencies: path in the dependency by name in `folder`, by dependency.
 
     Raises:
         LocalClusterError: When the build fails, with Go's last lines of output.
@@ -59,7 +64,32 @@ def build(module: Path, version: str, folder: Path, say: Say) -> None:
             raise
     if process.returncode:
         raise LocalClusterError(f"building {module.name} failed:\n" + "\n".join(lines))
+    for dependency, paths_by_name in (files or {}).items():
+        if paths_by_name:
+            _copy(_source(dependency, module, go, environment), paths_by_name, folder)
     _forget(environment)
+
+
+def _source(dependency: str, module: Path, go: str, environment: dict[str, str]) -> Path:
+    """Return the folder of a dependency's source, which Go keeps after a build.
+
+    Raises:
+        LocalClusterError: When Go does not know the dependency.
+    """
+    command = [go, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", dependency]
+    done = subprocess.run(command, cwd=module, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LocalClusterError(f"{dependency} has no source folder: {done.stderr.strip()}")
+    return Path(done.stdout.strip())
+
+
+def _copy(source: Path, paths_by_name: Mapping[str, str], folder: Path) -> None:
+    """Copy files and folders. The copies are writable, unlike Go's module cache."""
+    for name, path in paths_by_name.items():
+        for file in [source / path] if (source / path).is_file() else sorted((source / path).iterdir()):
+            target = folder / name / file.relative_to(source / path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
 
 
 def _flags(module: Path, version: str) -> str:
@@ -73,6 +103,8 @@ def _flags(module: Path, version: str) -> str:
         return f"-s -w -X github.com/prometheus/common/version.Version={release.prometheus(released)}"
     if "github.com/vale-cli/vale/v3" in names:
         return f"-s -w -X main.version={version.removeprefix('v')}"
+    if "sigs.k8s.io/kueue" in names:
+        return f"-s -w -X sigs.k8s.io/kueue/pkg/version.GitVersion={version}"
     return f"-s -w -X helm.sh/helm/v4/internal/version.version={version}"
 
 

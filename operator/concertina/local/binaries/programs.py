@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from concertina.local.binaries import gobuild, release
@@ -41,6 +41,7 @@ class Bundle:
     programs: Mapping[str, Program]
     renamed: Mapping[str, str]  # name by `go build` of programs whose name differs
     version_module: str  # its version in go.mod is the release's, and is linked into the programs
+    files: Mapping[str, str] = field(default_factory=dict)  # name in the cache of files and folders of version_module
 
 
 _KUBERNETES = r"v1\.36\."
@@ -76,6 +77,15 @@ VALE = Bundle(
     version_module="github.com/vale-cli/vale/v3",
 )
 """Program for `make lint` only, which set-up leaves out."""
+KUEUE = Bundle(
+    module="kueue",
+    # Kueue does not print its version, and the manifests have to be of the same one: never use a program on PATH.
+    programs={"kueue": Program(("--help",), r"(?!)")},
+    renamed={},
+    version_module="sigs.k8s.io/kueue",
+    files={"crds": "config/components/crd/bases", "webhooks.yaml": "config/components/webhook/manifests.yaml"},
+)
+"""Kueue's controller, with its manifests beside it, for long tests only. Set-up leaves it out."""
 
 
 def control_plane(say: Say) -> dict[str, Path]:
@@ -192,6 +202,6 @@ def _fill(bundle: Bundle, module: Path, folder: Path, say: Say) -> None:
         say(f"{error}; building from source instead")
     for path in folder.iterdir():  # partial downloads
         path.unlink()
-    gobuild.build(module, version(bundle, module), folder, say)
+    gobuild.build(module, version(bundle, module), folder, say, {bundle.version_module: bundle.files})
     for name, built in bundle.renamed.items():
         (folder / built).rename(folder / name)

@@ -82,6 +82,8 @@ def download(
     Raises:
         Unavailable: When a file is not available, or does not match its checksum.
     """
+    if bundle not in assets:
+        raise Unavailable(f"{bundle} is released without binaries")
     architecture = _ARCHITECTURES.get(os.uname().machine, os.uname().machine)
     names = {
         "version": version,

@@ -11,6 +11,7 @@ from concertina.api.world import World
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.constants import since
 from concertina.plan.facts.health import Health
+from concertina.plan.facts.lending import NO_QUEUE, Lending
 from concertina.plan.facts.replicas import Replicas
 from concertina.plan.facts.round import Round
 from concertina.plan.observed import UNKNOWN_AGENT, UNKNOWN_NODE, AgentView, JobObservation, NodeView, PodView
@@ -22,6 +23,31 @@ class JobContext:
     spec: JobSpec
     now: float
     """Unix seconds, as all times here."""
+    lending: Lending = NO_QUEUE
+    """Quota that the job may use; `spec` wants no more replicas than that."""
+
+    @cached
+    def wanted_spec(self) -> JobSpec:
+        """Spec as the user wrote it, whatever the job's queue lends."""
+        return self.observed.job.spec or self.spec
+
+    @property
+    def stopped_by_queue(self) -> bool:
+        """Whether the job has no pods for lack of quota, and would have some otherwise."""
+        return self.lending.stops and not self.wanted_spec.suspend and not self.observed.job.deleting
+
+    @property
+    def why_stopped(self) -> str:
+        """Reason why the job may have no pods, as a sentence."""
+        return self.lending.message if self.stopped_by_queue else "spec.suspend is set"
+
+    @property
+    def why_fewer(self) -> str:
+        """Reason why the job may have fewer replicas than before, as a sentence."""
+        size = self.lending.size
+        if size is not None and size.replicas < self.wanted_spec.replicas and self.lending.message:
+            return self.lending.message
+        return f"spec.replicas is {self.spec.replicas} now"
 
     @cached
     def status(self) -> JobStatus:

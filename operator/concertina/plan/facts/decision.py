@@ -101,6 +101,8 @@ class Phase(enum.Enum):
     RECOVERING = "Recovering"
     SUSPENDING = "Suspending"
     SUSPENDED = "Suspended"
+    QUEUED = "Queued"
+    """The job waits for quota of its queue, without pods."""
     DELETING = "Deleting"
     STALLED = "Stalled"
     COMPLETE = "Complete"

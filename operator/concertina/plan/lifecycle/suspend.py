@@ -38,7 +38,7 @@ def suspend(ctx: JobContext) -> Decision | None:
             return None  # the next round saves the state
         if held_by(ctx.observed.job):
             return _draining(ctx, Phase.DELETING, "Deleting", why_deleting(ctx.observed.job))
-        return _draining(ctx, Phase.SUSPENDING, "Suspending", "spec.suspend is set")
+        return _draining(ctx, Phase.SUSPENDING, "Suspending", ctx.why_stopped)
     can_go_on = sizes.fitting(len(ctx.replicas.candidates), ctx.spec) > 0
     return None if can_go_on and not _overdue(ctx) else _suspended(ctx)
 
@@ -142,7 +142,7 @@ def _overdue(ctx: JobContext) -> bool:
 def _suspended(ctx: JobContext) -> Decision:
     pod_count, job = len(ctx.observed.pods), ctx.observed.job
     phase = Phase.SUSPENDING if pod_count else Phase.SUSPENDED
-    message = "spec.suspend is set: no pods, the state is kept"
+    message = f"{ctx.why_stopped}: no pods, the state is kept"
     if pod_count:
         message = f"{amount(pod_count, 'pod')} {are(pod_count)} being deleted"
     if held_by(job):

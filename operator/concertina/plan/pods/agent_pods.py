@@ -117,7 +117,7 @@ def _deletes(ctx: JobContext, wanted_indexes: frozenset[int], attempts: tuple[in
         elif pod.name in ctx.round.members and ctx.keeps_state and ctx.round.claimed:
             continue  # it may hold the state that the round being formed continues from
         elif pod.index not in wanted_indexes:
-            actions += delete(ctx, pod, "is more than spec.replicas")
+            actions += delete(ctx, pod, _surplus_because(ctx))
         elif ctx.replicas.pod_by_index.get(pod.index) == pod.name:
             continue
         elif pod.attempt < newest:
@@ -125,6 +125,11 @@ def _deletes(ctx: JobContext, wanted_indexes: frozenset[int], attempts: tuple[in
         elif _filled(ctx, pod.index):
             actions += delete(ctx, pod, f"is not needed: {ctx.replicas.pod_by_index[pod.index]} stays")
     return tuple(actions)
+
+
+def _surplus_because(ctx: JobContext) -> str:
+    limited = ctx.lending.limits and ctx.spec.replicas < ctx.wanted_spec.replicas
+    return "is more than its queue has quota for" if limited else "is more than spec.replicas"
 
 
 def _replaced_because(ctx: JobContext, name: str) -> str:

@@ -53,7 +53,7 @@ def commit(
     world = World(
         round=claim.round,
         claim=claim.model_copy(update={"committed": True}),
-        size=f"{len(members)}/{ctx.spec.replicas}",
+        size=f"{len(members)}/{ctx.wanted_spec.replicas}",
         replicas=len(members),
         workers=workers,
         coordinator=members[0].replica,

@@ -41,7 +41,7 @@ def _trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
     if leaving:
         return RoundTrigger(Reason.REPLICA_LEAVING, _sentence(ctx, leaving))
     if ctx.replicas.surplus:
-        return RoundTrigger(Reason.SHRINKING, f"spec.replicas is {ctx.spec.replicas} now")
+        return RoundTrigger(Reason.SHRINKING, ctx.why_fewer)
     moving = _moving(ctx)
     if moving and (
         report.state == protocol.State.DRAINED

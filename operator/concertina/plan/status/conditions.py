@@ -34,6 +34,8 @@ TABLE = {
     Phase.RECOVERING: ConditionRow(reconciling=True),
     Phase.SUSPENDING: ConditionRow(reconciling=True, running=True),
     Phase.SUSPENDED: ConditionRow(ready=True, suspended=True),
+    # As for a suspended Job: tools that wait for a job (kstatus) must not wait for a queue.
+    Phase.QUEUED: ConditionRow(ready=True, suspended=True),
     Phase.DELETING: ConditionRow(reconciling=True, running=True),
     Phase.STALLED: ConditionRow(stalled=True),
     Phase.COMPLETE: ConditionRow(ready=True, complete=True),
@@ -135,6 +137,7 @@ ANNOUNCED = frozenset(
         Phase.DELETING,
         Phase.FAILED,
         Phase.STALLED,
+        Phase.QUEUED,
         Phase.SUSPENDED,
         Phase.SUSPENDING,
         Phase.TRAINING,

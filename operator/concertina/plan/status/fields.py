@@ -10,7 +10,15 @@ import concertina_protocol as protocol
 from concertina.api.internal import Internal
 from concertina.api.restarts import Restarts
 from concertina.api.spec import Launcher
-from concertina.api.status import CheckpointMark, Condition, JobProgress, JobStatus, StandbyReplicas, rfc3339
+from concertina.api.status import (
+    CheckpointMark,
+    Condition,
+    JobProgress,
+    JobStatus,
+    QueueStatus,
+    StandbyReplicas,
+    rfc3339,
+)
 from concertina.plan.facts import sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
@@ -96,7 +104,7 @@ def replicas(ctx: JobContext) -> int:
 
 def at_work(ctx: JobContext, decision: Decision) -> conditions.AtWork:
     """Count the job's replicas at work; under torchrun only pods are known."""
-    wanted_count, report = sizes.most(ctx.spec), ctx.round.report
+    wanted_count, report = sizes.most(ctx.wanted_spec), ctx.round.report
     if ctx.spec.launcher is Launcher.TORCHRUN:
         pods = [pod for pod in ctx.observed.pods if pod.index is not None]
         runs = sum(pod.phase is PodPhase.RUNNING for pod in pods)
@@ -106,16 +114,33 @@ def at_work(ctx: JobContext, decision: Decision) -> conditions.AtWork:
     return conditions.AtWork(len(ctx.world.members), wanted_count, stopped=drained or decision.pods is Pods.NONE)
 
 
+def quota_status(ctx: JobContext) -> QueueStatus | None:
+    """Return status.queue; None if the job has no queue."""
+    lending = ctx.lending
+    if not lending.queue:
+        return None
+    size = lending.size
+    return QueueStatus(
+        name=lending.queue,
+        cluster_queue=lending.cluster_queue,
+        workload=lending.lender[0],
+        replicas=size.replicas if size else 0,
+        reason=lending.reason,
+        message=lending.message[:1024],
+    )
+
+
 Row = Callable[[Pass], object]
 CONDITIONS: Mapping[str, Row] = {
     "observed_generation": lambda p: p.ctx.observed.job.generation,
     "conditions": lambda p: p.conditions,
-    "start_time": lambda p: None if p.decision.phase is Phase.SUSPENDED else p.old.start_time or p.now,
+    "start_time": lambda p: None if p.decision.phase in (Phase.SUSPENDED, Phase.QUEUED) else p.old.start_time or p.now,
     "completion_time": lambda p: p.old.completion_time or p.now if p.decision.phase.final else None,
     "master_key": lambda p: start.master_key(p.ctx),
 }
 PODS: Mapping[str, Row] = {
     "selector": lambda p: f"concertina.dev/job-uid={p.ctx.observed.job.uid}",
+    "queue": lambda p: quota_status(p.ctx),
     "nodes_not_watched": lambda p: None if p.ctx.observed.nodes_watched else NODES_NOT_WATCHED,
     "standby_replicas": lambda p: StandbyReplicas(
         ready=len(p.ctx.replicas.ready.intersection(p.ctx.replicas.standby)), names=p.ctx.replicas.standby

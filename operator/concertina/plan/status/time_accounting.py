@@ -42,6 +42,7 @@ BUCKETS: Mapping[Phase, str] = {
     Phase.RECOVERING: "recovery_seconds",
     Phase.SUSPENDING: "suspended_seconds",
     Phase.SUSPENDED: "suspended_seconds",
+    Phase.QUEUED: "waiting_seconds",
     Phase.DELETING: "suspended_seconds",
     Phase.STALLED: "stalled_seconds",
 }

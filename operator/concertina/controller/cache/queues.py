@@ -1,0 +1,239 @@
+"""Objects of Kueue as last received from the API server: queues, Workloads, flavors and priority classes.
+
+Workloads of other jobs are kept too, since one of them may be the reason why a job is preempted.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+
+from concertina.controller.cache.job import CachedJob
+from concertina.kube.manifests.workload import conflict
+from concertina.kube.parse.workloads import PriorityClassView
+from concertina.kube.resources import Raw
+from concertina.plan.kueue import FlavorView, QuotaView, WorkloadView
+from concertina.plan.quota import workloads as job_workloads
+
+DEFAULT_QUEUE = "default"
+"""Name of the LocalQueue for the jobs of a namespace that name none, if there is one of this name."""
+KUEUE, KUBERNETES = "kueue.x-k8s.io", "scheduling.k8s.io"
+"""Groups of the two kinds of priority classes."""
+
+
+class Service(enum.Enum):
+    """State of Kueue's API."""
+
+    ABSENT = enum.auto()
+    """The API server does not serve it, so no queue limits any job."""
+    UNREADABLE = enum.auto()
+    """It is served, but the operator may not read Workloads: jobs with a queue wait."""
+    READY = enum.auto()
+
+
+class QueueCache:
+    """Cache of the objects of Kueue. It calls `changed(uid)` for every job about which there is news."""
+
+    def __init__(self, jobs: Mapping[str, CachedJob], changed: Callable[[str], None]) -> None:
+        self._jobs = jobs
+        self._changed = changed
+        self._service = Service.ABSENT
+        self._local_queues: set[tuple[str, str]] = set()
+        """LocalQueues, as (namespace, name)."""
+        self._workloads: dict[str, WorkloadView] = {}
+        """All Workloads by uid."""
+        self._of_job: dict[str, dict[str, WorkloadView]] = {}
+        """Workloads of each job, by the job's uid and the Workload's."""
+        self._awaited: dict[str, set[str]] = {}
+        """Uids of the jobs that were preempted for a Workload, by the Workload's uid."""
+        self._flavors: dict[str, FlavorView] = {}
+        self._workload_classes: dict[str, PriorityClassView] = {}
+        self._pod_classes: dict[str, PriorityClassView] = {}
+        self._refusals: dict[str, str] = {}
+        """Last refused write to a Workload, by the job's uid."""
+
+    # --- events of the API server ----------------------------------------------------------------------------------
+
+    def set_service(self, service: Service) -> None:
+        if service is not self._service:
+            self._service = service
+            self._all_changed()
+
+    def on_workload(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
+        """Take a change of a Workload: `old` is None for a new one, `new` is None for a deleted one."""
+        for view in (old, new):
+            if view is None:
+                continue
+            mine = self._of_job.setdefault(view.job_uid, {}) if view.job_uid else {}
+            if view is new:
+                self._workloads[view.uid] = mine[view.uid] = view
+            elif new is None or new.uid != view.uid or new.job_uid != view.job_uid:
+                self._workloads.pop(view.uid, None)
+                mine.pop(view.uid, None)
+            if view.job_uid and not mine:
+                del self._of_job[view.job_uid]
+        for uid in {view.job_uid for view in (old, new) if view is not None}:
+            if uid in self._jobs:
+                self._changed(uid)
+        changed_uid = new.uid if new is not None else old.uid if old is not None else ""
+        for uid in self._awaited.get(changed_uid, set()) & self._jobs.keys():
+            self._changed(uid)
+        if new is None:
+            self._awaited.pop(changed_uid, None)
+
+    def on_local_queue(self, old: tuple[str, str] | None, new: tuple[str, str] | None) -> None:
+        """Take a LocalQueue, as (namespace, name), that is new or gone."""
+        if new is not None:
+            self._local_queues.add(new)
+        elif old is not None:
+            self._local_queues.discard(old)
+        key = new or old
+        for uid, job in self._jobs.items():
+            if key is not None and job.view.namespace == key[0]:
+                self._changed(uid)
+
+    def on_flavor(self, old: FlavorView | None, new: FlavorView | None) -> None:
+        if new is not None:
+            self._flavors[new.name] = new
+        elif old is not None:
+            self._flavors.pop(old.name, None)
+        self._all_changed()
+
+    def on_workload_class(self, old: PriorityClassView | None, new: PriorityClassView | None) -> None:
+        _replace(self._workload_classes, old, new)
+        self._all_changed()
+
+    def on_pod_class(self, old: PriorityClassView | None, new: PriorityClassView | None) -> None:
+        _replace(self._pod_classes, old, new)
+        self._all_changed()
+
+    def _all_changed(self) -> None:
+        """Report every job that has a queue, or may have had one."""
+        for uid, job in self._jobs.items():
+            if job.view.queue or uid in self._of_job or job.view.status.queue is not None or self._default_of(job):
+                self._changed(uid)
+
+    # --- results of writes -----------------------------------------------------------------------------------------
+
+    def refused(self, uid: str, message: str) -> None:
+        """Record that the API server refused a write to a Workload of the job."""
+        self._refusals[uid] = message[:1000]
+        self._changed(uid)
+
+    def accepted(self, uid: str) -> None:
+        """Record that the API server accepts writes to the job's Workloads."""
+        self._refusals.pop(uid, None)
+
+    # --- observation -----------------------------------------------------------------------------------------------
+
+    def has_queue(self, job: CachedJob) -> bool:
+        """Return whether a queue of Kueue decides when the job starts."""
+        return bool(self._queue_of(job))
+
+    def view(self, job: CachedJob) -> QuotaView | None:
+        """Return the job's queue with its Workloads, or None if it has none."""
+        queue, view = self._queue_of(job), job.view
+        if not queue:
+            return None
+        workloads = tuple(self._of_job.get(view.uid, {}).values())
+        priority, trouble = self._priority(job)
+        return QuotaView(
+            queue=queue,
+            workloads=workloads,
+            flavors=self._flavors,
+            priority=priority,
+            request_hash=view.request_hash,
+            preemptor=self._preemptor(view.uid, workloads),
+            writing=job.writing_quota,
+            refusal=self._refusals.get(view.uid, ""),
+            conflict=self._conflict(job, workloads),
+            trouble=trouble or self._trouble(job),
+        )
+
+    def of_job(self, uid: str) -> tuple[WorkloadView, ...]:
+        """Return the Workloads of a job."""
+        return tuple(self._of_job.get(uid, {}).values())
+
+    def orphans(self) -> Iterator[WorkloadView]:
+        """Iterate over Workloads that are being deleted, and whose job is not known any more."""
+        for uid, workloads in self._of_job.items():
+            if uid not in self._jobs:
+                yield from (view for view in workloads.values() if view.deleting and view.has_finalizer)
+
+    def class_ref(self, job: CachedJob) -> Raw | None:
+        """Return the reference to the job's priority class in a Workload, or None if it has none."""
+        if job.view.priority_class:
+            return {"group": KUEUE, "kind": "WorkloadPriorityClass", "name": job.view.priority_class}
+        pod_class = self._pod_class(job)
+        return {"group": KUBERNETES, "kind": "PriorityClass", "name": pod_class.name} if pod_class else None
+
+    def _queue_of(self, job: CachedJob) -> str:
+        """Return the LocalQueue of a job.
+
+        A job that has Workloads keeps their queue without its label, so that removing the label frees no job of its
+        queue.
+        """
+        if self._service is Service.ABSENT:
+            return ""
+        if job.view.queue:
+            return job.view.queue
+        workloads = self._of_job.get(job.view.uid)
+        return next((view.queue for view in workloads.values()), "") if workloads else self._default_of(job)
+
+    def _default_of(self, job: CachedJob) -> str:
+        """Return the default queue of the job's namespace, if there is one. It takes no job that has begun without."""
+        began = (job.view.status.world.round > 0 or bool(job.pods)) and job.view.status.queue is None
+        return DEFAULT_QUEUE if not began and (job.view.namespace, DEFAULT_QUEUE) in self._local_queues else ""
+
+    def _priority(self, job: CachedJob) -> tuple[int, str]:
+        """Return the priority of the job's Workloads, or the reason why it is not known."""
+        if name := job.view.priority_class:
+            workload_class = self._workload_classes.get(name)
+            if workload_class is None:
+                return 0, f"The WorkloadPriorityClass {name}, which the job's label names, does not exist"
+            return workload_class.value, ""
+        pod_class = self._pod_class(job)
+        return (pod_class.value if pod_class else 0), ""
+
+    def _pod_class(self, job: CachedJob) -> PriorityClassView | None:
+        """Return the PriorityClass of the job's pods: the one that the template names, or else the default one."""
+        spec = job.view.spec
+        name = str((spec.template.spec.model_extra or {}).get("priorityClassName") or "") if spec else ""
+        if name:
+            return self._pod_classes.get(name)
+        return next((view for view in self._pod_classes.values() if view.is_default), None)
+
+    def _trouble(self, job: CachedJob) -> str:
+        if job.view.prebuilt_workload:
+            return (
+                "The label kueue.x-k8s.io/prebuilt-workload-name is not supported: remove it, and the operator makes "
+                "the Workload itself"
+            )
+        if self._service is Service.UNREADABLE:
+            return "The operator may not read Workloads of Kueue: its roles must allow it (docs/queues.md)"
+        return ""
+
+    def _preemptor(self, uid: str, workloads: tuple[WorkloadView, ...]) -> WorkloadView | None:
+        names = [view.preemptor_uid for view in workloads if view.evicted and view.preemptor_uid]
+        if not names:
+            return None
+        self._awaited.setdefault(names[-1], set()).add(uid)
+        return self._workloads.get(names[-1])
+
+    def _conflict(self, job: CachedJob, workloads: tuple[WorkloadView, ...]) -> str:
+        spec, holder = job.view.spec, job_workloads.newest(workloads)
+        if spec is None or holder is None or not holder.admitted:
+            return ""
+        compared = job.view.generation, job_workloads.changes(holder, self._flavors)
+        if job.conflict is None or job.conflict[0] != compared:
+            job.conflict = compared, conflict(spec, compared[1])
+        return job.conflict[1]
+
+
+def _replace(
+    classes: dict[str, PriorityClassView], old: PriorityClassView | None, new: PriorityClassView | None
+) -> None:
+    if new is not None:
+        classes[new.name] = new
+    elif old is not None:
+        classes.pop(old.name, None)

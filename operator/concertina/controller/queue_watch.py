@@ -1,0 +1,138 @@
+"""Watches of Kueue's objects, which run only while the API server serves Kueue's API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from concertina import backoff
+from concertina.controller.cache.cluster_cache import ClusterCache
+from concertina.controller.cache.queues import Service
+from concertina.controller.workload_writes import drop_orphan
+from concertina.kube.client import Client
+from concertina.kube.errors import ApiError, NotFound
+from concertina.kube.parse.workloads import flavor_view, priority_class_view, workload_view
+from concertina.kube.resources import (
+    KUEUE,
+    LOCAL_QUEUES,
+    PRIORITY_CLASSES,
+    RESOURCE_FLAVORS,
+    WORKLOAD_PRIORITY_CLASSES,
+    WORKLOADS,
+    Raw,
+)
+from concertina.kube.watch.reflector import Reflector
+from concertina.plan.kueue import WorkloadView
+from concertina_protocol.log import log_event
+
+CHECK_SECONDS = 60.0
+"""Time in seconds between two looks whether Kueue's API is served."""
+FIRST_SECONDS, LONGEST_SECONDS = 0.2, 10.0
+"""First and longest delay in seconds before a failed look is repeated."""
+ORPHAN_SECONDS = 5.0
+"""Time in seconds between two looks at Workloads whose job is gone."""
+
+
+class QueueWatch:
+    """Keeps the cache of queues up to date, and says once at the start whether there are any (`known`)."""
+
+    def __init__(
+        self,
+        client: Client,
+        cache: ClusterCache,
+        namespaces: Sequence[str | None],
+        may_act: Callable[[], bool],
+    ) -> None:
+        """Prepare the watches.
+
+        Args:
+            namespaces: Namespaces to watch; None stands for all.
+        """
+        self._client = client
+        self._cache = cache
+        self._namespaces = namespaces
+        self._may_act = may_act
+        self._workloads: dict[str | None, Reflector[WorkloadView]] = {}
+        self.known = asyncio.Event()
+        """Event that is set once the state of Kueue's API, and all that existed before, is known."""
+
+    def assume(self, workload: Raw) -> None:
+        """Take a Workload that this operator's own write returned."""
+        reflector = self._workloads.get(workload["metadata"]["namespace"]) or self._workloads.get(None)
+        if reflector is not None:
+            reflector.assume(workload)
+
+    async def run(self) -> None:
+        """Watch Kueue's objects whenever its API is served."""
+        while True:
+            served = await self._is_served()
+            if not served:
+                self._cache.queues.set_service(Service.ABSENT)
+                self.known.set()
+                await asyncio.sleep(CHECK_SECONDS)
+                continue
+            log_event("queues watched")
+            async with asyncio.TaskGroup() as tasks:
+                watches = [tasks.create_task(reflector.run()) for reflector in self._reflectors()]
+                state = tasks.create_task(self._follow_state())
+                while await self._is_served() or await self._is_served():  # one missing answer is no proof
+                    await asyncio.sleep(CHECK_SECONDS)
+                for task in (*watches, state):
+                    task.cancel()
+            log_event("queues not watched any more")
+
+    async def _is_served(self) -> bool:
+        failures = 0
+        while True:
+            try:
+                await self._client.get(KUEUE, None, "")
+                return True
+            except NotFound:
+                return False
+            except ApiError as error:
+                log_event("kueue unknown", message=error.message)
+                await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
+                failures += 1
+
+    def _reflectors(self) -> list[Reflector[Any]]:
+        queues, client = self._cache.queues, self._client
+        self._workloads = {
+            namespace: Reflector(client, WORKLOADS, workload_view, queues.on_workload, namespace)
+            for namespace in self._namespaces
+        }
+        self._others: list[Reflector[Any]] = [
+            *(
+                Reflector(client, LOCAL_QUEUES, _key, queues.on_local_queue, namespace)
+                for namespace in self._namespaces
+            ),
+            Reflector(client, RESOURCE_FLAVORS, flavor_view, queues.on_flavor),
+            Reflector(client, WORKLOAD_PRIORITY_CLASSES, priority_class_view, queues.on_workload_class),
+            Reflector(client, PRIORITY_CLASSES, priority_class_view, queues.on_pod_class),
+        ]
+        return [*self._workloads.values(), *self._others]
+
+    async def _follow_state(self) -> None:
+        """Say that the queues are known after the first lists, and whether Workloads can be read."""
+        everything = [*self._workloads.values(), *self._others]
+        await asyncio.gather(*(reflector.answered.wait() for reflector in everything))
+        while not all(reflector.synced.is_set() for reflector in self._workloads.values()):
+            self._cache.queues.set_service(Service.UNREADABLE)
+            self.known.set()
+            await asyncio.sleep(1.0)
+        self._cache.queues.set_service(Service.READY)
+        self.known.set()
+
+    async def drop_orphans(self) -> None:
+        """Remove the finalizers of Workloads whose job is gone, once no pod of it is left."""
+        while True:
+            await asyncio.sleep(ORPHAN_SECONDS)
+            for workload in list(self._cache.queues.orphans()) if self._may_act() else ():
+                try:
+                    await drop_orphan(self._client, workload)
+                except ApiError as error:
+                    log_event("orphaned workload stays", workload=workload.name, message=error.message)
+
+
+def _key(obj: Raw) -> tuple[str, str]:
+    return obj["metadata"]["namespace"], obj["metadata"]["name"]

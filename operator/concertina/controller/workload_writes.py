@@ -1,0 +1,306 @@
+"""Writes to Workloads of Kueue.
+
+Each write names the version of the Workload that it was planned on, so that nothing is written to another one. Quota is
+given back only after a live list of pods has shown that no more are left than quota remains for: a cache may not know
+of the last pod yet (decision "A unit of quota is lent once").
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import get_args
+
+from concertina.api.status import rfc3339
+from concertina.controller.cache.cluster_cache import ClusterCache
+from concertina.controller.cache.job import CachedJob
+from concertina.controller.status_patches import PreconditionFailed
+from concertina.kube.client import Client
+from concertina.kube.errors import AlreadyExists, Invalid, NotFound, WebhookFailed
+from concertina.kube.manifests import workload as manifest
+from concertina.kube.manifests.names import JOB_UID
+from concertina.kube.parse.views import pod_view
+from concertina.kube.resources import PODS, TRAINING_JOBS, WORKLOADS, Raw
+from concertina.plan.actions import (
+    CreateWorkload,
+    DropWorkload,
+    EditWorkload,
+    FinishWorkload,
+    ReleaseWorkload,
+    ReportPodsReady,
+    ShrinkWorkload,
+    WorkloadKey,
+    WorkloadWrite,
+)
+from concertina.plan.kueue import EvictionReason, Request, WorkloadView
+from concertina_protocol.log import log_event
+
+WORKLOAD_WRITES: tuple[type, ...] = get_args(WorkloadWrite)
+REQUEUED = (EvictionReason.PREEMPTED, EvictionReason.NODE_FAILURES)
+"""Reasons of evictions after which Kueue queues the Workload again at once."""
+LONGEST_MESSAGE = 32768
+"""Largest number of characters of a condition's message."""
+
+
+@dataclass
+class WorkloadWriter:
+    """Performs the writes to Workloads."""
+
+    client: Client
+    cache: ClusterCache
+    assume: Callable[[Raw], None]
+    """Function that takes a Workload that a write returned, so that no plan is made on an older version of it."""
+
+    async def write(self, job: CachedJob, action: WorkloadWrite) -> bool:
+        """Perform the action, and return False when the API server refused it for a reason that the cache holds.
+
+        Raises:
+            PreconditionFailed: When the observation is outdated, or pods are left that use the quota.
+        """
+        uid = job.view.uid
+        job.writing_quota = True
+        try:
+            await self._write(job, action)
+        except (Invalid, WebhookFailed) as error:
+            log_event("workload refused", **job.named(), write=type(action).__name__, message=error.message)
+            self.cache.queues.refused(uid, error.message)
+            return False
+        except NotFound as error:
+            raise PreconditionFailed(f"the Workload is gone: {error.message}") from error
+        finally:
+            job.writing_quota = False
+        self.cache.queues.accepted(uid)
+        return True
+
+    async def _write(self, job: CachedJob, action: WorkloadWrite) -> None:
+        match action:
+            case CreateWorkload():
+                await self._create(job, action)
+            case EditWorkload():
+                await self._edit(job, action)
+            case ShrinkWorkload():
+                await self._shrink(job, action)
+            case ReleaseWorkload():
+                await self._release(job, action.key)
+            case FinishWorkload():
+                await self._finish(job, action)
+            case DropWorkload():
+                await self._drop(job, action)
+            case ReportPodsReady():
+                await self._pods_ready(job, action)
+
+    async def _create(self, job: CachedJob, create: CreateWorkload) -> None:
+        view, queue = job.view, self.cache.queues.view(job)
+        if view.spec is None or queue is None:
+            raise PreconditionFailed("a Workload of a job that has no queue any more")
+        body = manifest.workload_manifest(view, view.spec, create, queue.queue, self.cache.queues.class_ref(job))
+        try:
+            stored = await self.client.create(WORKLOADS, view.namespace, body)
+        except AlreadyExists as error:
+            # The answer to an earlier create was lost, or the cache does not know of the Workload yet.
+            stored = await self.client.get(WORKLOADS, view.namespace, body["metadata"]["name"])
+            if not _is_of(stored, view.uid):
+                raise PreconditionFailed(f"another object has the name: {error.message}") from error
+        self._done(job, "workload created", stored, pods=dict(create.request), priority=create.priority)
+
+    async def _edit(self, job: CachedJob, edit: EditWorkload) -> None:
+        live = await self._live(job, edit.key)
+        spec: Raw = {}
+        metadata: Raw = {"resourceVersion": edit.key.version}
+        if edit.request is not None:
+            spec["podSets"] = self._pod_sets(job, live, edit)
+            if edit.template and job.view.spec is not None:
+                metadata["annotations"] = {manifest.REQUEST_HASH: manifest.request_hash(job.view.spec)}
+        if edit.priority is not None:
+            spec["priority"] = edit.priority
+            if not live["status"].get("admission"):
+                ref = self.cache.queues.class_ref(job)
+                spec["priorityClassRef"] = ref if edit.priority == self._priority(job) else None
+        if edit.queue is not None:
+            spec["queueName"] = edit.queue
+        if edit.active is not None:
+            spec["active"] = edit.active
+            paused = {manifest.PAUSED: None if edit.active else "true"}
+            metadata["annotations"] = {**metadata.get("annotations", {}), **paused}
+        stored = await self._patch(job, edit.key, {"metadata": metadata, "spec": spec})
+        self._done(job, "workload edited", stored, **{name: value for name, value in spec.items() if name != "podSets"})
+
+    def _priority(self, job: CachedJob) -> int | None:
+        quota = self.cache.queues.view(job)
+        return quota.priority if quota else None
+
+    def _pod_sets(self, job: CachedJob, live: Raw, edit: EditWorkload) -> list[Raw]:
+        assert edit.request is not None
+        if edit.template and job.view.spec is not None:
+            return manifest.pod_sets(job.view.spec, edit.request)
+        return _with_counts(live, edit.request)
+
+    async def _shrink(self, job: CachedJob, shrink: ShrinkWorkload) -> None:
+        live = await self._live(job, shrink.key)
+        await self._no_more_than(job, sum(count for _, count in shrink.request))
+        metadata: Raw = {"resourceVersion": shrink.key.version}
+        if shrink.eviction:
+            now = rfc3339(round(time.time(), 3))
+            metadata["annotations"] = {manifest.SHRUNK_FOR: shrink.eviction, manifest.SHRUNK_AT: now}
+        body = {"metadata": metadata, "spec": {"podSets": _with_counts(live, shrink.request)}}
+        stored = await self._patch(job, shrink.key, body)
+        self._done(job, "quota returned", stored, pods=dict(shrink.request))
+
+    async def _release(self, job: CachedJob, key: WorkloadKey) -> None:
+        live = await self._live(job, key)
+        await self._no_more_than(job, 0)
+        conditions = _conditions(live)
+        evicted = conditions.get("Evicted", {})
+        if evicted.get("status") != "True":
+            raise PreconditionFailed("the Workload is not evicted")
+        reason, message = str(evicted.get("reason")), str(evicted.get("message", ""))
+        requeued = "True" if reason in REQUEUED else "False"
+        changed = (
+            _condition(live, "Requeued", requeued, reason, message),
+            _condition(live, "QuotaReserved", "False", "Pending", message),
+            _condition(live, "Admitted", "False", "NoReservation", "The workload has no reservation"),
+        )
+        status = {"admission": None, "conditions": _merged(conditions, changed)}
+        stored = await self._patch_status(job, key, status)
+        self._done(job, "quota released", stored, reason=reason)
+
+    async def _finish(self, job: CachedJob, finish: FinishWorkload) -> None:
+        live = await self._live(job, finish.key)
+        await self._no_more_than(job, finish.pods_left)
+        finished = _condition(live, "Finished", "True", finish.reason, finish.message)
+        stored = await self._patch_status(job, finish.key, {"conditions": _merged(_conditions(live), (finished,))})
+        self._done(job, "workload finished", stored, reason=finish.reason)
+
+    async def _drop(self, job: CachedJob, drop: DropWorkload) -> None:
+        live = await self._live(job, drop.key)
+        if drop.pods_left is not None:
+            await self._no_more_than(job, drop.pods_left)
+        if manifest.FINALIZER in (live["metadata"].get("finalizers") or ()):
+            live = await self._patch(job, drop.key, _without_finalizer(live))
+        self._done(job, "workload dropped", live)
+        if drop.delete and "deletionTimestamp" not in live["metadata"]:
+            await self.client.delete(WORKLOADS, job.view.namespace, drop.key.name, uid=drop.key.uid)
+
+    async def _pods_ready(self, job: CachedJob, report: ReportPodsReady) -> None:
+        live = await self._live(job, report.key)
+        conditions = _conditions(live)
+        recovered = conditions.get("PodsReady", {}).get("reason") in ("WaitForRecovery", "Recovered")
+        if report.ready:
+            reason = "Recovered" if recovered else "Started"
+            ready = _condition(live, "PodsReady", "True", reason, "The job trains")
+        else:
+            ready = _condition(live, "PodsReady", "False", "WaitForStart", "The job does not train yet")
+        stored = await self._patch_status(job, report.key, {"conditions": _merged(conditions, (ready,))})
+        self._done(job, "pods ready reported", stored, ready=report.ready)
+
+    # --- reads and patches -----------------------------------------------------------------------------------------
+
+    async def _live(self, job: CachedJob, key: WorkloadKey) -> Raw:
+        """Return the Workload as it is now.
+
+        Raises:
+            PreconditionFailed: When it is not the version that the write was planned on.
+        """
+        live = await self.client.get(WORKLOADS, job.view.namespace, key.name)
+        if (live["metadata"]["uid"], live["metadata"]["resourceVersion"]) != (key.uid, key.version):
+            self.assume(live)
+            raise PreconditionFailed(f"the Workload {key.name} has changed")
+        live.setdefault("status", {})
+        return live
+
+    async def _no_more_than(self, job: CachedJob, most: int) -> None:
+        """Check in a live list that no more pods of the job use quota.
+
+        Raises:
+            PreconditionFailed: When more pods do.
+        """
+        left = await pods_left(self.client, job.view.namespace, job.view.uid)
+        if left > most:
+            raise PreconditionFailed(f"{left} pods are left, and quota for {most} is to remain")
+
+    async def _patch(self, job: CachedJob, key: WorkloadKey, body: Raw) -> Raw:
+        return await self.client.patch(WORKLOADS, job.view.namespace, key.name, body)
+
+    async def _patch_status(self, job: CachedJob, key: WorkloadKey, status: Raw) -> Raw:
+        body = {"metadata": {"resourceVersion": key.version}, "status": status}
+        return await self.client.patch(WORKLOADS, job.view.namespace, key.name, body, subresource="status")
+
+    def _done(self, job: CachedJob, what: str, stored: Raw, **fields: object) -> None:
+        log_event(what, **job.named(), workload=stored["metadata"]["name"], **fields)
+        self.assume(stored)
+
+
+async def pods_left(client: Client, namespace: str, job_uid: str) -> int:
+    """Return how many pods of a job use quota, by a live list."""
+    pods, _ = await client.list_all(PODS, namespace, labels=f"{JOB_UID}={job_uid}")
+    return sum(not pod_view(pod).view.released for pod in pods)
+
+
+async def drop_orphan(client: Client, workload: WorkloadView) -> bool:
+    """Remove the finalizer of a Workload whose job is gone, and return whether it was removed.
+
+    Until then its quota is counted, as it must be while a pod of the job still runs.
+    """
+    live = await client.get(WORKLOADS, workload.namespace, workload.name)
+    owners: Iterable[Raw] = live["metadata"].get("ownerReferences") or ()
+    names = [owner["name"] for owner in owners if owner["uid"] == workload.job_uid]
+    if live["metadata"]["uid"] != workload.uid or not names:
+        return False
+    try:
+        job = await client.get(TRAINING_JOBS, workload.namespace, names[0])
+        if job["metadata"]["uid"] == workload.job_uid:
+            return False
+    except NotFound:
+        pass
+    if await pods_left(client, workload.namespace, workload.job_uid):
+        return False
+    await client.patch(WORKLOADS, workload.namespace, workload.name, _without_finalizer(live))
+    log_event("orphaned workload dropped", workload=f"{workload.namespace}/{workload.name}", uid=workload.job_uid)
+    return True
+
+
+def _is_of(workload: Raw, job_uid: str) -> bool:
+    owners: Iterable[Raw] = workload["metadata"].get("ownerReferences") or ()
+    return any(owner["uid"] == job_uid for owner in owners)
+
+
+def _without_finalizer(workload: Raw) -> Raw:
+    """Return a merge patch without Kueue's finalizer."""
+    metadata = workload["metadata"]
+    left = [name for name in metadata.get("finalizers") or () if name != manifest.FINALIZER]
+    return {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": left}}
+
+
+def _with_counts(workload: Raw, request: Request) -> list[Raw]:
+    """Return the pod sets of a Workload with other counts. A merge patch replaces a list as a whole."""
+    counts = {str(pod_set): count for pod_set, count in request}
+    pod_sets: Iterable[Raw] = workload["spec"]["podSets"]
+    return [{**pod_set, "count": counts.get(pod_set["name"], pod_set.get("count", 1))} for pod_set in pod_sets]
+
+
+def _conditions(workload: Raw) -> dict[str, Raw]:
+    conditions: Iterable[Raw] = workload["status"].get("conditions") or ()
+    return {condition["type"]: condition for condition in conditions}
+
+
+def _merged(conditions: dict[str, Raw], changed: Iterable[Raw]) -> list[Raw]:
+    """Return all conditions, since a merge patch replaces the list. An unchanged status keeps its transition time."""
+    result = dict(conditions)
+    for condition in changed:
+        last = conditions.get(condition["type"])
+        if last and last.get("status") == condition["status"]:
+            condition = {**condition, "lastTransitionTime": last["lastTransitionTime"]}
+        result[condition["type"]] = condition
+    return list(result.values())
+
+
+def _condition(workload: Raw, kind: str, status: str, reason: str, message: str) -> Raw:
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message[:LONGEST_MESSAGE],
+        "lastTransitionTime": rfc3339(int(time.time())),
+        "observedGeneration": workload["metadata"].get("generation", 0),
+    }

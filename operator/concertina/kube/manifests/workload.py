@@ -1,0 +1,171 @@
+"""Workloads of Kueue for a job. Pure.
+
+The pod sets hold only what decides where the pods fit and how much they use. Kueue compares Workloads field by field,
+and fields that say nothing about resources would only make them differ.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from concertina.api import GROUP, KIND
+from concertina.api.spec import JobSpec
+from concertina.api.status import rfc3339
+from concertina.kube.manifests import torchrun_pod
+from concertina.kube.manifests.names import MANAGED_BY, owner
+from concertina.kube.resources import Raw
+from concertina.plan.actions import CreateWorkload
+from concertina.plan.kueue import PodChanges, PodSet, Request, wanted_sets
+from concertina.plan.observed import JobView
+
+API_VERSION = "kueue.x-k8s.io/v1beta2"
+QUEUE_NAME = "kueue.x-k8s.io/queue-name"
+PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"
+PREBUILT_WORKLOAD = "kueue.x-k8s.io/prebuilt-workload-name"
+"""Labels of a job."""
+JOB_UID = "kueue.x-k8s.io/job-uid"
+POD_SET = "kueue.x-k8s.io/podset"
+"""Labels of a Workload, and of a pod."""
+FINALIZER = "kueue.x-k8s.io/resource-in-use"
+ELASTIC = "kueue.x-k8s.io/elastic-job"
+REPLACEMENT_FOR = "kueue.x-k8s.io/workload-slice-replacement-for"
+SLICE_NAME = "kueue.x-k8s.io/workload-slice-name"
+"""Annotations of Kueue."""
+NUMBER = "concertina.dev/slice"
+REQUEST_HASH = "concertina.dev/request-hash"
+SHRUNK_FOR = "concertina.dev/shrunk-for"
+SHRUNK_AT = "concertina.dev/shrunk-at"
+PAUSED = "concertina.dev/paused"
+"""Annotations of this operator. PAUSED says that it deactivated the Workload itself."""
+PREFIX, HASH = 57, 5
+"""Numbers of characters of a name before its hash, and of the hash. A name becomes the value of a label."""
+_POD_FIELDS = (
+    "affinity", "nodeSelector", "overhead", "priorityClassName", "resourceClaims", "resources", "runtimeClassName",
+    "tolerations",
+)  # fmt: skip
+_CONTAINER_FIELDS = ("name", "resources", "restartPolicy")
+
+
+def workload_name(job: JobView, number: int) -> str:
+    """Return the name of a Workload of the job, formed as Kueue forms the names of Workloads of its own kinds."""
+    identity = "\n".join((KIND, GROUP, job.name, job.uid, str(number)))
+    digest = hashlib.sha1(identity.encode(), usedforsecurity=False).hexdigest()
+    return f"{f'{KIND.lower()}-{job.name}'[:PREFIX]}-{digest[:HASH]}"
+
+
+def pod_sets(spec: JobSpec, request: Request) -> list[Raw]:
+    """Return the pod sets of a Workload."""
+    templates = dict(_templates(spec))
+    return [{"name": str(pod_set), "count": count, "template": templates[pod_set]} for pod_set, count in request]
+
+
+def request_hash(spec: JobSpec) -> str:
+    """Return the hash of the pod sets without their counts: another one needs another Workload."""
+    return _hash(tuple((str(pod_set), json.dumps(template, sort_keys=True)) for pod_set, template in _templates(spec)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash(templates: tuple[tuple[str, str], ...]) -> str:
+    return hashlib.sha256(json.dumps(templates).encode()).hexdigest()[:16]
+
+
+def workload_manifest(job: JobView, spec: JobSpec, create: CreateWorkload, queue: str, class_ref: Raw | None) -> Raw:
+    """Return a Workload that asks the queue for quota.
+
+    Args:
+        class_ref: Reference to the priority class of the job, if it has one.
+    """
+    annotations = {NUMBER: str(create.number), REQUEST_HASH: request_hash(spec)}
+    if create.elastic:
+        annotations[ELASTIC] = "true"
+    if create.replaces:
+        annotations[REPLACEMENT_FOR] = f"{job.namespace}/{create.replaces}"
+        annotations[SLICE_NAME] = create.slice_name
+    if create.shrunk_at is not None:
+        annotations[SHRUNK_AT] = rfc3339(create.shrunk_at)
+    by_class = {"priorityClassRef": class_ref} if create.by_class and class_ref else {}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Workload",
+        "metadata": {
+            "name": workload_name(job, create.number),
+            "namespace": job.namespace,
+            "labels": {**MANAGED_BY, JOB_UID: job.uid},
+            "annotations": annotations,
+            "finalizers": [FINALIZER],
+            "ownerReferences": [owner(job)],
+        },
+        "spec": {
+            "queueName": queue,
+            "priority": create.priority,
+            "active": True,
+            "podSets": pod_sets(spec, create.request),
+            **by_class,
+        },
+    }
+
+
+def _templates(spec: JobSpec) -> list[tuple[PodSet, Raw]]:
+    template = spec.template.manifest()
+    trainer = _trimmed(template)
+    sets = wanted_sets(spec)
+    store = _trimmed(torchrun_pod.store(template)) if PodSet.RENDEZVOUS in sets else {}
+    return [(pod_set, store if pod_set is PodSet.RENDEZVOUS else trainer) for pod_set in sets]
+
+
+def _trimmed(template: Mapping[str, Any]) -> Raw:
+    spec = template["spec"]
+    trimmed = {name: spec[name] for name in _POD_FIELDS if spec.get(name)}
+    trimmed["containers"] = [_container(container) for container in spec["containers"]]
+    if init_containers := spec.get("initContainers"):
+        trimmed["initContainers"] = [_container(container) for container in init_containers]
+    return {"spec": trimmed}
+
+
+def _container(container: Mapping[str, Any]) -> Raw:
+    return {name: container[name] for name in _CONTAINER_FIELDS if container.get(name)}
+
+
+# --- what an admission adds to pods
+
+
+def admitted(pod: Raw, changes: PodChanges) -> Raw:
+    """Return the pod with the labels, annotations, selector and tolerations of its admission."""
+    metadata, spec = pod["metadata"], dict(pod["spec"])
+    if changes.node_selector:
+        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **changes.node_selector}
+    tolerations = list(spec.get("tolerations") or ())
+    added = [dict(toleration) for toleration in changes.tolerations if toleration not in tolerations]
+    if added:
+        spec["tolerations"] = [*tolerations, *added]
+    gates = list(spec.get("schedulingGates") or ())
+    new_gates = [{"name": name} for name in changes.scheduling_gates if {"name": name} not in gates]
+    if new_gates:
+        spec["schedulingGates"] = [*gates, *new_gates]
+    labels = {**(metadata.get("labels") or {}), **changes.labels}
+    annotations = {**(metadata.get("annotations") or {}), **changes.annotations}
+    return {**pod, "metadata": {**metadata, "labels": labels, "annotations": annotations}, "spec": spec}
+
+
+def conflict(spec: JobSpec, changes: Mapping[PodSet, PodChanges]) -> str:
+    """Return how the admission contradicts the template, as a sentence; empty if it does not."""
+    template = spec.template.manifest()
+    metadata = template.get("metadata") or {}
+    for pod_set, change in changes.items():
+        fields = (
+            ("nodeSelector", template["spec"].get("nodeSelector") or {}, change.node_selector),
+            ("label", metadata.get("labels") or {}, change.labels),
+            ("annotation", metadata.get("annotations") or {}, change.annotations),
+        )
+        for field, own, added in fields:
+            for name, value in added.items():
+                if own.get(name, value) != value:
+                    return (
+                        f"The admission of pod set {pod_set} sets {field} {name} to {value}, and spec.template sets it "
+                        f"to {own[name]}. Remove it from the template"
+                    )
+    return ""

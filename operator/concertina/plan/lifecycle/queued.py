@@ -1,0 +1,62 @@
+"""Jobs that wait for quota of their queue, and those that give it back (`plan/quota`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from concertina.api.status import JobStatus
+from concertina.plan.actions import CreatePod, CreateRendezvous, Event, PodQuota
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Decision, Phase, Pods, stalled
+from concertina.plan.kueue import PodChanges, PodSet
+from concertina.plan.pods.pod_plan import PodPlan
+
+
+def annotate_queue(ctx: JobContext, decision: Decision) -> Decision:
+    """Say of a job without quota that it is queued or gives its quota back, rather than that it is suspended."""
+    lending = ctx.lending
+    if not ctx.stopped_by_queue or decision.phase not in (Phase.SUSPENDED, Phase.SUSPENDING):
+        return decision
+    if decision.phase is Phase.SUSPENDING:
+        return replace(decision, reason=lending.reason)
+    if lending.stalled:
+        return replace(stalled(lending.reason, lending.message, Pods.NONE), world=decision.world)
+    return replace(decision, phase=Phase.QUEUED, reason=lending.reason, message=lending.message)
+
+
+def within_quota(ctx: JobContext, pods: PodPlan) -> PodPlan:
+    """Return the plan with no more creations than the job has quota for, each with the quota that it uses."""
+    if not ctx.lending.queue:
+        return pods
+    room = dict(ctx.lending.room)
+    actions = []
+    for action in pods.actions:
+        if isinstance(action, CreatePod | CreateRendezvous):
+            pod_set = _set_for(action, room)
+            if pod_set is None:
+                continue
+            room[pod_set] -= 1
+            changes = ctx.lending.changes.get(pod_set, PodChanges())
+            action = replace(action, quota=PodQuota(ctx.lending.lender, pod_set, changes))
+        actions.append(action)
+    return replace(pods, actions=tuple(actions))
+
+
+def _set_for(create: CreatePod | CreateRendezvous, room: dict[PodSet, int]) -> PodSet | None:
+    """Return the pod set that has quota left for the pod; None if none has."""
+    sets = (PodSet.RENDEZVOUS,) if isinstance(create, CreateRendezvous) else (PodSet.TRAINER, PodSet.SPARES)
+    return next((pod_set for pod_set in sets if room.get(pod_set, 0) > 0), None)
+
+
+def events(ctx: JobContext, status: JobStatus) -> tuple[Event, ...]:
+    """Return an event if the job has quota for another number of replicas than before."""
+    before, now = ctx.status.queue, status.queue
+    if now is None or (before.replicas if before else 0) == now.replicas or status.completion_time:
+        return ()
+    wanted = ctx.wanted_spec.replicas
+    if now.replicas > (before.replicas if before else 0):
+        message = f"The queue {now.name} has admitted {now.replicas} of {wanted} replicas"
+        return (Event("Normal", "QuotaAdmitted", message),)
+    preempted = now.reason in ("Preempted", "Evicted")
+    message = now.message or f"The job uses quota for {now.replicas} of {wanted} replicas"
+    return (Event("Warning" if preempted else "Normal", now.reason or "QuotaReleased", message),)

@@ -1,0 +1,36 @@
+"""Facts about one job and its queue that the rules of this package share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from concertina.api.spec import JobSpec
+from concertina.plan.facts.cached import cached
+from concertina.plan.facts.lending import Size
+from concertina.plan.kueue import QuotaView
+from concertina.plan.observed import JobObservation
+from concertina.plan.quota import request, workloads
+from concertina.plan.quota.workloads import JobWorkloads
+
+
+@dataclass(frozen=True)
+class QuotaContext:
+    observed: JobObservation
+    spec: JobSpec
+    quota: QuotaView
+    now: float
+    """Unix seconds, as all times here."""
+
+    @cached
+    def workloads(self) -> JobWorkloads:
+        return JobWorkloads(self.quota)
+
+    @cached
+    def wanted(self) -> Size:
+        """Size that the spec asks for."""
+        return request.full(self.spec)
+
+    @cached
+    def holding(self) -> int:
+        """Number of pods that use quota."""
+        return workloads.holding(self.observed.pods)

@@ -1,0 +1,333 @@
+"""How many pods a job with a queue may have in this pass, and what is written to its Workloads.
+
+The rules, which hold at every moment (decision "A unit of quota is lent once"):
+  - no pod before a Workload of the job is admitted, and never more pods than Kueue counts quota for;
+  - while a Workload is evicted, no pod is created;
+  - quota is given back only after the pods that used it are gone, which the shell checks in a live list of pods.
+A job asks for all its replicas first. While it waits, the request is walked down to its least size. A job that holds
+less than it wants grows by one pending slice, which preempts nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from concertina.amounts import amount
+from concertina.api.status import ENDED, ConditionType, unix_seconds
+from concertina.plan.actions import (
+    Action,
+    CreateWorkload,
+    DropWorkload,
+    EditWorkload,
+    FinishWorkload,
+    ReportPodsReady,
+    ShrinkWorkload,
+    WorkloadKey,
+)
+from concertina.plan.facts.lending import NO_QUEUE, NOTHING, Lending, Size
+from concertina.plan.kueue import LOWEST_PRIORITY, ConditionName, FinishReason, QuotaView, WorkloadView
+from concertina.plan.observed import JobObservation
+from concertina.plan.quota import messages, preemption, request, workloads
+from concertina.plan.quota.context import QuotaContext
+from concertina.plan.quota.workloads import granted_size, key
+
+TRAINING = "Training"
+WALK_SECONDS = 2.0
+"""Age at which a first Workload begins to ask for less: quota may just be coming free."""
+GROW_SECONDS = 10.0
+"""Seconds after a preemption before the job asks for more again, so that the preemptor comes first."""
+REPLACED_SECONDS = 5.0
+"""Seconds that Kueue has to finish a Workload that was replaced, before the operator does."""
+
+
+def lend(observed: JobObservation, now: float) -> Lending:
+    """Return what the job may use of its queue's quota; without a queue nothing is limited."""
+    quota, spec = observed.quota, observed.job.spec
+    if quota is None:
+        return NO_QUEUE
+    if observed.job.deleting:
+        return Lending(queue=quota.queue, writes=() if quota.writing else _dropped(observed, quota))
+    if spec is None:
+        return Lending(queue=quota.queue)
+    ctx = QuotaContext(observed, spec, quota, now)
+    lending = _lending(ctx)
+    writes = _one_each((*_cleanup(ctx), *lending.writes))
+    writable = () if quota.writing else writes
+    return replace(lending, queue=quota.queue, writes=writable)
+
+
+def _lending(ctx: QuotaContext) -> Lending:
+    status = ctx.observed.job.status
+    if any(status.is_true(kind) for kind in ENDED):
+        return Lending(size=None, writes=_finished(ctx))
+    if ctx.quota.trouble:
+        return Lending(size=NOTHING, reason="QueueUnavailable", message=ctx.quota.trouble, stalled=True)
+    holder = ctx.workloads.holder
+    if _asks_for_nothing(ctx):
+        return Lending(size=NOTHING if ctx.spec.suspend else None, writes=_deactivated(ctx))
+    if holder is None:
+        return _waiting(ctx)
+    if holder.evicted:
+        return preemption.evicted(ctx, holder)
+    if _is_outdated(ctx, holder):
+        message = "The resources of its pods have changed, so the job gives its quota back and asks again"
+        return Lending(size=NOTHING, reason="RequestChanged", message=message, writes=_deactivated(ctx))
+    if not holder.active:
+        return _reactivated(ctx, holder)
+    if not holder.admitted:
+        return _checked(ctx, holder)
+    return _admitted(ctx, holder)
+
+
+def _asks_for_nothing(ctx: QuotaContext) -> bool:
+    """Return whether the job would not use quota: it is suspended, or can't start for another reason."""
+    return ctx.spec.suspend or ctx.observed.uri_holder is not None or not ctx.wanted.replicas
+
+
+def _is_outdated(ctx: QuotaContext, workload: WorkloadView) -> bool:
+    return workload.request_hash != ctx.quota.request_hash
+
+
+# --- no quota yet
+
+
+def _waiting(ctx: QuotaContext) -> Lending:
+    """Ask for quota, and hold no pods until there is some."""
+    queue = ctx.quota.queue
+    if failed := ctx.workloads.failed_to_start:
+        condition = failed.condition(ConditionName.FINISHED)
+        return Lending(size=NOTHING, reason="AdmissionConflict", message=condition.message, stalled=True)
+    if not ctx.workloads.pending:
+        if any(workload.reserved for workload in ctx.workloads.leaving):
+            message = "Its Workload was deleted: the job gives its quota back and asks again"
+            return Lending(size=NOTHING, reason="WorkloadDeleted", message=message)
+        message = ctx.quota.refusal or f"Asks the queue {queue} for {amount(ctx.wanted.replicas, 'replica')}"
+        return Lending(size=NOTHING, reason="Queued", message=message, writes=(_first(ctx),), recheck=5.0)
+    first, *others = ctx.workloads.pending
+    drops = tuple(DropWorkload(key(workload), pods_left=None) for workload in others)
+    edit, recheck = _adjusted(ctx, first)
+    asked = request.asked(first)
+    message = f"Waits in the queue {queue} for {amount(asked.replicas, 'replica')}: {messages.why_waiting(first)}"
+    return Lending(size=NOTHING, reason="Queued", message=message, writes=(*drops, *edit), recheck=recheck)
+
+
+def _first(ctx: QuotaContext) -> CreateWorkload:
+    return CreateWorkload(
+        ctx.workloads.next_number,
+        request.request(ctx.spec, ctx.wanted),
+        ctx.quota.priority,
+        elastic=ctx.spec.elastic is not None,
+    )
+
+
+def _adjusted(ctx: QuotaContext, first: WorkloadView) -> tuple[tuple[Action, ...], float | None]:
+    """Return the edit that makes a pending Workload ask for what the job wants now; it may be edited freely."""
+    if _is_outdated(ctx, first):
+        pods = request.request(ctx.spec, ctx.wanted)
+        activated = True if first.paused else None
+        edit = EditWorkload(key(first), pods, template=True, priority=ctx.quota.priority, active=activated)
+        return (edit,), None
+    young = ctx.now - first.created < WALK_SECONDS
+    refused = request.is_refused(first)
+    size = request.walked(request.asked(first), request.valid(ctx.spec), refused and not young) or ctx.wanted
+    pods = preemption.counts(first, size)
+    edit = EditWorkload(
+        key(first),
+        request=pods if dict(pods) != dict(first.counts) else None,
+        priority=ctx.quota.priority if first.priority != ctx.quota.priority else None,
+        queue=ctx.quota.queue if first.queue != ctx.quota.queue else None,
+        active=True if first.paused else None,
+    )
+    if edit != EditWorkload(key(first)):
+        return (edit,), None
+    if first.condition(ConditionName.PODS_READY).true:
+        return (ReportPodsReady(key(first), ready=False),), None
+    return (), WALK_SECONDS if refused and young else None
+
+
+def _checked(ctx: QuotaContext, holder: WorkloadView) -> Lending:
+    """Return the lending while admission checks are pending: the pods of a replaced Workload stay, none is created."""
+    message = f"Quota is reserved in the queue {ctx.quota.queue}: {messages.why_waiting(holder)}"
+    size = _usable(ctx, granted_size(holder)) if holder.replaces and ctx.holding else NOTHING
+    return Lending(size=size, reason="AdmissionChecksPending", message=message, writes=_replaced(ctx, holder))
+
+
+# --- quota is admitted
+
+
+def _admitted(ctx: QuotaContext, holder: WorkloadView) -> Lending:
+    granted = granted_size(holder)
+    if unknown := workloads.missing_flavors(holder, ctx.quota):
+        message = f"Waits for the ResourceFlavor {', '.join(unknown)}, which does not exist or can't be read"
+        return Lending(size=_usable(ctx, granted), reason="FlavorUnknown", message=message, recheck=5.0)
+    changes = workloads.changes(holder, ctx.quota.flavors)
+    if conflict := ctx.quota.conflict:
+        finish = FinishWorkload(key(holder), FinishReason.FAILED_TO_START, conflict)
+        writes: tuple[Action, ...] = () if ctx.holding else (finish,)
+        return Lending(size=NOTHING, reason="AdmissionConflict", message=conflict, stalled=True, writes=writes)
+    size = _usable(ctx, granted)
+    resized, recheck, message = _resized(ctx, holder, granted)
+    writes = (*_replaced(ctx, holder), *resized, *_kept_up(ctx, holder))
+    lacking = size.replicas < ctx.wanted.replicas
+    if lacking:
+        message = f"Has quota for {size.replicas} of {amount(ctx.wanted.replicas, 'replica')}" + (
+            f", and waits for more: {message}" if message else ""
+        )
+    return Lending(
+        size=size,
+        room={} if ctx.quota.writing else workloads.room(holder, ctx.observed.pods),
+        lender=workloads.lendable(ctx.quota.workloads),
+        changes=changes,
+        cluster_queue=holder.cluster_queue,
+        reason="QuotaLimited" if lacking else "",
+        message=message if lacking else "",
+        writes=writes,
+        recheck=recheck,
+    )
+
+
+def _usable(ctx: QuotaContext, granted: Size) -> Size:
+    """Return the largest size within the quota that makes whole blocks, and is no larger than the job wants."""
+    replicas = min(granted.replicas, ctx.wanted.replicas)
+    return Size(replicas - replicas % ctx.spec.replica_step, min(granted.spares, ctx.wanted.spares))
+
+
+def _resized(ctx: QuotaContext, holder: WorkloadView, granted: Size) -> tuple[tuple[Action, ...], float | None, str]:
+    """Return the writes that bring the quota to what the job wants, a time to look again, and why it has less."""
+    wanted = ctx.wanted
+    smaller = Size(min(granted.replicas, wanted.replicas), min(granted.spares, wanted.spares))
+    slices = [w for w in ctx.workloads.pending if w.replaces == holder.name and not _is_outdated(ctx, w)]
+    drops = [DropWorkload(key(w), pods_left=None) for w in ctx.workloads.pending if w not in slices[-1:]]
+    if smaller != granted:
+        pods = preemption.counts(holder, smaller)
+        gone = ctx.holding <= preemption.pod_count(pods)
+        drops += [DropWorkload(key(w), pods_left=None) for w in slices[-1:]]
+        return (*drops, *([ShrinkWorkload(key(holder), pods)] if gone else [])), None, ""
+    options = request.larger(ctx.spec, granted)
+    if not options:
+        return (*drops, *(DropWorkload(key(w), pods_left=None) for w in slices[-1:])), None, ""
+    if not slices:
+        wait = 0.0 if holder.shrunk_at is None else holder.shrunk_at + GROW_SECONDS - ctx.now
+        if wait > 0:
+            return tuple(drops), wait, "it has just given way to another workload"
+        return (*drops, _growth(ctx, holder, options[0])), None, ctx.quota.refusal
+    growing = slices[-1]
+    size = request.walked(request.asked(growing), options, request.is_refused(growing)) or options[-1]
+    pods = preemption.counts(growing, size)
+    edit = EditWorkload(
+        key(growing),
+        request=pods if dict(pods) != dict(growing.counts) else None,
+        priority=LOWEST_PRIORITY if growing.priority != LOWEST_PRIORITY else None,
+    )
+    edits = () if edit == EditWorkload(key(growing)) else (edit,)
+    return (*drops, *edits), None, messages.why_waiting(growing)
+
+
+def _growth(ctx: QuotaContext, holder: WorkloadView, size: Size) -> CreateWorkload:
+    """Return a slice that asks for more, with the lowest priority: the job grows only into quota that is free."""
+    return CreateWorkload(
+        ctx.workloads.next_number,
+        preemption.counts(holder, size),
+        LOWEST_PRIORITY,
+        by_class=False,
+        elastic=True,
+        replaces=holder.name,
+        slice_name=holder.slice_name or holder.name,
+    )
+
+
+def _kept_up(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
+    """Return the write that keeps priority and readiness of an admitted Workload up to date."""
+    if holder.priority != ctx.quota.priority:
+        return (EditWorkload(key(holder), priority=ctx.quota.priority),)
+    status = ctx.observed.job.status
+    trains = status.phase == TRAINING and status.is_true(ConditionType.RUNNING)
+    if trains and not holder.condition(ConditionName.PODS_READY).true:
+        return (ReportPodsReady(key(holder), ready=True),)
+    return ()
+
+
+def _replaced(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
+    """Return the end of Workloads that the holder has replaced, if Kueue has not finished them itself."""
+    since = holder.condition(ConditionName.QUOTA_RESERVED).since
+    if not since or ctx.now - unix_seconds(since) < REPLACED_SECONDS:
+        return ()
+    pods_left = sum(holder.granted.values())
+    return tuple(
+        FinishWorkload(key(old), FinishReason.SLICE_REPLACED, f"Replaced by {holder.name}", pods_left)
+        for old in ctx.workloads.holders[:-1]
+    )
+
+
+# --- quota that is not needed
+
+
+def _deactivated(ctx: QuotaContext) -> tuple[Action, ...]:
+    """Return the writes by which a job that uses no quota keeps its place in the queue: its Workload is inactive."""
+    slices = [w for w in ctx.workloads.pending if ctx.workloads.holders or w is not ctx.workloads.pending[0]]
+    drops = [DropWorkload(key(workload), pods_left=None) for workload in slices]
+    kept = [workload for workload in ctx.workloads.open if workload not in slices]
+    writes: list[Action] = [*drops]
+    for workload in kept:
+        if workload.evicted and not ctx.holding and not drops:
+            writes += preemption.released(workload)
+        elif workload.active:
+            writes.append(EditWorkload(key(workload), active=False))
+    return tuple(writes)
+
+
+def _reactivated(ctx: QuotaContext, holder: WorkloadView) -> Lending:
+    """Return the lending of a Workload that is inactive, but whose eviction is still to come."""
+    message = f"Its Workload {holder.name} is deactivated: the job gives its quota back and asks again"
+    return Lending(size=NOTHING, reason="Deactivated", message=message, recheck=1.0)
+
+
+def _finished(ctx: QuotaContext) -> tuple[Action, ...]:
+    """Return the end of all Workloads of a job that has ended, once no pod uses quota."""
+    status = ctx.observed.job.status
+    condition = next(filter(None, map(status.true_condition, ENDED)))
+    complete = status.is_true(ConditionType.COMPLETE)
+    reason = FinishReason.SUCCEEDED if complete else FinishReason.FAILED
+    return tuple(
+        FinishWorkload(key(workload), reason, condition.message)
+        for workload in ctx.workloads.open
+        if not (workload.reserved and ctx.holding)
+    )
+
+
+def _dropped(observed: JobObservation, quota: QuotaView) -> tuple[Action, ...]:
+    """Return the deletion of the Workloads of a job that is being deleted, once no pod uses quota."""
+    holding = workloads.holding(observed.pods)
+    return tuple(
+        DropWorkload(key(workload), pods_left=0 if workload.reserved else None)
+        for workload in quota.workloads
+        if not (workload.reserved and holding)
+    )
+
+
+def _cleanup(ctx: QuotaContext) -> tuple[Action, ...]:
+    """Return the end of Workloads that have no use any more: finished ones, and those that somebody deleted."""
+    drops = [
+        DropWorkload(key(workload), pods_left=None, delete=replaced)
+        for workload in ctx.workloads.finished
+        if (replaced := workload.condition(ConditionName.FINISHED).reason == FinishReason.SLICE_REPLACED)
+        or workload.has_finalizer
+    ]
+    holder = ctx.workloads.holder
+    left = sum(holder.granted.values()) if holder else 0
+    for workload in ctx.workloads.leaving:
+        if not workload.reserved:
+            drops.append(DropWorkload(key(workload), pods_left=None))
+        elif ctx.holding <= left:
+            drops.append(DropWorkload(key(workload), pods_left=left))
+    return tuple(drops)
+
+
+def _one_each(writes: tuple[Action, ...]) -> tuple[Action, ...]:
+    """Return the first write to each Workload: it makes the version that the others expect outdated."""
+    first: dict[str, Action] = {}
+    for write in writes:
+        target = getattr(write, "key", None)
+        name = target.name if isinstance(target, WorkloadKey) else ""
+        first.setdefault(name, write)
+    return tuple(first.values())

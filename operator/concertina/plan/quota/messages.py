@@ -1,0 +1,41 @@
+"""Kueue's messages as the job's status shows them, without the objects of other tenants."""
+
+from __future__ import annotations
+
+import re
+
+from concertina.plan.kueue import ConditionName, EvictionReason, WorkloadView
+
+LONGEST = 900
+_PREEMPTION = re.compile(r"Preempted to accommodate a workload .*? due to (?P<why>[^;]+)")
+_UIDS = re.compile(r" ?\((?:UID|JobUID): [^)]*\)")
+_PATHS = re.compile(r"; preempt(?:or|ee) path: [^;]*")
+_UNNAMED_PATH = re.compile(r"(?<![\w.])/[\w.\-]+(?:/[\w.\-]+)+")
+
+
+def public(message: str) -> str:
+    """Return a message of Kueue without uids of other Workloads and paths of queues."""
+    if match := _PREEMPTION.search(message):
+        return f"preempted for another workload ({match['why'].strip()})"
+    return _UNNAMED_PATH.sub("", _PATHS.sub("", _UIDS.sub("", message))).strip()[:LONGEST]
+
+
+def why_waiting(workload: WorkloadView) -> str:
+    """Return why a Workload is not admitted, in Kueue's words."""
+    if not workload.active:
+        return "its Workload is deactivated"
+    if workload.reserved:
+        checks = "; ".join(workload.check_messages)
+        return (
+            public(checks or workload.condition(ConditionName.ADMITTED).message) or "its admission checks are pending"
+        )
+    condition = workload.condition(ConditionName.QUOTA_RESERVED)
+    return public(condition.message) or "Kueue has not considered it yet"
+
+
+def why_evicted(workload: WorkloadView) -> str:
+    """Return why the quota must be given back, in words that follow a colon."""
+    condition = workload.condition(ConditionName.EVICTED)
+    if condition.reason == EvictionReason.PREEMPTED:
+        return public(condition.message)
+    return f"{condition.reason}: {public(condition.message)}" if condition.message else condition.reason
