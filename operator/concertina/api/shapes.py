@@ -44,6 +44,7 @@ class _Container(Verbatim):
 class _Wishes(Verbatim):
     """Terms of podAffinity and podAntiAffinity."""
 
+    required: tuple[Fields, ...] | None = Field(default=None, alias="requiredDuringSchedulingIgnoredDuringExecution")
     preferred: tuple[Fields, ...] | None = Field(default=None, alias="preferredDuringSchedulingIgnoredDuringExecution")
 
 
@@ -55,7 +56,8 @@ class _Terms(Verbatim):
     node_selector_terms: tuple[_Term, ...] | None = Field(default=None, alias="nodeSelectorTerms")
 
 
-class _NodeAffinity(_Wishes):
+class _NodeAffinity(Verbatim):
+    preferred: tuple[Fields, ...] | None = Field(default=None, alias="preferredDuringSchedulingIgnoredDuringExecution")
     required: _Terms | None = Field(default=None, alias="requiredDuringSchedulingIgnoredDuringExecution")
 
 

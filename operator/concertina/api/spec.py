@@ -246,6 +246,63 @@ class Topology(Model):
     )
 
 
+class Gang(enum.StrEnum):
+    """Mechanism by which all pods that a job needs get nodes together, or none does."""
+
+    NONE = "None"
+    AUTO = "Auto"
+    POD_GROUP = "PodGroup"
+    """PodGroup of Kubernetes itself (scheduling.k8s.io)."""
+    VOLCANO = "Volcano"
+    COSCHEDULING = "Coscheduling"
+    KAI = "KAI"
+
+
+class TopologyMode(enum.StrEnum):
+    """Whether a placement is a rule or a wish."""
+
+    REQUIRED = "Required"
+    PREFERRED = "Preferred"
+
+
+class SchedulingTopology(Model):
+    """Domain of nodes that all replicas of the job share."""
+
+    key: NodeLabel = Field(
+        description="Label of nodes, such as topology.kubernetes.io/zone. Nodes with the same value are one domain."
+    )
+    mode: TopologyMode = Field(
+        default=TopologyMode.PREFERRED,
+        description="Preferred: the scheduler places the replicas in one domain if it can. Required: a replica that "
+        "does not fit into the domain of the others stays pending, also when the job grows.",
+    )
+
+
+class Scheduling(Model):
+    """How the job's pods get their nodes (docs/scheduling.md)."""
+
+    gang: Gang = Field(
+        default=Gang.NONE,
+        description="Mechanism that gives nodes to elastic.minReplicas pods together or to none. None: pods are "
+        "scheduled one by one, and jobs that hold a part of what they need take turns. Auto: the mechanism of the "
+        "template's scheduler, if the API server serves it: PodGroup of Kubernetes (beta or later), Volcano, or KAI. "
+        "PodGroup, Volcano, Coscheduling and KAI: that mechanism; the job is Stalled if it is not served.",
+    )
+    queue: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="Queue of Volcano or KAI that the pods are charged to. Absent: the scheduler's default queue. "
+        "Kueue's queue is the job's label kueue.x-k8s.io/queue-name.",
+    )
+    topology: SchedulingTopology | None = Field(
+        default=None,
+        description="Domain that all replicas share. Absent: replicas prefer different nodes, or the domains of "
+        "spec.topology, which orders ranks.",
+    )
+
+
 class Checkpoint(CheckpointConfig):
     """Location and frequency of durable checkpoints."""
 
@@ -526,6 +583,11 @@ class JobSpec(Model):
         default=None,
         description="For jobs with parallelism: ranks are ordered so that tensor groups, then context groups, then "
         "pipelines and blocks stay within the innermost domain of nodes. Absent: within zones and nodes.",
+    )
+    scheduling: Scheduling = Field(
+        default=Scheduling(),
+        description="How the job's pods get their nodes: together or one by one, and in which domain. It changes only "
+        "while the job is suspended (docs/scheduling.md).",
     )
     managed_by: str | None = Field(
         default=None,

@@ -39,6 +39,7 @@ WEBHOOKS = Resource("apis/admissionregistration.k8s.io/v1", "validatingwebhookco
 TOKEN_REVIEWS = Resource("apis/authentication.k8s.io/v1", "tokenreviews", namespaced=False)
 SERVER_VERSION = Resource("", "version", namespaced=False)
 ACCESS_REVIEWS = Resource("apis/authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
+API_DISCOVERY = Resource("", "apis", namespaced=False)
 TRAINING_JOBS = Resource("apis/concertina.dev/v1beta1", "trainingjobs")
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import concertina_protocol as protocol
 from concertina.api.status import JobStatus
+from concertina.plan.observed import GangApi, PodGroup
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,21 @@ class Rendezvous:
 
 
 @dataclass(frozen=True)
+class ApplyPodGroup:
+    """Create the job's pod group, or bring its minimum up to date."""
+
+    group: PodGroup
+
+
+@dataclass(frozen=True)
+class DeletePodGroup:
+    """Delete the job's pod group: no pod of the job refers to it."""
+
+    api: GangApi
+    name: str
+
+
+@dataclass(frozen=True)
 class CreatePod:
     index: int
     attempt: int
@@ -52,6 +68,8 @@ class CreatePod:
     """Upper bound in bytes for the snapshots of the bundled trainer; None if they are unbounded."""
     rendezvous: Rendezvous | None = None
     """Parameters for torchrun; None if agents run in the pods."""
+    pod_group: PodGroup | None = None
+    """Pod group that the pod joins, or None."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +116,9 @@ class Send:
     message: protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save
 
 
-Action = CreateSecret | CreatePod | CreateRendezvous | DeletePod | EndPod | DeleteJob | Send
+Action = (
+    CreateSecret | ApplyPodGroup | DeletePodGroup | CreatePod | CreateRendezvous | DeletePod | EndPod | DeleteJob | Send
+)
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         template_hash=annotations.get(TEMPLATE_HASH, ""),
         requests=_requests(spec),
         excluded=waiting == UNSCHEDULABLE and excluded(waiting_message),
+        scheduling_group=((spec.get("schedulingGroup") or {}).get("podGroupName") or "")[:NAME],
         image=(_trainer(status).get("imageID") or "")[:IMAGE],
         **_restarts(status),
     )

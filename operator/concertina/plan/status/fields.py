@@ -11,7 +11,7 @@ from concertina.api.internal import Internal
 from concertina.api.restarts import Restarts
 from concertina.api.spec import Launcher
 from concertina.api.status import CheckpointMark, Condition, JobProgress, JobStatus, StandbyReplicas, rfc3339
-from concertina.plan.facts import sizes
+from concertina.plan.facts import gangs, sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
@@ -116,6 +116,7 @@ CONDITIONS: Mapping[str, Row] = {
 }
 PODS: Mapping[str, Row] = {
     "selector": lambda p: f"concertina.dev/job-uid={p.ctx.observed.job.uid}",
+    "gang": lambda p: gangs.mark(p.ctx),
     "nodes_not_watched": lambda p: None if p.ctx.observed.nodes_watched else NODES_NOT_WATCHED,
     "standby_replicas": lambda p: StandbyReplicas(
         ready=len(p.ctx.replicas.ready.intersection(p.ctx.replicas.standby)), names=p.ctx.replicas.standby
