@@ -378,7 +378,7 @@ RULES: tuple[SpecRule, ...] = (
     SpecRule(
         at=".spec.scheduling",
         field=".queue",
-        cel="!has(self.queue) || self.gang in ['Auto', 'Volcano', 'KAI']",
+        cel="!has(self.queue) || has(self.gang) && self.gang in ['Auto', 'Volcano', 'KAI']",
         message="queue is one of Volcano or KAI: set gang to Volcano, KAI or Auto, or remove queue (Kueue's is the "
         "job's label kueue.x-k8s.io/queue-name)",
         holds=lambda spec: spec.scheduling.queue is None or spec.scheduling.gang in (Gang.AUTO, Gang.VOLCANO, Gang.KAI),

@@ -28,6 +28,7 @@ Amounts = dict[str, Annotated[Any, AfterValidator(_amount)]]
 class _Resources(Verbatim):
     limits: Amounts | None = None
     requests: Amounts | None = None
+    claims: tuple[Fields, ...] | None = None
 
 
 class _Port(Verbatim):

@@ -249,7 +249,6 @@ class Topology(Model):
 class Gang(enum.StrEnum):
     """Mechanism by which all pods that a job needs get nodes together, or none does."""
 
-    NONE = "None"
     AUTO = "Auto"
     POD_GROUP = "PodGroup"
     """PodGroup of Kubernetes itself (scheduling.k8s.io)."""
@@ -281,12 +280,11 @@ class SchedulingTopology(Model):
 class Scheduling(Model):
     """How the job's pods get their nodes (docs/scheduling.md)."""
 
-    gang: Gang = Field(
-        default=Gang.NONE,
-        description="Mechanism that gives nodes to elastic.minReplicas pods together or to none. None: pods are "
-        "scheduled one by one, and jobs that hold a part of what they need take turns. Auto: the mechanism of the "
-        "template's scheduler, if the API server serves it: PodGroup of Kubernetes (beta or later), Volcano, or KAI. "
-        "PodGroup, Volcano, Coscheduling and KAI: that mechanism; the job is Stalled if it is not served.",
+    gang: Gang | None = Field(
+        default=None,
+        description="Mechanism that gives nodes to elastic.minReplicas pods together or to none. Auto: that of the "
+        "template's scheduler, if the API server serves it. If it does not serve another one, the job is Stalled. "
+        "Absent: pods are scheduled one by one.",
     )
     queue: str | None = Field(
         default=None,
@@ -510,7 +508,7 @@ class JobSpec(Model):
     workers_per_replica: Annotated[int, Field(ge=1, le=1024)] | Literal["Auto"] = Field(
         default="Auto",
         description="Training processes in each pod: a number, or Auto for one for each GPU that the container "
-        "'trainer' is limited to, and one without GPUs.",
+        "'trainer' is limited to or gets by DRA, and one without GPUs.",
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "x-kubernetes-validations": [
@@ -624,7 +622,12 @@ class JobSpec(Model):
         """Number of training processes in each replica."""
         if self.workers_per_replica != "Auto":
             return self.workers_per_replica
-        return _gpus(self.template.trainer) or 1
+        return self.limited_gpus or 1
+
+    @property
+    def limited_gpus(self) -> int:
+        """Number of GPUs that the limits of the container `trainer` name; those of claims are in `api.claims`."""
+        return _gpus(self.template.trainer)
 
     @property
     def replica_step(self) -> int:

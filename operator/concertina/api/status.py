@@ -212,7 +212,7 @@ class GangMark(StatusModel):
     """Mechanism that gives the job's pods their nodes together."""
 
     mechanism: Annotated[str, Field(max_length=32)] = Field(
-        description="PodGroup, Volcano, Coscheduling or KAI; None if pods are scheduled one by one."
+        default="", description="PodGroup, Volcano, Coscheduling or KAI. Absent: pods are scheduled one by one."
     )
     api_version: Annotated[str, Field(max_length=64)] = Field(
         default="", description="API of the pod group. Absent: there is no pod group of the operator's."

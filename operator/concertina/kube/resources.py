@@ -39,6 +39,8 @@ WEBHOOKS = Resource("apis/admissionregistration.k8s.io/v1", "validatingwebhookco
 TOKEN_REVIEWS = Resource("apis/authentication.k8s.io/v1", "tokenreviews", namespaced=False)
 SERVER_VERSION = Resource("", "version", namespaced=False)
 ACCESS_REVIEWS = Resource("apis/authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
+RESOURCE_CLAIMS = Resource("apis/resource.k8s.io/v1", "resourceclaims")
+RESOURCE_CLAIM_TEMPLATES = Resource("apis/resource.k8s.io/v1", "resourceclaimtemplates")
 API_DISCOVERY = Resource("", "apis", namespaced=False)
 TRAINING_JOBS = Resource("apis/concertina.dev/v1beta1", "trainingjobs")
 

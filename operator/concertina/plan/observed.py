@@ -57,6 +57,8 @@ class JobView:
     status: JobStatus
     ignored: tuple[str, ...] = ()
     """Paths of fields of the spec that this version does not know; `spec` is what remains without them."""
+    claims_error: str = ""
+    """Why the GPUs of the template's claims, and with them the number of workers, are not known; empty if they are."""
     checkpoint_request: str = ""
     """Value of the annotation by which a person asks for a checkpoint now."""
     template_hash: str = ""

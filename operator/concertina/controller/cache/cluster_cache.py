@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from concertina.agents.hearing import AgentConnectivityMonitor
 from concertina.api import pod_names
-from concertina.api.spec import Gang, template_outdated
+from concertina.api.spec import template_outdated
 from concertina.controller.cache.capacity_queue import CapacityQueue, Later, at_once
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.cache.uri_index import UriIndex
@@ -100,7 +100,7 @@ class ClusterCache:
         if served != self._gang_apis:
             self._gang_apis = served
             for uid, job in self._jobs.items():
-                if job.view.spec is not None and job.view.spec.scheduling.gang is not Gang.NONE:
+                if job.view.spec is not None and job.view.spec.scheduling.gang is not None:
                     self._changed(uid)
 
     def job(self, uid: str) -> CachedJob | None:

@@ -153,7 +153,9 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
     """
     metadata = obj["metadata"]
     generation = int(metadata.get("generation") or 0)
+    claims_error = ""
     if before is not None and (before.uid, before.generation) == (metadata["uid"], generation):
+        claims_error = before.claims_error
         spec, spec_error, ignored, made_of = before.spec, before.spec_error, before.ignored, before.template_hash
     else:
         spec, spec_error, ignored, made_of = _spec(obj)
@@ -168,6 +170,7 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
         spec_error=spec_error,
         status=status_of(obj),
         ignored=ignored,
+        claims_error=claims_error,
         checkpoint_request=checkpoint_asked(obj),
         template_hash=made_of,
         finalizers=tuple(name[:NAME] for name in (metadata.get("finalizers") or ())[:MOST_FINALIZERS]),

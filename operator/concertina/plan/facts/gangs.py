@@ -50,7 +50,7 @@ AUTO_NEVER = frozenset({GangApi.POD_GROUP_ALPHA})
 
 def mark(ctx: JobContext) -> GangMark | None:
     """Return status.gang; None if the job asks for no gang mechanism, or if it is not known yet what is served."""
-    if ctx.spec.scheduling.gang is Gang.NONE:
+    if ctx.spec.scheduling.gang is None:
         return None
     last = ctx.status.gang
     if last is not None and (_has_pods(ctx) or ctx.observed.gang_apis is None):
@@ -74,12 +74,12 @@ def _with_minimum(ctx: JobContext, last: GangMark) -> GangMark:
 
 def _chosen(ctx: JobContext, served: frozenset[GangApi]) -> GangMark | None:
     asked = ctx.spec.scheduling.gang
-    mechanism = BY_SCHEDULER.get(scheduler_of(ctx.spec), Gang.NONE) if asked is Gang.AUTO else asked
+    mechanism = BY_SCHEDULER.get(scheduler_of(ctx.spec)) if asked is Gang.AUTO else asked
     if asked is Gang.AUTO:
         served -= AUTO_NEVER
     apis = _served(mechanism, served)
     if not apis:
-        return GangMark(mechanism=Gang.NONE, message=_why_none(ctx.spec)) if asked is Gang.AUTO else None
+        return GangMark(message=_why_none(ctx.spec)) if asked is Gang.AUTO else None
     api, has_object = apis[0], mechanism is not Gang.KAI
     why = f"the scheduler is {scheduler_of(ctx.spec)}, and the API server serves {api}" if asked is Gang.AUTO else ""
     return GangMark(
@@ -91,9 +91,9 @@ def _chosen(ctx: JobContext, served: frozenset[GangApi]) -> GangMark | None:
     )
 
 
-def _served(mechanism: Gang, served: frozenset[GangApi]) -> tuple[GangApi, ...]:
+def _served(mechanism: Gang | None, served: frozenset[GangApi]) -> tuple[GangApi, ...]:
     """Return the APIs of a mechanism, if the API server serves all of them."""
-    alternatives = MECHANISMS[mechanism].alternatives if mechanism in MECHANISMS else ()
+    alternatives = MECHANISMS[mechanism].alternatives if mechanism else ()
     return next((apis for apis in alternatives if served.issuperset(apis)), ())
 
 
@@ -129,13 +129,13 @@ def group_name(job: JobView, api: GangApi, min_count: int) -> str:
 def not_served(ctx: JobContext) -> str:
     """Return why the mechanism that the spec names can't be used; empty if it can, or if that is not known."""
     asked, served = ctx.spec.scheduling.gang, ctx.observed.gang_apis
-    mechanism = MECHANISMS.get(asked)
+    mechanism = MECHANISMS.get(asked) if asked else None
     if mechanism is None or served is None or _served(asked, served):
         return ""
     wanted = " or ".join(" with ".join(apis) for apis in mechanism.alternatives)
     return (
         f"spec.scheduling.gang is {asked}, and the API server does not serve {wanted}: {mechanism.remedy}, or set gang "
-        "to Auto or None"
+        "to Auto"
     )
 
 
@@ -145,7 +145,7 @@ def not_served(ctx: JobContext) -> str:
 def pod_group(ctx: JobContext) -> PodGroup | None:
     """Return the pod group that the job's pods join; None if they are scheduled singly."""
     chosen = mark(ctx)
-    if chosen is None or chosen.mechanism == Gang.NONE:
+    if chosen is None or not chosen.mechanism:
         return None
     topology = ctx.spec.scheduling.topology
     required = topology is not None and topology.mode is TopologyMode.REQUIRED
@@ -165,7 +165,7 @@ def _api(chosen: GangMark) -> GangApi | None:
 def scheduled_together(status: JobStatus, pods: Iterable[PodView]) -> bool:
     """Return whether a gang mechanism decides about these live pods of a job."""
     chosen = status.gang
-    if chosen is None or chosen.mechanism == Gang.NONE:
+    if chosen is None or not chosen.mechanism:
         return False
     return chosen.mechanism != Gang.POD_GROUP or not ignored_groups(status, pods)
 

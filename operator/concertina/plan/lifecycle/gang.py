@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from concertina.amounts import first_of
-from concertina.api.spec import Gang
 from concertina.plan.actions import Event
 from concertina.plan.facts import gangs, sizes
 from concertina.plan.facts.context import JobContext
@@ -21,7 +20,7 @@ def not_served(ctx: JobContext) -> Decision | None:
 
     A job that has pods continues: the mechanism was served when they were created.
     """
-    if ctx.spec.scheduling.gang is Gang.NONE or ctx.spec.suspend or ctx.observed.pods:
+    if ctx.spec.scheduling.gang is None or ctx.spec.suspend or ctx.observed.pods:
         return None
     if ctx.observed.gang_apis is None:
         message = "the operator has not learned yet which APIs of gang scheduling the API server serves"
@@ -59,7 +58,7 @@ def annotate_ignored(ctx: JobContext, decision: Decision) -> Decision:
         return decision
     message = (
         f"the API server dropped the pod group of {first_of(names, 3)}, so pods are scheduled singly: enable the "
-        "feature gate GenericWorkload (in 1.36 GangScheduling too) of the API server and the scheduler, or set "
-        "spec.scheduling.gang to None"
+        "feature gate GenericWorkload (in 1.36 GangScheduling too) of the API server and the scheduler, or "
+        "remove spec.scheduling.gang"
     )
     return replace(decision, stalled=GANG_IGNORED, stalled_message=message, goes_on=True)

@@ -50,11 +50,11 @@ def test_a_job_that_asks_for_no_gang_has_none() -> None:
         ("Coscheduling", "scheduler-plugins", EVERYTHING, "Coscheduling", GangApi.COSCHEDULING),
         ("KAI", None, EVERYTHING, "KAI", ""),
         ("Auto", None, EVERYTHING, "PodGroup", GangApi.POD_GROUP),
-        ("Auto", None, {GangApi.POD_GROUP_ALPHA, GangApi.VOLCANO, GangApi.KAI, GangApi.KARTA}, "None", ""),
+        ("Auto", None, {GangApi.POD_GROUP_ALPHA, GangApi.VOLCANO, GangApi.KAI, GangApi.KARTA}, "", ""),
         ("Auto", "volcano", EVERYTHING, "Volcano", GangApi.VOLCANO),
         ("Auto", "kai-scheduler", EVERYTHING, "KAI", ""),
-        ("Auto", "kai-scheduler", {GangApi.KAI}, "None", ""),
-        ("Auto", "scheduler-plugins", EVERYTHING, "None", ""),
+        ("Auto", "kai-scheduler", {GangApi.KAI}, "", ""),
+        ("Auto", "scheduler-plugins", EVERYTHING, "", ""),
     ],
 )
 def test_which_mechanism_is_used(gang: str, scheduler: str | None, served: Any, mechanism: str, api: str) -> None:
@@ -64,7 +64,7 @@ def test_which_mechanism_is_used(gang: str, scheduler: str | None, served: Any, 
     assert bool(made.status.gang.message) == (gang == "Auto"), "a choice of the operator has a reason"
     groups = {create.pod_group for create in actions(made, CreatePod)}
     assert len(groups) == 1
-    assert (groups == {None}) == (mechanism == "None")
+    assert (groups == {None}) == (not mechanism)
     assert [applied.group for applied in actions(made, ApplyPodGroup)] == ([*groups] if api else [])
 
 
@@ -93,7 +93,9 @@ def test_nothing_is_created_before_it_is_known_what_is_served() -> None:
     made = plan(unknown, T0)
     assert "has not learned yet" in made.status.conditions[0].message
     assert not actions(made, CreatePod)
-    assert actions(plan(replace(unknown, job=jobs.job(spec("None"))), T0), CreatePod), "others do not wait for it"
+    assert actions(plan(replace(unknown, job=jobs.job(jobs.command_spec())), T0), CreatePod), (
+        "others do not wait for it"
+    )
 
 
 def running(job_spec: Any, mark: GangMark, **fields: Any) -> JobObservation:
