@@ -1,7 +1,8 @@
 """The programs that set-up provides: `python tools/binaries.py` finds or builds all, with NAME it prints one's path.
 
 Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, `vale`, which checks prose, and
-`kueue`, which long tests run beside the operator.
+`kueue`, which long tests run beside the operator. The programs of the next version of Kubernetes have the names of the
+pinned ones: `next-kubernetes` builds them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from concertina.local.binaries import programs
 from concertina.local.errors import LocalClusterError
 
 SET_UP = (programs.CONTROL_PLANE, programs.HELM)
+NEXT = "next-kubernetes"
 QUIET_SECONDS = 15.0
 """Between two lines about one build, where nobody watches."""
 
@@ -44,6 +46,10 @@ def telling(console: Console) -> Iterator[Callable[[str], None]]:
 def main() -> int:
     console = Console(stderr=True, highlight=False)
     wanted = sys.argv[1:]
+    if wanted == [NEXT]:
+        with telling(console) as say:
+            programs.find(programs.NEXT_KUBERNETES, say)
+        return 0
     try:
         with telling(console) as say:
             found: dict[str, Path] = {}

@@ -45,6 +45,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [secrets] # a job's identity is written, and never read
   verbs: [create]
+- apiGroups: [scheduling.k8s.io, scheduling.volcano.sh, scheduling.x-k8s.io]
+  resources: [podgroups] # of jobs with spec.scheduling.gang; patch: minReplicas has changed
+  verbs: [get, create, patch, delete]
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaims, resourceclaimtemplates] # workersPerReplica Auto: GPUs of the template's claims
+  verbs: [get]
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from concertina.api import TRAINER, launchers
-from concertina.api.spec import Container, JobSpec, Launcher, Tracking, TrackingBackend
+from concertina.api.spec import Container, Gang, JobSpec, Launcher, Tracking, TrackingBackend
 from concertina_trainer import layouts
 
 
@@ -376,6 +376,14 @@ RULES: tuple[SpecRule, ...] = (
         holds=lambda spec: spec.tracking is None or _is_folder(spec.tracking),
     ),
     SpecRule(
+        at=".spec.scheduling",
+        field=".queue",
+        cel="!has(self.queue) || has(self.gang) && self.gang in ['Auto', 'Volcano', 'KAI']",
+        message="queue is one of Volcano or KAI: set gang to Volcano, KAI or Auto, or remove queue (Kueue's is the "
+        "job's label kueue.x-k8s.io/queue-name)",
+        holds=lambda spec: spec.scheduling.queue is None or spec.scheduling.gang in (Gang.AUTO, Gang.VOLCANO, Gang.KAI),
+    ),
+    SpecRule(
         at=".spec",
         field=".managedBy",
         cel="has(self.managedBy) == has(oldSelf.managedBy) && "
@@ -390,6 +398,7 @@ RULES: tuple[SpecRule, ...] = (
     _while_suspended("launcher", optional=False),
     _while_suspended("warmStart", optional=True),
     _while_suspended("parallelism", optional=True),
+    _while_suspended("scheduling", optional=True),
 )
 
 

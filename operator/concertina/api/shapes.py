@@ -28,6 +28,7 @@ Amounts = dict[str, Annotated[Any, AfterValidator(_amount)]]
 class _Resources(Verbatim):
     limits: Amounts | None = None
     requests: Amounts | None = None
+    claims: tuple[Fields, ...] | None = None
 
 
 class _Port(Verbatim):
@@ -44,6 +45,7 @@ class _Container(Verbatim):
 class _Wishes(Verbatim):
     """Terms of podAffinity and podAntiAffinity."""
 
+    required: tuple[Fields, ...] | None = Field(default=None, alias="requiredDuringSchedulingIgnoredDuringExecution")
     preferred: tuple[Fields, ...] | None = Field(default=None, alias="preferredDuringSchedulingIgnoredDuringExecution")
 
 
@@ -55,7 +57,8 @@ class _Terms(Verbatim):
     node_selector_terms: tuple[_Term, ...] | None = Field(default=None, alias="nodeSelectorTerms")
 
 
-class _NodeAffinity(_Wishes):
+class _NodeAffinity(Verbatim):
+    preferred: tuple[Fields, ...] | None = Field(default=None, alias="preferredDuringSchedulingIgnoredDuringExecution")
     required: _Terms | None = Field(default=None, alias="requiredDuringSchedulingIgnoredDuringExecution")
 
 

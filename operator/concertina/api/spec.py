@@ -259,6 +259,61 @@ class Topology(Model):
     )
 
 
+class Gang(enum.StrEnum):
+    """Mechanism by which all pods that a job needs get nodes together, or none does."""
+
+    AUTO = "Auto"
+    POD_GROUP = "PodGroup"
+    """PodGroup of Kubernetes itself (scheduling.k8s.io)."""
+    VOLCANO = "Volcano"
+    COSCHEDULING = "Coscheduling"
+    KAI = "KAI"
+
+
+class TopologyMode(enum.StrEnum):
+    """Whether a placement is a rule or a wish."""
+
+    REQUIRED = "Required"
+    PREFERRED = "Preferred"
+
+
+class SchedulingTopology(Model):
+    """Domain of nodes that all replicas of the job share."""
+
+    key: NodeLabel = Field(
+        description="Label of nodes, such as topology.kubernetes.io/zone. Nodes with the same value are one domain."
+    )
+    mode: TopologyMode = Field(
+        default=TopologyMode.PREFERRED,
+        description="Preferred: the scheduler places the replicas in one domain if it can. Required: a replica that "
+        "does not fit into the domain of the others stays pending, also when the job grows.",
+    )
+
+
+class Scheduling(Model):
+    """How the job's pods get their nodes (docs/scheduling.md)."""
+
+    gang: Gang | None = Field(
+        default=None,
+        description="Mechanism that gives nodes to elastic.minReplicas pods together or to none. Auto: that of the "
+        "template's scheduler, if the API server serves it. If it does not serve another one, the job is Stalled. "
+        "Absent: pods are scheduled one by one.",
+    )
+    queue: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="Queue of Volcano or KAI that the pods are charged to. Absent: the scheduler's default queue. "
+        "Kueue's queue is the job's label kueue.x-k8s.io/queue-name.",
+    )
+    topology: SchedulingTopology | None = Field(
+        default=None,
+        description="Domain that all replicas share. Absent: replicas prefer different nodes, or the domains of "
+        "spec.topology, which orders ranks.",
+    )
+
+
 class Checkpoint(CheckpointConfig):
     """Location and frequency of durable checkpoints."""
 
@@ -466,7 +521,7 @@ class JobSpec(Model):
     workers_per_replica: Annotated[int, Field(ge=1, le=1024)] | Literal["Auto"] = Field(
         default="Auto",
         description="Training processes in each pod: a number, or Auto for one for each GPU that the container "
-        "'trainer' is limited to, and one without GPUs.",
+        "'trainer' is limited to or gets by DRA, and one without GPUs.",
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "x-kubernetes-validations": [
@@ -540,6 +595,11 @@ class JobSpec(Model):
         description="For jobs with parallelism: ranks are ordered so that tensor groups, then context groups, then "
         "pipelines and blocks stay within the innermost domain of nodes. Absent: within zones and nodes.",
     )
+    scheduling: Scheduling = Field(
+        default=Scheduling(),
+        description="How the job's pods get their nodes: together or one by one, and in which domain. It changes only "
+        "while the job is suspended (docs/scheduling.md).",
+    )
     managed_by: str | None = Field(
         default=None,
         max_length=63,
@@ -575,7 +635,12 @@ class JobSpec(Model):
         """Number of training processes in each replica."""
         if self.workers_per_replica != "Auto":
             return self.workers_per_replica
-        return _gpus(self.template.trainer) or 1
+        return self.limited_gpus or 1
+
+    @property
+    def limited_gpus(self) -> int:
+        """Number of GPUs that the limits of the container `trainer` name; those of claims are in `api.claims`."""
+        return _gpus(self.template.trainer)
 
     @property
     def replica_step(self) -> int:

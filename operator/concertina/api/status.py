@@ -225,6 +225,20 @@ class QueueStatus(StatusModel):
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="The same as a sentence.")
 
 
+class GangMark(StatusModel):
+    """Mechanism that gives the job's pods their nodes together."""
+
+    mechanism: Annotated[str, Field(max_length=32)] = Field(
+        default="", description="PodGroup, Volcano, Coscheduling or KAI. Absent: pods are scheduled one by one."
+    )
+    api_version: Annotated[str, Field(max_length=64)] = Field(
+        default="", description="API of the pod group. Absent: there is no pod group of the operator's."
+    )
+    pod_group: Name = Field(default="", description="Name of the pod group that pods join.")
+    min_count: Count = Field(default=0, description="Pods that get their nodes together; later ones get theirs singly.")
+    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="Why this mechanism is used.")
+
+
 class JobStatus(StatusModel):
     """Last observed state of the job. Ready's reason is the word in the column Status of `kubectl get`."""
 
@@ -250,6 +264,9 @@ class JobStatus(StatusModel):
     )
     world: World = Field(default=World(), description="The current round and who is in it.")
     standby_replicas: StandbyReplicas = Field(default=StandbyReplicas(), description="Replicas that stand by.")
+    gang: GangMark | None = Field(
+        default=None, description="How pods get their nodes together. Absent: spec.scheduling.gang does not ask for it."
+    )
     progress: JobProgress | None = Field(default=None, description="How far the run is.")
     history: Annotated[str, Field(max_length=MOST_OF_HISTORY)] | None = Field(
         default=None,

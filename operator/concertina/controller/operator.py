@@ -36,6 +36,7 @@ from concertina.kube.parse.views import OwnedPod, node_view, pod_view
 from concertina.kube.resources import NODES, PODS, Raw
 from concertina.kube.watch import trainingjobs
 from concertina.kube.watch.event_recorder import Events
+from concertina.kube.watch.gang_apis import served_gang_apis
 from concertina.kube.watch.lease import Lease, LeaseLost
 from concertina.kube.watch.namespaces import SelectedNamespaces
 from concertina.kube.watch.reflector import Reflector
@@ -61,6 +62,8 @@ FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
 """First and longest delay in seconds before a part that ended is restarted, or a job is looked up again."""
 SERVER_VERSION_SECONDS = 3600.0
 """Time in seconds between two looks at the API server's version."""
+GANG_APIS_SECONDS = 60.0
+"""Time in seconds between two looks at the APIs of gang scheduling that the API server serves."""
 STEADY_SECONDS = 60.0
 """Running time in seconds after which an end of a part does not count as a consecutive failure."""
 
@@ -256,6 +259,7 @@ class Operator:
             "server version": self._watch_server_version,
             "queues": self._queues.run,
             "orphaned workloads": self._queues.drop_orphans,
+            "gang APIs": self._watch_gang_apis,
         }
         if self._nodes is not None:
             parts["nodes"] = self._nodes.run
@@ -273,6 +277,15 @@ class Operator:
             except ApiError as error:
                 log_event("server version unknown", error=str(error))
             await asyncio.sleep(SERVER_VERSION_SECONDS)
+
+    async def _watch_gang_apis(self) -> None:
+        """Look every minute which APIs of gang scheduling are served: schedulers are installed and removed."""
+        while True:
+            try:
+                self._cache.on_gang_apis(await served_gang_apis(self._client))
+            except ApiError as error:
+                log_event("gang APIs unknown", error=str(error))
+            await asyncio.sleep(GANG_APIS_SECONDS)
 
     async def _sync(self) -> None:
         """Return when everything that existed before this operator is known, because no pass may start with less.

@@ -12,6 +12,7 @@ from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
 from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.cache.job import CachedJob
+from concertina.controller.claims import count_gpus, unread
 from concertina.controller.master_keys import MasterKeys
 from concertina.controller.silence_limit import SilenceLimit
 from concertina.controller.status_patches import PreconditionFailed, StatusChange, StatusWriter
@@ -119,6 +120,7 @@ class Reconciler:
         if key is not None:
             await self.connections.open(uid, job.view.created, key, job.view.namespace, _most_members(job))
         try:
+            await count_gpus(self.client, job)
             if (decision := await self._written(job)) is not None:
                 self._say(job, decision.plan)
         except (PreconditionFailed, ApiError) as error:
@@ -192,6 +194,8 @@ class Reconciler:
         """
         if not self.may_act():  # this pass has waited
             raise PreconditionFailed("by now another operator may be the one that acts")
+        if (cached := self.cache.job(job.view.uid)) is not None and unread(cached.view):
+            raise PreconditionFailed("the spec has changed, and its claims are to be read first")
         # Thread time excludes the time in which the process was stopped.
         observed_at, begun = time.monotonic(), time.thread_time()
         observed = self.cache.observe(job.view.uid)

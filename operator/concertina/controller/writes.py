@@ -24,19 +24,22 @@ from concertina.kube.client import Client
 from concertina.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceEnds, NotFound, WebhookFailed
 from concertina.kube.manifests.agent_container import PodSettings
 from concertina.kube.manifests.pod import END_POD, pod_manifest, rendezvous_manifest, secret_manifest
+from concertina.kube.manifests.pod_group import minimum_patch, pod_group_manifest, resource
 from concertina.kube.parse.refusals import refusal
 from concertina.kube.resources import PODS, SECRETS, TRAINING_JOBS, Raw
 from concertina.plan.actions import (
     Action,
+    ApplyPodGroup,
     CreatePod,
     CreateRendezvous,
     CreateSecret,
     DeleteJob,
     DeletePod,
+    DeletePodGroup,
     EndPod,
     Send,
 )
-from concertina.plan.observed import JobView, Refusal
+from concertina.plan.observed import JobView, PodGroup, Refusal
 from concertina.plan.quota.workloads import holding, lendable
 from concertina.turns import FairLimiter
 from concertina_protocol.log import log_event
@@ -57,6 +60,9 @@ SECRET_SECONDS = 60.0
 
 The response 409 is expected.
 """
+GROUP_SECONDS = 60.0
+"""Age in seconds after which a job's pod group is looked up again before its pods are created: a person may have
+deleted it, and its pods would wait without a word."""
 metrics.begin_at_zero(metrics.CREATE_REJECTIONS, [kind.name.lower() for kind in Refusal])
 
 
@@ -228,6 +234,10 @@ class ObjectWriter:
         match action:
             case CreateSecret():
                 await self._create_secret(job)
+            case ApplyPodGroup():
+                await self._apply_pod_group(job, action.group)
+            case DeletePodGroup():
+                await self._delete_pod_group(job, action)
             case CreatePod() | CreateRendezvous():
                 return await self._create_within_quota(job, action)
             case DeletePod():
@@ -288,6 +298,52 @@ class ObjectWriter:
                 raise PreconditionFailed(f"the Secret was refused: {error.message}") from error
             job.secret_made_at = time.monotonic()
 
+    async def _apply_pod_group(self, job: CachedJob, group: PodGroup) -> None:
+        """Create the job's pod group, or set its minimum, unless the same was written recently.
+
+        Raises:
+            PreconditionFailed: When an earlier group of that name is still being deleted, or when the API server
+                refuses the group.
+        """
+        async with job.pod_group_lock:
+            is_recent = job.pod_group_made_at is not None and time.monotonic() <= job.pod_group_made_at + GROUP_SECONDS
+            if job.pod_group == group and is_recent:
+                return
+            try:
+                await self._write_pod_group(job.view, group)
+            except (Conflict, Forbidden, Invalid, WebhookFailed) as error:
+                self._refused(job, error, group.name)
+                raise PreconditionFailed(f"the pod group was refused: {error.message}") from error
+            if job.pod_group != group:
+                log_event("pod group written", **job.named(), pod_group=group.name, min_count=group.min_count)
+            job.pod_group, job.pod_group_made_at, job.pod_group_deleted = group, time.monotonic(), False
+
+    async def _write_pod_group(self, view: JobView, group: PodGroup) -> None:
+        """Create the pod group, or set the minimum of the one that exists.
+
+        Raises:
+            PreconditionFailed: When the spec is not readable, or an earlier group is still being deleted.
+        """
+        if view.spec is None:
+            raise PreconditionFailed("a pod group of a job whose spec can't be read any more")
+        kind, manifest = resource(group.api), pod_group_manifest(view, view.spec, group)
+        try:
+            await self.client.create(kind, view.namespace, manifest, strict=True)
+            return
+        except AlreadyExists:
+            stored = await self.client.get(kind, view.namespace, group.name)
+        if "deletionTimestamp" in stored["metadata"]:
+            raise PreconditionFailed(f"pod group {group.name} is being deleted")
+        patch = minimum_patch(group)
+        if not _contains(stored, patch):
+            await self.client.patch(kind, view.namespace, group.name, patch)
+
+    async def _delete_pod_group(self, job: CachedJob, delete: DeletePodGroup) -> None:
+        async with job.pod_group_lock:
+            await self.client.delete(resource(delete.api), job.view.namespace, delete.name)
+            job.pod_group, job.pod_group_deleted = None, True
+        log_event("pod group deleted", **job.named(), pod_group=delete.name)
+
     async def _create_pod(self, job: CachedJob, create: CreatePod | CreateRendezvous) -> bool:
         """Create a pod, and return False when the API server refuses it.
 
@@ -302,6 +358,8 @@ class ObjectWriter:
         else:
             if not create.rendezvous:
                 await self._create_secret(job)
+            if create.pod_group is not None and create.pod_group.name:
+                await self._apply_pod_group(job, create.pod_group)
             manifest = pod_manifest(view, view.spec, create, self.pod_settings)
         name = manifest["metadata"]["name"]
         try:
@@ -359,6 +417,14 @@ class ObjectWriter:
             return
         log_event("pod ended", **job.named(), pod=end.name, reason=end.reason)
         self.assume(stored)
+
+
+def _contains(stored: Raw, patch: Raw) -> bool:
+    """Return whether a merge patch would change nothing in an object."""
+    return all(
+        _contains(stored.get(key) or {}, value) if isinstance(value, dict) else stored.get(key) == value
+        for key, value in patch.items()
+    )
 
 
 def _identity_of_agents(master_key: bytes, view: JobView) -> dict[str, str]:

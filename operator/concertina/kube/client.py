@@ -26,7 +26,7 @@ from concertina import backoff, metrics
 from concertina.kube import deep_json
 from concertina.kube.access import Access
 from concertina.kube.errors import ApiError, NotFound, Unauthorized, Unreachable, from_status
-from concertina.kube.resources import PODS, SERVER_VERSION, Raw, Resource
+from concertina.kube.resources import API_DISCOVERY, PODS, SERVER_VERSION, Raw, Resource
 
 REQUEST_SECONDS = 15.0
 WATCH_SILENCE_SECONDS = 75.0
@@ -208,6 +208,17 @@ class Client:
         if version is None:
             raise ApiError(200, "NoVersion", "the API server does not say its version")
         return int(version[1]), int(version[2])
+
+    async def api_versions(self) -> frozenset[str]:
+        """Return the APIs that the API server serves besides v1, as group/version."""
+        answer = await self._json("GET", API_DISCOVERY, "/apis")
+        groups: list[Raw] = answer.get("groups") or []
+        return frozenset(version["groupVersion"] for group in groups for version in group.get("versions") or ())
+
+    async def resources_of(self, api_version: str) -> frozenset[str]:
+        """Return the plural names of the resources of an API, given as group/version."""
+        answer = await self._json("GET", API_DISCOVERY, f"/apis/{api_version}")
+        return frozenset(resource["name"] for resource in answer.get("resources") or ())
 
     async def apply(self, resource: Resource, namespace: str, name: str, body: Raw, dry_run: bool = False) -> Raw:
         """Apply a user's manifest on the server side, as `kubectl apply --server-side --force-conflicts` does."""

@@ -47,6 +47,9 @@ LOCAL_QUEUES = Resource(KUEUE_API, "localqueues")
 RESOURCE_FLAVORS = Resource(KUEUE_API, "resourceflavors", namespaced=False)
 WORKLOAD_PRIORITY_CLASSES = Resource(KUEUE_API, "workloadpriorityclasses", namespaced=False)
 PRIORITY_CLASSES = Resource("apis/scheduling.k8s.io/v1", "priorityclasses", namespaced=False)
+RESOURCE_CLAIMS = Resource("apis/resource.k8s.io/v1", "resourceclaims")
+RESOURCE_CLAIM_TEMPLATES = Resource("apis/resource.k8s.io/v1", "resourceclaimtemplates")
+API_DISCOVERY = Resource("", "apis", namespaced=False)
 TRAINING_JOBS = Resource("apis/concertina.dev/v1beta1", "trainingjobs")
 
 

@@ -187,6 +187,8 @@ def up(name: str, options: Options, say: Say = silent) -> LocalCluster:
                 )
             return LocalCluster(existing)
         binaries = programs.control_plane(say)
+        if options.next_kubernetes:
+            binaries |= programs.find(programs.NEXT_KUBERNETES, say)
         lifetime.tear_down(folder)
         try:
             return _create(name, folder, options, binaries, say)
@@ -226,7 +228,7 @@ def _create(name: str, folder: Path, options: Options, binaries: dict[str, Path]
     address = f"{state.claim_network(folder)}.0.1"
     endpoints = components.Endpoints(address, *processes.free_ports(address, 3))
     components.write_files(folder, endpoints)
-    commands = components.commands(folder, endpoints, binaries)
+    commands = components.commands(folder, endpoints, binaries, _alphas(options))
     record = ClusterRecord(name, folder, endpoints, commands, options, str(binaries["kubectl"]))
     (folder / "images.json").write_text(json.dumps(images.own() | options.images))
     state.save(record)
@@ -249,6 +251,15 @@ def _create(name: str, folder: Path, options: Options, binaries: dict[str, Path]
     cluster.wait_nodes(names)
     say(f"ready in {time.monotonic() - begun:.1f} s")
     return cluster
+
+
+def _alphas(options: Options) -> components.OffByDefault:
+    """Return what the options turn on that Kubernetes leaves off by default."""
+    if not options.gang_scheduling:
+        return components.OffByDefault()
+    if options.next_kubernetes:
+        return components.OffByDefault(("GenericWorkload",), "scheduling.k8s.io/v1beta1")
+    return components.OffByDefault(("GenericWorkload", "GangScheduling"), "scheduling.k8s.io/v1alpha2")
 
 
 def _is_schedulable(node: dict[str, object]) -> bool:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import concertina_protocol as protocol
 from concertina.api.status import JobStatus
 from concertina.plan.kueue import FinishReason, PodChanges, PodSet, Request
+from concertina.plan.observed import GangApi, PodGroup
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,21 @@ class PodQuota:
 
 
 @dataclass(frozen=True)
+class ApplyPodGroup:
+    """Create the job's pod group, or bring its minimum up to date."""
+
+    group: PodGroup
+
+
+@dataclass(frozen=True)
+class DeletePodGroup:
+    """Delete the job's pod group: no pod of the job refers to it."""
+
+    api: GangApi
+    name: str
+
+
+@dataclass(frozen=True)
 class CreatePod:
     index: int
     attempt: int
@@ -67,6 +83,8 @@ class CreatePod:
     """Parameters for torchrun; None if agents run in the pods."""
     quota: PodQuota | None = None
     """Quota that the pod uses; None if the job has no queue."""
+    pod_group: PodGroup | None = None
+    """Pod group that the pod joins, or None."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +222,18 @@ class Send:
     message: protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save
 
 
-Action = CreateSecret | CreatePod | CreateRendezvous | DeletePod | EndPod | DeleteJob | WorkloadWrite | Send
+Action = (
+    CreateSecret
+    | ApplyPodGroup
+    | DeletePodGroup
+    | CreatePod
+    | CreateRendezvous
+    | DeletePod
+    | EndPod
+    | DeleteJob
+    | WorkloadWrite
+    | Send
+)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,35 @@ from concertina.api.world import Claim
 from concertina.plan.kueue import QuotaView
 
 
+class GangApi(enum.StrEnum):
+    """APIs of gang scheduling, as group/version, that an API server may serve."""
+
+    POD_GROUP = "scheduling.k8s.io/v1beta1"
+    """PodGroup of Kubernetes 1.37 or later."""
+    POD_GROUP_ALPHA = "scheduling.k8s.io/v1alpha2"
+    """PodGroup of Kubernetes 1.36, whose minimum is immutable."""
+    VOLCANO = "scheduling.volcano.sh/v1beta1"
+    COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
+    KAI = "scheduling.run.ai/v2alpha2"
+    """PodGroup of KAI, which KAI itself writes."""
+    KARTA = "run.ai/v1alpha1"
+    """Description of a kind of jobs, by which KAI learns the minimum of ours."""
+
+
+@dataclass(frozen=True)
+class PodGroup:
+    """Pod group of a job, as one of the APIs has it."""
+
+    api: GangApi
+    name: str
+    """Name of the object, or empty where the scheduler makes it (KAI)."""
+    min_count: int
+    """Number of pods that get their nodes together."""
+    queue: str = ""
+    topology: str = ""
+    """Label of the nodes whose value all pods of the group must share; empty for none."""
+
+
 @dataclass(frozen=True)
 class JobView:
     name: str
@@ -29,6 +58,8 @@ class JobView:
     status: JobStatus
     ignored: tuple[str, ...] = ()
     """Paths of fields of the spec that this version does not know; `spec` is what remains without them."""
+    claims_error: str = ""
+    """Why the GPUs of the template's claims, and with them the number of workers, are not known; empty if they are."""
     checkpoint_request: str = ""
     """Value of the annotation by which a person asks for a checkpoint now."""
     template_hash: str = ""
@@ -109,6 +140,8 @@ class PodView:
     """Requests of the pod's containers by resource, and 1 of `pods`; empty if unknown."""
     excluded: bool = False
     """Whether the scheduler says that no node would take the pod, even if nothing else ran there."""
+    scheduling_group: str = ""
+    """Name of the PodGroup of Kubernetes that the API server stored for the pod; empty without one."""
     image: str = ""
     """Image of the trainer container as the node resolved it, usually repository@sha256:digest; empty before it has
     started."""
@@ -370,6 +403,12 @@ class JobObservation:
     """Uids of the other live jobs of this namespace that may write to that folder."""
     master_keys: tuple[str, ...] = ()
     """Ids of the operator's master keys, with the key for new jobs first."""
+    gang_apis: frozenset[GangApi] | None = frozenset()
+    """APIs of gang scheduling that the API server serves; None until that is known."""
+    pod_group: PodGroup | None = None
+    """Pod group of the job as this operator last wrote it; None if it has not written any, or has deleted it."""
+    pod_group_deleted: bool = False
+    """Whether this operator has deleted the pod group and not written any since."""
     template_outdated: str = ""
     """Sentence about fields of pods that the API server knows and `spec.template` lacks (`spec.template_outdated`)."""
     operator_isolated: bool = False

@@ -20,9 +20,9 @@ from concertina.plan.actions import Event, Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.facts.lending import spec_within
-from concertina.plan.lifecycle import admission, checkpoint_requests, end, queued, start, suspend, torchrun
+from concertina.plan.lifecycle import admission, checkpoint_requests, end, gang, queued, start, suspend, torchrun
 from concertina.plan.observed import JobObservation, PodPhase
-from concertina.plan.pods import bad_nodes, pod_backoff
+from concertina.plan.pods import bad_nodes, pod_backoff, pod_groups
 from concertina.plan.pods.planner import plan_pods
 from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.quota.lending import lend
@@ -42,12 +42,15 @@ AGENT: tuple[Policy, ...] = (
     end.deadline,
     escalation.restarts_exhausted,
     start.uri_in_use,
+    start.gpus_unknown,
     start.no_size,
+    gang.not_served,
     snapshot_memory.too_small,
     start.master_key_missing,  # must precede every policy that contacts agents: silence proves nothing without the key
     suspend.suspend,
     suspend.replace_outdated,  # before the round of outdated pods continues or another one begins
     startup.refused,
+    gang.regroup,
     admission.release,  # before a claim that is under way: the claim may wait for room that never comes
     claims.proceed,  # finishes an open claim before any other change of the world
     causes.recover,
@@ -60,9 +63,12 @@ TORCHRUN: tuple[Policy, ...] = (
     torchrun.succeeded,
     end.deadline,
     escalation.restarts_exhausted,
+    start.gpus_unknown,
     start.no_size,
+    gang.not_served,
     suspend.suspend,
     startup.refused,
+    gang.regroup,
     admission.release,
     torchrun.next_round,
     torchrun.running,  # always returns a decision
@@ -77,6 +83,7 @@ REMARKS: tuple[Remark, ...] = (
     lambda ctx, decision, pods: start.annotate_master_key(ctx, decision),
     lambda ctx, decision, pods: stalls.annotate_unreachable(ctx, decision),
     lambda ctx, decision, pods: pod_backoff.annotate_refusal(ctx, decision) if pods.missing else decision,
+    lambda ctx, decision, pods: gang.annotate_ignored(ctx, decision),
     lambda ctx, decision, pods: stalls.annotate_storage(ctx, decision),
     lambda ctx, decision, pods: progress.annotate_world_mismatch(ctx, decision),
     lambda ctx, decision, pods: suspend.annotate_deletion(ctx, decision),
@@ -118,7 +125,7 @@ def plan(observed: JobObservation, now: float) -> Plan:
     waits = (decision.recheck, pods.recheck, held_back, lending.recheck, *seconds_left)
     return Plan(
         status,
-        actions=(*pods.actions, *lending.writes, *decision.actions, *saved),
+        actions=(*pod_groups.actions(ctx, decision), *pods.actions, *lending.writes, *decision.actions, *saved),
         watch=_watch(ctx, decision),
         events=(*decision.events, *pods.events, *events),
         recheck_after=min(filter(None, waits), default=None),

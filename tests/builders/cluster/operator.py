@@ -13,14 +13,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from builders.cluster import e2e
 from builders.programs import FAULTS, STAND_IN
 from builders.until import GIVE_UP, until
 from concertina.api.status import JobStatus
+from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 from concertina.local.host import linux_namespaces
 
 Object = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[3]
 ENDLESS = 1_000_000
 """Steps of a job that trains until its test is over, at a pace that leaves the processors to others."""
 PACE = {"PACE": "0.1", "TINY_PAUSE": "0.1"}
@@ -52,6 +56,34 @@ def paced(**environment: object) -> Object:
 def standing_in(data: Path, **more: Any) -> Object:
     """For `Jobs.create`: `endless` without torch. `data` is not read."""
     return {"trainer": endless(data), "pod": {"containers": [paced(PYTHONPATH=STAND_IN)], **more}}
+
+
+RELEASE, SYSTEM = "tests", "concertina-tests"
+
+
+def install(cluster: LocalCluster, folder: Path) -> dict[str, str]:
+    """Install the chart without its Deployment; the environment of an operator process with the chart's service
+    account."""
+    options = ("--namespace", SYSTEM, "--create-namespace", "--set", "replicas=0")
+    programs.run_helm(cluster.kubeconfig, "install", RELEASE, str(ROOT / "charts/concertina"), *options)
+    account = f"{RELEASE}-concertina"
+    kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())
+    token = cluster.kubectl("create", "token", account, "-n", SYSTEM, "--duration=24h").strip()
+    (user,) = kubeconfig["users"]
+    user["user"] = {"token": token}
+    (folder / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # the operator of this checkout, whatever is installed
+        "HOME": "/",  # as container runtimes set it for such a user
+        "KUBECONFIG": str(folder / "kubeconfig"),
+        "CONCERTINA_NAMESPACE": SYSTEM,
+        "CONCERTINA_LEASE": f"{account}-operator",
+        "CONCERTINA_MASTER_KEY_SECRET": f"{account}-master-key",
+        "CONCERTINA_MASTER_KEY_CREATE": "true",
+        "CONCERTINA_IMAGE_AGENT": "concertina/agent:test",
+        "POD_NAME": "operator-of-the-tests",
+    }
 
 
 class Operator:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from builders.gang_crds import problems
+from concertina.api import GROUP, KIND, VERSION
 from concertina.controller.settings import MetricsAccess, OperatorSettings, from_environment
 from concertina.local.binaries import programs
 
@@ -50,6 +52,22 @@ def settings_of(objects: Objects) -> OperatorSettings:
 def resources(objects: Objects, name: str) -> set[str]:
     rules = objects["ClusterRole", "", name]["rules"]
     return {resource for rule in rules for resource in rule.get("resources", ())}
+
+
+def test_kai_is_told_of_training_jobs_where_that_is_asked_for() -> None:
+    assert names(rendered(), "Karta") == []
+    objects = rendered("kai.enabled=true", "kai.podGrouper.namespace=kai")
+    karta = objects["Karta", "", "concertina-dev-trainingjob-v1beta1"]
+    assert problems(karta, "karta") == []
+    root = karta["spec"]["structureDefinition"]["rootComponent"]
+    assert root["kind"] == {"group": GROUP, "version": VERSION, "kind": KIND}
+    assert root["scaleDefinition"]["minReplicasPath"] == ".spec.elastic.minReplicas"
+    # KAI finds the object by its labels alone.
+    found_by = {f"run.ai/karta-{part}": value for part, value in root["kind"].items()}
+    assert found_by.items() <= karta["metadata"]["labels"].items()
+    assert resources(objects, "x-concertina-kai") == {"trainingjobs"}
+    (subject,) = objects["ClusterRoleBinding", "", "x-concertina-kai"]["subjects"]
+    assert (subject["namespace"], subject["name"]) == ("kai", "pod-grouper")
 
 
 def test_without_nodes_and_with_names_nothing_belongs_to_the_whole_cluster() -> None:

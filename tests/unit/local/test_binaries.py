@@ -187,6 +187,7 @@ def test_a_build_that_fails_leaves_nothing_and_says_why(module: Path, tmp_path: 
 def test_the_pinned_modules_name_their_versions() -> None:
     tools = paths.checkout() / "tools"
     assert programs.version(programs.CONTROL_PLANE, tools / "controlplane").startswith("v1.36.")
+    assert programs.version(programs.NEXT_KUBERNETES, tools / "kubernetes-1.37").startswith("v1.37.")
     assert programs.version(programs.HELM, tools / "helm").startswith("v4.")
     assert programs.version(programs.VALE, tools / "vale").startswith("v3.")
     assert programs.version(programs.KUEUE, tools / "kueue").startswith("v0.19.")

@@ -19,7 +19,7 @@ from concertina.controller.cache.uri_index import UriIndex
 from concertina.kube.parse.views import OwnedPod, job_view, other_manager
 from concertina.kube.resources import Raw, version_of
 from concertina.plan.lifecycle.admission import by_quota
-from concertina.plan.observed import AgentView, CreateRefusal, JobObservation, NodeView, PodView, Refusal
+from concertina.plan.observed import AgentView, CreateRefusal, GangApi, JobObservation, NodeView, PodView, Refusal
 
 log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.5
@@ -72,6 +72,7 @@ class ClusterCache:
         self._hearing = hearing or AgentConnectivityMonitor()
         self._nodes_watched = nodes_watched
         self._template_outdated = ""
+        self._gang_apis: frozenset[GangApi] | None = None
         self._serves = serves
         self._jobs: dict[str, CachedJob] = {}
         self._forgotten: OrderedDict[str, None] = OrderedDict()
@@ -97,6 +98,14 @@ class ClusterCache:
             self._template_outdated = sentence
             for uid in self._jobs:
                 self._changed(uid)
+
+    def on_gang_apis(self, served: frozenset[GangApi]) -> None:
+        """Note the APIs of gang scheduling that the API server serves."""
+        if served != self._gang_apis:
+            self._gang_apis = served
+            for uid, job in self._jobs.items():
+                if job.view.spec is not None and job.view.spec.scheduling.gang is not None:
+                    self._changed(uid)
 
     def job(self, uid: str) -> CachedJob | None:
         """Return the job with this uid, or None."""
@@ -300,6 +309,9 @@ class ClusterCache:
             uri_holder=self._uris.holder(uid),
             uri_sharing=self._uris.sharing(uid),
             master_keys=self._master_keys,
+            gang_apis=self._gang_apis,
+            pod_group=job.pod_group,
+            pod_group_deleted=job.pod_group_deleted,
             template_outdated=self._template_outdated,
             operator_isolated=self._hearing.operator_isolated,
             given_up=job.given_up,

@@ -11,7 +11,7 @@ from concertina.api.spec import Launcher
 from concertina.controller.cache.taken_back import TakenBack
 from concertina.kube.resources import Raw
 from concertina.plan.kueue import PodChanges, PodSet
-from concertina.plan.observed import CreateRefusal, JobView, PodPhase, PodView
+from concertina.plan.observed import CreateRefusal, JobView, PodGroup, PodPhase, PodView
 from concertina_protocol.traces import trace_id
 
 
@@ -35,6 +35,14 @@ class CachedJob:
     """Lock that is held while the job's Secret is created, so that a group of pods creates one."""
     secret_made_at: float | None = None
     """Time at which the Secret was last created, on the monotonic clock."""
+    pod_group: PodGroup | None = None
+    """Pod group as it was last written; None if none was, or if it was deleted since."""
+    pod_group_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Lock that is held while the pod group is written, so that a group of pods writes it once."""
+    pod_group_made_at: float | None = None
+    """Time at which the pod group was last written, on the monotonic clock."""
+    pod_group_deleted: bool = False
+    """Whether the pod group was deleted, and not written since."""
     refused: CreateRefusal | None = None
     """Reason why the last pod was not created."""
     taken: set[str] = field(default_factory=set)

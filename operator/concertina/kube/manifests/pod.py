@@ -1,7 +1,7 @@
 """Pods and the Secret of a job (table in docs/architecture.md). Pure.
 
 A pod is built in layers, each a function from a manifest to the next: the job's template, then the agent or torchrun,
-shared memory, the placement, and the operator's metadata. Everything else stays as the user wrote it.
+shared memory, the placement, the pod group, and the operator's metadata. Everything else stays as the user wrote it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from concertina.kube.manifests.names import (
     owner,
     secret_name,
 )
+from concertina.kube.manifests.pod_group import in_pod_group
 from concertina.kube.manifests.pod_placement import placed
 from concertina.kube.manifests.workload import admitted
 from concertina.kube.resources import Raw
@@ -40,7 +41,9 @@ Its kubelet stops the containers, regardless of restartPolicy, and marks the pod
 SHM, SHM_PATH = "concertina-shm", "/dev/shm"
 SHM_LEAST = 64 << 20
 """Size in bytes that containerd and Docker provide."""
-INTO_PODS = {"template", "trainer", "checkpoint", "workers_per_replica", "launcher", "warm_start", "tracking"}
+INTO_PODS = {
+    "template", "trainer", "checkpoint", "workers_per_replica", "launcher", "warm_start", "tracking", "scheduling",
+}  # fmt: skip
 """Fields of the spec that go into pods, and that change only while the job is suspended (`api.rules`)."""
 BUNDLED_INTO_PODS = {"parallelism"}
 """Further such fields for the bundled trainer. For a script, they only count replicas."""
@@ -71,6 +74,8 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, settings: PodSe
         if settings.metrics is not None and metrics_port is not None:
             pod = agent_container.with_metrics(pod, spec, metrics_port, settings.metrics)
     pod = placed(_with_shared_memory(pod), job, spec, create)
+    if create.pod_group is not None:
+        pod = in_pod_group(pod, create.pod_group)
     owned = _owned(pod, job, pod_name(job.name, create.index, create.attempt), number, port)
     return admitted(owned, create.quota.changes) if create.quota else owned
 

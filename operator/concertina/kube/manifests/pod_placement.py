@@ -1,15 +1,15 @@
 """Placement of a replica's pod, in addition to the template's. Pure.
 
 It uses preferences rather than requirements: a pod that the scheduler cannot place trains nothing, and ranks are
-ordered by the actual nodes of the pods (`plan/state/rank_order.py`). The only requirement excludes nodes that the job
-can spare.
+ordered by the actual nodes of the pods (`plan/state/rank_order.py`). There are two requirements: one excludes nodes
+that the job can spare, and the other is the domain that spec.scheduling.topology requires.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from concertina.api.spec import JobSpec
+from concertina.api.spec import JobSpec, SchedulingTopology, TopologyMode
 from concertina.kube.manifests.names import AVOIDS, INDEX, JOB_UID
 from concertina.kube.resources import Raw
 from concertina.plan.actions import CreatePod
@@ -36,6 +36,8 @@ def placed(pod: Raw, job: JobView, spec: JobSpec, create: CreatePod) -> Raw:
         # The groups' terms outweigh this one. The scheduler would weigh a spread as much as all affinity together.
         affinity = _wishing(affinity, "podAntiAffinity", {"weight": 1, "podAffinityTerm": of_job})
         affinity = _near_its_groups(affinity, job, spec.topology.labels, spec.group_sizes, create.index)
+    if spec.scheduling.topology is not None:
+        affinity = _in_one_domain(affinity, job, spec.scheduling.topology)
     affinity = _keeping_off(affinity, create)
     if create.standby:
         # A failure of a member's node should not affect its standby replica too.
@@ -46,6 +48,20 @@ def placed(pod: Raw, job: JobView, spec: JobSpec, create: CreatePod) -> Raw:
         annotations = {**(metadata.get("annotations") or {}), AVOIDS: ",".join(create.never_nodes)}
         metadata = {**metadata, "annotations": annotations}
     return {**pod, "metadata": metadata, "spec": pod_spec}
+
+
+def _in_one_domain(affinity: Raw, job: JobView, topology: SchedulingTopology) -> Raw:
+    """Place all pods of the job in one domain, by a rule or by a wish that outweighs the other ones.
+
+    The scheduler exempts the first pod from the rule, because no pod of the job is anywhere yet.
+    """
+    # The pod of torchrun's store has no index, and may be anywhere.
+    of_job = {"matchLabels": {JOB_UID: job.uid}, "matchExpressions": [{"key": INDEX, "operator": "Exists"}]}
+    if topology.mode is TopologyMode.PREFERRED:
+        return _wishing(affinity, "podAffinity", _term(100, of_job, topology.key))
+    terms, key = affinity.get("podAffinity") or {}, "requiredDuringSchedulingIgnoredDuringExecution"
+    rule = {"labelSelector": of_job, "topologyKey": topology.key}
+    return {**affinity, "podAffinity": {**terms, key: [*(terms.get(key) or ()), rule]}}
 
 
 def _near_its_groups(affinity: Raw, job: JobView, labels: Sequence[str], sizes: Sequence[int], index: int) -> Raw:

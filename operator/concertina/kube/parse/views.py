@@ -115,6 +115,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         requests=_requests(spec),
         excluded=waiting == UNSCHEDULABLE and excluded(waiting_message),
         pod_set=labels.get(POD_SET, ""),
+        scheduling_group=((spec.get("schedulingGroup") or {}).get("podGroupName") or "")[:NAME],
         image=(_trainer(status).get("imageID") or "")[:IMAGE],
         **_restarts(status),
     )
@@ -154,7 +155,9 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
     """
     metadata = obj["metadata"]
     generation = int(metadata.get("generation") or 0)
+    claims_error = ""
     if before is not None and (before.uid, before.generation) == (metadata["uid"], generation):
+        claims_error = before.claims_error
         spec, spec_error, ignored, made_of = before.spec, before.spec_error, before.ignored, before.template_hash
         asks_for = before.request_hash
     else:
@@ -172,6 +175,7 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
         spec_error=spec_error,
         status=status_of(obj),
         ignored=ignored,
+        claims_error=claims_error,
         checkpoint_request=checkpoint_asked(obj),
         template_hash=made_of,
         finalizers=tuple(name[:NAME] for name in (metadata.get("finalizers") or ())[:MOST_FINALIZERS]),

@@ -57,6 +57,16 @@ CONTROL_PLANE = Bundle(
     renamed={"etcd": "server"},
     version_module="k8s.io/kubernetes",
 )
+NEXT_KUBERNETES = Bundle(
+    module="kubernetes-1.37",
+    programs={
+        name: Program(("--version",), r"v1\.37\.")
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+    },
+    renamed={},
+    version_module="k8s.io/kubernetes",
+)
+"""Components of the next version of Kubernetes, for long tests only, which set-up leaves out."""
 HELM = Bundle(
     module="helm",
     programs={"helm": Program(("version", "--short"), r"v(3\.(1[4-9]|[2-9]\d)|4)\.")},

@@ -52,6 +52,10 @@ ASSETS: Mapping[str, tuple[Asset, ...]] = {
         ),
         Asset("etcd", _ETCD + "etcd-{etcd}-linux-{arch}.tar.gz", _ETCD + "SHA256SUMS", "etcd-{etcd}-linux-{arch}/etcd"),
     ),
+    "kubernetes-1.37": tuple(
+        Asset(name, _KUBERNETES + name, f"{_KUBERNETES}{name}.sha256")
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+    ),
     "helm": (Asset("helm", _HELM, _HELM + ".sha256sum", "linux-{arch}/helm"),),
     "prometheus": tuple(
         Asset(

@@ -26,6 +26,15 @@ class Endpoints:
         return f"https://{self.address}:{self.api}"
 
 
+@dataclass(frozen=True)
+class OffByDefault:
+    """Features of Kubernetes to turn on."""
+
+    feature_gates: tuple[str, ...] = ()
+    api: str = ""
+    """API to serve, as group/version."""
+
+
 def write_files(directory: Path, endpoints: Endpoints) -> None:
     """Write the certificates, keys and kubeconfigs of all components, and the administrator's kubeconfig."""
     pki = directory / "pki"
@@ -43,13 +52,18 @@ def write_files(directory: Path, endpoints: Endpoints) -> None:
     (pki / "kubeconfig").replace(directory / "kubeconfig")
 
 
-def commands(directory: Path, endpoints: Endpoints, binaries: Mapping[str, Path]) -> dict[str, list[str]]:
+def commands(
+    directory: Path, endpoints: Endpoints, binaries: Mapping[str, Path], turned_on: OffByDefault
+) -> dict[str, list[str]]:
     """Return the command line of each component."""
+    named_gates = ",".join(f"{gate}=true" for gate in turned_on.feature_gates)
+    gates = {"feature-gates": named_gates} if named_gates else {}
+    api = {"runtime-config": f"{turned_on.api}=true"} if turned_on.api else {}
     flags = {
         "etcd": _etcd(directory, endpoints),
-        "kube-apiserver": _apiserver(directory, endpoints),
-        "kube-controller-manager": _controller_manager(directory),
-        "kube-scheduler": _scheduler(directory),
+        "kube-apiserver": _apiserver(directory, endpoints) | gates | api,
+        "kube-controller-manager": _controller_manager(directory) | gates,
+        "kube-scheduler": _scheduler(directory) | gates,
     }
     return {
         name: [str(binaries[name]), *(f"--{flag}={value}" for flag, value in flags[name].items())]

@@ -28,6 +28,8 @@ class Options:
     memory: str = ""
     images: dict[str, str] = field(default_factory=dict)  # name: folder of a virtual environment
     s3: bool = False
+    gang_scheduling: bool = False  # Kubernetes' own, which is off by default
+    next_kubernetes: bool = False  # control plane of the next version, for tests
 
 
 @dataclass(frozen=True)

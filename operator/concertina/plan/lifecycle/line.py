@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from concertina.api.status import unix_seconds
-from concertina.plan.facts import sizes
+from concertina.plan.facts import gangs, sizes
 from concertina.plan.observed import BlockedBy, JobView, PodPhase, PodView, QueuePlace
 
 NONE = Decimal(0)
@@ -67,6 +67,8 @@ def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | N
     if spec is None or job.deleting or spec.suspend or job.status.completion_time:
         return None
     alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]
+    if gangs.scheduled_together(job.status, alive):
+        return None
     held_count = sum(bool(pod.node) and pod.index is not None for pod in alive)
     # A job that has released its pods once waits in line until it starts, even before its new pods are first tried.
     stuck = refused or requeue_state.count > 0 or any(pod.unschedulable for pod in alive)

@@ -100,6 +100,17 @@ def no_size(ctx: JobContext) -> Decision | None:
     )
 
 
+def gpus_unknown(ctx: JobContext) -> Decision | None:
+    """Create nothing if `workersPerReplica: Auto` can't be derived from the template's claims.
+
+    A job that has pods continues: their number of workers is fixed.
+    """
+    why = ctx.observed.job.claims_error
+    if not why or ctx.spec.suspend or ctx.observed.pods:
+        return None
+    return replace(stalled("WorkersUnknown", why, Pods.NONE), recheck=constants.SLOW_START)
+
+
 # --- the master key
 
 MASTER_KEY_MISMATCH = "MasterKeyMismatch"

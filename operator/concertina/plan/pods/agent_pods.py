@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concertina.api.pod_names import parse
 from concertina.plan.actions import Action, CreatePod, CreateSecret
-from concertina.plan.facts import constants, sizes
+from concertina.plan.facts import constants, gangs, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.observed import PodView
 from concertina.plan.pods import bad_nodes, pod_backoff
@@ -79,6 +79,7 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
     avoid = tuple(sorted((_ending(ctx) | set(bad_nodes.avoided(ctx))) - set(never)))
     secret: tuple[Action, ...] = () if ctx.observed.secret_made else (CreateSecret(),)
     standing, memory = len(ctx.replicas.wanted_indexes) - len(missing), snapshot_memory.room(ctx.spec)
+    group = gangs.pod_group(ctx)
     creates = (
         CreatePod(
             index,
@@ -87,6 +88,7 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
             never,
             standby=standing + number >= sizes.most(ctx.spec),
             snapshot_memory=memory,
+            pod_group=group,
         )
         for number, index in enumerate(missing)
         if index in due

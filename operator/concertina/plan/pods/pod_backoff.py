@@ -17,7 +17,7 @@ from concertina.api.pod_names import parse
 from concertina.api.restarts import LONGEST_MESSAGE, Restart
 from concertina.api.status import rfc3339, unix_seconds
 from concertina.plan.actions import Event
-from concertina.plan.facts import constants, sizes
+from concertina.plan.facts import constants, gangs, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Reason
 from concertina.plan.observed import CreateRefusal, PodPhase, PodView, Refusal
@@ -234,6 +234,8 @@ def why_waiting(ctx: JobContext, pod: PodView) -> str:
     if pod.waiting:
         return f"{pod.waiting} ({pod.waiting_message[:300]})" if pod.waiting_message else pod.waiting
     if pod.awaited_scheduler and ctx.age(pod) >= constants.UNSCHEDULED:
+        if why := gangs.shortage(ctx, pod):
+            return why
         return f"no scheduler has looked at it so far: is {pod.awaited_scheduler} running?"
     if pod.phase is PodPhase.RUNNING:
         return "its agent is warming up" if view.connected else "its agent does not answer yet"

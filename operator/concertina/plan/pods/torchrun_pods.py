@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concertina.plan.actions import Action, CreatePod, CreateRendezvous, Rendezvous
-from concertina.plan.facts import constants, sizes
+from concertina.plan.facts import constants, gangs, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import pod_backoff
@@ -54,7 +54,10 @@ def wanted(ctx: JobContext) -> PodPlan:
     creations: tuple[Action, ...] = ()
     if server.ip and server.phase is PodPhase.RUNNING and not ending:
         rendezvous = Rendezvous(address, round, sizes.least(ctx.spec))
-        creations = tuple(CreatePod(index, attempts.get(index, 0), rendezvous=rendezvous) for index in missing)
+        group = gangs.pod_group(ctx)
+        creations = tuple(
+            CreatePod(index, attempts.get(index, 0), rendezvous=rendezvous, pod_group=group) for index in missing
+        )
     creates, wait = _allowed(ctx, creations)
     events = tuple(replaced_event(ctx, pod) for pod in replaced)
     return PodPlan((*deletes, *creates), packed(attempts), tuple(replaced), events, wait, bool(missing))

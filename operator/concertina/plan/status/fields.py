@@ -19,7 +19,7 @@ from concertina.api.status import (
     StandbyReplicas,
     rfc3339,
 )
-from concertina.plan.facts import sizes
+from concertina.plan.facts import gangs, sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
@@ -141,6 +141,7 @@ CONDITIONS: Mapping[str, Row] = {
 PODS: Mapping[str, Row] = {
     "selector": lambda p: f"concertina.dev/job-uid={p.ctx.observed.job.uid}",
     "queue": lambda p: quota_status(p.ctx),
+    "gang": lambda p: gangs.mark(p.ctx),
     "nodes_not_watched": lambda p: None if p.ctx.observed.nodes_watched else NODES_NOT_WATCHED,
     "standby_replicas": lambda p: StandbyReplicas(
         ready=len(p.ctx.replicas.ready.intersection(p.ctx.replicas.standby)), names=p.ctx.replicas.standby

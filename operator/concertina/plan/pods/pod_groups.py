@@ -1,0 +1,36 @@
+"""Writes of the job's pod group: it exists before the pods that join it, and is deleted once no pod refers to it."""
+
+from __future__ import annotations
+
+from concertina.plan.actions import Action, ApplyPodGroup, DeletePodGroup
+from concertina.plan.facts import gangs
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Decision, Pods
+from concertina.plan.observed import GangApi
+
+
+def actions(ctx: JobContext, decision: Decision) -> tuple[Action, ...]:
+    """Return the writes of the pod group that the decision about the pods asks for."""
+    group = gangs.pod_group(ctx)
+    return (*_outdated(ctx, group.name if group else ""), *_current(ctx, decision))
+
+
+def _current(ctx: JobContext, decision: Decision) -> tuple[Action, ...]:
+    group = gangs.pod_group(ctx)
+    if group is None or not group.name:
+        return ()
+    if decision.pods is Pods.WANTED:
+        is_current = ctx.observed.pod_group == group or ctx.observed.job.deleting
+        return () if is_current else (ApplyPodGroup(group),)
+    gone = all(pod.released for pod in ctx.observed.pods)
+    unwanted = decision.pods in (Pods.NONE, Pods.ENDED) and gone and not ctx.observed.pod_group_deleted
+    # A scheduler with queues would count a group without pods as demand. A job that never had a group has no mark yet.
+    return (DeletePodGroup(group.api, group.name),) if unwanted and ctx.status.gang is not None else ()
+
+
+def _outdated(ctx: JobContext, current_name: str) -> tuple[Action, ...]:
+    """Return the deletion of a group that the status names and that no pod will join any more."""
+    last = ctx.status.gang
+    if last is None or not last.pod_group or last.pod_group == current_name:
+        return ()
+    return (DeletePodGroup(GangApi(last.api_version), last.pod_group),)
