@@ -76,7 +76,8 @@ class QueuedJobs:
     ) -> Object:
         """Create a job that trains without torch, until its test is over unless `steps` says less."""
         container = {**paced(PYTHONPATH=STAND_IN), "resources": {"requests": {CPU: UNIT}}}
-        labels = {QUEUE_LABEL: queue, **({PRIORITY_LABEL: priority} if priority else {})}
+        named = {QUEUE_LABEL: queue, PRIORITY_LABEL: priority}
+        labels = {label: name for label, name in named.items() if name}
         pod = {"containers": [container], "terminationGracePeriodSeconds": 30}
         trainer = endless(self.data, globalBatchSize=12, steps=steps)
         return self.jobs.create(name, replicas=replicas, pod=pod, labels=labels, trainer=trainer, **spec)

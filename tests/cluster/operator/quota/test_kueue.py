@@ -93,6 +93,16 @@ def test_a_job_waits_without_pods_until_there_is_quota(queued: QueuedJobs) -> No
     queued.wait_trains("a", 3)
 
 
+def test_a_job_without_a_label_does_not_use_the_default_queue_twice(queued: QueuedJobs) -> None:
+    """Kueue's pod integration queues each pod of a job without the label, where a LocalQueue `default` exists."""
+    queued.create_flavor()
+    queued.create_queue("default", 4)
+    queued.create("a", "", 2)
+    time.sleep(5)
+    names = [owner["kind"] for item in queued.workloads() for owner in item["metadata"].get("ownerReferences", ())]
+    assert "Pod" not in names, names
+
+
 def test_an_elastic_job_starts_smaller_and_grows(queued: QueuedJobs) -> None:
     one_queue(queued)
     queued.create("b", "team", 2)
@@ -116,14 +126,18 @@ def preempted(queued: QueuedJobs, **elastic: Any) -> Object:
 
 
 def shrinks_and_grows_back(queued: QueuedJobs, before: Object) -> None:
-    """4 -> 1 -> 4, and no step is lost."""
+    """4 -> 1 -> 4, and no step is lost. The seconds are printed."""
+    begun = time.monotonic()
     small = queued.wait_trains("a", 1, before["status"]["world"]["round"])
     queued.wait_trains("high", 3)
+    print(f"from eviction to a step of the preemptor: {time.monotonic() - begun:.1f} s")
     queued.wait_lent("a", 1)
     unharmed(queued.jobs.get("a"))
     assert small["status"]["progress"]["step"] >= before["status"]["progress"]["step"]
     queued.jobs.delete("high")
+    begun = time.monotonic()
     grown = queued.wait_trains("a", 4, small["status"]["world"]["round"])
+    print(f"from the preemptor's deletion to a step of all four: {time.monotonic() - begun:.1f} s")
     unharmed(grown)
     queued.wait_lent("a", 4)
     # A slice that was replaced does not stay behind.
