@@ -84,6 +84,9 @@ def rendezvous_manifest(job: JobView, spec: JobSpec, create: CreateRendezvous) -
     """Return the pod that serves the store in which torchrun's agents meet."""
     number = {ROUND: str(create.round), ATTEMPT: str(create.round)}
     store = torchrun_pod.store(spec.template.manifest())
+    if spec.scheduling.gang is not None:
+        # The members come after this pod. A scheduler that makes groups by owner, as KAI does, would wait for them.
+        store["spec"].pop("schedulerName", None)
     owned = _owned(store, job, rendezvous_name(job.name, create.round), number, torchrun_pod.PORT)
     return admitted(owned, create.quota.changes) if create.quota else owned
 

@@ -8,9 +8,10 @@ import pytest
 
 from builders.gang_crds import problems
 from builders.manifests import SECOND, UID, job, made
+from concertina.kube.manifests.pod import rendezvous_manifest
 from concertina.kube.manifests.pod_group import minimum_patch, pod_group_manifest, resource
 from concertina.kube.parse.views import job_view
-from concertina.plan.actions import CreatePod
+from concertina.plan.actions import CreatePod, CreateRendezvous
 from concertina.plan.observed import GangApi, PodGroup
 
 CRDS = {GangApi.VOLCANO: "volcano", GangApi.COSCHEDULING: "coscheduling"}
@@ -89,6 +90,15 @@ def test_how_pods_join() -> None:
 
 def test_a_scheduler_that_the_template_names_stays() -> None:
     assert joined(GangApi.VOLCANO, schedulerName="volcano-2")["spec"]["schedulerName"] == "volcano-2"
+
+
+def test_torchrun_s_store_is_in_no_group() -> None:
+    whole = manifest(schedulerName="kai-scheduler")
+    whole["spec"] |= {"launcher": "Torchrun", "scheduling": {"gang": "Auto"}}
+    view = job_view(whole)
+    assert view.spec is not None
+    store = rendezvous_manifest(view, view.spec, CreateRendezvous(1))
+    assert not {"schedulerName", "schedulingGroup"} & store["spec"].keys()
 
 
 def affinity(mode: str) -> dict[str, Any]:
