@@ -286,6 +286,8 @@ def _since(timestamp: str | None) -> str:
 def _progress(status: JobStatus) -> RenderableType:
     progress = status.progress
     assert progress is not None
+    if progress.optimizer:
+        return f"{progress.step} steps of {progress.optimizer} since the workers started; the step of the run is unknown"
     if not progress.steps:
         return f"step {progress.step}"
     line = Table.grid(padding=(0, 1))

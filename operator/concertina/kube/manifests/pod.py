@@ -39,7 +39,9 @@ Its kubelet stops the containers, regardless of restartPolicy, and marks the pod
 SHM, SHM_PATH = "concertina-shm", "/dev/shm"
 SHM_LEAST = 64 << 20
 """Size in bytes that containerd and Docker provide."""
-INTO_PODS = {"template", "trainer", "checkpoint", "workers_per_replica", "launcher", "warm_start", "tracking"}
+INTO_PODS = {
+    "template", "trainer", "checkpoint", "workers_per_replica", "launcher", "warm_start", "step_detection", "tracking",
+}  # fmt: skip
 """Fields of the spec that go into pods, and that change only while the job is suspended (`api.rules`)."""
 BUNDLED_INTO_PODS = {"parallelism"}
 """Further such fields for the bundled trainer. For a script, they only count replicas."""
