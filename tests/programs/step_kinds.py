@@ -97,7 +97,7 @@ def one_for_each_parameter():
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
     optimizers = [torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()]
     alive.extend(optimizers)
-    for optimizer, parameter in zip(optimizers, model.parameters()):
+    for optimizer, parameter in zip(optimizers, model.parameters(), strict=True):
         parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
     for _ in range(5):
         model(torch.ones(2, 4)).sum().backward()

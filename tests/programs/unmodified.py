@@ -3,6 +3,8 @@
     python unmodified.py          trains until it is killed
     python unmodified.py hang     rank 1 gets stuck after its 20th step
     python unmodified.py report   reports its steps by trainingjob, as step 1000 and on
+
+It ends with the process that started it.
 """
 
 import os

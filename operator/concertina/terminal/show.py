@@ -287,7 +287,7 @@ def _progress(status: JobStatus) -> RenderableType:
     progress = status.progress
     assert progress is not None
     if progress.optimizer:
-        return f"{progress.step} steps of {progress.optimizer} since the workers started; the step of the run is unknown"
+        return f"{progress.step} steps of {progress.optimizer} since the start of the workers; of the run, unknown"
     if not progress.steps:
         return f"step {progress.step}"
     line = Table.grid(padding=(0, 1))

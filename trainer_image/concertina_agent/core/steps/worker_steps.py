@@ -95,7 +95,7 @@ def update_heartbeats(agent: AgentState, r: Membership, event: e.Tick, t: e.Mome
 
 def _record_counts(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
     """Record the optimizer steps of a script that does not report its steps."""
-    if not any([r.workers.on_count(count, t.at) for count in event.counts]):
+    if not any(r.workers.on_count(count, t.at) for count in event.counts):
         return []
     if r.coordinator is not None and r.workers.progress is not None:
         r.coordinator.watchdog.step_took(r.workers.progress.step_seconds)
