@@ -60,6 +60,8 @@ class AgentSettings:
     """Job as NAMESPACE/NAME."""
     track_every: int = 0
     """Number of steps from one step that is sent to a tracker to the next, or 0 for no tracking."""
+    step_detection: bool = False
+    """Whether torch's optimizer steps of a user's own command are counted."""
     preload: tuple[str, ...] = ()
     """Modules that a warm start imports before it knows of others."""
     package: str = "concertina_trainer"
@@ -86,6 +88,7 @@ def read(
         AgentSettingsError: If the environment is incomplete or invalid.
     """
     checkpoint = environment.get("CONCERTINA_CHECKPOINT") or "null"
+    step_detection = bool(command) and environment.get("CONCERTINA_STEP_DETECTION") != "false"
     try:
         warm = _object(environment.get("CONCERTINA_WARM_START") or "{}")
         return AgentSettings(
@@ -98,9 +101,12 @@ def read(
             identity=Path(environment.get("CONCERTINA_IDENTITY") or "/etc/concertina"),
             grace=max(float(environment.get("CONCERTINA_GRACE_SECONDS") or 30) - 1, 0.5),
             checkpoints=json.loads(checkpoint) is not None,
-            environment=_with_script_api(_with_temporary_folder(_for_workers(environment)), command),
+            environment=_with_hook(
+                _with_script_api(_with_temporary_folder(_for_workers(environment)), command), step_detection
+            ),
             command=command,
             warm_start=bool(command) and bool(warm.get("enabled")),
+            step_detection=step_detection,
             preload=_names(warm.get("preload")),
             package=package,
             job=environment.get("CONCERTINA_JOB", ""),
@@ -173,6 +179,17 @@ def _with_script_api(environment: dict[str, str], command: tuple[str, ...]) -> d
     folder = str(_volume(environment) / SCRIPT_API)
     users_path = environment.get("PYTHONPATH")
     return {**environment, "PYTHONPATH": f"{users_path}{os.pathsep}{folder}" if users_path else folder}
+
+
+HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "workers", "hook")
+"""Folder whose `sitecustomize` runs at the start of each Python of a user's own command."""
+
+
+def _with_hook(environment: dict[str, str], step_detection: bool) -> dict[str, str]:
+    """Return the environment with the hook's folder at the beginning of PYTHONPATH if steps are counted."""
+    if not step_detection:
+        return environment
+    return {**environment, "PYTHONPATH": os.pathsep.join((HOOK, environment["PYTHONPATH"]))}
 
 
 def _for_workers(environment: Mapping[str, str]) -> Mapping[str, str]:

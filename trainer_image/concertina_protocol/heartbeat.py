@@ -41,6 +41,8 @@ class WorkerPhase(OpenEnum):
     """Phase in messages, for a worker that is within a step or between two steps."""
     COMPILING = "compiling"
     """Phase of a script that compiles within a step."""
+    BETWEEN_STEPS = "between steps"
+    """Phase of a script that does not report: only its optimizer steps are known, not what it does between them."""
 
 
 class HeartbeatWriter:

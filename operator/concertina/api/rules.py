@@ -98,7 +98,7 @@ VARIABLES = (
     "CONCERTINA_JOB", "CONCERTINA_UID", "CONCERTINA_PORT", "CONCERTINA_WORKERS", "CONCERTINA_GRACE_SECONDS",
     "CONCERTINA_IMAGE", "CONCERTINA_TRAINER", "CONCERTINA_CHECKPOINT", "CONCERTINA_REPLICA", "CONCERTINA_POD_IP",
     "CONCERTINA_NODE", "CONCERTINA_WARM_START", "CONCERTINA_TRACKING", "CONCERTINA_METRICS", "CONCERTINA_METRICS_TOKEN",
-    "CONCERTINA_SPEC", "CONCERTINA_PARALLELISM",
+    "CONCERTINA_SPEC", "CONCERTINA_PARALLELISM", "CONCERTINA_STEP_DETECTION",
 )  # fmt: skip
 PREFIX = "concertina.dev/"
 """Prefix of the labels and annotations that the operator sets on pods. The names above are of its other additions."""
@@ -397,6 +397,7 @@ RULES: tuple[SpecRule, ...] = (
     _while_suspended("workersPerReplica", optional=False),
     _while_suspended("launcher", optional=False),
     _while_suspended("warmStart", optional=True),
+    _while_suspended("stepDetection", optional=True),
     _while_suspended("parallelism", optional=True),
     _while_suspended("scheduling", optional=True),
 )

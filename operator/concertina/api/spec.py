@@ -485,6 +485,17 @@ class WarmStart(Model):
     )
 
 
+class StepDetection(Model):
+    """Count of the steps of a custom command that does not report them."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Whether the optimizer steps of a script that uses PyTorch are counted by PyTorch's hook for all "
+        "optimizers. The script's own reports (trainingjob) have precedence. Without it, the steps of a script that "
+        "does not report are unknown.",
+    )
+
+
 class Metrics(Model):
     """Metrics that the job's pods expose to Prometheus."""
 
@@ -583,6 +594,11 @@ class JobSpec(Model):
         default=WarmStart(),
         description="How a command of your own, under launcher Agent, starts again without new imports. The bundled "
         "trainer always does.",
+    )
+    step_detection: StepDetection = Field(
+        default=StepDetection(),
+        description="How the steps of a command of your own, under launcher Agent, are known if it does not report "
+        "them (docs/scripts.md).",
     )
     parallelism: Parallelism = Field(
         default=Parallelism(),

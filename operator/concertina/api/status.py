@@ -78,7 +78,13 @@ class EvaluationMark(StatusModel):
 class JobProgress(StatusModel):
     """Progress of the run."""
 
-    step: Count = Field(description="Steps finished since the run began.")
+    step: Count = Field(description="Steps finished since the run began, or counted steps as `optimizer` says.")
+    optimizer: Annotated[str, Field(max_length=64)] | None = Field(
+        default=None,
+        description="Class of the optimizer whose steps `step` counts since the workers last started, because the "
+        "script reports no steps. The step of the run is then unknown: after a restart, `step` begins at 1 again. "
+        "Absent: the script or the trainer reports its steps.",
+    )
     steps: Count | None = Field(default=None, description="Steps of the whole run, where known.")
     percent: float | None = Field(default=None, ge=0, le=100, description="Share of steps that are finished.")
     eta_seconds: Seconds | None = Field(default=None, description="Seconds to the end at the present speed.")

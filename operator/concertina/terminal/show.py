@@ -290,6 +290,8 @@ def _since(timestamp: str | None) -> str:
 def _progress(status: JobStatus) -> RenderableType:
     progress = status.progress
     assert progress is not None
+    if progress.optimizer:
+        return f"{progress.step} steps of {progress.optimizer} since the start of the workers; of the run, unknown"
     if not progress.steps:
         return f"step {progress.step}"
     line = Table.grid(padding=(0, 1))

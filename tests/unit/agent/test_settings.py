@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from concertina_agent import settings
+
 READ = """
 import json, os
 from concertina_agent import settings
@@ -39,3 +41,28 @@ def test_workers_have_a_temporary_folder(tmp_path: Path, writable: tuple[int, in
     folder = json.loads(done.stdout)
     assert folder == (expected and str(tmp_path / expected))
     assert folder is None or Path(folder).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "counts"),
+    [
+        (("python", "train.py"), {}, True),
+        (("python", "train.py"), {"CONCERTINA_STEP_DETECTION": "false"}, False),
+        ((), {}, False),
+    ],
+    ids=["a script", "a script without detection", "the bundled trainer"],
+)
+def test_steps_are_counted_in_scripts_unless_that_is_off(
+    tmp_path: Path, command: tuple[str, ...], variables: dict[str, str], counts: bool
+) -> None:
+    environment = {
+        "CONCERTINA_UID": "u",
+        "CONCERTINA_REPLICA": "r",
+        "CONCERTINA_POD_IP": "127.0.0.1",
+        "CONCERTINA_VOLUME": str(tmp_path),
+        "PYTHONPATH": "/mine",
+        **variables,
+    }
+    read = settings.read(environment, command)
+    assert read.step_detection is counts
+    assert read.environment["PYTHONPATH"].startswith(settings.HOOK if counts else "/mine")

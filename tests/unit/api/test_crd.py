@@ -108,7 +108,7 @@ def test_the_status_and_the_template_are_never_filled_in() -> None:
         f".spec.template.spec.{key}" for key in keys
     }, "keys of lists, which must have a value"
     assert ".spec.replicas" in filled, "scale and HPA need it present"
-    sparse = ("failurePolicy", "metrics", "parallelism", "elastic.scaleUp", "warmStart")
+    sparse = ("failurePolicy", "metrics", "parallelism", "elastic.scaleUp", "stepDetection", "warmStart")
     assert [name for name in sparse if f".spec.{name}" in filled] == []
 
 

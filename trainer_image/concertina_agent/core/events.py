@@ -232,6 +232,23 @@ class TerminationNotice:
 
 
 @dataclasses.dataclass(frozen=True)
+class StepCount:
+    """Optimizer steps that a script's process has made, counted by a hook of torch."""
+
+    rank: int
+    steps: int
+    """Number of steps since the process started, at least 1."""
+    first_at: float
+    """Time of the first step in Unix seconds."""
+    seconds: float
+    """Duration of the last step in seconds, or 0 before the second one."""
+    optimizer: str
+    """Class of the optimizer whose steps are counted."""
+    still: float
+    """Seconds since an optimizer last stepped."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Tick:
     """Passage of time, a few times a second."""
 
@@ -239,6 +256,8 @@ class Tick:
     """Heartbeats of own workers that write one."""
     stopped: tuple[tuple[int, int], ...] = ()
     """Ranks of own workers that are stopped (SIGSTOP), and the CPU time that each has used."""
+    counts: tuple[StepCount, ...] = ()
+    """Counted optimizer steps of own workers."""
 
 
 @dataclasses.dataclass(frozen=True)

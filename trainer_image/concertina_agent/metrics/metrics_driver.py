@@ -67,6 +67,8 @@ class MetricsDriver:
         """
         self._settings, self._agent, self._running, self._shipping = settings, agent, running, shipping
         self._training = Training()
+        self._counted: Optional[p.Progress] = None
+        """Last recorded progress of counted optimizer steps."""
         self._workers = worker_processes.WorkerProcesses()
         self._gpus = Gpus(settings.metrics.node if settings.metrics else "")
         self._loop: Optional[asyncio.AbstractEventLoop] = None
@@ -93,6 +95,16 @@ class MetricsDriver:
             r = self._agent.current(event.round)
             if r is not None and r.workers.progress is event.message:
                 self._training.on_progress(event.round, event.message, time.monotonic())
+        elif isinstance(event, e.Tick) and event.counts and self._loop is not None:
+            self._count_steps()
+
+    def _count_steps(self) -> None:
+        """Record the progress of a script whose optimizer steps are counted."""
+        r = self._agent.round
+        progress = r.workers.progress if r is not None else None
+        if r is not None and progress is not None and progress.optimizer and progress is not self._counted:
+            self._counted = progress
+            self._training.on_progress(r.assign.round, progress, time.monotonic())
 
     # --- in the thread of the endpoint ------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ VARYING = (
     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
     "SLURM_NODEID", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE", "CONCERTINA_ROUND",
     "CONCERTINA_SOCKET", "CONCERTINA_SNAPSHOTS", "CONCERTINA_HEARTBEAT",
+    "CONCERTINA_STEP_FILE",
 )  # fmt: skip
 """Variables that differ between workers, so that their values are not known before a worker starts."""
 

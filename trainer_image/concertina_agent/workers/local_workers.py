@@ -17,11 +17,12 @@ from typing import Any, Optional
 from concertina_agent.core import events as e
 from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.settings import AgentSettings
-from concertina_agent.workers import stacks, worlds
+from concertina_agent.workers import optimizer_steps, stacks, step_file, worlds
 from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.environment import worker_environment
 from concertina_agent.workers.family import ends, kill_group
 from concertina_agent.workers.starters import Starter
+from concertina_agent.workers.step_file import StepFile
 from concertina_agent.workers.worker_memory import oom_kills
 from concertina_agent.workers.workers import Process, StartError
 from concertina_protocol import Assign
@@ -54,6 +55,7 @@ class LocalWorker:
     oom_kills: int
     """Number of OOM kills in this container before the worker started."""
     heartbeat: HeartbeatFile
+    steps: StepFile
     channel: Optional[AgentEnd] = None
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
     """Messages to the worker, until it has opened its channel."""
@@ -181,6 +183,9 @@ class LocalWorkers:
         base = {**self._settings.environment, **extra}
         heartbeat = self._heartbeat(assign.round, rank)
         base[VARIABLE] = heartbeat.path
+        steps = StepFile(rank, heartbeat.path + step_file.SUFFIX)
+        if self._settings.step_detection:
+            base[optimizer_steps.VARIABLE] = steps.path
         environment = worker_environment(base, assign, me, local_rank, self._settings.bundled)
         prefix = f"[rank {rank}] " if member.workers > 1 else ""
         killed = oom_kills()
@@ -188,7 +193,7 @@ class LocalWorkers:
         if process is None:
             return False
         log_event("worker_started", round=assign.round, rank=rank, pid=process.pid)
-        worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed, heartbeat)
+        worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed, heartbeat, steps)
         self._tasks.start("watch worker", self._watch(worker, self._over))
         if not self._settings.bundled:
             self._emit(e.WorkerMessage(assign.round, rank, w.Hello(rank, process.pid)))
@@ -247,7 +252,9 @@ class LocalWorkers:
         now, running = time.monotonic(), [worker for worker in self._workers.values() if worker.running]
         heartbeats = (heartbeat for worker in running if (heartbeat := worker.heartbeat.read(now)) is not None)
         stopped = ((worker.rank, stacks.stopped(worker.process.pid)) for worker in running)
-        return e.Tick(tuple(heartbeats), tuple((rank, used) for rank, used in stopped if used is not None))
+        counted = running if self._settings.step_detection else ()
+        counts = tuple(count for worker in counted if (count := worker.steps.read(now)) is not None)
+        return e.Tick(tuple(heartbeats), tuple((rank, used) for rank, used in stopped if used is not None), counts)
 
     def look_for_own_worlds(self) -> None:
         """Check whether a command's workers train in separate worlds, and emit WorldsSeen on a change.
@@ -293,7 +300,8 @@ class LocalWorkers:
         folder = self._settings.volume / "heartbeats"
         folder.mkdir(exist_ok=True)
         heartbeat = HeartbeatFile(rank, str(folder / f"round-{round}-rank-{rank}"))
-        for path in (heartbeat.path, heartbeat.path + stacks.SUFFIX):  # left over from the previous agent in this round
+        # left over from the previous agent in this round
+        for path in (heartbeat.path, heartbeat.path + stacks.SUFFIX, heartbeat.path + step_file.SUFFIX):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         return heartbeat

@@ -16,17 +16,16 @@ from typing import Any, Optional, Union
 
 import concertina_protocol as p
 from concertina_agent.files.size import size_of
-from concertina_agent.settings import AgentSettings
+from concertina_agent.settings import HOOK, AgentSettings
 from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.environment import VARYING, worker_defaults
 from concertina_agent.workers.learned import lines_to_tell
 from concertina_agent.workers.python_command import PythonCommand, Runs, Unsuited, parse
 from concertina_agent.workers.worker_memory import container_memory
-from concertina_agent.workers.workers import SEARCH_PATH, ForkRefused, Process, StartError, WorkerParent
+from concertina_agent.workers.workers import ForkRefused, Process, StartError, WorkerParent
 from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
 
-HOOK = os.path.join(SEARCH_PATH, "concertina_agent", "workers", "hook")
 VARIABLE = "CONCERTINA_WARM_PARENT"
 """Name of the variable, as in `hook`, which only the command's Python imports."""
 WARM_SECONDS = 120.0

@@ -188,6 +188,11 @@ class Progress:
     """Share of the devices' peak arithmetic with all of attention counted, as torchtitan does."""
     snapshots: Optional[SnapshotInterval] = None
     """Interval of snapshots in this round, from its second snapshot on."""
+    optimizer: str = ""
+    """Class of the optimizer whose steps `step` counts since the process started, or empty if the worker reports steps.
+
+    A script that continues from a checkpoint of its own then counts from 1 again, and its step of the run is unknown.
+    """
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,8 +85,8 @@ class Round:
 
     @property
     def step(self) -> int:
-        """Number of finished steps, as far as reported."""
+        """Number of finished steps of the run, as far as reported. Counted optimizer steps do not say it."""
         progress = self.observed.job.status.progress
-        reported_step = progress.step if progress else 0
+        reported_step = progress.step if progress and not progress.optimizer else 0
         live = self.report.progress if self.report else None
-        return max(reported_step, live.step) if live else reported_step
+        return max(reported_step, live.step) if live and not live.optimizer else reported_step

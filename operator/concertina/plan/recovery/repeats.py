@@ -81,7 +81,8 @@ def since_progress(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
 
 def progressed(ctx: JobContext, earlier: Restart, later: Restart) -> bool:
     """Return whether the round that ended with `later` got beyond the point where `earlier` failed."""
-    if ctx.spec.bundled or ctx.status.progress is not None:
+    progress = ctx.status.progress
+    if ctx.spec.bundled or (progress is not None and not progress.optimizer):
         return later.step > earlier.step + SLACK
     return later.after_seconds > EARLY
 

@@ -55,6 +55,7 @@ def progress(ctx: JobContext) -> JobProgress | None:
         )
     return JobProgress(
         step=reported.step,
+        optimizer=reported.optimizer[:64] or None,
         steps=steps,
         percent=percent,
         eta_seconds=round(steps_left * reported.step_seconds, 1) if steps and reported.step_seconds else None,
@@ -85,7 +86,7 @@ def _evaluation(ctx: JobContext, reported: protocol.Progress) -> EvaluationMark 
 def history(ctx: JobContext, now: JobProgress | None) -> str | None:
     """Return the packed loss history, with a point of this progress if that is new and a point is due."""
     packed = ctx.status.history
-    if now is None or now == ctx.status.progress:
+    if now is None or now == ctx.status.progress or now.optimizer:  # a step of the process has no place on the curve
         return packed
     last_history = unpacked(packed) if packed else LossHistory()
     new_history = last_history.with_point(Point(int(ctx.now), now.step, _short(now.loss), ctx.world.replicas))
@@ -144,7 +145,7 @@ def replayed(ctx: JobContext) -> int:
     reported, old = ctx.round.report.progress if ctx.round.report else None, ctx.status
     if ctx.spec.bundled or reported is None or ctx.round.report is None:
         return 0
-    if reported.restored_step is None or old.progress is None:
+    if reported.restored_step is None or old.progress is None or old.progress.optimizer:
         return 0
     return (
         max(0, old.progress.step - reported.restored_step)

@@ -176,13 +176,13 @@ class Account:
     def _unknown_was_startup(self) -> bool:
         """Whether the first report of the job proves that no step came before it.
 
-        It does if it is of the first step of the run, or if the script commits each step. After the first round the
-        unknown time of earlier rounds remains in doubt.
+        It does if it is of the first step of the run, if the script commits each step, or if its optimizer steps are
+        counted. After the first round the unknown time of earlier rounds remains in doubt.
         """
         status, reported = self.ctx.status, self._reported
         if reported is None or self._first_step_at is None or status.progress is not None or status.rounds > 1:
             return False
-        return self.ctx.keeps_state or reported.restored_step == 0
+        return self.ctx.keeps_state or reported.restored_step == 0 or bool(reported.optimizer)
 
     @cached
     def waits(self) -> RoundWaits:

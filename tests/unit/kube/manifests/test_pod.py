@@ -79,6 +79,9 @@ def test_environment_of_the_agent() -> None:
     assert json.loads(values["CONCERTINA_WARM_START"]) == {"enabled": True, "preload": []}
     told = environment(made(job({**OWN, "warmStart": {"enabled": False, "preload": ["torch"]}})))
     assert json.loads(told["CONCERTINA_WARM_START"]) == {"enabled": False, "preload": ["torch"]}
+    assert "CONCERTINA_STEP_DETECTION" not in values
+    off = environment(made(job({**OWN, "stepDetection": {"enabled": False}})))
+    assert off["CONCERTINA_STEP_DETECTION"] == "false"
     fields = {name: value["fieldRef"]["fieldPath"] for name, value in values.items() if isinstance(value, dict)}
     assert fields == {
         "CONCERTINA_REPLICA": "metadata.name",

@@ -352,6 +352,16 @@ def test_a_first_report_of_the_first_step_makes_the_time_before_it_startup() -> 
     assert goodput.percent == pytest.approx(100 / 35, abs=0.01)
 
 
+def test_counted_optimizer_steps_say_when_the_first_step_was() -> None:
+    """Which step of the run it was is not known; that no step came before it in this process is."""
+    seen = silent()
+    told = replace(progress(70, T0 + 40), first_step_at=T0 + 34.0, restored_step=None, optimizer="AdamW")
+    seen = passed(with_coordinator(seen, progress=told), T0 + 40)
+    goodput = seen.job.status.goodput
+    assert (goodput.unknown_seconds, goodput.productive_seconds) == (0.0, pytest.approx(6.0))
+    assert goodput.percent == pytest.approx(100 * 6 / 40, abs=0.01)
+
+
 @pytest.mark.parametrize("keeps_state", [False, True], ids=["a script", "a script with State"])
 def test_before_a_first_report_of_a_later_step_there_may_have_been_steps(keeps_state: bool) -> None:
     """A script may report each hundredth step, or resume from a checkpoint of another job. State commits each step."""

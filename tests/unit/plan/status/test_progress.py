@@ -162,3 +162,25 @@ def test_before_a_rounds_first_step_the_last_loss_and_pace_are_those_of_the_roun
     first = jobs.running(jobs.spec(), progress=None)
     alone = plan(with_coordinator(first, progress=replace(starting, step=0)), T0 + 16).status.progress
     assert (alone.step, alone.loss, alone.tokens_per_second) == (0, None, None)
+
+
+def test_counted_steps_are_shown_as_such_and_compared_with_none_of_another_round() -> None:
+    seen = jobs.running(jobs.command_spec(), progress=None)
+    counted = replace(progress(300, T0 + 11, optimizer="AdamW"), steps=None, loss=float("nan"))
+    status = plan(with_coordinator(seen, progress=counted), T0 + 12.5).status
+    assert (status.progress.step, status.progress.optimizer, status.progress.percent) == (300, "AdamW", None)
+    assert status.history is None, "a curve has steps of the run"
+    again = replace(seen, job=replace(seen.job, status=status))
+    restarted = replace(counted, step=2, first_step_at=T0 + 20, at=T0 + 21)
+    later = plan(with_coordinator(again, progress=restarted), T0 + 30).status
+    assert (later.progress.step, later.steps_replayed) == (2, 0)
+
+
+def test_a_script_that_reports_after_counted_steps_has_replayed_none_of_them() -> None:
+    seen = jobs.running(jobs.command_spec(), progress=None)
+    counted = replace(progress(300, T0 + 11, optimizer="AdamW"), steps=None)
+    status = plan(with_coordinator(seen, progress=counted), T0 + 12.5).status
+    again = replace(seen, job=replace(seen.job, status=status))
+    own = progress(21, T0 + 20, restored_step=20)
+    later = plan(with_coordinator(again, progress=own), T0 + 30).status
+    assert (later.progress.step, later.progress.optimizer, later.steps_replayed) == (21, None, 0)

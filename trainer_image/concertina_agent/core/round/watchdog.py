@@ -13,11 +13,16 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Deque, Optional
 
+from concertina_agent.core.events import StepCount
 from concertina_agent.core.round.stragglers import Stragglers, busy
 from concertina_protocol import Busy, Hang, Heartbeat, Limits
 from concertina_protocol.heartbeat import WorkerPhase
 
-STEP_PHASES = tuple(phase for phase in WorkerPhase if phase not in (WorkerPhase.TRAINING, WorkerPhase.COMPILING))
+STEP_PHASES = tuple(
+    phase
+    for phase in WorkerPhase
+    if phase not in (WorkerPhase.TRAINING, WorkerPhase.COMPILING, WorkerPhase.BETWEEN_STEPS)
+)
 """Phases in the order in which a worker passes them. Any other phase, including unknown ones, counts as computing."""
 LASTING: Mapping[str, float] = {
     WorkerPhase.STARTING: 900.0,
@@ -27,6 +32,8 @@ LASTING: Mapping[str, float] = {
     WorkerPhase.EVALUATING: 7200.0,
 }
 """Seconds that these phases may take, if the limit of a step is lower."""
+UNSEEN = 7200.0
+"""Default limit between two optimizer steps of a script that does not report: it may evaluate, save or compile then."""
 FIRST_STEP = 900.0
 """Seconds that a round's first step may take, which may compile and warm up."""
 LEAST, TIMES = 60.0, 20.0
@@ -62,10 +69,16 @@ class Heartbeats:
         if phase == WorkerPhase.LOADING_DATA or self._beats.get(rank, (None, ""))[:2] != (step, phase):
             self._beats[rank] = (step, phase, now)
 
-    def update(self, read: Iterable[Heartbeat], running: Iterable[int], now: float) -> None:
+    def update(
+        self, read: Iterable[Heartbeat], running: Iterable[int], now: float, counts: Iterable[StepCount] = ()
+    ) -> None:
+        """Record the phases of the running workers. A worker's own reports have precedence over its counted steps."""
         by_rank = {heartbeat.rank: heartbeat for heartbeat in read}
         for rank, (step, phase, since) in self._beats.items():
             by_rank.setdefault(rank, Heartbeat(rank, step, phase, now - since))
+        for count in counts:
+            heartbeat = Heartbeat(count.rank, count.steps, WorkerPhase.BETWEEN_STEPS, count.still)
+            by_rank.setdefault(count.rank, heartbeat)
         unknown = (Heartbeat(rank, -1, "", 0.0) for rank in running if rank not in by_rank)
         heartbeats = [*(by_rank[rank] for rank in running if rank in by_rank), *unknown]
         self.heartbeats = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank)) for p in heartbeats)
@@ -207,6 +220,8 @@ class Watchdog:
 def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
     """Return the seconds without progress from which the round hangs, if the rank that is behind is in this phase."""
     durations = list(steps)
+    if phase == WorkerPhase.BETWEEN_STEPS:
+        return limits.hang_seconds or max(UNSEEN, TIMES * statistics.median(durations) if durations else 0.0)
     usual = limits.hang_seconds or max(LEAST, TIMES * statistics.median(durations) if durations else FIRST_STEP)
     first = 0.0 if durations else FIRST_STEP
     return max(usual, LASTING.get(phase, first))

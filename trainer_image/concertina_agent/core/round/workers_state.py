@@ -7,8 +7,10 @@ import enum
 from collections.abc import Iterable
 from typing import Optional
 
+from concertina_agent.core.events import StepCount
 from concertina_protocol import Progress
 from concertina_protocol import worker_channel as w
+from concertina_protocol.heartbeat import WorkerPhase
 
 
 class WorkerOutcome(str, enum.Enum):
@@ -44,6 +46,8 @@ class Workers:
         self.keep_state = bundled
         """Whether the workers save snapshots."""
         self._workers = {rank: Worker() for rank in ranks}
+        self._reports_steps = False
+        """Whether rank 0 reports its steps, so that its optimizer steps are not counted."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -57,13 +61,40 @@ class Workers:
         if isinstance(message, w.Hello):
             worker.traces = worker.traces or message.traces
         elif isinstance(message, Progress):
-            self.progress = message
+            self.progress, self._reports_steps = message, True
         elif isinstance(message, w.KeepsState):
-            self.keep_state = True
+            self.keep_state = self._reports_steps = True
         elif isinstance(message, w.Done):
             worker.done = message
         elif isinstance(message, w.Fault):
             worker.fault = message
+
+    def on_count(self, count: StepCount, at: float) -> bool:
+        """Record the counted optimizer steps of a worker that reports none itself.
+
+        Args:
+            count: Steps of a worker. Those of rank 0 are the progress of the round.
+            at: Current time in Unix seconds.
+
+        Returns:
+            Whether the progress has changed.
+        """
+        known = self.progress.step if self.progress else 0
+        if count.rank != 0 or self._reports_steps or count.steps == known:
+            return False
+        self.progress = Progress(
+            step=count.steps,
+            steps=None,
+            loss=float("nan"),
+            tokens_per_second=0.0,
+            step_seconds=count.seconds,
+            position=0,
+            phase=WorkerPhase.TRAINING,
+            at=at,
+            first_step_at=count.first_at,
+            optimizer=count.optimizer,
+        )
+        return True
 
     def exited(self, rank: int, code: int, stopping: bool) -> Worker:
         """Record the end of a worker.

@@ -11,6 +11,7 @@ from concertina_agent.core.round.workers_state import WorkerOutcome
 from concertina_agent.core.steps import draining, own_state, storage
 from concertina_protocol import step_traces
 from concertina_protocol import worker_channel as w
+from concertina_protocol.heartbeat import WorkerPhase
 
 
 def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) -> list[e.Effect]:
@@ -83,12 +84,22 @@ def on_worlds_seen(agent: AgentState, event: e.WorldsSeen, t: e.Moment) -> list[
 def update_heartbeats(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
     """Update the phase of each worker from its heartbeat, and detect stopped workers."""
     running = [rank for rank in r.workers.ranks if r.workers.alive(rank)]
-    r.hearts.update(event.heartbeats, running, t.now)
-    effects = storage.restored(agent, r, max((heartbeat.step for heartbeat in r.hearts.heartbeats), default=-1))
+    r.hearts.update(event.heartbeats, running, t.now, event.counts)
+    reported = (beat.step for beat in r.hearts.heartbeats if beat.phase != WorkerPhase.BETWEEN_STEPS)
+    effects = [*storage.restored(agent, r, max(reported, default=-1)), *_record_counts(agent, r, event, t)]
     for rank in sorted(r.hearts.stopped(event.stopped)):
         if r.failure is None and r.workers.alive(rank):
             effects += own_state.fail(agent, worker_stopped(agent.replica, rank, r.workers.step, t.at), t)
     return effects
+
+
+def _record_counts(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
+    """Record the optimizer steps of a script that does not report its steps."""
+    if not any(r.workers.on_count(count, t.at) for count in event.counts):
+        return []
+    if r.coordinator is not None and r.workers.progress is not None:
+        r.coordinator.watchdog.step_took(r.workers.progress.step_seconds)
+    return own_state.changed(agent, t)
 
 
 def collect_stacks(r: Membership, hung: bool) -> list[e.Effect]:

@@ -3,6 +3,9 @@
 The command is started unchanged, with this folder before its PYTHONPATH. Before Python reaches its file, module or
 code, it imports `sitecustomize` and finds this module, which imports the modules to keep warm, and forks. Each child
 returns from here, and Python itself then runs what its command line says (decision "Python itself runs the script").
+
+In each Python of a worker, forked or not, this module also has torch's optimizers count their steps, unless
+`spec.stepDetection` is off (`optimizer_steps`).
 """
 
 from __future__ import annotations
@@ -13,22 +16,43 @@ import os
 import sys
 
 VARIABLE = "CONCERTINA_WARM_PARENT"
+STEP_FILE = "CONCERTINA_STEP_FILE"
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = HERE.rsplit(os.sep, 3)[0]
+"""Path from which `concertina_agent` is imported."""
 
 
 def _become_parent(settings: str) -> None:
     """Import modules and fork. This function returns in a child."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [folder for folder in sys.path if folder != here]
-    initial_modules, root = set(sys.modules), here.rsplit(os.sep, 3)[0]
-    sys.path.insert(0, root)
+    initial_modules = set(sys.modules)
+    sys.path.insert(0, ROOT)
     try:
         from concertina_agent.workers import script_parent
 
-        sys.path.remove(root)
+        sys.path.remove(ROOT)
         script_parent.run(settings, initial_modules)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(70)  # never continue to the script, which would run as if in a worker
+    _forget_own_modules()
+
+
+def _count_steps(path: str) -> None:
+    """Count the optimizer steps of this process into a file. The script continues if that is not possible."""
+    sys.path.insert(0, ROOT)
+    try:
+        from concertina_agent.workers import optimizer_steps
+
+        optimizer_steps.install(path)
+    except Exception:
+        return
+    finally:
+        sys.path.remove(ROOT)
+        _forget_own_modules()
+
+
+def _forget_own_modules() -> None:
+    """Remove the agent's modules, which a script could mistake for its own."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("concertina_agent", "concertina_protocol")]:
         del sys.modules[name]
 
@@ -47,6 +71,9 @@ def _import_next() -> None:
     spec.loader.exec_module(module)
 
 
+sys.path[:] = [folder for folder in sys.path if folder != HERE]
 if VARIABLE in os.environ:
     _become_parent(os.environ.pop(VARIABLE))
-    _import_next()
+if STEP_FILE in os.environ:
+    _count_steps(os.environ[STEP_FILE])
+_import_next()
