@@ -66,11 +66,8 @@ TEMPLATE_METADATA: Schema = {
 PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 KEPT = ("type", "description", "default", "enum", "pattern", "format", "minLength", "maxLength", "minItems", "maxItems")
 SPARSE = (
-<<<<<<< HEAD
     ".spec.elastic.scaleUp", ".spec.failurePolicy", ".spec.metrics", ".spec.parallelism", ".spec.scheduling",
-=======
-    ".spec.elastic.scaleUp", ".spec.failurePolicy", ".spec.metrics", ".spec.parallelism", ".spec.stepDetection",
->>>>>>> steps
+    ".spec.stepDetection",
     ".spec.warmStart",
 )  # fmt: skip
 """Sections that the API server leaves absent if you leave them out, so that `kubectl describe` stays short."""

@@ -42,11 +42,8 @@ SHM, SHM_PATH = "concertina-shm", "/dev/shm"
 SHM_LEAST = 64 << 20
 """Size in bytes that containerd and Docker provide."""
 INTO_PODS = {
-<<<<<<< HEAD
-    "template", "trainer", "checkpoint", "workers_per_replica", "launcher", "warm_start", "tracking", "scheduling",
-=======
     "template", "trainer", "checkpoint", "workers_per_replica", "launcher", "warm_start", "step_detection", "tracking",
->>>>>>> steps
+    "scheduling",
 }  # fmt: skip
 """Fields of the spec that go into pods, and that change only while the job is suspended (`api.rules`)."""
 BUNDLED_INTO_PODS = {"parallelism"}
