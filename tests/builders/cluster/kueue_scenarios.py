@@ -39,7 +39,7 @@ def _make(name: str, count: int, priority: int = 0, queue: str = "alone", **more
 
 
 def admit_and_finish(player: Player) -> None:
-    """A Workload fits, its pods become ready, and its job ends."""
+    """Play: a Workload fits, its pods become ready, and its job ends."""
     player.create(_make("a", 2))
     player.wait_admitted("a", 2)
     player.settle()
@@ -51,7 +51,7 @@ def admit_and_finish(player: Player) -> None:
 
 
 def wait_for_quota(player: Player) -> None:
-    """A Workload waits, its count is walked down while it is pending, and it is admitted when another one ends."""
+    """Play: a Workload waits, its count is walked down, and it is admitted when another one ends."""
     player.create(_make("a", 3))
     player.wait_admitted("a", 3)
     player.settle()
@@ -65,7 +65,7 @@ def wait_for_quota(player: Player) -> None:
 
 
 def preempt_and_release(player: Player) -> None:
-    """A Workload is preempted, gives its quota back, waits, and is admitted again."""
+    """Play: a Workload is preempted, gives its quota back, waits, and is admitted again."""
     _preempted(player, 3)
     player.release("victim")
     player.wait_admitted("high", 3)
@@ -75,7 +75,7 @@ def preempt_and_release(player: Player) -> None:
 
 
 def shrink_by_slice(player: Player) -> None:
-    """A preempted Workload shrinks to 1, a slice of 1 replaces it, and a slice of 4 grows back."""
+    """Play: a preempted Workload shrinks to 1, a slice of 1 replaces it, and a slice of 4 grows back."""
     _shrunk(player)
     player.finish("high")
     player.settle()
@@ -86,7 +86,7 @@ def shrink_by_slice(player: Player) -> None:
 
 
 def shrink_by_steps(player: Player) -> None:
-    """A preempted Workload shrinks one by one until the preemptor fits."""
+    """Play: a preempted Workload shrinks one by one until the preemptor fits."""
     _preempted(player, 2)
     player.resize("victim", 3)
     player.settle()
@@ -95,7 +95,7 @@ def shrink_by_steps(player: Player) -> None:
 
 
 def shrink_and_release(player: Player) -> None:
-    """A preempted Workload shrinks to 1 and is released: it is admitted again at 1, after the preemptor."""
+    """Play: a preempted Workload shrinks to 1 and is released: it is admitted again at 1, after the preemptor."""
     _preempted(player, 3)
     player.resize("victim", 1)
     player.wait_admitted("high", 3)
@@ -105,7 +105,7 @@ def shrink_and_release(player: Player) -> None:
 
 
 def shrink_in_vain(player: Player) -> None:
-    """The preemptor needs all: a slice is not looked at, so it is removed and the victim released."""
+    """Play: the preemptor needs all: a slice is not looked at, so it is removed and the victim released."""
     _preempted(player, 4)
     player.resize("victim", 1)
     player.settle()
@@ -118,7 +118,7 @@ def shrink_in_vain(player: Player) -> None:
 
 
 def slice_before_shrink(player: Player) -> None:
-    """A slice waits without an answer while the Workload that it replaces still has the quota of the preemptor."""
+    """Play: a slice waits without an answer while the Workload that it replaces still has the preemptor's quota."""
     _preempted(player, 3)
     player.create(_make("slice", 1, replaces="victim"))
     player.settle()
@@ -127,7 +127,7 @@ def slice_before_shrink(player: Player) -> None:
 
 
 def shrunk_slice_preempted(player: Player) -> None:
-    """The slice after a shrink is preempted as well, released, and admitted again when there is room."""
+    """Play: the slice after a shrink is preempted as well, released, and admitted again when there is room."""
     _shrunk(player)
     player.create(_make("higher", 1, 200))
     player.wait_evicted("slice")
@@ -140,7 +140,7 @@ def shrunk_slice_preempted(player: Player) -> None:
 
 
 def shrink_freely(player: Player) -> None:
-    """A running Workload shrinks without a preemption, and another one gets the quota."""
+    """Play: a running Workload shrinks without a preemption, and another one gets the quota."""
     player.create(_make("a", 4))
     player.wait_admitted("a", 4)
     player.settle()
@@ -152,7 +152,7 @@ def shrink_freely(player: Player) -> None:
 
 
 def growth_waits_for_room(player: Player) -> None:
-    """A growth slice with the lowest priority waits, is patched while it waits, and is admitted when there is room."""
+    """Play: a growth slice of the lowest priority waits, is patched meanwhile, and is admitted when there is room."""
     for name in ("a", "b"):
         player.create(_make(name, 2))
         player.wait_admitted(name, 2)
@@ -167,7 +167,7 @@ def growth_waits_for_room(player: Player) -> None:
 
 
 def growth_turned_into_shrink(player: Player) -> None:
-    """A pending growth slice becomes the slice after a shrink when the running one is preempted."""
+    """Play: a pending growth slice becomes the slice after a shrink when the running one is preempted."""
     player.create(_make("victim", 3))
     player.wait_admitted("victim", 3)
     player.settle()
@@ -187,7 +187,7 @@ def growth_turned_into_shrink(player: Player) -> None:
 
 
 def reclaim_in_cohort(player: Player) -> None:
-    """A queue that borrowed gives back by a shrink, and grows again when the other one has ended."""
+    """Play: a queue that borrowed gives back by a shrink, and grows again when the other one has ended."""
     player.create(_make("red", 4, queue="red"))
     player.wait_admitted("red", 4)
     player.settle()
@@ -208,7 +208,7 @@ def reclaim_in_cohort(player: Player) -> None:
 
 
 def deactivate(player: Player) -> None:
-    """A person deactivates a Workload, and activates it again."""
+    """Play: a person deactivates a Workload, and activates it again."""
     player.create(_make("a", 2))
     player.wait_admitted("a", 2)
     player.settle()

@@ -62,8 +62,7 @@ RELEASE, SYSTEM = "tests", "concertina-tests"
 
 
 def install(cluster: LocalCluster, folder: Path) -> dict[str, str]:
-    """Install the chart without its Deployment; the environment of an operator process with the chart's service
-    account."""
+    """Install the chart without its Deployment, and return the environment of an operator with its service account."""
     options = ("--namespace", SYSTEM, "--create-namespace", "--set", "replicas=0")
     programs.run_helm(cluster.kubeconfig, "install", RELEASE, str(ROOT / "charts/concertina"), *options)
     account = f"{RELEASE}-concertina"

@@ -124,7 +124,11 @@ class QueuedJobs:
         until(lambda: not self.workloads(job), what, lambda: self.workloads(job))
 
     def remove_all(self) -> None:
-        """Delete the jobs, wait for the end of their Workloads, and delete the queues."""
+        """Delete the jobs, wait for the end of their Workloads, and delete the queues.
+
+        Raises:
+            ControlPlaneError: When the API server refuses to delete an object that exists.
+        """
         for job in self.client.call("GET", self.jobs.path)["items"]:
             self.jobs.delete(job["metadata"]["name"])
         self.wait_no_workloads()

@@ -78,7 +78,7 @@ def _chosen(ctx: JobContext, served: frozenset[GangApi]) -> GangMark | None:
     if asked is Gang.AUTO:
         served -= AUTO_NEVER
     apis = _served(mechanism, served)
-    if not apis:
+    if mechanism is None or not apis:
         return GangMark(message=_why_none(ctx.spec)) if asked is Gang.AUTO else None
     api, has_object = apis[0], mechanism is not Gang.KAI
     why = f"the scheduler is {scheduler_of(ctx.spec)}, and the API server serves {api}" if asked is Gang.AUTO else ""

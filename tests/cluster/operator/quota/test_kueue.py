@@ -40,7 +40,7 @@ def one_queue(queued: QueuedJobs, units: int = 4) -> str:
 
 @pytest.fixture
 def spot(queued: QueuedJobs) -> Iterator[str]:
-    """A node that only pods of a flavor may use."""
+    """Return a node that only pods of a flavor may use."""
     kubectl = queued.jobs.cluster.kubectl
     node = str(queued.jobs.cluster.nodes()[0])
     kubectl("label", "node", node, "pool=spot")

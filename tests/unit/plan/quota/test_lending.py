@@ -112,7 +112,7 @@ def test_without_a_guard_quota_is_lent_twice(guard: str) -> None:
 
 
 def calm(quota: int, seed: int = 1) -> Site:
-    """A site whose requests and watches are hardly late."""
+    """Return a site whose requests and watches are hardly late."""
     return Site(seed, quota, slow=1)
 
 
