@@ -43,16 +43,29 @@ class Verdict:
 
 
 def rounds(logs: Iterable[Iterable[str]]) -> list[Round]:
-    """All rounds that the logs (one a container) tell of, in order of their numbers."""
-    found: dict[int, Round] = {}
+    """Return all rounds that the logs tell of, in order of their numbers.
+
+    There is one log for each container. A log that is opened again while its container is being replaced holds the
+    lines of the next container. A round that was read twice begins at the same time in both, and counts once. A round
+    that two processes trained has the steps of both.
+    """
+    round_by_start: dict[tuple[int, float], Round] = {}
     for lines in logs:
+        read: dict[tuple[int, float], Round] = {}
         current: Round | None = None
         for line in map(log_lines.parse, lines):
             if isinstance(line, RoundStarted):
-                current = found.setdefault(line.round, Round(line.round, line.restored_step))
+                current = read.setdefault((line.round, line.at), Round(line.round, line.restored_step))
             elif current is not None and isinstance(line, StepDoneLine):
                 current.steps.append((line.step, line.loss))
-    return [found[number] for number in sorted(found)]
+        for start, part in read.items():
+            if start not in round_by_start or len(part.steps) > len(round_by_start[start].steps):
+                round_by_start[start] = part
+    round_by_number: dict[int, Round] = {}
+    for _, part in sorted(round_by_start.items()):
+        if (known := round_by_number.setdefault(part.number, part)) is not part:
+            known.steps += part.steps
+    return list(round_by_number.values())
 
 
 def judge(found: list[Round], final: int) -> Verdict:

@@ -42,3 +42,15 @@ def test_a_step_skipped_repeated_or_missing_is_noticed(second: list[str], final:
 def test_a_step_trained_on_other_samples_shows_in_its_loss() -> None:
     other = [SECOND[0], SECOND[1].replace("5.7", "5.1"), SECOND[2]]
     assert judge(rounds([FIRST, other]), final=4).worst_difference > 0.1
+
+
+def test_a_log_that_was_read_twice_counts_once() -> None:
+    for logs in ([FIRST, SECOND[:2], SECOND], [FIRST, SECOND, SECOND[:2]], [FIRST, SECOND, FIRST]):
+        verdict = judge(rounds(logs), final=4)
+        assert (verdict.wrong, verdict.replayed, verdict.unheard) == ((), 1, 0)
+
+
+def test_a_round_that_two_processes_train_is_noticed() -> None:
+    other = [str(RoundStarted(2, 3, RestoreSource.MEMORY, 2, {"start": 0.1}, at=2.5)), *steps(3, 4)]
+    (wrong,) = judge(rounds([FIRST, SECOND, other]), final=4).wrong
+    assert wrong.startswith("round 2 is based on step 2 and trained")
