@@ -493,6 +493,23 @@ class Site:
         self.jobs[uid] = job
         self.cache.on_job(copy.deepcopy(job))
 
+    def change_status(self, uid: str, **status: Any) -> None:
+        job = copy.deepcopy(self.jobs[uid])
+        job["status"].update(status)
+        job["metadata"]["resourceVersion"] = str(int(job["metadata"]["resourceVersion"]) + 1)
+        self.jobs[uid] = job
+        self.cache.on_job(copy.deepcopy(job))
+
+    def end_pod(self, name: str) -> None:
+        """Let the containers of a pod end well."""
+        pod = copy.deepcopy(self.api.objects[PODS.plural][name])
+        self.api.replace(PODS.plural, {**pod, "status": {"phase": "Succeeded"}})
+
+    def finished(self, uid: str) -> list[str]:
+        """Return the reasons for which Workloads of a job are finished."""
+        conditions = (_condition(w, "Finished") for w in self.kueue.workloads if "ownerReferences" in w["metadata"])
+        return [condition["reason"] for condition in conditions if condition.get("status") == "True"]
+
     def add_stranger(self, name: str, pods: int, priority: int) -> None:
         """Add a Workload of another program, whose pods run while it is admitted."""
         container = {"name": "main", "resources": {"requests": {GPU: "1"}}}
@@ -572,7 +589,9 @@ class Site:
 
     def _pods(self, uid: str, lending: Lending, pods: tuple[Any, ...]) -> Iterator[Action]:
         """Yield what the operator does about pods: those beyond the size go, and missing ones come."""
-        size = lending.size.total if lending.size else 0
+        if lending.size is None:
+            return
+        size = lending.size.total
         staying = [pod for pod in pods if not pod.deleting]
         for pod in staying[size:]:
             yield DeletePod(pod.name, pod.uid, "is too many")
