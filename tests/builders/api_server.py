@@ -43,7 +43,8 @@ async def api_server(
 
 def group(name: str, version: str) -> Raw:
     """As discovery tells of it."""
-    return {"name": name, "versions": [{"version": version}], "preferredVersion": {"version": version}}
+    names = {"groupVersion": f"{name}/{version}", "version": version}
+    return {"name": name, "versions": [names], "preferredVersion": names}
 
 
 def kind(plural: str, name: str, namespaced: bool) -> Raw:

@@ -57,6 +57,8 @@ class ApiServer:
                 message = f"{what} is forbidden"
                 return no_success(403, message)
             return await self._watch(request, what) if "watch" in request.query else self._list(namespace, what)
+        if path.startswith("/apis/kueue.x-k8s.io"):
+            return no_success(404, "not found")
         known: dict[str, Raw] = {
             "/api": {"versions": ["v1"]},
             "/api/v1": {"resources": [kind("namespaces", "Namespace", False), kind("events", "Event", True)]},

@@ -48,6 +48,8 @@ class ApiServer:
             return web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
         if request.method == "GET" and "/secrets/" in request.path:
             return web.json_response({"data": {"key": base64.b64encode(b"k" * 32).decode()}})
+        if request.path.startswith("/apis/kueue.x-k8s.io"):
+            return no_success(404, "not found")
         if "/leases" in request.path:
             if request.method == "GET":
                 return no_success(404, "not found")
