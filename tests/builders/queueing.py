@@ -500,6 +500,10 @@ class Site:
         self.jobs[uid] = job
         self.cache.on_job(copy.deepcopy(job))
 
+    def forget_pod(self, pod: Raw) -> None:
+        """Make the operator's cache forget a pod that exists."""
+        self.cache.on_pod(pod_view(pod), None)
+
     def end_pod(self, name: str) -> None:
         """Let the containers of a pod end well."""
         pod = copy.deepcopy(self.api.objects[PODS.plural][name])

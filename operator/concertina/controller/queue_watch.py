@@ -54,6 +54,8 @@ class QueueWatch:
         self._namespaces = namespaces
         self._may_act = may_act
         self._workloads: dict[str | None, Reflector[WorkloadView]] = {}
+        self._others: list[Reflector[Any]] = []
+        """Reflectors of queues, flavors and priority classes."""
         self.known = asyncio.Event()
         """Event that is set once the state of Kueue's API, and all that existed before, is known."""
 
@@ -101,7 +103,7 @@ class QueueWatch:
             namespace: Reflector(client, WORKLOADS, workload_view, queues.on_workload, namespace)
             for namespace in self._namespaces
         }
-        self._others: list[Reflector[Any]] = [
+        self._others = [
             *(
                 Reflector(client, LOCAL_QUEUES, _key, queues.on_local_queue, namespace)
                 for namespace in self._namespaces

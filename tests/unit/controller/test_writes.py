@@ -11,7 +11,7 @@ from concertina.api.world import World
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.writes import A_TURN, FIRST, SLOTS, SMALLEST, WriteQueue
 from concertina.kube.parse.views import job_view, pod_view
-from concertina.plan.actions import Action, CreatePod, DeletePod
+from concertina.plan.actions import Action, CreatePod, DeletePod, ReleaseWorkload, WorkloadKey
 
 
 def job(name: str) -> CachedJob:
@@ -223,5 +223,42 @@ def test_what_waited_for_its_turn_is_not_written_once_another_operator_may_act()
         await settled()
         assert server.count("a") == SLOTS
         assert server.changed == ["a"], "a pass plans it again, should the Lease be held after all"
+
+    run(scenario)
+
+
+RELEASE = ReleaseWorkload(WorkloadKey("w", "u", "1"))
+
+
+def test_quota_is_given_back_only_while_no_pod_is_being_created() -> None:
+    async def scenario() -> None:
+        server, one = Server(), job("one")
+        server.writes.start(one, [CreatePod(0, 0)])
+        await settled()
+        server.writes.start(one, [CreatePod(0, 0), RELEASE])
+        await settled()
+        assert [action for _, action in server.asked] == [CreatePod(0, 0)]
+        server.answers.set()
+        await settled()
+        assert server.changed == ["one"]  # so that the release is planned again
+        server.writes.start(one, [RELEASE])
+        await settled()
+        assert server.asked[-1] == ("one", RELEASE)
+
+    run(scenario)
+
+
+def test_no_pod_is_created_while_quota_is_given_back() -> None:
+    async def scenario() -> None:
+        server, one, two = Server(), job("one"), job("two")
+        server.writes.start(one, [RELEASE])
+        await settled()
+        server.writes.start(one, [RELEASE, CreatePod(0, 0)])
+        server.writes.start(two, [CreatePod(0, 0)])
+        await settled()
+        assert [uid for uid, _ in server.asked] == ["one", "two"]
+        server.answers.set()
+        await settled()
+        assert "one" in server.changed
 
     run(scenario)

@@ -55,9 +55,20 @@ class QueueCache:
     # --- events of the API server ----------------------------------------------------------------------------------
 
     def set_service(self, service: Service) -> None:
-        if service is not self._service:
-            self._service = service
-            self._all_changed()
+        """Take the state of Kueue's API. Objects of an API that is not served any more are forgotten."""
+        if service is self._service:
+            return
+        self._service = service
+        self._all_changed()
+        if service is Service.ABSENT:
+            self._workloads.clear()
+            self._of_job.clear()
+            self._awaited.clear()
+            self._flavors.clear()
+            self._workload_classes.clear()
+            self._pod_classes.clear()
+            self._local_queues.clear()
+            self._refusals.clear()
 
     def on_workload(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
         """Take a change of a Workload: `old` is None for a new one, `new` is None for a deleted one."""
