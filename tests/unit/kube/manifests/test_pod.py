@@ -244,7 +244,9 @@ def test_what_is_put_into_pods_is_what_templates_must_not_have() -> None:
     spec = {**BUNDLED, "tracking": {"backend": "WandB"}, "parallelism": {"tensor": 2}}
     pod = made(job(spec), settings=PodSettings("a", metrics))
     trainer, (installer,) = container(pod), pod["spec"]["initContainers"]
-    assert {name for name in environment(pod) if name.startswith("CONCERTINA_")} == set(rules.VARIABLES)
+    script = made(job({**OWN, "stepDetection": {"enabled": False}}), settings=PodSettings("a", metrics))
+    names = {*environment(pod), *environment(script)}
+    assert {name for name in names if name.startswith("CONCERTINA_")} == set(rules.VARIABLES)
     assert installer["name"] == rules.INIT_CONTAINER
     assert {volume["name"] for volume in pod["spec"]["volumes"]} == set(rules.VOLUMES)
     mounts = {f"{mount['mountPath']}/" for mount in trainer["volumeMounts"]}
