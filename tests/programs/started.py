@@ -16,7 +16,7 @@ from pathlib import Path
 from concertina_agent.settings import AgentSettings
 from concertina_agent.workers import warm_start as module
 from concertina_agent.workers.child_processes import Reaper
-from concertina_agent.workers.warm_start import WarmProcess, warm_start
+from concertina_agent.workers.warm_start import WarmProcess
 from concertina_agent.workers.workers import Process, start_command
 
 
@@ -42,9 +42,7 @@ async def main(folder: Path, preload: tuple[str, ...], command: tuple[str, ...])
     code = await process.ended
     await process.last_lines()
     end("plain", code)
-    warm = warm_start(settings, reaper)
-    if not isinstance(warm, WarmProcess):
-        return end("warm", warm)
+    warm = WarmProcess(settings, reaper)
     warm.begin()
     await warm.settled()
     for way in ("warm", "learned", "again"):
@@ -54,6 +52,8 @@ async def main(folder: Path, preload: tuple[str, ...], command: tuple[str, ...])
         code = await forked.ended
         await forked.last_lines()
         end(way, code)
+        if warm.why_plain:
+            end("plainly", warm.why_plain)
         if way == "warm":
             warm._renew()
             await warm.settled()

@@ -297,6 +297,71 @@ def test_a_command_is_run_as_if_started_plainly(way, place):
     alike(started(place, *WAYS[way]))
 
 
+FACTS = """
+    print("args", sys.argv, os.getcwd(), os.nice(0), sorted(os.sched_getaffinity(0)), os.umask(0o22), sys.executable)
+    import resource, signal
+    print(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_CORE))
+    print({n.name: str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)})
+    skipped = ("_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH")
+    print({name: value for name, value in sorted(os.environ.items()) if name not in skipped})
+    print(sys.stdout.line_buffering, sys.stdout.seekable(), sys.stdin.seekable(), sorted(os.listdir("/proc/self/fd")))
+    print("stdin", sys.stdin.read())
+    os.system("echo from a child")
+    print("error", file=sys.stderr)
+    if "--exit" in sys.argv: sys.exit(int(sys.argv[-1]))
+    if "--kill" in sys.argv: os.kill(os.getpid(), int(sys.argv[-1]))
+"""
+LINES = {
+    "a condition": "R=new; [ -f script.py ] && R=old; python script.py --init=$R; echo $?",
+    "a loop and a variable": "export LR=3; for i in 1 2; do python script.py $i || exit 9; done; echo end",
+    "a folder, a limit, a mask and nice": (
+        "mkdir -p runs; cd runs; ulimit -n 300; ulimit -c 0; umask 027; exec nice -n 3 python ../script.py"
+    ),
+    "an affinity behind env": "env A=1 taskset -c 0 python script.py; echo $?",
+    "a sourced file and a function": "echo 'go() { \"$@\"; }; export F=1' > lib.sh; . ./lib.sh; go python script.py x",
+    "a pipe to tee": ("set -o pipefail; python script.py --exit 4 2>&1 | tee log; echo ${PIPESTATUS[@]}; exit 4"),
+    "a heredoc as input": "python script.py <<END\none\n$HOME\nEND\n",
+    "a script as input": "python - --exit 5 <<END\nimport sys; print(sys.argv); sys.exit(5)\nEND\n",
+    "files": "exec 5>five; flock 5; python script.py > out 2> err; cat out err",
+    "a failure is handled": "python script.py --exit 3 || { echo failed $?; python script.py --exit 6; }",
+    "an exit code": "exec python script.py --exit 7",
+    "a signal that the shell sees": "python script.py --kill 15; echo $?",
+    "a signal that ends all": "exec python script.py --kill 9",
+    "an ignored signal": "trap '' HUP INT; python script.py",
+    "a command in a substitution": 'N=$(python -c "print(3)"); python script.py $N',
+    "in the background": "python script.py & wait $!; echo $?",
+    "timeout": "timeout 100 python script.py --exit 2; echo $?",
+    "a module": "cd . && python -m script --flag",
+}
+LINE_LAW = "tests/train/scripts/test_warm_start.py::test_a_launch_line_is_run_as_if_started_plainly[a condition]"
+IN_GATE = ("a condition", "a pipe to tee", "a signal that the shell sees")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in IN_GATE else [pytest.mark.long(law=LINE_LAW)]) for name in LINES]
+)
+def test_a_launch_line_is_run_as_if_started_plainly(name, place):
+    written(place, FACTS)
+    alike(started(place, "bash", "-c", LINES[name]))
+
+
+PLAIN_LINES = {
+    "isolated": ("exec python -I script.py", "no Python of the command reads PYTHONPATH and imports sitecustomize"),
+    "a session of its own": ("setsid -w python script.py", "no Python of the command reads PYTHONPATH"),
+    "without its path": ("PYTHONPATH= python script.py", "no Python of the command reads PYTHONPATH"),
+    "privileges": ("setpriv --no-new-privs python script.py", "its NoNewPrivs in /proc/PID/status differs"),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long(law=LINE_LAW)) for name in PLAIN_LINES])
+def test_a_line_that_can_not_be_taken_over_starts_plainly_and_says_why(name, place):
+    line, why = PLAIN_LINES[name]
+    written(place, FACTS)
+    ways = started(place, "bash", "-c", line)
+    assert ways.pop("plainly")[2].startswith(why)
+    alike(ways)
+
+
 @pytest.mark.parametrize("unbuffered", ["1", "no"])
 def test_what_is_printed_is_buffered_as_ever(unbuffered, place):
     written(place, "print(sys.stdout.line_buffering, sys.stdout.write_through); print('kept'); os._exit(0)")

@@ -17,6 +17,7 @@ print("asyncio" in sys.modules, "concertina_protocol" in sys.modules)
 def test_it_imports_little_as_each_start_waits_for_it() -> None:
     said = subprocess.run([sys.executable, "-I", "-c", SAYS], capture_output=True, text=True, check=True).stdout
     names = (
-        f"concertina_agent.workers.{name}" for name in ("blas", "family", "forkserver", "learned", "script_parent")
+        f"concertina_agent.workers.{name}"
+        for name in ("blas", "family", "forkserver", "hand_over", "launch", "learned", "script_parent")
     )
     assert said == " ".join(names) + "\nFalse False\n"

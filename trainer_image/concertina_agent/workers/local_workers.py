@@ -217,7 +217,8 @@ class LocalWorkers:
         """
         await self._started.wait()
         pids = {pid, _session(pid)}  # a user's own command may be a shell that runs the script
-        return next((worker for worker in self._workers.values() if worker.process.pid in pids), None)
+        workers = self._workers.values()
+        return next((worker for worker in workers if pids & {worker.process.pid, worker.process.session}), None)
 
     def attach(self, worker: LocalWorker, channel: AgentEnd) -> None:
         worker.channel = channel

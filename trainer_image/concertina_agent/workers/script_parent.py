@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Optional
 
-from concertina_agent.workers import blas
+from concertina_agent.workers import blas, hand_over, launch
 from concertina_agent.workers.family import die_with_parent
 from concertina_agent.workers.forkserver import STOPPING, Forkserver, unfit
 from concertina_agent.workers.learned import Imported, Recorder, read
@@ -73,6 +73,7 @@ def run(text: str, initial_modules: Iterable[str]) -> None:
     config = ParentConfig(**json.loads(text))
     die_with_parent(config.agent)
     _set_variable("PYTHONPATH", config.python_path)
+    own = hand_over.interpreter()
     control = socket.socket(fileno=config.control)
     if config.probe:
         control.send(json.dumps({"held": True}).encode())
@@ -94,15 +95,18 @@ def run(text: str, initial_modules: Iterable[str]) -> None:
     files.update(_files())
     if config.script:
         files[config.script] = _fingerprint(config.script)
-    server.send({"warm": True})
+    server.send({"warm": True, "interpreter": own})
     forked = server.serve()
     if forked is None:
         os._exit(0)
+    taken = launch.Host(socket.socket(fileno=forked.fds[0])).serve() if forked.request.get("host") else None
     _rename(name)
     for number, handler in before.items():
         signal.signal(number, handler)
+    if taken is not None:
+        launch.take_signals(taken)
     _separate_from_parent(modules)
-    if forked.request.get("record"):
+    if (taken or forked.request).get("record"):
         sys.meta_path.insert(0, Recorder(config.modules))
 
 

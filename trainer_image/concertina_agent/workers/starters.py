@@ -11,7 +11,7 @@ from typing import Optional, Protocol
 from concertina_agent.core import events as e
 from concertina_agent.settings import AgentSettings
 from concertina_agent.workers.child_processes import Reaper
-from concertina_agent.workers.warm_start import Again, WarmProcess, warm_start
+from concertina_agent.workers.warm_start import Again, WarmProcess
 from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, StartError, start_command
 from concertina_protocol.log import log_event
 
@@ -59,19 +59,16 @@ class CommandStarter:
         self._command: Sequence[str] = settings.command
         self._reaper, self._report = reaper, say
         self._reported_state = e.WarmStartKnown()
-        warm = warm_start(settings, reaper) if settings.warm_start else ""
-        self.warm = warm if isinstance(warm, WarmProcess) else None
-        self._unsuited = warm if isinstance(warm, str) else ""
+        self.warm = WarmProcess(settings, reaper) if settings.warm_start else None
 
     async def warm_up(self) -> None:
         """Wait until workers can be started."""
         if self.warm is None:
-            return self._report_state(self._unsuited)
+            return
         self.warm.begin()
         if self.warm.imports_first:
             await self.warm.settled()
             self._report_state(self.warm.why)
-        return None
 
     async def until_warm(self) -> None:
         if self.warm is not None:
@@ -83,7 +80,7 @@ class CommandStarter:
             forked = await self.warm.start(environment, record=local_rank == 0, prefix=prefix)
             if isinstance(forked, Again):
                 return None
-            self._report_state("" if isinstance(forked, Process) else forked)
+            self._report_state(self.warm.why_plain if isinstance(forked, Process) else forked)
             if isinstance(forked, Process):
                 return forked
         return start_command(self._command, environment, self._reaper, prefix)
@@ -94,7 +91,8 @@ class CommandStarter:
     def look(self) -> None:
         if self.warm is not None:
             self.warm.look()
-            self._report_state(self._reported_state.warm_start_disabled_reason)
+            before = self._reported_state.warm_start_disabled_reason
+            self._report_state(before if self.warm.is_python else self.warm.why_plain)
 
     def stop(self) -> None:
         if self.warm is not None:

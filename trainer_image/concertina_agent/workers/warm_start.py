@@ -11,6 +11,8 @@ import asyncio
 import dataclasses
 import json
 import os
+import signal
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -19,10 +21,12 @@ from concertina_agent.files.size import size_of
 from concertina_agent.settings import AgentSettings
 from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.environment import VARYING, worker_defaults
+from concertina_agent.workers.hand_overs import MOST_PATH, HandOvers, Start, launched
 from concertina_agent.workers.learned import lines_to_tell
-from concertina_agent.workers.python_command import PythonCommand, Runs, Unsuited, parse
+from concertina_agent.workers.programs import Program, differing_variable, guess, of_command, reported, unlike
+from concertina_agent.workers.python_command import PythonCommand, is_python, parse
 from concertina_agent.workers.worker_memory import container_memory
-from concertina_agent.workers.workers import SEARCH_PATH, ForkRefused, Process, StartError, WorkerParent
+from concertina_agent.workers.workers import SEARCH_PATH, ForkRefused, Process, StartError, WorkerParent, start_command
 from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
 
@@ -47,10 +51,7 @@ MOST_TOLD = 1 << 20
 """Maximum number of characters of learned modules that are sent to another replica."""
 MOST_CHARACTERS = 1000
 """Maximum number of characters of a message about the parent."""
-BEFORE_MAIN = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "KMP_", "GOMP_")
-"""Prefixes of variables that are read before a script can change them."""
-SHELL_STARTS = ("BASH_ENV", "ENV", "BASH_FUNC_")
-"""Prefixes and names of variables that make a shell run more than its command."""
+NO_REPORT = "no Python of the command reads PYTHONPATH and imports sitecustomize in the worker's session"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +62,18 @@ class Again:
 class ScriptParent(WorkerParent):
     """One parent of scripts."""
 
-    def __init__(self, reaper: Reaper, size: int) -> None:
+    def __init__(self, program: Program, reaper: Reaper, size: int) -> None:
         """Initialize the parent; `size` is that of the file of learned modules when the parent began to import."""
         super().__init__("what the script needs", reaper)
-        self.size = size
+        self.program, self.size = program, size
         self.left_out: Optional[tuple[str, str]] = None
         """Package that the parent must not import, with the reason. The parent has then ended."""
         self.failed: dict[str, str] = {}
         """Modules of `preload` that could not be imported, with the reason for each."""
         self.held = False
         """Whether this was a probe that reached the hook."""
+        self.interpreter: Mapping[str, Any] = {}
+        """Properties of the parent's interpreter (`hand_over.interpreter`)."""
         self.lost = self.stale = False
 
     def _on_news(self, message: Mapping[str, Any]) -> None:
@@ -81,6 +84,7 @@ class ScriptParent(WorkerParent):
         elif "held" in message:
             self.held = self.ending = True
         else:
+            self.interpreter = message.get("interpreter", {})
             super()._on_news(message)
 
     def _on_loss(self) -> None:
@@ -90,16 +94,25 @@ class ScriptParent(WorkerParent):
 class WarmProcess:
     """Start of workers as forks of a parent."""
 
-    def __init__(self, command: PythonCommand, settings: AgentSettings, reaper: Reaper) -> None:
-        self._command, self._preload, self._reaper = command, settings.preload, reaper
-        self._environment = {
-            **worker_defaults(settings.workers),
-            **settings.environment,
-            **_shell_variables(command.shell),
-        }
+    def __init__(self, settings: AgentSettings, reaper: Reaper) -> None:
+        self._line, self._preload, self._reaper = settings.command, settings.preload, reaper
+        environment = {**worker_defaults(settings.workers), **settings.environment}
+        command = parse(settings.command)
+        self.is_python = isinstance(command, PythonCommand)
+        """Whether the command is only Python. A fork then runs it without another interpreter's start."""
+        self._no_report = NO_REPORT
+        """Reason why no interpreter of the command reports."""
+        if not isinstance(command, PythonCommand) and is_python(settings.command[0]):
+            self._no_report = command.why
+        self._program = (
+            of_command(command, environment)
+            if isinstance(command, PythonCommand)
+            else guess(settings.command, environment)
+        )
+        """Program of the parent, or None until an interpreter has reported it."""
         self._learned = settings.volume / "warm" / "modules"
         """File of the learned modules in the volume, so that the next container can use it, too."""
-        self._script = os.path.realpath(command.target) if command.runs is Runs.FILE else ""
+        self._hand_overs = HandOvers(str(settings.volume / "warm" / "socket"), self._decide, self._refused)
         self._parent: Optional[ScriptParent] = None
         self._next: Optional[asyncio.Task[None]] = None
         """Task that starts another parent."""
@@ -109,6 +122,10 @@ class WarmProcess:
         self._size, self._quiet_since = 0, 0.0
         self._failed_renewal = ""
         """Reason why there is no newer parent that would have imported more modules."""
+        self._failed_size = 0
+        """Size of the file of learned modules when the last parent failed that would have imported them."""
+        self.why_plain = ""
+        """Reason why the last interpreter of a worker did not hand itself over, or empty."""
         self.why = ""
         """Reason why the command starts without a parent, in a sentence, or empty if it starts warm."""
 
@@ -121,7 +138,7 @@ class WarmProcess:
         If there are none, a replica is ready without a parent. Its first start waits for a parent that is warm by then,
         or nearly.
         """
-        return bool(self._preload) or self.has_learned
+        return self._program is not None and (bool(self._preload) or self.has_learned)
 
     @property
     def has_learned(self) -> bool:
@@ -173,11 +190,23 @@ class WarmProcess:
         except OSError as error:
             self.why = f"{self._learned.parent} can't be made: {error.strerror}"
         else:
-            self.why = _unlike_a_shell(self._command, self._environment) or await self._probe()
-        if self.why:
+            self.why = "" if self.is_python else self._listen()
+            if self._program is not None and not self.why:
+                self.why = await self._probe(self._program)
+        if self.why or self._program is None:
             self._next = None
         else:
             await self._replace_parent()
+
+    def _listen(self) -> str:
+        """Begin to listen for interpreters that hand themselves over, and return the reason why that is impossible."""
+        if len(os.fsencode(self._hand_overs.path)) > MOST_PATH:
+            return f"the path {self._hand_overs.path} is too long for a socket"
+        try:
+            self._hand_overs.begin()
+        except OSError as error:
+            return f"{self._hand_overs.path} can't be made: {error.strerror}"
+        return ""
 
     def look(self) -> None:
         """Check a few times a second for new modules to import, and stop parents that are no longer needed."""
@@ -187,10 +216,17 @@ class WarmProcess:
         size, now = size_of(self._learned), asyncio.get_running_loop().time()
         if size != self._size:
             self._size, self._quiet_since = size, now
-        elif self._parent is not None and size > self._parent.size and now >= self._quiet_since + QUIET_SECONDS:
+        elif self._lacks(size) and now >= self._quiet_since + QUIET_SECONDS:
             self._renew()
 
+    def _lacks(self, size: int) -> bool:
+        """Return whether a parent could import more than there is imported."""
+        if self._parent is not None:
+            return size > self._parent.size
+        return self._program is not None and self._program.reported and size > self._failed_size
+
     def stop(self) -> None:
+        self._hand_overs.close()
         if self._next is not None:
             self._next.cancel()
         for parent in (self._parent, *self._retired):
@@ -209,8 +245,12 @@ class WarmProcess:
     async def _replace_parent(self) -> None:
         """Start a parent that replaces the current one, if any."""
         try:
-            parent, why = await self._warm_parent()
+            program = self._program
+            assert program is not None
+            parent, why = await self._warm_parent(program)
             log_event("script_parent", learned=parent.size if parent else None, left_out=self._left_out, why=why)
+            if parent is None:
+                self._failed_size = size_of(self._learned)
             before = self._parent
             if parent is None and before is not None and not (before.lost or before.stale):
                 # The current parent lacks modules, but is better than none.
@@ -219,15 +259,17 @@ class WarmProcess:
             if before is not None:
                 self._retired.append(before)
             self._parent, self.why, self._failed_renewal = parent, why, ""
+            if self._program is None or self._program.line != program.line:  # reported meanwhile
+                self._retire()
         finally:
             self._next = None
 
-    async def _warm_parent(self) -> tuple[Optional[ScriptParent], str]:
+    async def _warm_parent(self, program: Program) -> tuple[Optional[ScriptParent], str]:
         while self._started < MOST_PARENTS:
             self._started += 1
-            parent = ScriptParent(self._reaper, size_of(self._learned))
+            parent = ScriptParent(program, self._reaper, size_of(self._learned))
             try:
-                parent.begin(lambda control: self._line(control, self._command.line))
+                parent.begin(lambda control: self._parent_line(program, control, program.line), program.directory)
                 error = await within(WARM_SECONDS, asyncio.shield(parent.warm))
             except StartError as failed:
                 return None, str(failed)
@@ -244,12 +286,12 @@ class WarmProcess:
         reasons = "; ".join(f"{package}: {why}" for package, why in self._left_out.items())
         return None, f"{MOST_PARENTS} processes have imported what the script needs, and none was of use ({reasons})"
 
-    async def _probe(self) -> str:
+    async def _probe(self, program: Program) -> str:
         """Return the reason why this Python cannot be stopped before its script, or an empty string if it can."""
-        probe = ScriptParent(self._reaper, 0)
-        line = [*self._command.line[: self._command.options], "-c", "pass"]
+        probe = ScriptParent(program, self._reaper, 0)
+        line = [*program.line[: program.options], "-c", "pass"]
         try:
-            probe.begin(lambda control: self._line(control, line, probe=True))
+            probe.begin(lambda control: self._parent_line(program, control, line, probe=True), program.directory)
             await within(WARM_SECONDS, asyncio.shield(probe.warm))
         except StartError as error:
             return str(error)
@@ -258,15 +300,17 @@ class WarmProcess:
             return f"{line[0]} does not start"
         return "" if probe.held else f"{line[0]} is older than Python 3.9, or does not import sitecustomize"
 
-    def _line(self, control: int, line: Sequence[str], probe: bool = False) -> tuple[Sequence[str], Mapping[str, str]]:
-        path = self._environment.get("PYTHONPATH")
+    def _parent_line(
+        self, program: Program, control: int, line: Sequence[str], probe: bool = False
+    ) -> tuple[Sequence[str], Mapping[str, str]]:
+        path = program.environment.get("PYTHONPATH")
         config = {
             "agent": os.getpid(),
             "control": control,
             "python_path": path,
             "probe": probe,
-            "folder": _folder(self._command),
-            "script": self._script,
+            "folder": program.folder,
+            "script": program.script,
             "modules": str(self._learned),
             "preload": self._preload,
             "left_out": tuple(self._left_out),
@@ -274,9 +318,9 @@ class WarmProcess:
             "most_memory": container_memory() // MEMORY_SHARE,
         }
         environment = {
-            **self._environment,
+            **program.environment,
             **PARENT_ALONE,
-            "PYTHONPATH": f"{HOOK}{os.pathsep}{path}" if path else HOOK,
+            "PYTHONPATH": _with_hook(path),
             VARIABLE: json.dumps(config),
         }
         return line, environment
@@ -288,62 +332,120 @@ class WarmProcess:
 
         `record` is set if the worker records its imports.
         """
-        environment = {**environment, **_shell_variables(self._command.shell)}
-        if unlike := _differing_variable(environment, self._environment):
-            return f"{unlike} differs from worker to worker, and is read before a script begins"
-        request = {"environment": environment, "record": record}
+        if not self.is_python:
+            return await self._start_launched(environment, record, prefix)
+        assert self._program is not None
+        if differing := differing_variable(environment, self._program.environment):
+            return f"{differing} differs from worker to worker, and is read before a script begins"
         if self._parent is None:
             return self.why
-        if record and self._parent.size == 0 and self.has_learned and self._started < MOST_PARENTS:
+        return await self._fork(self._parent, {"environment": environment, "record": record}, record, prefix)
+
+    async def _fork(
+        self, parent: ScriptParent, request: Mapping[str, Any], record: bool, prefix: str, fds: tuple[int, ...] = ()
+    ) -> Union[Process, Again, str]:
+        if record and parent.size == 0 and self.has_learned and self._started < MOST_PARENTS:
             # The previous run ended within QUIET_SECONDS. Import its modules once instead of in each worker.
             self._renew()
             return Again()
         try:
-            forked = await self._parent.fork(request, (), prefix)
+            forked = await parent.fork(request, fds, prefix)
         except StartError as error:
-            forked = ForkRefused(str(error), changed="it" if self._parent.lost else "")
+            forked = ForkRefused(str(error), changed="it" if parent.lost else "")
         if isinstance(forked, ForkRefused) and forked.changed and self._started < MOST_PARENTS:
             log_event("imported_again", why=forked.why)
-            self._parent.stale = True
-            if forked.changed == self._script:
+            parent.stale = True
+            if self._program is not None and forked.changed == self._program.script:
                 # The script's imports, and the variables that it sets before them, may have changed.
                 self._learned.unlink(missing_ok=True)
             self._renew()
             return Again()
         return forked.why if isinstance(forked, ForkRefused) else forked
 
+    async def _start_launched(
+        self, environment: Mapping[str, str], record: bool, prefix: str
+    ) -> Union[Process, Again, str]:
+        """Start a command whose interpreter hands itself over to a fork of the parent."""
+        if self._hand_overs.closed:
+            self._refused(self.why)
+            return self.why
+        variables = {
+            **environment,
+            "PYTHONPATH": _with_hook(environment.get("PYTHONPATH")),
+            SOCKET_VARIABLE: self._hand_overs.path,
+        }
+        if self._parent is None and record and self.has_learned and self._lacks(size_of(self._learned)):
+            self._renew()
+            return Again()
+        if self._parent is not None:
+            own_end, host_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            own_end.setblocking(False)
+            with host_end:
+                request = {"environment": environment, "host": True}
+                process = await self._fork(self._parent, request, record, prefix, (host_end.fileno(),))
+            if isinstance(process, Process):
+                self._add(Start(process.session, record, own_end), process)
+                try:
+                    process.pid = await launched(own_end, self._line, variables)
+                except StartError:
+                    process.send_signal(signal.SIGKILL)
+                    raise
+                self._hand_overs.watch(own_end)
+                return process
+            own_end.close()
+            if isinstance(process, Again):
+                return process
+            self._refused(process)
+        process = start_command(self._line, variables, self._reaper, prefix)
+        self._add(Start(process.session, record), process)
+        return process
 
+    def _add(self, start: Start, process: Process) -> None:
+        self._hand_overs.add(start, process)
+        process.ended.add_done_callback(lambda _: self._ended(start))
+
+    def _ended(self, start: Start) -> None:
+        if not start.reports:
+            self._refused(self._no_report)
+
+    def _refused(self, why: str) -> None:
+        """Remember the reason why an interpreter starts its script itself."""
+        self.why_plain = why
+
+    def _decide(self, start: Start, report: dict[str, Any]) -> Mapping[str, Any]:
+        """Return the answer to an interpreter's report, or an empty mapping if the start's host takes it over."""
+        found, pid = reported(report), report["pid"]
+        known = self._program
+        if start.record and (
+            known is None or not known.reported or (start.adopted and not os.path.exists(f"/proc/{start.adopted}"))
+        ):
+            # Of several interpreters, such as one that prepares data first, the last one is the script's.
+            start.adopted, self._program = pid, found
+            if known is not None and known.reported and known.line != found.line:
+                self._learned.unlink(missing_ok=True)
+                self._retire()
+            known = found
+        same = known is not None and known.line == found.line
+        answer = {"record": str(self._learned) if start.record and same else ""}
+        if self._parent is None or start.host is None:
+            return answer
+        self.why_plain = unlike(report, self._parent.program, self._parent.interpreter)
+        if self.why_plain and same and self._parent.program is not known:
+            self._retire()  # it was started from a guess
+        return answer if self.why_plain else {}
+
+    def _retire(self) -> None:
+        """Start nothing from the current parent any more."""
+        if self._parent is not None:
+            self._retired.append(self._parent)
+            self._parent = None
+
+
+SOCKET_VARIABLE = "CONCERTINA_WARM_SOCKET"
+"""Name of the variable of the socket, as in `hook`."""
 PARENT_ALONE = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Variables of the parent only: with one thread it can be forked, and checking for GPUs must not open them."""
 
 
-def warm_start(settings: AgentSettings, reaper: Reaper) -> Union[WarmProcess, str]:
-    """Return the parent's controller, or the reason why a warm start is not possible."""
-    parsed = parse(settings.command)
-    return parsed.why if isinstance(parsed, Unsuited) else WarmProcess(parsed, settings, reaper)
-
-
-def _folder(command: PythonCommand) -> str:
-    """Return the folder that Python puts at the beginning of its path."""
-    if command.runs is not Runs.FILE:
-        return os.getcwd()
-    return os.path.dirname(os.path.realpath(command.target))
-
-
-def _shell_variables(shell: Optional[str]) -> dict[str, str]:
-    """Return the variables that a shell sets when it only runs a command."""
-    if shell is None:
-        return {}
-    return {"PWD": os.getcwd(), **({"SHLVL": "0"} if shell == "bash" else {})}
-
-
-def _unlike_a_shell(command: PythonCommand, environment: Mapping[str, str]) -> str:
-    if command.shell is None:
-        return ""
-    name = next((name for name in environment if name.startswith(SHELL_STARTS[2]) or name in SHELL_STARTS), None)
-    return f"the variable {name} makes the shell do more than its text says" if name else ""
-
-
-def _differing_variable(variables: Mapping[str, str], other_variables: Mapping[str, str]) -> str:
-    names = [name for name in (*variables, *other_variables) if name.startswith(BEFORE_MAIN)]
-    return next((name for name in names if variables.get(name) != other_variables.get(name)), "")
+def _with_hook(path: Optional[str]) -> str:
+    return f"{HOOK}{os.pathsep}{path}" if path else HOOK

@@ -45,6 +45,8 @@ class Process:
 
     def __init__(self, pid: int, lines: output.Tail) -> None:
         self.pid, self.lines = pid, lines
+        self.session = pid
+        """Process that leads the session. It ends as the process ends if it is another one."""
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def end(self, code: int) -> None:
@@ -55,6 +57,8 @@ class Process:
         """Send a signal to the whole process group, unless the process has been reaped."""
         if not self.ended.done():
             kill_group(self.pid, number)
+            if self.session != self.pid and number == signal.SIGKILL:
+                kill_group(self.session, number)
 
     async def last_lines(self) -> tuple[str, ...]:
         """Return the last lines after the process has ended. Output that a grandchild keeps open is not waited for."""
@@ -76,9 +80,14 @@ class StartError(RuntimeError):
 
 
 def start_command(
-    command: Sequence[str], environment: Mapping[str, str], reaper: Reaper, prefix: str = "", fds: tuple[int, ...] = ()
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    reaper: Reaper,
+    prefix: str = "",
+    fds: tuple[int, ...] = (),
+    directory: Optional[str] = None,
 ) -> Process:
-    """Start a plain process in a session of its own.
+    """Start a plain process in a session of its own, in the agent's working directory or another one.
 
     Raises:
         StartError: If it cannot be started.
@@ -93,7 +102,7 @@ def start_command(
         try:
             child = subprocess.Popen(
                 command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=fds,
-                start_new_session=True, preexec_fn=become_child,
+                start_new_session=True, preexec_fn=become_child, cwd=directory,
             )  # fmt: skip
         except OSError as error:
             raise StartError(f"The command {command[0]!r} can't be started: {error.strerror}.") from error
@@ -140,10 +149,13 @@ class WorkerParent:
         """Whether no process that it has forked is running."""
         return not self._children and not self._answers
 
-    def begin(self, command: Callable[[int], tuple[Sequence[str], Mapping[str, str]]]) -> None:
+    def begin(
+        self, command: Callable[[int], tuple[Sequence[str], Mapping[str, str]]], directory: Optional[str] = None
+    ) -> None:
         """Start the parent.
 
-        `command` returns the command line and environment, given the file descriptor of its socket.
+        `command` returns the command line and environment, given the file descriptor of its socket. `directory` is the
+        working directory, or None for the agent's.
 
         Raises:
             StartError: If it cannot be started.
@@ -153,7 +165,9 @@ class WorkerParent:
         line, environment = command(child_end.fileno())
         self._oom_kills = oom_kills()
         try:
-            self._process = start_command(line, environment, self._reaper, fds=(child_end.fileno(),))
+            self._process = start_command(
+                line, environment, self._reaper, fds=(child_end.fileno(),), directory=directory
+            )
         except StartError:
             own_end.close()
             raise

@@ -1,8 +1,10 @@
-"""Module that Python imports as it starts if this folder is first on its PYTHONPATH; a parent of scripts begins here.
+"""Module that Python imports as it starts if this folder is on its PYTHONPATH; scripts start warm from here.
 
 The command is started unchanged, with this folder before its PYTHONPATH. Before Python reaches its file, module or
-code, it imports `sitecustomize` and finds this module, which imports the modules to keep warm, and forks. Each child
-returns from here, and Python itself then runs what its command line says (decision "Python itself runs the script").
+code, it imports `sitecustomize` and finds this module. In a parent of scripts, it imports the modules to keep warm, and
+forks. Each child returns from here, and Python itself then runs what its command line says (decision "Python itself
+runs the script"). Any other interpreter of a worker's command hands itself over to such a child, or returns from here
+(decision "An interpreter hands itself over").
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import os
 import sys
 
 VARIABLE = "CONCERTINA_WARM_PARENT"
+SOCKET = "CONCERTINA_WARM_SOCKET"
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = HERE.rsplit(os.sep, 3)[0]
 
 
 def _become_parent(settings: str) -> None:
     """Import modules and fork. This function returns in a child."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [folder for folder in sys.path if folder != here]
-    initial_modules, root = set(sys.modules), here.rsplit(os.sep, 3)[0]
+    initial_modules, root = set(sys.modules), ROOT
     sys.path.insert(0, root)
     try:
         from concertina_agent.workers import script_parent
@@ -31,6 +34,25 @@ def _become_parent(settings: str) -> None:
         os._exit(70)  # never continue to the script, which would run as if in a worker
     for name in [name for name in sys.modules if name.partition(".")[0] in ("concertina_agent", "concertina_protocol")]:
         del sys.modules[name]
+
+
+def _hand_over(path: str) -> None:
+    """Hand this interpreter over. This function returns if the script starts here."""
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder != HERE]
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+    if not folders:
+        del os.environ["PYTHONPATH"]
+    if sys.version_info < (3, 9) or sys.implementation.name != "cpython":
+        return
+    initial_modules = set(sys.modules)
+    sys.path.insert(0, ROOT)
+    try:
+        from concertina_agent.workers import hand_over
+    except Exception:  # without the agent's package the script starts here
+        return
+    finally:
+        sys.path.remove(ROOT)
+    hand_over.run(path, initial_modules)
 
 
 def _import_next() -> None:
@@ -47,6 +69,9 @@ def _import_next() -> None:
     spec.loader.exec_module(module)
 
 
+sys.path[:] = [folder for folder in sys.path if folder != HERE]
 if VARIABLE in os.environ:
     _become_parent(os.environ.pop(VARIABLE))
-    _import_next()
+elif SOCKET in os.environ:
+    _hand_over(os.environ.pop(SOCKET))
+_import_next()
