@@ -45,25 +45,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [secrets] # a job's identity is written, and never read
   verbs: [create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- if eq (include "concertina.clusterMode" .) "true" }}
 - apiGroups: [scheduling.k8s.io, scheduling.volcano.sh, scheduling.x-k8s.io]
   resources: [podgroups] # of jobs with spec.scheduling.gang; patch: minReplicas has changed
   verbs: [get, create, patch, delete]
 - apiGroups: [resource.k8s.io]
   resources: [resourceclaims, resourceclaimtemplates] # workersPerReplica Auto: GPUs of the template's claims
   verbs: [get]
-- apiGroups: [""]
-  resources: [events]
-  verbs: [create, patch]
-{{- if eq (include "concertina.clusterMode" .) "true" }}
 - apiGroups: [kueue.x-k8s.io] # docs/queues.md; without Kueue nothing is there to be read or written
   resources: [workloads]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads/status]
   verbs: [patch]
-- apiGroups: [kueue.x-k8s.io]
-  resources: [localqueues]
-  verbs: [list, watch]
 {{- end }}
 {{- end -}}
 

@@ -15,7 +15,6 @@ from concertina.kube.errors import ApiError, NotFound
 from concertina.kube.parse.workloads import flavor_view, priority_class_view, workload_view
 from concertina.kube.resources import (
     KUEUE,
-    LOCAL_QUEUES,
     PRIORITY_CLASSES,
     RESOURCE_FLAVORS,
     WORKLOAD_PRIORITY_CLASSES,
@@ -104,10 +103,6 @@ class QueueWatch:
             for namespace in self._namespaces
         }
         self._others = [
-            *(
-                Reflector(client, LOCAL_QUEUES, _key, queues.on_local_queue, namespace)
-                for namespace in self._namespaces
-            ),
             Reflector(client, RESOURCE_FLAVORS, flavor_view, queues.on_flavor),
             Reflector(client, WORKLOAD_PRIORITY_CLASSES, priority_class_view, queues.on_workload_class),
             Reflector(client, PRIORITY_CLASSES, priority_class_view, queues.on_pod_class),
@@ -134,7 +129,3 @@ class QueueWatch:
                     await drop_orphan(self._client, workload)
                 except ApiError as error:
                     log_event("orphaned workload stays", workload=workload.name, message=error.message)
-
-
-def _key(obj: Raw) -> tuple[str, str]:
-    return obj["metadata"]["namespace"], obj["metadata"]["name"]

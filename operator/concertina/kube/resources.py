@@ -43,7 +43,6 @@ KUEUE_API = "apis/kueue.x-k8s.io/v1beta2"
 KUEUE = Resource("apis/kueue.x-k8s.io", "v1beta2", namespaced=False)
 """Discovery document of Kueue's API: absent where Kueue is not installed."""
 WORKLOADS = Resource(KUEUE_API, "workloads")
-LOCAL_QUEUES = Resource(KUEUE_API, "localqueues")
 RESOURCE_FLAVORS = Resource(KUEUE_API, "resourceflavors", namespaced=False)
 WORKLOAD_PRIORITY_CLASSES = Resource(KUEUE_API, "workloadpriorityclasses", namespaced=False)
 PRIORITY_CLASSES = Resource("apis/scheduling.k8s.io/v1", "priorityclasses", namespaced=False)

@@ -15,8 +15,6 @@ from concertina.kube.resources import Raw
 from concertina.plan.kueue import FlavorView, QuotaView, WorkloadView
 from concertina.plan.quota import workloads as job_workloads
 
-DEFAULT_QUEUE = "default"
-"""Name of the LocalQueue for the jobs of a namespace that name none, if there is one of this name."""
 KUEUE, KUBERNETES = "kueue.x-k8s.io", "scheduling.k8s.io"
 """Groups of the two kinds of priority classes."""
 
@@ -38,8 +36,6 @@ class QueueCache:
         self._jobs = jobs
         self._changed = changed
         self._service = Service.ABSENT
-        self._local_queues: set[tuple[str, str]] = set()
-        """LocalQueues, as (namespace, name)."""
         self._workloads: dict[str, WorkloadView] = {}
         """All Workloads by uid."""
         self._of_job: dict[str, dict[str, WorkloadView]] = {}
@@ -67,7 +63,6 @@ class QueueCache:
             self._flavors.clear()
             self._workload_classes.clear()
             self._pod_classes.clear()
-            self._local_queues.clear()
             self._refusals.clear()
 
     def on_workload(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
@@ -92,17 +87,6 @@ class QueueCache:
         if new is None:
             self._awaited.pop(changed_uid, None)
 
-    def on_local_queue(self, old: tuple[str, str] | None, new: tuple[str, str] | None) -> None:
-        """Take a LocalQueue, as (namespace, name), that is new or gone."""
-        if new is not None:
-            self._local_queues.add(new)
-        elif old is not None:
-            self._local_queues.discard(old)
-        key = new or old
-        for uid, job in self._jobs.items():
-            if key is not None and job.view.namespace == key[0]:
-                self._changed(uid)
-
     def on_flavor(self, old: FlavorView | None, new: FlavorView | None) -> None:
         if new is not None:
             self._flavors[new.name] = new
@@ -121,7 +105,7 @@ class QueueCache:
     def _all_changed(self) -> None:
         """Report every job that has a queue, or may have had one."""
         for uid, job in self._jobs.items():
-            if job.view.queue or uid in self._of_job or job.view.status.queue is not None or self._default_of(job):
+            if job.view.queue or uid in self._of_job or job.view.status.queue is not None:
                 self._changed(uid)
 
     # --- results of writes -----------------------------------------------------------------------------------------
@@ -192,12 +176,7 @@ class QueueCache:
         if job.view.queue:
             return job.view.queue
         workloads = self._of_job.get(job.view.uid)
-        return next((view.queue for view in workloads.values()), "") if workloads else self._default_of(job)
-
-    def _default_of(self, job: CachedJob) -> str:
-        """Return the default queue of the job's namespace, if there is one. It takes no job that has begun without."""
-        began = (job.view.status.world.round > 0 or bool(job.pods)) and job.view.status.queue is None
-        return DEFAULT_QUEUE if not began and (job.view.namespace, DEFAULT_QUEUE) in self._local_queues else ""
+        return next((view.queue for view in workloads.values()), "") if workloads else ""
 
     def _priority(self, job: CachedJob) -> tuple[int, str]:
         """Return the priority of the job's Workloads, or the reason why it is not known."""
