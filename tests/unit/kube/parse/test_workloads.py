@@ -13,9 +13,7 @@ from concertina.plan.actions import CreateWorkload
 from concertina.plan.kueue import ConditionName, PodChanges, PodSet
 from concertina.plan.quota.messages import public
 
-SHORT = (
-    "couldn't assign flavors to pod set trainer: insufficient unused quota for nvidia.com/gpu in flavor spot, "
-)
+SHORT = "couldn't assign flavors to pod set trainer: insufficient unused quota for nvidia.com/gpu in flavor spot, "
 PREEMPTED = (
     "Preempted to accommodate a workload (UID: 0f1e-2d3c, JobUID: 77) due to reclamation within the cohort; "
     "preemptor path: /root/team-b/gpu; preemptee path: /root/team-a/gpu"
