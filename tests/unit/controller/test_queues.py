@@ -65,20 +65,6 @@ def test_the_label_names_the_queue_where_kueue_is_served() -> None:
     assert queue_of(absent) == ""
 
 
-def test_a_default_queue_is_for_jobs_that_have_not_begun() -> None:
-    made = cache()
-    made.on_job(job())
-    assert queue_of(made) == ""
-    made.queues.on_local_queue(None, (NAMESPACE, "default"))
-    assert queue_of(made) == "default"
-    made.queues.on_local_queue(None, ("elsewhere", "default"))
-    made.queues.on_local_queue((NAMESPACE, "default"), None)
-    assert queue_of(made) == ""
-    made.on_job(job(status={"world": {"round": 1}}, version=2))
-    made.queues.on_local_queue(None, (NAMESPACE, "default"))
-    assert queue_of(made) == ""
-
-
 def test_a_job_keeps_its_queue_without_the_label() -> None:
     made = cache()
     made.on_job(job({QUEUE_NAME: "team"}))
