@@ -21,7 +21,8 @@ STALLS = (
 )
 """Reasons of the condition Stalled or Degraded that are other problems' own."""
 PHASE = "concertina_trainingjob_phase"
-NOT_AT_REST = f'unless on (namespace, trainingjob) {PHASE}{{phase=~"Complete|Failed|Suspending|Suspended|Deleting"}}'
+AT_REST = "Complete|Failed|Queued|Suspending|Suspended|Deleting"
+NOT_AT_REST = f'unless on (namespace, trainingjob) {PHASE}{{phase=~"{AT_REST}"}}'
 """A job at rest keeps the figures of its status."""
 MOSTLY_TRAINS = f'and sum {by()} ({SPENT}{{class=~"{TRAINING}"}}) > {problems.LEAST_TRAINING:g} * sum {by()} ({SPENT})'
 """The first steps of a round wait for all sorts of things: where little else was trained, that is no habit."""

@@ -48,6 +48,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]
+{{- if eq (include "concertina.clusterMode" .) "true" }}
 - apiGroups: [kueue.x-k8s.io] # docs/queues.md; without Kueue nothing is there to be read or written
   resources: [workloads]
   verbs: [get, list, watch, create, patch, delete]
@@ -57,6 +58,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [localqueues]
   verbs: [list, watch]
+{{- end }}
 {{- end -}}
 
 {{- /* Without nodes and with named namespaces the operator needs nothing that belongs to the whole cluster. */ -}}

@@ -156,9 +156,9 @@ async def _job_after(client: Client, namespace: str, name: str, earlier: Raw, se
 
 
 def _is_over(job: Raw) -> bool:
-    """Return whether the job has ended or is suspended, so that one reading is enough."""
+    """Return whether the job has ended, is suspended or is queued, so that one reading is enough."""
     status = status_of(job)
-    return ended(status) is not None or word(status) == "Suspended"
+    return ended(status) is not None or word(status) in ("Suspended", "Queued")
 
 
 async def _pods_to_read(

@@ -30,7 +30,7 @@ CHECK_SECONDS = 60.0
 """Time in seconds between two looks whether Kueue's API is served."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 10.0
 """First and longest delay in seconds before a failed look is repeated."""
-ORPHAN_SECONDS = 5.0
+ORPHAN_SECONDS = 1.0
 """Time in seconds between two looks at Workloads whose job is gone."""
 
 

@@ -123,6 +123,8 @@ class WorkloadView:
     queue: str
     number: int = 0
     """Number of the Workload among those of its job; 0 if another program created it."""
+    job_generation: int = 0
+    """Generation of the job when the operator created the Workload."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Number of pods asked for, by pod set."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)

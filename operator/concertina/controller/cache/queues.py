@@ -148,6 +148,9 @@ class QueueCache:
             return None
         workloads = tuple(self._of_job.get(view.uid, {}).values())
         priority, trouble = self._priority(job)
+        holder = job_workloads.newest(workloads)
+        if trouble and holder is not None:
+            priority = holder.priority
         return QuotaView(
             queue=queue,
             workloads=workloads,

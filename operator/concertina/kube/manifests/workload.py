@@ -37,6 +37,7 @@ SLICE_NAME = "kueue.x-k8s.io/workload-slice-name"
 """Annotations of Kueue."""
 NUMBER = "concertina.dev/slice"
 REQUEST_HASH = "concertina.dev/request-hash"
+JOB_GENERATION = "concertina.dev/job-generation"
 SHRUNK_FOR = "concertina.dev/shrunk-for"
 SHRUNK_AT = "concertina.dev/shrunk-at"
 PAUSED = "concertina.dev/paused"
@@ -79,7 +80,11 @@ def workload_manifest(job: JobView, spec: JobSpec, create: CreateWorkload, queue
     Args:
         class_ref: Reference to the priority class of the job, if it has one.
     """
-    annotations = {NUMBER: str(create.number), REQUEST_HASH: request_hash(spec)}
+    annotations = {
+        NUMBER: str(create.number),
+        REQUEST_HASH: request_hash(spec),
+        JOB_GENERATION: str(job.generation),
+    }
     if create.elastic:
         annotations[ELASTIC] = "true"
     if create.replaces:

@@ -54,6 +54,7 @@ def workload_view(obj: Raw) -> WorkloadView:
         job_uid=_job_uid(metadata),
         queue=_text(spec.get("queueName"), NAME),
         number=_digits(annotations.get(manifest.NUMBER)),
+        job_generation=_digits(annotations.get(manifest.JOB_GENERATION)),
         counts={name: _count(pod_set.get("count", 1)) for name, pod_set in pod_sets.items()},
         requests=_requests(pod_sets.values()),
         request_hash=annotations.get(manifest.REQUEST_HASH, "")[:WORD],

@@ -32,5 +32,5 @@ class QuotaContext:
 
     @cached
     def holding(self) -> int:
-        """Number of pods that use quota."""
+        """Count the pods that use quota."""
         return workloads.holding(self.observed.pods)

@@ -60,9 +60,11 @@ def _lending(ctx: QuotaContext) -> Lending:
     status = ctx.observed.job.status
     if any(status.is_true(kind) for kind in ENDED):
         return Lending(size=None, writes=_finished(ctx))
-    if ctx.quota.trouble:
-        return Lending(size=NOTHING, reason="QueueUnavailable", message=ctx.quota.trouble, stalled=True)
     holder = ctx.workloads.holder
+    if ctx.quota.trouble and holder is None:
+        # Pods that run may have quota that the operator can't see.
+        size = None if ctx.holding else NOTHING
+        return Lending(size=size, reason="QueueUnavailable", message=ctx.quota.trouble, stalled=True)
     if _asks_for_nothing(ctx):
         return Lending(size=NOTHING if ctx.spec.suspend else None, writes=_deactivated(ctx))
     if holder is None:
@@ -94,7 +96,7 @@ def _is_outdated(ctx: QuotaContext, workload: WorkloadView) -> bool:
 def _waiting(ctx: QuotaContext) -> Lending:
     """Ask for quota, and hold no pods until there is some."""
     queue = ctx.quota.queue
-    if failed := ctx.workloads.failed_to_start:
+    if failed := ctx.workloads.failed_to_start(ctx.observed.job.generation):
         condition = failed.condition(ConditionName.FINISHED)
         return Lending(size=NOTHING, reason="AdmissionConflict", message=condition.message, stalled=True)
     if not ctx.workloads.pending:

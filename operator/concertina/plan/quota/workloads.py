@@ -68,12 +68,11 @@ class JobWorkloads:
     def next_number(self) -> int:
         return 1 + max((w.number for w in self.quota.workloads), default=0)
 
-    @property
-    def failed_to_start(self) -> WorkloadView | None:
-        """Workload whose admission contradicted the template that the job still has."""
+    def failed_to_start(self, generation: int) -> WorkloadView | None:
+        """Return the Workload whose admission contradicted the template that the job still has, or None."""
         for workload in self.finished:
             reason = workload.condition(ConditionName.FINISHED).reason
-            if reason == FinishReason.FAILED_TO_START and workload.request_hash == self.quota.request_hash:
+            if reason == FinishReason.FAILED_TO_START and workload.job_generation == generation:
                 return workload
         return None
 

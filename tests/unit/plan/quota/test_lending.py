@@ -113,7 +113,7 @@ def test_quota_stays_while_a_pod_is_left_that_the_cache_does_not_know() -> None:
 
 
 def calm(quota: int, seed: int = 1) -> Site:
-    """A site whose requests and watches are hardly late."""
+    """Return a site whose requests and watches are hardly late."""
     return Site(seed, quota, slow=1)
 
 

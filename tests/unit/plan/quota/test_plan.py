@@ -33,7 +33,7 @@ PREEMPTED += "preemptor path: /secret/queue; preemptee path: /q"
 
 
 def workload(count: int | None, asked: int = 3, **fields: Any) -> WorkloadView:
-    """A Workload of the job that is admitted with that many pods, or pending."""
+    """Return a Workload of the job that is admitted with that many pods, or pending."""
     assignment = Assignment(count or 0, {GPU: "spot"}, {GPU: Decimal(count or 0)})
     values: dict[str, Any] = {
         "name": "w", "uid": "w-1", "namespace": "default", "version": "1", "generation": 1, "created": T0,
@@ -120,7 +120,7 @@ def test_an_unknown_flavor_creates_no_pod() -> None:
 
 
 def trains(*workloads: WorkloadView, **fields: Any) -> JobObservation:
-    """A job of three replicas that trains, with those Workloads."""
+    """Return a job of three replicas that trains, with those Workloads."""
     return replace(running(spec(elastic={"minReplicas": 1})), quota=queue(*workloads, **fields))
 
 
