@@ -57,6 +57,7 @@ class FakeApi:
         self.slow = slow
         """Largest number of turns that a request waits before it takes effect, and after that."""
         self.objects: dict[str, dict[str, Raw]] = {PODS.plural: {}, WORKLOADS.plural: {}}
+        """Pods and Workloads by kind and name. Jobs are not among them (`Site.jobs`)."""
         self.version = 100
         self.feeds: dict[str, list[tuple[str, Raw]]] = {PODS.plural: [], WORKLOADS.plural: []}
         """Events that the operator's watch has not delivered."""
@@ -127,7 +128,7 @@ class FakeApi:
     # --- the store -------------------------------------------------------------------------------------------------
 
     def _find(self, kind: str, name: str) -> Raw:
-        if name not in self.objects[kind]:
+        if name not in self.objects.get(kind, {}):
             raise NotFound(404, "NotFound", f"{kind} {name} not found")
         return self.objects[kind][name]
 

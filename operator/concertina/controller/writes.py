@@ -199,6 +199,8 @@ def _identity(action: Action) -> Hashable:
     """
     if isinstance(action, CreatePod):
         return CreatePod(action.index, action.attempt)
+    if isinstance(action, CreateRendezvous):
+        return CreateRendezvous(action.round)
     if isinstance(action, DeletePod):
         return DeletePod(action.name, action.uid, "", action.force)
     return action
@@ -247,13 +249,16 @@ class ObjectWriter:
         return True
 
     async def _create_within_quota(self, job: CachedJob, create: CreatePod | CreateRendezvous) -> bool:
-        """Create a pod if the Workload that lends it is still admitted, and has quota left for it.
+        """Create a pod, with a queue only if the Workload that lends it is still admitted and has quota left for it.
 
         Raises:
             PreconditionFailed: When the pod has no quota any more.
         """
         name = _name(job, create)
-        if create.quota is not None:
+        if create.quota is None:
+            if self.cache.queues.has_queue(job):
+                raise PreconditionFailed(f"pod {name} was planned before the job had a queue")
+        else:
             lender = lendable(self.cache.queues.of_job(job.view.uid))
             used = holding(job.pods.values()) + len(job.creating - {pod.name for pod in job.pods.values()})
             if lender != create.quota.lender or used >= lender[1]:

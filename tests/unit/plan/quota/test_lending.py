@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from builders.queueing import Site, virtual_time
-from concertina.controller import writes
+from concertina.controller import workload_writes, writes
 from concertina.kube.resources import WORKLOADS, Raw
 from concertina.plan.kueue import LOWEST_PRIORITY
 
@@ -96,17 +96,28 @@ def test_a_pod_whose_lender_has_changed_would_be_beyond_the_quota() -> None:
     pytest.fail("no seed needs the look at the lender")
 
 
-def test_quota_stays_while_a_pod_is_left_that_the_cache_does_not_know() -> None:
-    async def story(site: Site) -> None:
-        uid = site.add_job("job", replicas=4, least=1)
-        await site.turns(100)
-        for pod in site.pods_of(uid):
-            site.forget_pod(pod)
-        site.add_stranger("urgent", 4, priority=100)
-        await site.turns(60, lent_once(site))
-        assert not reserved(site, "urgent")
+async def evicted_with_pods_that_the_cache_does_not_know(site: Site) -> None:
+    uid = site.add_job("job", replicas=4, least=1)
+    await site.turns(100)
+    site.add_stranger("urgent", 4, priority=100)
+    while site.lendings[uid].reason != "Evicted":
+        await site.turns(1)
+    for pod in site.pods_of(uid):
+        site.forget_pod(pod)
+    await site.turns(60, lent_once(site))
 
-    run(calm(quota=4), story)
+
+async def no_pods_left(*_: Any) -> int:
+    return 0
+
+
+def test_quota_is_given_back_after_a_live_list_of_pods() -> None:
+    run(calm(quota=4), evicted_with_pods_that_the_cache_does_not_know)
+    with (
+        mock.patch.object(workload_writes, "pods_left", no_pods_left),
+        pytest.raises(AssertionError, match="pods run on quota for 4"),
+    ):
+        run(calm(quota=4), evicted_with_pods_that_the_cache_does_not_know)
 
 
 # --- stories
