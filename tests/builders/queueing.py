@@ -338,8 +338,11 @@ class FakeKueue:
             self.api.replace(WORKLOADS.plural, {**changed, "status": status})
 
     def used(self) -> int:
-        """Return how many pods quota is counted for. A Workload and its replacement are counted once."""
-        reserved = {w["metadata"]["name"]: w for w in self.workloads if _reserved(w)}
+        """Return how many pods quota is counted for. A Workload and its replacement are counted once.
+
+        Kueue stops counting a Workload as soon as it is inactive, before the condition Evicted.
+        """
+        reserved = {w["metadata"]["name"]: w for w in self.workloads if _reserved(w) and _active(w)}
         replaced = {_replaces(w) for w in reserved.values()}
         return sum(
             max(_granted(w), _granted(reserved[old]) if (old := _replaces(w)) in reserved else 0)
@@ -363,6 +366,10 @@ def _true(workload: Raw, kind: str) -> bool:
 
 def _reserved(workload: Raw) -> bool:
     return workload["status"].get("admission") is not None and not _true(workload, "Finished")
+
+
+def _active(workload: Raw) -> bool:
+    return workload["spec"].get("active") is not False
 
 
 def _replaces(workload: Raw) -> str:

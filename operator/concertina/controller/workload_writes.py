@@ -120,6 +120,8 @@ class WorkloadWriter:
         if edit.queue is not None:
             spec["queueName"] = edit.queue
         if edit.active is not None:
+            if not edit.active and live["status"].get("admission"):
+                await self._no_more_than(job, 0)  # Kueue lends the quota of an inactive Workload at once
             spec["active"] = edit.active
             paused = {manifest.PAUSED: None if edit.active else "true"}
             metadata["annotations"] = {**metadata.get("annotations", {}), **paused}

@@ -221,6 +221,18 @@ def deactivate(player: Player) -> None:
     player.wait_admitted("a", 2)
 
 
+def deactivate_beside_a_rival(player: Player) -> None:
+    """Kueue lends the quota of an inactive Workload at once, although its admission stands."""
+    player.create(_make("a", 4))
+    player.wait_admitted("a", 4)
+    player.settle()
+    player.create(_make("b", 4))
+    player.wait_pending("b")
+    player.settle()
+    player.patch("a", {"spec": {"active": False}})
+    player.wait_admitted("b", 4)
+
+
 def _preempted(player: Player, count: int) -> None:
     """Let a Workload of 4 be preempted by one of `count`."""
     player.create(_make("victim", 4))
@@ -257,6 +269,7 @@ SCENARIOS: tuple[Callable[[Player], None], ...] = (
     growth_turned_into_shrink,
     reclaim_in_cohort,
     deactivate,
+    deactivate_beside_a_rival,
 )
 
 

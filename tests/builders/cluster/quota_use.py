@@ -95,8 +95,11 @@ def _pod(pod: Object, resource: str) -> tuple[str, Decimal] | None:
 
 
 def _reservation(workload: Object, resource: str) -> tuple[str, Decimal] | None:
-    """Return the job of a Workload and what Kueue counts for it, or None when it holds no quota."""
-    if not has_admission(workload) or is_true(workload, "Finished"):
+    """Return the job of a Workload and what Kueue counts for it, or None when it holds no quota.
+
+    Kueue stops counting a Workload as soon as it is inactive, although its admission stands.
+    """
+    if not has_admission(workload) or is_true(workload, "Finished") or not workload["spec"].get("active", True):
         return None
     counts = {pod_set["name"]: pod_set["count"] for pod_set in workload["spec"]["podSets"]}
     reclaimable = {entry["name"]: entry["count"] for entry in workload["status"].get("reclaimablePods", ())}

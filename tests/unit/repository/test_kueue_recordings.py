@@ -37,7 +37,7 @@ def replaced(steps: list[Object]) -> dict[str, str]:
 
 def reserved(state: Object) -> int:
     """Return what Kueue counts for a Workload, each of whose pods requests one cpu."""
-    if state["conditions"].get("Finished", {}).get("status") == "True":
+    if state["conditions"].get("Finished", {}).get("status") == "True" or not state["active"]:
         return 0
     return sum(min(entry["count"], state["counts"][name]) for name, entry in state["admission"].items())
 

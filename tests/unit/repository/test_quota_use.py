@@ -50,6 +50,13 @@ def test_a_count_that_is_patched_while_its_pods_live() -> None:
     assert not breaches(lent("w", 1, 2, 2), pod("1", 2), pod("2", 3), pod("2", 4, "Succeeded"), lent("w", 5, 1, 2))
 
 
+def test_pods_of_an_inactive_workload() -> None:
+    version, event = lent("w", 3, 2, 2)
+    event["object"]["spec"]["active"] = False
+    assert breaches(lent("w", 1, 2, 2), pod("1", 2), (version, event))
+    assert not breaches(lent("w", 1, 2, 2), (version, event), lent("other", 4, 4, 4, job="b"))
+
+
 def test_a_slice_and_the_workload_that_it_replaces_count_once() -> None:
     assert not breaches(lent("w", 1, 2, 2), lent("slice", 2, 4, 4))
     assert "the quota is 4" in breaches(lent("w", 1, 2, 2), lent("other", 2, 4, 4, job="b"))[0]

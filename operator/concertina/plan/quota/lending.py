@@ -265,7 +265,10 @@ def _replaced(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
 
 
 def _deactivated(ctx: QuotaContext) -> tuple[Action, ...]:
-    """Return the writes by which a job that uses no quota keeps its place in the queue: its Workload is inactive."""
+    """Return the writes by which a job that uses no quota keeps its place in the queue: its Workload is inactive.
+
+    Kueue lends the quota of an inactive Workload at once, before the condition Evicted. So the pods must be gone first.
+    """
     slices = [w for w in ctx.workloads.pending if ctx.workloads.holders or w is not ctx.workloads.pending[0]]
     drops = [DropWorkload(key(workload), pods_left=None) for workload in slices]
     kept = [workload for workload in ctx.workloads.open if workload not in slices]
@@ -273,7 +276,7 @@ def _deactivated(ctx: QuotaContext) -> tuple[Action, ...]:
     for workload in kept:
         if workload.evicted and not ctx.holding and not drops:
             writes += preemption.released(workload)
-        elif workload.active:
+        elif workload.active and not (workload.reserved and ctx.holding):
             writes.append(EditWorkload(key(workload), active=False))
     return tuple(writes)
 

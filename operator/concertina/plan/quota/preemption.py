@@ -5,7 +5,7 @@ point of it (decision "A preempted job shrinks"):
   1. the round drains to the members that stay, and the other pods are deleted;
   2. once these pods are gone, the counts of the evicted Workload are lowered. Kueue admits the preemptor;
   3. a slice of the lowered size replaces the evicted Workload, so that the pods that stay are counted without a gap.
-If the slice is not admitted within REPLACE_SECONDS, too little was given, and the next smaller size is tried.
+If no slice is admitted within REPLACE_SECONDS of its creation, too little was given: the next smaller size is tried.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from concertina.plan.quota.context import QuotaContext
 from concertina.plan.quota.workloads import granted_size, key, same_flavors
 
 REPLACE_SECONDS = 5.0
-"""Seconds from the lowering of the counts until the slice that replaces the Workload must be admitted."""
+"""Seconds within which the slice that replaces the Workload must be admitted, after it was created.
+
+They do not begin with the lowering of the counts: the operator may have been restarted in between, and while Kueue is
+down no slice can be created.
+"""
 MESSAGE_SECONDS = 2.0
 """Seconds after a preemption within which Kueue says in the preemptor's Workload how much that lacks."""
 
@@ -65,7 +69,8 @@ def _size_to_keep(ctx: QuotaContext, holder: WorkloadView) -> Size | None:
     if not is_marked(holder):
         return _first_size(ctx, holder, options)
     assert holder.shrunk_at is not None
-    if ctx.now - holder.shrunk_at < REPLACE_SECONDS:
+    asked = [w.created for w in ctx.workloads.pending if w.replaces == holder.name]
+    if not asked or ctx.now - max(holder.shrunk_at, *asked) < REPLACE_SECONDS:
         return granted
     return next(iter(options), None)
 

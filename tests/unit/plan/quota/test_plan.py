@@ -9,7 +9,7 @@ from typing import Any
 import concertina_protocol as protocol
 from builders.jobs import T0, job, observed, pod, running, sends, spec
 from concertina.api.status import JobStatus
-from concertina.plan.actions import CreatePod, CreateWorkload, DeletePod, ReleaseWorkload, ShrinkWorkload
+from concertina.plan.actions import CreatePod, CreateWorkload, DeletePod, EditWorkload, ReleaseWorkload, ShrinkWorkload
 from concertina.plan.kueue import (
     Assignment,
     ConditionName,
@@ -21,6 +21,7 @@ from concertina.plan.kueue import (
 )
 from concertina.plan.observed import JobObservation
 from concertina.plan.plan import plan
+from concertina.plan.quota import workloads
 
 GPU = "nvidia.com/gpu"
 FLAVORS = {"spot": FlavorView("spot", {"kind": "spot"}, ({"key": "spot", "operator": "Exists"},))}
@@ -159,11 +160,27 @@ def test_a_shrunk_workload_is_replaced_by_a_slice_of_its_size() -> None:
 
 def test_a_replacement_that_is_not_admitted_in_time_means_to_give_more() -> None:
     shrunk = evicted(3, asked=2, shrunk_for="2027-01-15T08:00:00Z", shrunk_at=T0 + 20)
-    seen = trains(shrunk, preemptor=preemptor(1))
-    assert _replicas(plan(seen, T0 + 21).status) == 2
-    assert _replicas(plan(seen, T0 + 26).status) == 1
+    slice_of_two = workload(None, asked=2, name="slice", uid="slice", number=2, replaces="w", created=T0 + 21)
+    seen = replace(trains(shrunk, preemptor=preemptor(1)), quota=queue(shrunk, slice_of_two))
+    assert _replicas(plan(seen, T0 + 22).status) == 2
+    assert _replicas(plan(seen, T0 + 27).status) == 1
     least = replace(shrunk, counts={PodSet.TRAINER: 1})
-    assert _replicas(plan(replace(seen, quota=queue(least)), T0 + 26).status) == 0
+    assert _replicas(plan(replace(seen, quota=queue(least, slice_of_two)), T0 + 27).status) == 0
+
+
+def test_the_time_for_a_replacement_begins_when_it_is_created() -> None:
+    """The operator was away after it had lowered the counts."""
+    shrunk = evicted(3, asked=1, shrunk_for="2027-01-15T08:00:00Z", shrunk_at=T0 + 20)
+    made = plan(trains(shrunk, preemptor=preemptor(2)), T0 + 500)
+    assert _replicas(made.status) == 1
+
+
+def test_a_suspended_job_keeps_its_workload_active_while_a_pod_is_left() -> None:
+    """Kueue lends the quota of an inactive Workload at once."""
+    seen = replace(trains(workload(3)), job=job(spec(suspend=True)))
+    deactivated = EditWorkload(workloads.key(workload(3)), active=False)
+    assert deactivated not in plan(seen, T0 + 20).actions
+    assert deactivated in plan(replace(seen, pods=()), T0 + 20).actions
 
 
 def _replicas(status: JobStatus) -> int:
