@@ -58,19 +58,18 @@ class WorkloadWriter:
         Raises:
             PreconditionFailed: When the observation is outdated, or pods are left that use the quota.
         """
-        uid = job.view.uid
         job.writing_quota = True
         try:
             await self._write(job, action)
         except (Invalid, WebhookFailed) as error:
             log_event("workload refused", **job.named(), write=type(action).__name__, message=error.message)
-            self.cache.queues.refused(uid, error.message)
+            self.cache.queues.refused(job, error.message)
             return False
         except NotFound as error:
             raise PreconditionFailed(f"the Workload is gone: {error.message}") from error
         finally:
             job.writing_quota = False
-        self.cache.queues.accepted(uid)
+        job.quota_refusal = ""
         return True
 
     async def _write(self, job: CachedJob, action: WorkloadWrite) -> None:
@@ -100,7 +99,7 @@ class WorkloadWriter:
         except AlreadyExists as error:
             # The answer to an earlier create was lost, or the cache does not know of the Workload yet.
             stored = await self.client.get(WORKLOADS, view.namespace, body["metadata"]["name"])
-            if not _is_of(stored, view.uid):
+            if not any(owner["uid"] == view.uid for owner in _owners(stored)):
                 raise PreconditionFailed(f"another object has the name: {error.message}") from error
         self._done(job, "workload created", stored, pods=dict(create.request), priority=create.priority)
 
@@ -245,8 +244,7 @@ async def drop_orphan(client: Client, workload: WorkloadView) -> bool:
     Until then its quota is counted, as it must be while a pod of the job still runs.
     """
     live = await client.get(WORKLOADS, workload.namespace, workload.name)
-    owners: Iterable[Raw] = live["metadata"].get("ownerReferences") or ()
-    names = [owner["name"] for owner in owners if owner["uid"] == workload.job_uid]
+    names = [owner["name"] for owner in _owners(live) if owner["uid"] == workload.job_uid]
     if live["metadata"]["uid"] != workload.uid or not names:
         return False
     try:
@@ -262,9 +260,9 @@ async def drop_orphan(client: Client, workload: WorkloadView) -> bool:
     return True
 
 
-def _is_of(workload: Raw, job_uid: str) -> bool:
+def _owners(workload: Raw) -> Iterable[Raw]:
     owners: Iterable[Raw] = workload["metadata"].get("ownerReferences") or ()
-    return any(owner["uid"] == job_uid for owner in owners)
+    return owners
 
 
 def _without_finalizer(workload: Raw) -> Raw:

@@ -120,6 +120,31 @@ def test_a_job_with_a_queue_has_no_turns_for_room() -> None:
     assert observed.place == QueuePlace()
 
 
+def test_news_of_a_preemptor_concern_the_job_that_gives_way() -> None:
+    changed: list[str] = []
+    made = ClusterCache(changed.append, lambda uid: {})
+    made.queues.set_service(Service.READY)
+    made.on_job(job({QUEUE_NAME: "team"}))
+    own, other = workload(), workload()
+    other["metadata"] |= {"name": "other", "uid": "other-1", "ownerReferences": []}
+    other["status"] = {"conditions": [], "admission": None}
+    eviction = {"type": "Evicted", "status": "True", "reason": "Preempted"}
+    eviction["message"] = "Preempted to accommodate a workload (UID: other-1, JobUID: UNKNOWN) due to prioritization"
+    own["status"] = {"conditions": [eviction], "admission": {"podSetAssignments": []}}
+    victim, preemptor = workload_view(own), workload_view(other)
+    made.queues.on_workload(None, victim)
+    changed.clear()
+    made.queues.on_workload(None, preemptor)
+    assert changed == [UID]
+    quota = quota_of(made)
+    assert quota is not None
+    assert quota.preemptor == preemptor
+    made.queues.on_workload(victim, None)
+    changed.clear()
+    made.queues.on_workload(preemptor, None)
+    assert changed == []
+
+
 def test_objects_of_an_api_that_went_are_forgotten() -> None:
     made = cache()
     made.on_job(job())

@@ -62,6 +62,8 @@ class CachedJob:
     """Contradiction of the last admission and the template, with the generation and the changes that were compared."""
     writing_quota: bool = False
     """Whether a write to a Workload of the job is under way."""
+    quota_refusal: str = ""
+    """Message of the API server that refused the last write to a Workload of the job, or empty."""
     planned: tuple[PodView, ...] = ()
     """Pods as the last complete pass saw them."""
 

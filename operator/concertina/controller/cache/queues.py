@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from concertina.controller.cache.job import CachedJob
 from concertina.kube.manifests.workload import conflict
@@ -40,13 +41,11 @@ class QueueCache:
         """All Workloads by uid."""
         self._of_job: dict[str, dict[str, WorkloadView]] = {}
         """Workloads of each job, by the job's uid and the Workload's."""
-        self._awaited: dict[str, set[str]] = {}
-        """Uids of the jobs that were preempted for a Workload, by the Workload's uid."""
+        self._victims: dict[str, set[str]] = {}
+        """Uids of the Workloads that were preempted for a Workload, by the uid of the latter."""
         self._flavors: dict[str, FlavorView] = {}
         self._workload_classes: dict[str, PriorityClassView] = {}
         self._pod_classes: dict[str, PriorityClassView] = {}
-        self._refusals: dict[str, str] = {}
-        """Last refused write to a Workload, by the job's uid."""
 
     # --- events of the API server ----------------------------------------------------------------------------------
 
@@ -59,11 +58,12 @@ class QueueCache:
         if service is Service.ABSENT:
             self._workloads.clear()
             self._of_job.clear()
-            self._awaited.clear()
+            self._victims.clear()
             self._flavors.clear()
             self._workload_classes.clear()
             self._pod_classes.clear()
-            self._refusals.clear()
+            for job in self._jobs.values():
+                job.quota_refusal = ""
 
     def on_workload(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
         """Take a change of a Workload: `old` is None for a new one, `new` is None for a deleted one."""
@@ -78,20 +78,24 @@ class QueueCache:
                 mine.pop(view.uid, None)
             if view.job_uid and not mine:
                 del self._of_job[view.job_uid]
-        for uid in {view.job_uid for view in (old, new) if view is not None}:
-            if uid in self._jobs:
-                self._changed(uid)
-        changed_uid = new.uid if new is not None else old.uid if old is not None else ""
-        for uid in self._awaited.get(changed_uid, set()) & self._jobs.keys():
+        self._index_victim(old, new)
+        uids = {view.job_uid for view in (old, new) if view is not None}
+        victims = {victim for view in (old, new) if view is not None for victim in self._victims.get(view.uid, ())}
+        uids |= {self._workloads[victim].job_uid for victim in victims if victim in self._workloads}
+        for uid in uids & self._jobs.keys():
             self._changed(uid)
-        if new is None:
-            self._awaited.pop(changed_uid, None)
+
+    def _index_victim(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
+        """Note for which Workload this one was preempted: news of that one concern the job of this one."""
+        if old is not None and old.preemptor_uid and old.uid in self._victims.get(old.preemptor_uid, ()):
+            self._victims[old.preemptor_uid].discard(old.uid)
+            if not self._victims[old.preemptor_uid]:
+                del self._victims[old.preemptor_uid]
+        if new is not None and new.preemptor_uid:
+            self._victims.setdefault(new.preemptor_uid, set()).add(new.uid)
 
     def on_flavor(self, old: FlavorView | None, new: FlavorView | None) -> None:
-        if new is not None:
-            self._flavors[new.name] = new
-        elif old is not None:
-            self._flavors.pop(old.name, None)
+        _replace(self._flavors, old, new)
         self._all_changed()
 
     def on_workload_class(self, old: PriorityClassView | None, new: PriorityClassView | None) -> None:
@@ -110,14 +114,10 @@ class QueueCache:
 
     # --- results of writes -----------------------------------------------------------------------------------------
 
-    def refused(self, uid: str, message: str) -> None:
+    def refused(self, job: CachedJob, message: str) -> None:
         """Record that the API server refused a write to a Workload of the job."""
-        self._refusals[uid] = message[:1000]
-        self._changed(uid)
-
-    def accepted(self, uid: str) -> None:
-        """Record that the API server accepts writes to the job's Workloads."""
-        self._refusals.pop(uid, None)
+        job.quota_refusal = message[:1000]
+        self._changed(job.view.uid)
 
     # --- observation -----------------------------------------------------------------------------------------------
 
@@ -141,9 +141,9 @@ class QueueCache:
             flavors=self._flavors,
             priority=priority,
             request_hash=view.request_hash,
-            preemptor=self._preemptor(view.uid, workloads),
+            preemptor=self._preemptor(workloads),
             writing=job.writing_quota,
-            refusal=self._refusals.get(view.uid, ""),
+            refusal=job.quota_refusal,
             conflict=self._conflict(job, workloads),
             trouble=trouble or self._trouble(job),
         )
@@ -206,12 +206,9 @@ class QueueCache:
             return "The operator may not read Workloads of Kueue: its roles must allow it (docs/queues.md)"
         return ""
 
-    def _preemptor(self, uid: str, workloads: tuple[WorkloadView, ...]) -> WorkloadView | None:
-        names = [view.preemptor_uid for view in workloads if view.evicted and view.preemptor_uid]
-        if not names:
-            return None
-        self._awaited.setdefault(names[-1], set()).add(uid)
-        return self._workloads.get(names[-1])
+    def _preemptor(self, workloads: tuple[WorkloadView, ...]) -> WorkloadView | None:
+        uids = [view.preemptor_uid for view in workloads if view.evicted and view.preemptor_uid]
+        return self._workloads.get(uids[-1]) if uids else None
 
     def _conflict(self, job: CachedJob, workloads: tuple[WorkloadView, ...]) -> str:
         spec, holder = job.view.spec, job_workloads.newest(workloads)
@@ -223,10 +220,11 @@ class QueueCache:
         return job.conflict[1]
 
 
-def _replace(
-    classes: dict[str, PriorityClassView], old: PriorityClassView | None, new: PriorityClassView | None
-) -> None:
+Named = TypeVar("Named", FlavorView, PriorityClassView)
+
+
+def _replace(views: dict[str, Named], old: Named | None, new: Named | None) -> None:
     if new is not None:
-        classes[new.name] = new
+        views[new.name] = new
     elif old is not None:
-        classes.pop(old.name, None)
+        views.pop(old.name, None)

@@ -6,17 +6,16 @@ from concertina.plan.actions import Action, ApplyPodGroup, DeletePodGroup
 from concertina.plan.facts import gangs
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods
-from concertina.plan.observed import GangApi
+from concertina.plan.observed import GangApi, PodGroup
 
 
 def actions(ctx: JobContext, decision: Decision) -> tuple[Action, ...]:
     """Return the writes of the pod group that the decision about the pods asks for."""
     group = gangs.pod_group(ctx)
-    return (*_outdated(ctx, group.name if group else ""), *_current(ctx, decision))
+    return (*_outdated(ctx, group.name if group else ""), *_current(ctx, decision, group))
 
 
-def _current(ctx: JobContext, decision: Decision) -> tuple[Action, ...]:
-    group = gangs.pod_group(ctx)
+def _current(ctx: JobContext, decision: Decision, group: PodGroup | None) -> tuple[Action, ...]:
     if group is None or not group.name:
         return ()
     if decision.pods is Pods.WANTED:

@@ -106,11 +106,11 @@ def _waiting(ctx: QuotaContext) -> Lending:
         message = ctx.quota.refusal or f"Asks the queue {queue} for {amount(ctx.wanted.replicas, 'replica')}"
         return Lending(size=NOTHING, reason="Queued", message=message, writes=(_first(ctx),), recheck=5.0)
     first, *others = ctx.workloads.pending
-    drops = tuple(DropWorkload(key(workload), pods_left=None) for workload in others)
+    dropped = workloads.drops(others)
     edit, recheck = _adjusted(ctx, first)
     asked = request.asked(first)
     message = f"Waits in the queue {queue} for {amount(asked.replicas, 'replica')}: {messages.why_waiting(first)}"
-    return Lending(size=NOTHING, reason="Queued", message=message, writes=(*drops, *edit), recheck=recheck)
+    return Lending(size=NOTHING, reason="Queued", message=message, writes=(*dropped, *edit), recheck=recheck)
 
 
 def _first(ctx: QuotaContext) -> CreateWorkload:
@@ -198,21 +198,21 @@ def _resized(ctx: QuotaContext, holder: WorkloadView, granted: Size) -> tuple[tu
     """Return the writes that bring the quota to what the job wants, a time to look again, and why it has less."""
     wanted = ctx.wanted
     smaller = Size(min(granted.replicas, wanted.replicas), min(granted.spares, wanted.spares))
-    slices = [w for w in ctx.workloads.pending if w.replaces == holder.name and not _is_outdated(ctx, w)]
-    drops = [DropWorkload(key(w), pods_left=None) for w in ctx.workloads.pending if w not in slices[-1:]]
+    pending = ctx.workloads.pending
     if smaller != granted:
         pods = preemption.counts(holder, smaller)
         gone = ctx.holding <= preemption.pod_count(pods)
-        drops += [DropWorkload(key(w), pods_left=None) for w in slices[-1:]]
-        return (*drops, *([ShrinkWorkload(key(holder), pods)] if gone else [])), None, ""
+        return (*workloads.drops(pending), *([ShrinkWorkload(key(holder), pods)] if gone else [])), None, ""
     options = request.larger(ctx.spec, granted)
     if not options:
-        return (*drops, *(DropWorkload(key(w), pods_left=None) for w in slices[-1:])), None, ""
+        return workloads.drops(pending), None, ""
+    slices = [w for w in pending if w.replaces == holder.name and not _is_outdated(ctx, w)]
+    dropped = workloads.drops(w for w in pending if w not in slices[-1:])
     if not slices:
         wait = 0.0 if holder.shrunk_at is None else holder.shrunk_at + GROW_SECONDS - ctx.now
         if wait > 0:
-            return tuple(drops), wait, "it has just given way to another workload"
-        return (*drops, _growth(ctx, holder, options[0])), None, ctx.quota.refusal
+            return dropped, wait, "it has just given way to another workload"
+        return (*dropped, _growth(ctx, holder, options[0])), None, ctx.quota.refusal
     growing = slices[-1]
     size = request.walked(request.asked(growing), options, request.is_refused(growing)) or options[-1]
     pods = preemption.counts(growing, size)
@@ -222,7 +222,7 @@ def _resized(ctx: QuotaContext, holder: WorkloadView, granted: Size) -> tuple[tu
         priority=LOWEST_PRIORITY if growing.priority != LOWEST_PRIORITY else None,
     )
     edits = () if edit == EditWorkload(key(growing)) else (edit,)
-    return (*drops, *edits), None, messages.why_waiting(growing)
+    return (*dropped, *edits), None, messages.why_waiting(growing)
 
 
 def _growth(ctx: QuotaContext, holder: WorkloadView, size: Size) -> CreateWorkload:
@@ -269,12 +269,12 @@ def _deactivated(ctx: QuotaContext) -> tuple[Action, ...]:
 
     Kueue lends the quota of an inactive Workload at once, before the condition Evicted. So the pods must be gone first.
     """
-    slices = [w for w in ctx.workloads.pending if ctx.workloads.holders or w is not ctx.workloads.pending[0]]
-    drops = [DropWorkload(key(workload), pods_left=None) for workload in slices]
-    kept = [workload for workload in ctx.workloads.open if workload not in slices]
-    writes: list[Action] = [*drops]
-    for workload in kept:
-        if workload.evicted and not ctx.holding and not drops:
+    slices = ctx.workloads.pending if ctx.workloads.holders else ctx.workloads.pending[1:]
+    writes: list[Action] = [*workloads.drops(slices)]
+    for workload in ctx.workloads.open:
+        if workload in slices:
+            continue
+        if workload.evicted and not ctx.holding and not slices:
             writes += preemption.released(workload)
         elif workload.active and not (workload.reserved and ctx.holding):
             writes.append(EditWorkload(key(workload), active=False))

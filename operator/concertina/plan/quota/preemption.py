@@ -19,7 +19,6 @@ from concertina.api.status import unix_seconds
 from concertina.plan.actions import (
     Action,
     CreateWorkload,
-    DropWorkload,
     EditWorkload,
     ReleaseWorkload,
     ShrinkWorkload,
@@ -28,7 +27,7 @@ from concertina.plan.facts.lending import NOTHING, Lending, Size
 from concertina.plan.kueue import ConditionName, EvictionReason, PodSet, Request, WorkloadView
 from concertina.plan.quota import messages, request
 from concertina.plan.quota.context import QuotaContext
-from concertina.plan.quota.workloads import granted_size, key, same_flavors
+from concertina.plan.quota.workloads import drops, granted_size, key, same_flavors
 
 REPLACE_SECONDS = 5.0
 """Seconds within which the slice that replaces the Workload must be admitted, after it was created.
@@ -102,9 +101,7 @@ def _first_size(ctx: QuotaContext, holder: WorkloadView, options: tuple[Size, ..
     granted, preemptor = granted_size(holder), ctx.quota.preemptor
     if preemptor is None:
         return next(iter(options), None)
-    if preemptor.reserved or preemptor.finished:
-        return granted  # it needs nothing any more
-    if preemptor.victims is None and ctx.now - _evicted_at(holder) < MESSAGE_SECONDS:
+    if preemptor.reserved or preemptor.finished or _waits_for_message(ctx, holder):
         return granted
     needed = _pods_needed(holder, preemptor)
     enough = next((size for size in options if granted.total - size.total >= needed), None)
@@ -112,11 +109,6 @@ def _first_size(ctx: QuotaContext, holder: WorkloadView, options: tuple[Size, ..
         return enough
     alone = preemptor.victims == 1
     return None if alone or not options else options[-1]
-
-
-def _evicted_at(holder: WorkloadView) -> float:
-    since = holder.condition(ConditionName.EVICTED).since
-    return unix_seconds(since) if since else 0.0
 
 
 def _pods_needed(holder: WorkloadView, preemptor: WorkloadView) -> int:
@@ -154,28 +146,34 @@ def _give_back(ctx: QuotaContext, holder: WorkloadView, size: Size) -> tuple[Act
     strangers = [w for w in ctx.workloads.pending if w.replaces != holder.name]
     if not is_marked(holder):
         # A pending slice that would grow the job must not be admitted while the job shrinks.
-        drops = tuple(DropWorkload(key(w), pods_left=None) for w in (*slices, *strangers))
-        if drops or _waits_for_message(ctx, holder) or ctx.holding > pod_count(wanted):
-            return drops
-        return (ShrinkWorkload(key(holder), wanted, holder.condition(ConditionName.EVICTED).since),)
+        if slices or strangers:
+            return drops((*slices, *strangers))
+        return () if _waits_for_message(ctx, holder) else _lowered(ctx, holder, wanted)
     if size != granted_size(holder):
-        if ctx.holding > pod_count(wanted):
-            return ()
-        return (ShrinkWorkload(key(holder), wanted, holder.condition(ConditionName.EVICTED).since),)
-    drops = tuple(DropWorkload(key(w), pods_left=None) for w in (*slices[:-1], *strangers))
+        return _lowered(ctx, holder, wanted)
     if not slices:
-        return (*drops, _replacement(ctx, holder, wanted))
-    replacement = slices[-1]
+        return (*drops(strangers), _replacement(ctx, holder, wanted))
+    *earlier, replacement = slices
+    dropped = drops((*earlier, *strangers))
     if replacement.counts != dict(wanted) or replacement.priority != ctx.quota.priority:
-        return (*drops, EditWorkload(key(replacement), wanted, priority=ctx.quota.priority))
-    return drops
+        return (*dropped, EditWorkload(key(replacement), wanted, priority=ctx.quota.priority))
+    return dropped
+
+
+def _lowered(ctx: QuotaContext, holder: WorkloadView, wanted: Request) -> tuple[Action, ...]:
+    """Lower the counts of the evicted Workload once no more pods are left than it then has quota for."""
+    if ctx.holding > pod_count(wanted):
+        return ()
+    return (ShrinkWorkload(key(holder), wanted, holder.condition(ConditionName.EVICTED).since),)
 
 
 def _waits_for_message(ctx: QuotaContext, holder: WorkloadView) -> bool:
+    """Return whether Kueue has still to say how much the preemptor lacks."""
     preemptor = ctx.quota.preemptor
     if preemptor is None or preemptor.reserved or preemptor.finished or preemptor.victims is not None:
         return False
-    return ctx.now - _evicted_at(holder) < MESSAGE_SECONDS
+    since = holder.condition(ConditionName.EVICTED).since
+    return ctx.now - (unix_seconds(since) if since else 0.0) < MESSAGE_SECONDS
 
 
 def _replacement(ctx: QuotaContext, holder: WorkloadView, wanted: Request) -> CreateWorkload:
@@ -196,7 +194,7 @@ def _release(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
     Pending slices are deleted first: without the Workload that they replace they would ask for quota of their own.
     """
     if ctx.workloads.pending:
-        return tuple(DropWorkload(key(w), pods_left=None) for w in ctx.workloads.pending)
+        return drops(ctx.workloads.pending)
     return () if ctx.holding else released(holder)
 
 

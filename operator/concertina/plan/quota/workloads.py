@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from concertina.plan.actions import WorkloadKey
+from concertina.plan.actions import DropWorkload, WorkloadKey
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.lending import Size
 from concertina.plan.kueue import (
@@ -79,6 +79,11 @@ class JobWorkloads:
 
 def key(workload: WorkloadView) -> WorkloadKey:
     return WorkloadKey(workload.name, workload.uid, workload.version)
+
+
+def drops(workloads: Iterable[WorkloadView]) -> tuple[DropWorkload, ...]:
+    """Return the deletion of pending Workloads, which no pod uses."""
+    return tuple(DropWorkload(key(workload), pods_left=None) for workload in workloads)
 
 
 def granted_size(workload: WorkloadView) -> Size:
