@@ -79,11 +79,7 @@ class HeartbeatFile:
         Args:
             now: Current CLOCK_MONOTONIC, which the agent and the worker share.
         """
-        before, content = b"", self._content()
-        for _ in range(READS):  # a write may be in progress
-            if before == content:
-                break
-            before, content = content, self._content()
+        content = settled_content(self.path, _LAYOUT.size)
         if len(content) != _LAYOUT.size:
             return None
         phase, step, entered_at, busy = _LAYOUT.unpack(content)
@@ -91,9 +87,23 @@ class HeartbeatFile:
             self.rank, step, phase.rstrip(b"\0").decode(errors="replace"), max(0.0, now - entered_at), busy
         )
 
-    def _content(self) -> bytes:
-        try:
-            with open(self.path, "rb", buffering=0) as file:
-                return file.read(_LAYOUT.size) or b""
-        except OSError:
-            return b""
+
+def settled_content(path: str, size: int) -> bytes:
+    """Return the first bytes of a small file that another process rewrites, or nothing if it can't be read.
+
+    They are read until two reads agree, because a write may be in progress.
+    """
+    before, content = b"", _content(path, size)
+    for _ in range(READS):
+        if before == content:
+            break
+        before, content = content, _content(path, size)
+    return content
+
+
+def _content(path: str, size: int) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read(size) or b""
+    except OSError:
+        return b""

@@ -17,7 +17,7 @@ import pytest
 import concertina_protocol as protocol
 from builders.mutated import Reader, all_of, plays
 from concertina.agents.bounds import bounded
-from concertina_protocol import ProtocolError, log_lines, sidecar, worker_channel
+from concertina_protocol import ProtocolError, heartbeat, log_lines, sidecar, worker_channel
 from concertina_protocol.addresses import split
 from concertina_protocol.codec.typed_json import from_json
 from concertina_protocol.heartbeat import HeartbeatFile
@@ -138,8 +138,8 @@ def test_a_pair_of_one_is_refused() -> None:
 
 def test_a_heartbeat_that_is_never_the_same_twice_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = iter(range(1000))
-    content = lambda self: struct.pack("<16sqdd", b"training", next(steps), 99.0, 1.0)  # noqa: E731
-    monkeypatch.setattr(HeartbeatFile, "_content", content)
+    content = lambda path, size: struct.pack("<16sqdd", b"training", next(steps), 99.0, 1.0)  # noqa: E731
+    monkeypatch.setattr(heartbeat, "_content", content)
     told = HeartbeatFile(0, "").read(100.0)
     assert told is not None
     assert told.step < 100

@@ -7,6 +7,7 @@ from typing import Optional
 
 from concertina_agent.core.events import StepCount
 from concertina_agent.workers.optimizer_steps import LAYOUT
+from concertina_protocol.heartbeat import settled_content
 
 SUFFIX = ".steps"
 """Ending of the file's name, after that of the worker's heartbeat."""
@@ -25,11 +26,7 @@ class StepFile:
         Args:
             now: Current CLOCK_MONOTONIC, which the agent and the worker share.
         """
-        try:
-            with open(self.path, "rb", buffering=0) as file:
-                content = file.read(LAYOUT.size) or b""
-        except OSError:
-            return None
+        content = settled_content(self.path, LAYOUT.size)
         if len(content) != LAYOUT.size:
             return None
         steps, first_at, moved_at, seconds, name = LAYOUT.unpack(content)
