@@ -1,4 +1,4 @@
-"""What counting a script's optimizer steps costs: `python benchmarks/step_hook.py [--blocks N] [--json FILE]`.
+"""Measure what counting a script's optimizer steps costs: `python benchmarks/step_hook.py [--blocks N] [--json FILE]`.
 
 A small loop (a linear layer, SGD, on the CPU) runs in blocks of 100 steps, one block with torch's hook and one without
 it in turn, in one process. Printed: microseconds of a step with and without the hook, by block; microseconds that

@@ -271,7 +271,7 @@ class Gang(enum.StrEnum):
 
 
 class TopologyMode(enum.StrEnum):
-    """Whether a placement is a rule or a wish."""
+    """Strictness of a placement: a rule or a wish."""
 
     REQUIRED = "Required"
     PREFERRED = "Preferred"
@@ -291,7 +291,7 @@ class SchedulingTopology(Model):
 
 
 class Scheduling(Model):
-    """How the job's pods get their nodes (docs/scheduling.md)."""
+    """Scheduling of the job's pods (docs/scheduling.md)."""
 
     gang: Gang | None = Field(
         default=None,

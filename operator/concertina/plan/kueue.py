@@ -171,17 +171,17 @@ class WorkloadView:
 
     @property
     def reserved(self) -> bool:
-        """Whether quota is counted for the Workload."""
+        """Return whether quota is counted for the Workload."""
         return self.admission is not None and not self.finished
 
     @property
     def evicted(self) -> bool:
-        """Whether the quota is to be given back. The condition stays after that, until the next admission."""
+        """Return whether the quota is to be given back. The condition stays until the next admission."""
         return self.reserved and self.condition(ConditionName.EVICTED).true
 
     @property
     def admitted(self) -> bool:
-        """Whether pods may be created."""
+        """Return whether pods may be created."""
         return self.reserved and not self.evicted and self.condition(ConditionName.ADMITTED).true and self.active
 
     @property

@@ -33,7 +33,7 @@ class JobContext:
 
     @property
     def stopped_by_queue(self) -> bool:
-        """Whether the job has no pods for lack of quota, and would have some otherwise."""
+        """Return whether the job has no pods for lack of quota, and would have some otherwise."""
         return self.lending.stops and not self.wanted_spec.suspend and not self.observed.job.deleting
 
     @property

@@ -55,12 +55,12 @@ class Lending:
 
     @property
     def limits(self) -> bool:
-        """Whether a queue limits the job."""
+        """Return whether a queue limits the job."""
         return self.size is not None
 
     @property
     def stops(self) -> bool:
-        """Whether the job may have no replicas."""
+        """Return whether the job may have no replicas."""
         return self.size is not None and not self.size.replicas
 
 

@@ -16,7 +16,7 @@ from concertina.plan.quota.messages import public
 SHORT = "couldn't assign flavors to pod set trainer: insufficient unused quota for nvidia.com/gpu in flavor spot, "
 PREEMPTED = (
     "Preempted to accommodate a workload (UID: 0f1e-2d3c, JobUID: 77) due to reclamation within the cohort; "
-    "preemptor path: /root/team-b/gpu; preemptee path: /root/team-a/gpu"
+    "preemptor path: /company/team-b/gpu; preemptee path: /company/team-a/gpu"
 )
 
 
@@ -96,9 +96,9 @@ def test_a_preemptor_is_named_by_its_uid() -> None:
 def test_messages_name_no_other_tenant() -> None:
     shown = public(PREEMPTED)
     assert shown == "preempted for another workload (reclamation within the cohort)"
-    other = public("Evicted to accommodate a workload (UID: 1-2-3) due to migration; preemptor path: /root/b")
+    other = public("Evicted to accommodate a workload (UID: 1-2-3) due to migration; preemptor path: /company/b")
     assert "1-2-3" not in other
-    assert "/root" not in other
+    assert "/company" not in other
 
 
 def test_a_workload_of_another_kind_has_no_job() -> None:
