@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue next-kubernetes vale lint format docstrings bench crds pod-template monitoring lock clean environment binaries
+.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue jobset next-kubernetes vale lint format docstrings bench crds pod-template monitoring lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -65,6 +65,9 @@ prometheus: environment ## Have Prometheus and promtool, by which dashboards and
 
 kueue: environment ## Build Kueue's controller, beside which long tests run the operator (once; 4 minutes on 2 cores)
 	@$(BIN)/python tools/binaries.py kueue
+
+jobset: environment ## Build JobSet's controller, beside which benchmarks/queues.py measures (once; 4 minutes on 2 cores)
+	@$(BIN)/python tools/binaries.py jobset
 
 next-kubernetes: environment ## Have the next version of Kubernetes, by which gangs are tested (once; built, 5 minutes on 2 cores)
 	@$(BIN)/python tools/binaries.py next-kubernetes

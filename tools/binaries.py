@@ -1,7 +1,7 @@
 """The programs that set-up provides: `python tools/binaries.py` finds or builds all, with NAME it prints one's path.
 
-Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, `vale`, which checks prose, and
-`kueue`, which long tests run beside the operator. The programs of the next version of Kubernetes have the names of the
+Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, `vale`, which checks prose,
+`kueue`, which long tests run beside the operator, and `jobset`, which benchmarks/queues.py runs. The programs of the next version of Kubernetes have the names of the
 pinned ones: `next-kubernetes` builds them.
 """
 
@@ -53,7 +53,7 @@ def main() -> int:
     try:
         with telling(console) as say:
             found: dict[str, Path] = {}
-            for bundle in (*SET_UP, programs.PROMETHEUS, programs.VALE, programs.KUEUE):
+            for bundle in (*SET_UP, programs.PROMETHEUS, programs.VALE, programs.KUEUE, programs.JOBSET):
                 if bundle.programs.keys() & set(wanted) or (not wanted and bundle in SET_UP):
                     found |= programs.find(bundle, say)
     except LocalClusterError as error:

@@ -214,6 +214,7 @@ class Operator:
             trace=trace,
             may_act=lambda: lease.held,
             changed_within=lambda uid, seconds: self._queue.add_within(uid, seconds),
+            look_for_queues=self._queues.look,
         )
         self._queue = KeyedQueue(self._reconciler.run, self._lane)
         self._job_versions: dict[str | None, str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from concertina import backoff, metrics
@@ -82,6 +82,8 @@ class Reconciler:
     """Whether this operator may act: False while another operator may be the leader."""
     changed_within: Callable[[str, float], None]
     """Function that schedules the job's next pass within that many seconds."""
+    look_for_queues: Callable[[], Awaitable[None]]
+    """Function that returns when it is known whether the API server serves Kueue's API now."""
     silence: SilenceLimit = field(default_factory=SilenceLimit)
     passes: int = 0
     of_another: set[str] = field(default_factory=set)
@@ -120,6 +122,9 @@ class Reconciler:
         if key is not None:
             await self.connections.open(uid, job.view.created, key, job.view.namespace, _most_members(job))
         try:
+            if job.view.queue and not job.queue_looked_for:
+                await self.look_for_queues()
+                job.queue_looked_for = True
             await count_gpus(self.client, job)
             if (decision := await self._written(job)) is not None:
                 self._say(job, decision.plan)

@@ -21,7 +21,6 @@ import yaml
 
 from builders.until import GIVE_UP, until
 from concertina.local.binaries import programs
-from concertina.local.cluster import LocalCluster
 from concertina.local.control_plane.api import ControlPlaneError
 from concertina.local.control_plane.certificates import ClusterAuthority
 from concertina.local.host import linux_namespaces, processes
@@ -29,8 +28,6 @@ from concertina.local.host import linux_namespaces, processes
 Object = dict[str, Any]
 PROGRAM = programs.ready(programs.KUEUE).get("kueue")
 needed = pytest.mark.skipif(not PROGRAM, reason="Kueue's controller is not built: run `make kueue` once")
-KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
-API_VERSION = "kueue.x-k8s.io/v1beta2"
 JOB_KIND = "TrainingJob.v1beta1.concertina.dev"
 HOST = "127.0.0.1"
 SYSTEM = ("kube-system", "kueue-system")
@@ -59,13 +56,14 @@ REFUSED_WORKLOAD: Object = {
 class Kueue:
     """Processes of Kueue's controller, one after the other, on the same ports and with the same configuration."""
 
-    def __init__(self, cluster: LocalCluster, folder: Path, **configuration: Any) -> None:
+    def __init__(self, kubeconfig: Path, client: Client, folder: Path, **configuration: Any) -> None:
         """Prepare the files of a controller.
 
         Args:
+            kubeconfig: Of a cluster whose API server runs on this machine: it calls the webhooks on 127.0.0.1.
             configuration: Fields of Kueue's Configuration, such as waitForPodsReady.
         """
-        self.cluster, self.folder = cluster, folder
+        self.kubeconfig, self.client, self.folder = kubeconfig, client, folder
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "kueue.log"
         self.webhook_port, self.health_port = processes.free_ports(HOST, 2)
@@ -99,13 +97,17 @@ class Kueue:
         """Apply the CRDs, and wait until the API server serves them: without them the controller exits."""
         assert PROGRAM
         apply = ("apply", "--server-side", "--force-conflicts", "-f")
-        self.cluster.kubectl(*apply, str(PROGRAM.parent / "crds"))
+        self._kubectl(*apply, str(PROGRAM.parent / "crds"))
         files = (path.stem.partition("_") for path in (PROGRAM.parent / "crds").glob("*_*.yaml"))
         names = [f"{plural}.{group}" for group, _, plural in files]  # reading the manifests takes seconds
         until(lambda: all(self._established(name) for name in names), "Kueue's CRDs to be served")
 
+    def _kubectl(self, *arguments: str, stdin: str | None = None) -> None:
+        command = [str(programs.control_plane(lambda _: None)["kubectl"]), f"--kubeconfig={self.kubeconfig}"]
+        subprocess.run([*command, *arguments], input=stdin, text=True, timeout=120, check=True, capture_output=True)
+
     def _established(self, crd: str) -> bool:
-        definition = self.cluster.api.call("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd}")
+        definition = self.client.call("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd}")
         conditions = definition.get("status", {}).get("conditions") or ()
         return any((condition["type"], condition["status"]) == ("Established", "True") for condition in conditions)
 
@@ -116,7 +118,7 @@ class Kueue:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
-                env={"KUBECONFIG": str(self.cluster.kubeconfig), "HOME": str(self.folder), "PATH": "/usr/bin:/bin"},
+                env={"KUBECONFIG": str(self.kubeconfig), "HOME": str(self.folder), "PATH": "/usr/bin:/bin"},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -143,7 +145,7 @@ class Kueue:
                     webhook["clientConfig"] = self._client_configuration(webhook["clientConfig"]["service"]["path"])
                     if webhook["rules"][0]["apiGroups"] != ["kueue.x-k8s.io"]:
                         webhook["namespaceSelector"] = not_in(SYSTEM)
-                self.cluster.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(configuration))
+                self._kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(configuration))
         until(self._refuses, "the API server to call Kueue's webhooks", self.text)
 
     def _client_configuration(self, path: str) -> Object:
@@ -153,7 +155,7 @@ class Kueue:
     def _refuses(self) -> bool:
         path = f"{KUEUE}/namespaces/default/workloads?dryRun=All"
         try:
-            self.cluster.api.call("POST", path, REFUSED_WORKLOAD)
+            self.client.call("POST", path, REFUSED_WORKLOAD)
         except ControlPlaneError as error:
             return "vworkload.kb.io" in str(error) and "at most one podSet" in str(error)
         return False
@@ -167,7 +169,7 @@ class Kueue:
     def unregister_webhooks(self) -> None:
         """Delete the webhook configurations: without a controller they refuse every pod."""
         for kind, name in (("validating", "validating"), ("mutating", "mutating")):
-            self.cluster.kubectl(
+            self._kubectl(
                 "delete", f"{kind}webhookconfiguration", f"{name}-webhook-configuration", "--ignore-not-found"
             )
 
@@ -176,9 +178,9 @@ class Kueue:
 
 
 @contextmanager
-def serve(cluster: LocalCluster, folder: Path, **configuration: Any) -> Iterator[Kueue]:
+def serve(kubeconfig: Path, client: Client, folder: Path, **configuration: Any) -> Iterator[Kueue]:
     """Run Kueue with its webhooks. Its CRDs stay: deleting them would wait for finalizers of their objects."""
-    kueue = Kueue(cluster, folder, **configuration)
+    kueue = Kueue(kubeconfig, client, folder, **configuration)
     kueue.install()
     kueue.start()
     try:

@@ -60,6 +60,8 @@ class CachedJob:
     """Names of pods whose creation is under way."""
     conflict: tuple[tuple[int, Mapping[PodSet, PodChanges]], str] | None = None
     """Contradiction of the last admission and the template, with the generation and the changes that were compared."""
+    queue_looked_for: bool = False
+    """Whether Kueue's API was looked for since the job was seen with a queue."""
     writing_quota: bool = False
     """Whether a write to a Workload of the job is under way."""
     quota_refusal: str = ""

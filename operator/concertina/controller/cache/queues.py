@@ -47,6 +47,11 @@ class QueueCache:
         self._workload_classes: dict[str, PriorityClassView] = {}
         self._pod_classes: dict[str, PriorityClassView] = {}
 
+    @property
+    def served(self) -> bool:
+        """Return whether the API server serves Kueue's API, as far as is known."""
+        return self._service is not Service.ABSENT
+
     # --- events of the API server ----------------------------------------------------------------------------------
 
     def set_service(self, service: Service) -> None:

@@ -96,6 +96,15 @@ KUEUE = Bundle(
     files={"crds": "config/components/crd/bases", "webhooks.yaml": "config/components/webhook/manifests.yaml"},
 )
 """Kueue's controller, with its manifests beside it, for long tests only. Set-up leaves it out."""
+JOBSET = Bundle(
+    module="jobset",
+    # It does not print its version either.
+    programs={"jobset": Program(("--help",), r"(?!)")},
+    renamed={},
+    version_module="sigs.k8s.io/jobset",
+    files={"crds": "config/components/crd/bases", "webhooks.yaml": "config/components/webhook/manifests.yaml"},
+)
+"""JobSet's controller, with its manifests beside it, for benchmarks/queues.py only. Set-up leaves it out."""
 
 
 def control_plane(say: Say) -> dict[str, Path]:
