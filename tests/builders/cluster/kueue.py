@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from builders.cluster.queues import API_VERSION, KUEUE, Client
 from builders.until import GIVE_UP, until
 from concertina.local.binaries import programs
 from concertina.local.control_plane.api import ControlPlaneError

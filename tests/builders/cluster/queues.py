@@ -105,6 +105,16 @@ def is_true(item: Object, kind: str) -> bool:
     return bool(condition(item, kind)["status"] == "True")
 
 
+def evicted(item: Object) -> bool:
+    """Return whether a Workload is to give its quota back."""
+    return is_true(item, "Evicted")
+
+
+def shrunk(item: Object, full: int) -> bool:
+    """Return whether an evicted Workload has a lower count, and no slice has replaced it."""
+    return evicted(item) and has_admission(item) and item["spec"]["podSets"][0]["count"] < full
+
+
 def has_admission(item: Object) -> bool:
     return bool(item.get("status", {}).get("admission"))
 
