@@ -87,7 +87,7 @@ class ClusterCache:
         """Time at which the pod's container was restarted, by uid, on the monotonic clock."""
         self._nodes: dict[str, NodeView] = {}
         self._uris = UriIndex(self._jobs, changed)
-        self.queues = QueueCache(self._jobs, self._job_changed)
+        self.queues = QueueCache(self._jobs, self._job_changed, later)
         self._capacity = CapacityQueue(
             self._jobs, self._nodes if nodes_watched else None, changed, later, self.queues.has_queue
         )

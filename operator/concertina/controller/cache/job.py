@@ -66,6 +66,10 @@ class CachedJob:
     """Whether a write to a Workload of the job is under way."""
     quota_refusal: str = ""
     """Message of the API server that refused the last write to a Workload of the job, or empty."""
+    quota_refusals: int = 0
+    """Number of consecutive writes to Workloads of the job that the API server refused."""
+    quota_paused: bool = False
+    """Whether no write to a Workload is tried yet, because the last one was refused."""
     planned: tuple[PodView, ...] = ()
     """Pods as the last complete pass saw them."""
 
