@@ -1,8 +1,8 @@
 """The programs that set-up provides: `python tools/binaries.py` finds or builds all, with NAME it prints one's path.
 
-Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, `vale`, which checks prose,
-`kueue`, which long tests run beside the operator, and `jobset`, which benchmarks/queues.py runs. The programs of the next version of Kubernetes have the names of the
-pinned ones: `next-kubernetes` builds them.
+Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, `vale`, which checks prose, `kueue`,
+which long tests run beside the operator, and `jobset`, which benchmarks/queues.py runs. The programs of the next
+version of Kubernetes have the names of the pinned ones: `next-kubernetes` builds them.
 """
 
 from __future__ import annotations

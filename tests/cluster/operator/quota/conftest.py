@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from builders.cluster.kueue import Kueue, serve
+from builders.cluster.controllers import serving
+from builders.cluster.kueue import Kueue
 from builders.cluster.operator import Jobs
 from builders.cluster.queued import QueuedJobs
 from builders.cluster.queues import Client
@@ -18,7 +19,7 @@ from concertina.local.cluster import LocalCluster
 @pytest.fixture(scope="module")
 def kueue(cluster: LocalCluster, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kueue]:
     """Kueue for the tests of a module."""
-    with serve(cluster.kubeconfig, client, tmp_path_factory.mktemp("kueue")) as running:
+    with serving(Kueue(cluster.kubeconfig, client, tmp_path_factory.mktemp("kueue"))) as running:
         yield running
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from builders.cluster import kueue
+from builders.cluster.controllers import serving
 from builders.cluster.kueue_scenarios import (
     NAMESPACE,
     SCENARIOS,
@@ -37,7 +38,7 @@ WRITE = os.environ.get("CONCERTINA_RECORD") == "write"
 def client(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """Kueue with its queues, and a namespace of a fixed name."""
     client = Client.of_local(cluster)
-    with kueue.serve(cluster.kubeconfig, client, tmp_path_factory.mktemp("kueue")):
+    with serving(kueue.Kueue(cluster.kubeconfig, client, tmp_path_factory.mktemp("kueue"))):
         cluster.create_namespace(NAMESPACE)
         create_queues(client)
         yield client
