@@ -54,7 +54,7 @@ ALL, HIGH = 4, 3
 QUEUE, PRIORITY, FLAVOR = "team", "high", "gpu-nodes"
 GPU = {"nvidia.com/gpu": "1"}
 TRAINS_SECONDS = 10.0
-"""Time for which the first job trains before it is preempted, and the second one before it is deleted."""
+"""Time for which the second job trains before it is deleted."""
 LIMIT = 240.0
 TRAINING_JOBS = "/apis/concertina.dev/v1beta1/namespaces/default/trainingjobs"
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -134,11 +134,15 @@ class Bench:
             if evicted(item):
                 self.evicted_at.setdefault(owner["name"], time.time())
 
-    def run(self, kind: Kind, number: str) -> dict[str, float]:
-        """Play one preemption, and return the figures by row."""
+    def run(self, kind: Kind, number: str, trains: float) -> dict[str, float]:
+        """Play one preemption, and return the figures by row.
+
+        Args:
+            trains: Seconds for which the first job trains before it is preempted.
+        """
         first, second = f"low-{number}", f"high-{number}"
         low, high = self._create(kind, first, ALL), self.folder / second
-        self._trains(low, ALL, TRAINS_SECONDS)
+        self._trains(low, ALL, trains)
         created = time.time()
         self._create(kind, second, HIGH, {"kueue.x-k8s.io/priority-class": PRIORITY})
         first_step = self._trains(high, HIGH)
@@ -217,8 +221,10 @@ def main() -> None:
             bench.create_queue()
             stack.enter_context(client.watching(f"/apis/{API_VERSION}/workloads", bench.hear))
             for number in range(options.runs):
+                # Preemptions are spread evenly over the time between two checkpoints.
+                trains = options.checkpoint_seconds * (1 + (number + 0.5) / options.runs)
                 for place, (name, kind) in enumerate(chosen.items()):
-                    for row, figure in bench.run(kind, f"{number}-{place}").items():
+                    for row, figure in bench.run(kind, f"{number}-{place}", trains).items():
                         figures[row][name].append(figure)
                         print(f"run {number}, {name}: {row}: {figure:.1f}", flush=True)
     finally:
