@@ -48,7 +48,7 @@ def platform() -> Platform:
 
 @pytest.fixture
 def before() -> Release:
-    """The release that is upgraded."""
+    """Return the release that is upgraded."""
     checkout, tag = e2e.setting("BEFORE_CHECKOUT"), e2e.setting("BEFORE_TAG")
     if not checkout or not tag:
         pytest.skip("set CONCERTINA_E2E_BEFORE_CHECKOUT and _BEFORE_TAG to a checkout and the tag of its images")
@@ -104,7 +104,7 @@ class Day:
         assert status.get("restarts", {}).get("inWindow", 0) == 0, status
 
     def upgrade(self, before: Release, now: Release) -> None:
-        """A job without a queue trains on in its round."""
+        """Upgrade while a job without a queue trains: it stays in its round."""
         self.platform.install(before)
         self.platform.create("red", "yesterday", replicas=2, queue="")
         old = self.platform.trains("red", "yesterday", 2)
@@ -117,7 +117,7 @@ class Day:
         self.keep("upgrade", f"{time.monotonic() - begun:.1f} s, same round")
 
     def ten_jobs(self) -> None:
-        """Short jobs of both teams get their turns, and the elastic job gives way and grows back."""
+        """Let short jobs of both teams have their turns: the elastic job gives way and grows back."""
         self.platform.create("red", "base", ALL, elastic=ELASTIC)
         whole = self.platform.trains("red", "base", ALL)
         begun = time.monotonic()
@@ -130,11 +130,11 @@ class Day:
         self.keep("seven short jobs", f"{time.monotonic() - begun:.1f} s until the elastic job is whole again")
 
     def preemption(self) -> None:
-        """4 -> 1 -> 4."""
+        """Play 4 -> 1 -> 4."""
         self._preempt("high", {}, lambda: None)
 
     def preemption_with_restarts(self) -> None:
-        """The same; Kueue is killed as it evicts, the operator as it has shrunk the Workload, and a node is drained."""
+        """Play it with Kueue killed as it evicts, the operator as it has shrunk the Workload, and a node drained."""
         actions = {"evicted": self._restart_kueue, "shrunk": self.platform.kill_operator}
         self._preempt("rush", actions, self._drain)
 

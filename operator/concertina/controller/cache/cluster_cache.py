@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from concertina.agents.hearing import AgentConnectivityMonitor
 from concertina.api import pod_names
 from concertina.api.spec import template_outdated
-from concertina.controller.cache.capacity_queue import CapacityQueue, Later, at_once
+from concertina.controller.cache.capacity_queue import CapacityQueue
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.cache.queues import QueueCache
+from concertina.controller.cache.timers import Later, at_once
 from concertina.controller.cache.uri_index import UriIndex
 from concertina.kube.parse.views import OwnedPod, job_view, other_manager
 from concertina.kube.resources import Raw, version_of

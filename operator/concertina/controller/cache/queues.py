@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from concertina import backoff
-from concertina.controller.cache.capacity_queue import Later
 from concertina.controller.cache.job import CachedJob
+from concertina.controller.cache.timers import Later
 from concertina.kube.manifests.workload import conflict
 from concertina.kube.parse.workloads import PriorityClassView
 from concertina.kube.resources import Raw
