@@ -5,14 +5,15 @@
 It needs `make kueue` and `make jobset`. On a local cluster with four GPUs (a number of its nodes), a job of four
 workers trains in a queue; then a job of three workers and a higher priority is created, trains for some seconds, and is
 deleted. Both jobs are of the same kind:
-- TrainingJob, shrinks: the first job goes on with one worker (`trainingjob.State`, no checkpoint);
-- TrainingJob, suspended: the same with `onPreemption: Suspend`;
-- JobSet: Kueue suspends it, and queues it again; a checkpoint every `--checkpoint-seconds`;
+- TrainingJob, shrinks: the first job goes on with one worker (`trainingjob.State`);
+- TrainingJob, suspended: with `onPreemption: Suspend`, it gives all quota back, and starts again in what is left;
+- JobSet: Kueue suspends it, and queues it again;
 - JobSet, saves when stopped: the same, and its ranks save at SIGTERM. Kueue and JobSet do nothing for that.
 
-The scripts train the same model with the same pause after each step. Measured for each: seconds from the creation of
-the second job, and from the eviction of the first, to the second one's first step; from the deletion of the second to
-the first step of all four workers again; steps that the first job trained again; and its steps meanwhile.
+The scripts train the same model with the same pause after each step, and make a checkpoint every
+`--checkpoint-seconds`. Measured for each: seconds from the creation of the second job to its admission and to its first
+step, and from the eviction of the first; from the deletion of the second to the first step of all four workers again;
+steps that the first job lost each time that its world changed; and its steps meanwhile.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from builders.cluster.queues import (
     Client,
     cluster_queue,
     evicted,
+    is_true,
     local_queue,
     priority_class,
     resource_flavor,
@@ -69,8 +72,8 @@ class Kind:
     make: Made
 
 
-def training_job(policy: str, name: str, labels: Object, workers: int, trace: Path) -> Object:
-    """Elastic job of a script that keeps its state by `trainingjob.State`."""
+def training_job(policy: str, seconds: int, name: str, labels: Object, workers: int, trace: Path) -> Object:
+    """Elastic job of a script that keeps its state by `trainingjob.State`, with a checkpoint every so many seconds."""
     command = ["python3", str(SCRIPTS / "elastic_state.py"), "ddp", "--trace", str(trace)]
     container = {
         "name": "trainer",
@@ -87,12 +90,13 @@ def training_job(policy: str, name: str, labels: Object, workers: int, trace: Pa
             "replicas": workers,
             "elastic": elastic,
             "warmStart": {"enabled": True},
+            "checkpoint": {"uri": f"file://{trace}/checkpoints", "everySeconds": seconds},
             "template": {"spec": {"containers": [container]}},
         },
     }
 
 
-def kinds(checkpoint_seconds: float) -> Mapping[str, Kind]:
+def kinds(checkpoint_seconds: int) -> Mapping[str, Kind]:
     def of_job_set(saves: bool) -> Made:
         resources = {"limits": GPU}
         return lambda name, labels, workers, trace: job_set(
@@ -100,7 +104,9 @@ def kinds(checkpoint_seconds: float) -> Mapping[str, Kind]:
         )
 
     def of_training_job(policy: str) -> Made:
-        return lambda name, labels, workers, trace: training_job(policy, name, labels, workers, trace)
+        return lambda name, labels, workers, trace: training_job(
+            policy, checkpoint_seconds, name, labels, workers, trace
+        )
 
     return {
         "TrainingJob, shrinks": Kind(TRAINING_JOBS, of_training_job("Shrink")),
@@ -118,6 +124,8 @@ class Bench:
     folder: Path
     evicted_at: dict[str, float] = field(default_factory=dict)
     """Unix seconds of the first eviction of a job, by its name."""
+    admitted_at: dict[str, float] = field(default_factory=dict)
+    """The same of its admission."""
 
     def create_queue(self) -> None:
         quota = [{"name": name, "nominalQuota": str(ALL)} for name in GPU]
@@ -133,6 +141,8 @@ class Bench:
         for owner in item["metadata"].get("ownerReferences", ()):
             if evicted(item):
                 self.evicted_at.setdefault(owner["name"], time.time())
+            if is_true(item, "Admitted"):
+                self.admitted_at.setdefault(owner["name"], time.time())
 
     def run(self, kind: Kind, number: str, trains: float) -> dict[str, float]:
         """Play one preemption, and return the figures by row.
@@ -150,14 +160,14 @@ class Bench:
         deleted = time.time()
         self._delete(kind, second)
         whole = until(f"{first} whole again", LIMIT, lambda: _first(low, ALL, deleted))
-        self._trains(low, ALL, 2.0)
         self._delete(kind, first)
         done = [step for step in steps(low) if step.rank == 0]
         return {
+            "from the creation of the preemptor to its admission": self.admitted_at[second] - created,
             "from the creation of the preemptor to its first step": first_step.at - created,
             "from the eviction to the first step of the preemptor": first_step.at - self.evicted_at[first],
             "from the end of the preemptor to a step of all workers": whole.at - deleted,
-            STEPS_AGAIN: again(done),
+            STEPS_LOST: lost(done),
             STEPS_MEANWHILE: sum(first_step.at < step.at < deleted for step in done),
         }
 
@@ -185,24 +195,24 @@ class Bench:
             until("no pods", LIMIT, lambda: not self.client.call("GET", path)["items"])
 
 
-STEPS_AGAIN, STEPS_MEANWHILE = "steps trained again", "steps of the first job while the preemptor trains"
+STEPS_LOST, STEPS_MEANWHILE = "steps lost", "steps of the first job while the preemptor trains"
 
 
 def _first(trace: Path, workers: int, after: float) -> Step | None:
     return next((step for step in steps(trace) if step.world == workers and step.at > after), None)
 
 
-def again(done: list[Step]) -> int:
-    """Return how many steps rank 0 has done that it had done before."""
-    return len(done) - len({step.step for step in done})
+def lost(done: Sequence[Step]) -> int:
+    """Return how many steps rank 0 went back in all."""
+    return sum(max(0, one.step - other.step + 1) for one, other in pairwise(done))
 
 
 def main() -> None:
     """Run all kinds in turns, print the tables, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="of each kind")
-    parser.add_argument("--checkpoint-seconds", type=float, default=10.0, help="between two checkpoints of a JobSet")
-    parser.add_argument("--only", nargs="+", choices=list(kinds(0.0)))
+    parser.add_argument("--checkpoint-seconds", type=int, default=10, help="between two checkpoints of a JobSet")
+    parser.add_argument("--only", nargs="+", choices=list(kinds(0)))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     all_kinds = kinds(options.checkpoint_seconds)
@@ -232,7 +242,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {}
     counts: dict[str, list[float]] = {}
     for row, samples in figures.items():
-        is_count = row in (STEPS_AGAIN, STEPS_MEANWHILE)
+        is_count = row in (STEPS_LOST, STEPS_MEANWHILE)
         report.show(row, samples, unit="steps" if is_count else "s")
         (counts if is_count else seconds).update({f"{name}: {row}": values for name, values in samples.items()})
     report.write(options.json, "queues", seconds, steps=counts, checkpoint_seconds=options.checkpoint_seconds)

@@ -19,7 +19,7 @@ import pytest
 from builders.cluster import drills, e2e
 from builders.cluster import kueue as kueue_builder
 from builders.cluster.kueue import Kueue
-from builders.cluster.platform import GIVE_UP, GPU, HIGH, QUOTAS, Platform, Release, lines
+from builders.cluster.platform import GIVE_UP, GPU, HIGH, QUOTAS, Platform, Release
 from builders.cluster.queues import KUEUE, evicted, shrunk
 from builders.cluster.quota_use import QuotaUse
 from builders.until import until
@@ -185,8 +185,6 @@ class Day:
     def uninstall(self, now: Release) -> None:
         self.unharmed("red", "yesterday")
         self.platform.uninstall(now)
-        for team in QUOTAS:
-            until(lambda team=team: not self.platform.workloads(team), f"no Workload of {team}", limit=GIVE_UP)  # type: ignore[misc]
         self.platform.remove_kueue()
         self.kueue.unregister_webhooks()
 
@@ -220,7 +218,7 @@ def test_a_first_day(platform: Platform, before: Release, day: Day) -> None:
         day.uninstall(now)
     assert not (breaches := use.breaches(list(QUOTAS), Decimal(ALL))), breaches[:10]
     left = {entry for entry in platform.inventory() - empty if not _of_a_namespace(entry)}
-    assert not left, lines(sorted(left))
+    assert not left, sorted(left)
     platform.kubectl("delete", "namespace", *QUOTAS)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,10 +71,11 @@ class Platform:
         return done.stdout
 
     def create_namespaces(self) -> None:
+        """Create those of the operator and of the teams, and wait for their service accounts."""
         for name in (SYSTEM, *QUOTAS):
             self.client.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-            account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-            until(lambda account=account: self.exists(account), f"the service account of {name}")  # type: ignore[misc]
+        accounts = [f"/api/v1/namespaces/{name}/serviceaccounts/default" for name in (SYSTEM, *QUOTAS)]
+        until(lambda: all(map(self.exists, accounts)), "the service accounts")
 
     def exists(self, path: str) -> bool:
         """Return whether there is such an object.
@@ -105,10 +105,13 @@ class Platform:
     def uninstall(self, release: Release) -> None:
         """Do what docs/install.md says under Uninstall."""
         self.kubectl("delete", "tj", "--all", "-A")
-        for team in QUOTAS:
-            until(lambda team=team: not self.items(f"/api/v1/namespaces/{team}/pods"), f"no pod of {team}")  # type: ignore[misc]
+        until(self._without_pods, "no pod of a team", limit=GIVE_UP)
+        until(lambda: not self.workloads(), "no Workload", limit=GIVE_UP)
         self.kubectl("delete", "-f", "-", stdin=release.manifests())
         self.kubectl("delete", "namespace", SYSTEM)
+
+    def _without_pods(self) -> bool:
+        return not any(self.items(f"/api/v1/namespaces/{team}/pods") for team in QUOTAS)
 
     def create_queues(self) -> None:
         self.client.call("POST", f"{KUEUE}/resourceflavors", resource_flavor(FLAVOR))
@@ -179,8 +182,8 @@ class Platform:
     def pods(self, team: str, name: str) -> list[Object]:
         return self.items(f"/api/v1/namespaces/{team}/pods?labelSelector=concertina.dev/job={name}")
 
-    def workloads(self, team: str) -> list[Object]:
-        return self.items(f"{KUEUE}/namespaces/{team}/workloads")
+    def workloads(self) -> list[Object]:
+        return self.items(f"{KUEUE}/workloads")
 
     def until(self, team: str, name: str, what: str, look: Callable[[Object], Any]) -> Object:
         """Return the job's status as soon as `look` finds it right."""
@@ -193,7 +196,7 @@ class Platform:
 
     def _describe(self, team: str, name: str) -> str:
         pods = [(pod["metadata"]["name"], pod["status"].get("phase")) for pod in self.pods(team, name)]
-        return yaml.safe_dump([self.status(team, name), pods, self.workloads(team)])
+        return yaml.safe_dump([self.status(team, name), pods, self.workloads()])
 
     def trains(self, team: str, name: str, replicas: int, past: int = 0) -> Object:
         """Return the status once so many replicas have done a step in a round after `past`."""
@@ -214,7 +217,3 @@ class Platform:
         for pod in self.items(OPERATOR_PODS):
             path = f"/api/v1/namespaces/{SYSTEM}/pods/{pod['metadata']['name']}"
             self.client.call("DELETE", path, {"gracePeriodSeconds": 0})
-
-
-def lines(objects: Sequence[str]) -> str:
-    return json.dumps(sorted(objects), indent=1)
