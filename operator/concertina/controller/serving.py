@@ -1,4 +1,4 @@
-"""HTTP endpoint for Prometheus. kopf serves the kubelet's probes."""
+"""HTTP endpoint for Prometheus."""
 
 from __future__ import annotations
 

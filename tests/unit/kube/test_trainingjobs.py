@@ -296,31 +296,3 @@ def test_a_name_of_the_server_that_is_not_in_its_address_holds_for_kopf_too(tmp_
                 await until_async(lambda: server.scans, "the discovery", lambda: server)
 
     asyncio.run(scenario())
-
-
-def test_probes_are_answered_before_jobs_are_followed(tmp_path: Path) -> None:
-    """A standby lives, too."""
-    (port,) = processes.free_ports("127.0.0.1", 1)
-    url = f"http://127.0.0.1:{port}/healthz"
-
-    async def health(session: aiohttp.ClientSession) -> tuple[int, Any] | None:
-        with contextlib.suppress(aiohttp.ClientConnectionError):
-            async with session.get(url) as answer:
-                return answer.status, await answer.json()
-        return None
-
-    async def scenario() -> None:
-        server = ApiServer()
-        async with (
-            api_server(tmp_path, server.answer) as config,
-            Client(await access.load(str(config)), give_up_after=0.0) as client,
-            TrainingJobs(client, "me", (), ("127.0.0.1", port), lambda: True).running(),
-            aiohttp.ClientSession() as session,
-            asyncio.timeout(LIMIT),
-        ):
-            while (answer := await health(session)) is None:
-                await asyncio.sleep(0.01)
-            assert answer == (200, {"leads": True})
-            assert server.watches == 0
-
-    asyncio.run(scenario())
