@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue next-kubernetes vale lint format docstrings bench crds pod-template monitoring lock clean environment binaries
+.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue next-kubernetes vale lint format docstrings bench crds pod-template chart-readme monitoring lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -82,6 +82,7 @@ lint: setup ## Check form, types, import rules, docstrings, commit subjects, pro
 	@$(BIN)/python tools/prose.py
 	@$(BIN)/python -m concertina.api.crd --check
 	@$(BIN)/python -m monitoring --check
+	@$(BIN)/python tools/chart_readme.py --check
 	@$(HELM) lint --strict --quiet charts/concertina
 	@$(HELM) template concertina charts/concertina --set 'watchNamespaces={a,b}' > /dev/null
 	@$(HELM) template concertina charts/concertina --set monitoring.alerts.enabled=true \
@@ -104,6 +105,9 @@ crds: environment ## Write the CRD into crds/ and the chart, from the models in 
 pod-template: environment ## Read the schema of a pod's template from the pinned Kubernetes, then write the CRD
 	@$(BIN)/python tools/podtemplate/generate.py
 	@$(BIN)/python -m concertina.api.crd
+
+chart-readme: environment ## Write the chart's README from the comments in its values.yaml
+	@$(BIN)/python tools/chart_readme.py
 
 monitoring: environment ## Write dashboards and alerts into the chart, from the code in monitoring/
 	@$(BIN)/python -m monitoring

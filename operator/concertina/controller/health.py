@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 from aiohttp import web
 
+from concertina.controller.serving import Answer, listening
 from concertina.kube.watch.lease import Lease
 
 
@@ -53,20 +53,7 @@ class Health:
         return web.json_response({"leads": self._lease.held, "leader": self._lease.holder})
 
 
-@contextlib.asynccontextmanager
-async def served(address: tuple[str, int] | None, health: Health) -> AsyncIterator[None]:
+def served(address: tuple[str, int] | None, health: Health) -> AbstractAsyncContextManager[None]:
     """Serve the endpoints on that address, or nothing when there is none."""
-    if address is None:
-        yield
-        return
-    app = web.Application()
-    app.add_routes(
-        [web.get(Path.LIVE, health.live), web.get(Path.READY, health.ready), web.get(Path.LEADER, health.leader)]
-    )
-    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, *address).start()
-        yield
-    finally:
-        await runner.cleanup()
+    answers: dict[str, Answer] = {Path.LIVE: health.live, Path.READY: health.ready, Path.LEADER: health.leader}
+    return listening(address, answers)

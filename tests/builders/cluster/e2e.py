@@ -58,10 +58,9 @@ def chart(*more: str) -> list[Object]:
 
 def prerequisites() -> str:
     """What an administrator applies once: CRD, namespace, and the right to read nodes, which has no namespace."""
-    crd = (ROOT / "crds/concertina.dev_trainingjobs.yaml").read_text()
     wide = [each for each in chart() if each["kind"] in CLUSTER_WIDE]
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    return crd + "\n---\n" + yaml.safe_dump_all([namespace, *wide])
+    return yaml.safe_dump_all([namespace, *wide])
 
 
 def trainer(**fields: Any) -> Object:

@@ -9,9 +9,7 @@ import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -23,7 +21,6 @@ from concertina.kube.resources import Raw
 from concertina.kube.watch import kopf_session
 from concertina.kube.watch.trainingjobs import Follower, TrainingJobs
 from concertina.local.control_plane.certificates import ClusterAuthority
-from concertina.local.host import processes
 
 GROUP, VERSION = "concertina.dev", "v1beta1"
 LIMIT = 20.0  # only to give up
