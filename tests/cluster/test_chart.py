@@ -216,9 +216,11 @@ def test_each_operator_names_the_leader_and_is_ready_to_be_it(release: Release) 
         """By pod, for those that answer."""
         found = {}
         for pod in json.loads(release.kubectl("get", "pods", "-o", "json"))["items"]:
-            with suppress(OSError, KeyError):
-                with urllib.request.urlopen(f"http://{pod['status']['podIP']}:8080{path}", timeout=10) as answer:
-                    found[pod["metadata"]["name"]] = (answer.status, answer.read().decode())
+            with (
+                suppress(OSError, KeyError),
+                urllib.request.urlopen(f"http://{pod['status']['podIP']}:8080{path}", timeout=10) as answer,
+            ):
+                found[pod["metadata"]["name"]] = (answer.status, answer.read().decode())
         return found
 
     def one_leads() -> bool:

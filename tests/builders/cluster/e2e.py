@@ -36,6 +36,8 @@ NAMESPACE = setting("NAMESPACE", "concertina-e2e")
 IMAGE, TAG = setting("IMAGE", "concertina/operator"), setting("TAG", "0.1.0")
 """Of operator, agent and trainer where the next ones don't say otherwise."""
 AGENT_IMAGE, TRAINER_IMAGE = setting("AGENT_IMAGE", IMAGE), setting("TRAINER_IMAGE", f"{IMAGE}:{TAG}")
+MORE_IMAGES = ("SCRIPT_IMAGE", "NO_PYTHON_IMAGE", "BARE_PYTHON_IMAGE")
+"""Settings that name other images; what lacks one is skipped."""
 SITE_PACKAGES, SITE = setting("SITE_PACKAGES"), "/site"
 """A folder of the nodes with torch in it, for a trainer image without, and where pods have it."""
 BUCKET = setting("BUCKET", "e2e")
