@@ -1,8 +1,8 @@
 """A new user's way on the cluster of KUBECONFIG: install the chart, test it, run the demo job, play three drills.
 
-`python -m builders.cluster.tour` reads the variables of `make test-e2e` (docs/drills.md). Its namespace and its release
-go with it. With CONCERTINA_E2E_TRAINER_IMAGE the bundled trainer trains, on data in CONCERTINA_E2E_SHARED, a folder that
-this machine and all nodes see. Without, a script trains in the agent's image: torch is large.
+`python -m builders.cluster.tour` reads the variables of `make test-e2e`, and removes its namespace and its release in
+the end. With CONCERTINA_E2E_TRAINER_IMAGE the bundled trainer trains, on data in CONCERTINA_E2E_SHARED: a folder that
+this machine and all nodes see. Without, a script trains in the agent's image, as torch is large.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def installed(cluster: Cluster) -> Iterator[None]:
     options = [f"--set-string={name}={value}" for name, value in texts.items()]
     options += ["--create-namespace", "--take-ownership", "--wait", "--timeout=5m"]
     chart = str(e2e.ROOT / "charts" / "concertina")
-    helm(cluster.kubeconfig, "install", RELEASE, chart, f"--set=watchNamespaces={{{e2e.NAMESPACE}}}", *options)
     try:
+        helm(cluster.kubeconfig, "install", RELEASE, chart, f"--set=watchNamespaces={{{e2e.NAMESPACE}}}", *options)
         yield
     finally:
         helm(cluster.kubeconfig, "uninstall", RELEASE, "--ignore-not-found")
-        cluster.kubectl("delete", "namespace", e2e.NAMESPACE, "--wait=false")
+        cluster.kubectl("delete", "namespace", e2e.NAMESPACE, "--ignore-not-found", "--wait=false")
 
 
 def prepare(shared: str) -> None:
