@@ -22,7 +22,7 @@ def versions() -> dict[str, str]:
     patterns = {
         "pyproject.toml": r'^version = "(.+)"$',
         "charts/concertina/Chart.yaml": r"^version: (.+)$",
-        "CHANGELOG.md": r"^## \[(.+?)\]",
+        "CHANGELOG.md": r"^## (.+?)(?: - \d{4}-\d{2}-\d{2})?$",
     }
     found = {path: re.search(pattern, (ROOT / path).read_text(), re.MULTILINE) for path, pattern in patterns.items()}
     return {path: match[1] if match else "" for path, match in found.items()}

@@ -24,13 +24,13 @@ def linters() -> dict[str, str]:
     return found | ({"zizmor": zizmor} if zizmor else {})
 
 
-def commands(found: dict[str, str], files: list[Path]) -> list[list[str]]:
-    """Return the commands that check the files."""
+def commands(found: dict[str, str], files: list[Path], root: Path) -> list[list[str]]:
+    """Return the commands that check the files. zizmor finds them, and Dependabot's settings, below `root` itself."""
     names = [str(path) for path in files]
     # Linters that a machine may have or lack must not change the result.
     actionlint = [found["actionlint"], "-no-color", "-shellcheck=", "-pyflakes="]
     zizmor = [found["zizmor"], "--offline", "--quiet", "--no-progress", "--config", str(CONFIGURATION)]
-    return [[*actionlint, *names], [*zizmor, str(ROOT)]]  # zizmor finds workflows and Dependabot's settings itself
+    return [[*actionlint, *names], [*zizmor, str(root)]]
 
 
 def main() -> int:
@@ -40,7 +40,7 @@ def main() -> int:
         print(f"workflows are not checked, as {' and '.join(sorted(missing))} is missing: run `make workflow-linters`")
         return 0
     files = sorted(WORKFLOWS.glob("*.yml"))
-    return max(subprocess.run(command, cwd=ROOT, check=False).returncode for command in commands(found, files))
+    return max(subprocess.run(command, cwd=ROOT, check=False).returncode for command in commands(found, files, ROOT))
 
 
 if __name__ == "__main__":
