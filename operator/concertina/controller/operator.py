@@ -19,6 +19,7 @@ from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
 from concertina.controller import master_keys, operator_log, serving, tracing
 from concertina.controller.cache.cluster_cache import ClusterCache
+from concertina.controller.health import Health, served
 from concertina.controller.job_metrics import JobCollector, phase_of
 from concertina.controller.master_keys import MasterKeyError, MasterKeys
 from concertina.controller.queue import KeyedQueue
@@ -100,8 +101,9 @@ async def serve(settings: OperatorSettings) -> int:
         serving.endpoints(settings, looks, TokenReviews(reviewer)),
     ):
         lease = Lease(lease_client, settings.namespace, settings.lease, settings.identity)
-        jobs = TrainingJobs(client, settings.identity, settings.watch_namespaces, settings.health, lambda: lease.held)
-        async with jobs.running():
+        health = Health(lease)
+        jobs = TrainingJobs(client, settings.identity, settings.watch_namespaces)
+        async with served(settings.health, health), jobs.running():
             _on_signals(stop)  # kopf has replaced the handlers
             jobs.ended.add_done_callback(functools.partial(_kopf_ended, stop))
             if not await _unless(stop, lease.acquire()):
@@ -111,7 +113,7 @@ async def serve(settings: OperatorSettings) -> int:
                 keys = await master_keys.read(client, settings)
                 operator = Operator(settings, client, pods, lease, keys, trace)
                 looks.append(operator.look)
-                return max(await operator.run(stop, jobs), int(jobs.ended.done()))
+                return max(await operator.run(stop, jobs, health.synced), int(jobs.ended.done()))
             finally:
                 await lease.release()
 
@@ -235,12 +237,17 @@ class Operator:
         self._listings: set[asyncio.Task[None]] = set()
         """Lists under way of jobs in namespaces that have just been selected."""
 
-    async def run(self, stop: asyncio.Event, jobs: TrainingJobs) -> int:
-        """Run until `stop` is set or a part ends, and return the exit code: 0 after `stop`."""
+    async def run(self, stop: asyncio.Event, jobs: TrainingJobs, synced: asyncio.Event) -> int:
+        """Run until `stop` is set or a part ends, and return the exit code: 0 after `stop`.
+
+        Args:
+            synced: Event that is set once everything that existed before this operator is known.
+        """
         parts = [asyncio.create_task(_kept_running(name, part), name=name) for name, part in self._parts().items()]
         try:
             if not await _unless(stop, self._sync()):
                 return 0
+            synced.set()
             self._queue.start()
             follower = Follower(
                 self._job_versions,
