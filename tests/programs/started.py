@@ -3,8 +3,8 @@
     python started.py FOLDER {"preload": [MODULE...], "memory": BYTES, "seconds": NUMBER} COMMAND...
 
 What the command prints comes out here; each run ends with a line on both streams. `memory` is what the container is to
-have, `seconds` how long imports may take. What each worker imports by itself, why a run was plain, and how many scripts
-forks have run, are said in lines of their own.
+have, `seconds` how long imports may take. Why a run was plain, and what each worker imports by itself, are said in lines
+of their own.
 """
 
 import asyncio
@@ -19,8 +19,6 @@ from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.warm_start import WarmStart
 from concertina_agent.workers.workers import Process, start_command
 
-TAKEN = [0]
-
 
 def end(way: str, code: object) -> None:
     for stream in (sys.stdout, sys.stderr):
@@ -32,7 +30,6 @@ def end(way: str, code: object) -> None:
 async def ended(process: Process, reaper: Reaper, way: str) -> None:
     code = await process.ended
     await process.last_lines()
-    TAKEN[0] += len(process.scripts)
     process.send_signal(9)  # what the command has left in the background
     for pid in reaper.strays():
         os.kill(pid, 9)
@@ -69,7 +66,6 @@ async def main(folder: Path, preload: tuple[str, ...], command: tuple[str, ...])
             end("why", warm.why)
     if warm.warm_start_skipped_modules:
         end("anew", warm.warm_start_skipped_modules)
-    end("taken", TAKEN[0])
     warm.stop()
 
 

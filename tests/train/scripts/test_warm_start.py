@@ -1,8 +1,9 @@
-"""Scripts that run plainly, and in forks of a parent that has imported what they need: nobody can tell them apart."""
+"""Commands that run plainly, and with scripts in forks of parents that have imported what they need: equal results."""
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,15 @@ import pytest
 
 from builders.programs import PROGRAMS, SEARCH_PATH
 
-PRELUDE = "import os, sys\n"
+PRELUDE = """import os, sys
+if __name__ == "__main__":
+    with open(os.path.expanduser("~/warmth"), "a") as file: file.write(str(int("anchor" in sys.modules)))
+    del file
+import anchor
+"""
+"""Beginning of each script: it notes whether it was started warm, and imports an installed package."""
+WARMTH = "0011"
+"""Notes of the plain start, of the one that is learned from, and of two warm ones."""
 
 
 def started(
@@ -22,12 +31,15 @@ def started(
     *command: str,
     preload: tuple[str, ...] = (),
     bounds: Mapping[str, int] = MappingProxyType({}),
+    warmth: str = WARMTH,
     **environment: str,
 ) -> dict[str, tuple]:
-    """What each way of starting it gave: stdout, stderr, and exit code, or why it was not started so."""
+    """What each way of starting it gave: stdout, stderr, and exit code, or what is said of it."""
     told = json.dumps({"preload": preload, **bounds})
     program = [sys.executable, str(PROGRAMS / "started.py"), str(folder / "volume"), told]
-    (folder / "volume").mkdir(exist_ok=True)
+    shutil.rmtree(folder / "volume", ignore_errors=True)
+    (folder / "volume").mkdir()
+    (folder / "warmth").write_text("")
     known = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(folder),
@@ -39,6 +51,7 @@ def started(
     ways: dict[str, tuple] = {}
     for (way, code, out), (_, _, err) in zip(_runs(ran.stdout), _runs(ran.stderr), strict=True):
         ways[way] = (out, err, code)
+    assert (folder / "warmth").read_text() == warmth, ran.stderr
     return ways
 
 
@@ -56,8 +69,8 @@ def _runs(text: str) -> list[tuple[str, str, str]]:
 
 
 def alike(ways: dict[str, tuple]) -> tuple:
-    assert list(ways) == ["plain", "warm", "learned", "again"], ways
-    for way in ("warm", "learned", "again"):
+    assert list(ways) == ["plain", "first", "warm", "again"], ways
+    for way in ("first", "warm", "again"):
         for plainly, warm in zip(ways["plain"], ways[way], strict=True):
             assert warm.split("\n") == plainly.split("\n"), way
     return ways["plain"]
@@ -180,7 +193,8 @@ SCRIPTS = {
         print(torch.initial_seed(), torch.rand(1).item(), numpy.random.rand())
     """,
     "threads of torch": THREADS,
-    "threads of torch, as it says before": "os.environ['OMP_NUM_THREADS'] = '3'" + THREADS,
+    "threads of torch, as it says before": f"""
+        os.environ['OMP_NUM_THREADS'] = '3'{THREADS}""",
     "the collector": """
         import gc, torch
         print(gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.callbacks, gc.garbage)
@@ -209,6 +223,7 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "beside.py").write_text("VALUE = 'beside'\n")
     (tmp_path / "seen").write_text("")
     (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "anchor.py").write_text("")
     (tmp_path / "site-packages" / "reads_variables.py").write_text(
         "import os\nVALUE = os.environ.get('READ_WHEN_IMPORTED')\n"
     )
@@ -224,8 +239,8 @@ def written(place: Path, text: str, name: str = "script.py") -> Path:
     return place / name
 
 
-MORE = ("threads of torch", "what a package has seeded stays seeded")
-"""Each starts three processes that import torch."""
+MORE = ("threads of torch", "threads of torch, as it says before", "what a package has seeded stays seeded")
+"""Each starts three processes that import torch, beside those of others that do."""
 LAW = "tests/train/scripts/test_warm_start.py::test_a_script_is_run_as_if_started_plainly"
 
 
@@ -234,7 +249,8 @@ LAW = "tests/train/scripts/test_warm_start.py::test_a_script_is_run_as_if_starte
 )
 def test_a_script_is_run_as_if_started_plainly(name, place):
     written(place, SCRIPTS[name])
-    alike(started(place, "python", "script.py", "--flag", "a b"))
+    warmth = "" if name == "a syntax error" else WARMTH
+    alike(started(place, "python", "script.py", "--flag", "a b", warmth=warmth))
 
 
 OTHERS = [Path.home() / f".pyenv/versions/{version}" for version in ("3.9*", "3.10*", "3.12*", "3.13*")]
@@ -294,7 +310,7 @@ def test_a_command_is_run_as_if_started_plainly(way, place):
     written(place, SCRIPTS["what a script knows of itself"])
     written(place, "from . import other; print(__name__, __package__, __spec__.name, sys.argv)", "package/__main__.py")
     written(place, "", "package/other.py")
-    alike(started(place, *WAYS[way]))
+    alike(started(place, *WAYS[way], warmth="" if "not there" in way or way == "code" else WARMTH))
 
 
 @pytest.mark.parametrize("unbuffered", ["1", "no"])
@@ -307,7 +323,7 @@ def test_what_is_printed_is_buffered_as_ever(unbuffered, place):
 BOUNDS = {
     "memory": ("HELD = b'x' * (100 << 20)", {"memory": 256 << 20}, "its imports take more than 64 MiB of memory"),
     "time": (
-        "import time; HELD = time.sleep(0 if 'RANK' in os.environ else 600)",
+        "import time; HELD = time.sleep(0 if os.environ.get('RANK') else 600)",
         {"seconds": 5},
         "its imports take longer than 5 s",
     ),
@@ -317,9 +333,16 @@ BOUNDS = {
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_what_is_imported_has_bounds_beyond_which_each_worker_imports_it(bound, place):
     heavy, bounds, why = BOUNDS[bound]
-    (place / "site-packages" / "heavy.py").write_text(PRELUDE + heavy)
+    (place / "site-packages" / "heavy.py").write_text("import os\n" + heavy)
     written(place, "print('heavy' in sys.modules); import heavy; print(len(sys.argv))")
-    ways = started(place, "python", "script.py", bounds=bounds)
-    assert ways.pop("anew")[2] == f"what the script imports ({why})"
+    ways = started(place, "python", "script.py", bounds=bounds, warmth="0000")
+    assert ways.pop("why")[2] == why
     assert alike(ways)[0] == "False\n1"
-    assert started(place, "python", "script.py", preload=("heavy",), bounds=bounds)["warm"][2] == why
+
+
+def test_what_is_preloaded_has_the_bounds_too(place):
+    heavy, bounds, why = BOUNDS["memory"]
+    (place / "site-packages" / "heavy.py").write_text("import os\n" + heavy)
+    written(place, "print('heavy' in sys.modules)")
+    ways = started(place, "python", "script.py", preload=("heavy",), bounds=bounds, warmth="0000")
+    assert ways.pop("why")[2] == why

@@ -190,6 +190,8 @@ class WarmProgram:
         size = self.size
         if size != self._seen_size:
             self._seen_size, self._quiet_since = size, now
+        if self.parent is not None and self.parent.lost and self._started < MOST_PARENTS:
+            self.renew()
         if size <= (self._tried_size if self.parent is None else self.parent.size):
             return
         if self.parent is None or self.parent.idle or now >= self._quiet_since + QUIET_SECONDS:
