@@ -3,8 +3,8 @@
     python started.py FOLDER {"preload": [MODULE...], "memory": BYTES, "seconds": NUMBER} COMMAND...
 
 What the command prints comes out here; each run ends with a line on both streams. `memory` is what the container is to
-have, `seconds` how long imports may take. Why a run was plain, and what each worker imports by itself, are said in lines
-of their own.
+have, `seconds` how long imports may take. Why a run was plain, and what each worker imports by itself, are said in
+lines of their own.
 """
 
 import asyncio

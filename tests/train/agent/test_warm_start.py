@@ -104,8 +104,8 @@ def test_a_script_that_is_killed_as_it_imports_is_warm_from_its_second_start_on(
 
 
 LINES = {
-    "a condition and a failure that is handled": "R=a; [ -e resumes ] && R=b; touch resumes; python script.py $R || exit 3",
-    "another folder, a pipe and a limit": "ulimit -n 500; mkdir -p runs; cd runs; python ../script.py 2>&1 | tee -a log",
+    "a condition and a failure": "R=a; [ -e old ] && R=b; touch old; python script.py $R || exit 3",
+    "another folder, a pipe and a limit": "ulimit -n 500; mkdir -p runs; cd runs; python ../script.py 2>&1 | tee log",
     "a wrapper": "env A=1 nice -n 1 sh -c 'python script.py'",
 }
 
@@ -126,6 +126,28 @@ def test_a_script_behind_a_shell_line_comes_back_with_its_modules_imported(line,
             (pid,) = job[0].worker_pids().values()
             os.killpg(pid, signal.SIGTERM)  # the shell's group, of which the script is a member
             await job.until(job[0], lambda report: report.round == 2 and report.failures, "it never ends")
+
+    asyncio.run(body())
+
+
+def test_a_kill_while_an_earlier_python_of_the_command_runs_changes_nothing(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    environment = {**prepared(folder), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    wait = "import os, time\nwhile not os.path.exists('prepared'): time.sleep(0.02)"
+    (folder / "prepare.py").write_text(f"import heavy\nprint('PREPARES', flush=True)\n{wait}")
+
+    async def body():
+        async with running(
+            folder, 1, ["--", "bash", "-c", "python prepare.py; python script.py"], **environment
+        ) as job:
+            await job.begin(1, job[0])
+            await seen(job[0], "PREPARES\n")
+            await killed_and_begun(job, 2)
+            (folder / "prepared").touch()
+            await seen(job[0], "UP 2 first\n")
+            await learned(job[0], times=2)
+            await killed_and_begun(job, 3)
+            await seen(job[0], "UP 3 first heavy\n")
 
     asyncio.run(body())
 
@@ -311,11 +333,18 @@ def test_what_can_not_be_preloaded_is_said_and_the_rest_is_warm(folder):
     asyncio.run(body())
 
 
-def test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned(folder):
-    environment = prepared(folder, more="ranked")
+@pytest.mark.parametrize("way", ["python", "a shell line"])
+def test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned(way, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    environment = {
+        **prepared(folder, more="ranked"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    line = "export HF_HOME=$PWD; cd site-packages; if true; then python -u ../script.py; fi"
+    command = python(folder) if way == "python" else ["--", "bash", "-c", line]
 
     async def body():
-        job = Job(folder, 2, python(folder), **environment)
+        job = Job(folder, 2, command, **environment)
         try:
             job[0].start()
             await job.until(job[0], lambda report: report.ready, "never ready")
@@ -324,7 +353,7 @@ def test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned(fo
             await learned(job[0])
             job[1].start()
             await job.until(job[1], lambda report: report.ready, "never ready")
-            parent = [event for event in job[1].events() if event["event"] == "script_parent"][-1]
+            (parent,) = [event for event in job[1].events() if event["event"] == "script_parent"]
             assert parent["learned"] > 0
             assert parent["left_out"] == {"ranked": "it reads RANK when it is imported"}
             await job.begin(2, *job.replicas.values())

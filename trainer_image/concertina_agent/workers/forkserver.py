@@ -134,7 +134,7 @@ class Forkserver:
 
     def serve(self) -> Optional[Forked]:
         """Serve requests. Return in each child, and return None in the parent once the agent closes its end."""
-        selector = selectors.DefaultSelector()
+        selector = selectors.PollSelector()  # has no file of its own, which a fork would have to close
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._wakeup, selectors.EVENT_READ)
         while True:

@@ -13,12 +13,13 @@ from collections.abc import Collection, Mapping
 from typing import Any, Optional
 
 from concertina_agent.workers.environment import VARYING
+from concertina_agent.workers.hand_over import VARIABLE
 from concertina_agent.workers.python_command import PythonCommand, Runs
 
 BEFORE_MAIN = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "KMP_", "GOMP_", "CUDA_", "TORCH")
 """Prefixes of variables that are read before a script can change them, or by libraries as they are loaded."""
-OF_THE_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
-"""Variables that a shell sets for each command, and that no import depends on."""
+IGNORED = frozenset({"_", "SHLVL", "PWD", "OLDPWD", VARIABLE, *VARYING})
+"""Variables that a shell or the agent sets for each command, and that no import of a parent depends on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ def reported(report: Mapping[str, Any]) -> Program:
         line, target, directory = tuple(report["line"]), report["target"], report["directory"]
         is_file = target not in ("", "-", "-c", "-m")
         script = os.path.realpath(os.path.join(directory, target)) if is_file else ""
-        environment = {name: value for name, value in report["environment"].items() if name not in VARYING}
+        environment = {name: value for name, value in report["environment"].items() if name not in IGNORED}
         folder = os.path.dirname(script) if script else directory
         return Program(line, len(line) - len(report["arguments"]), script, folder, directory, environment)
     except (KeyError, TypeError, AttributeError) as error:
@@ -119,9 +120,9 @@ def differing_variable(variables: Mapping[str, str], other: Mapping[str, str], r
     """
     names = dict.fromkeys((*variables, *other))
     differing = (name for name in names if variables.get(name) != other.get(name))
-    return next((name for name in differing if is_read(name, read) and name not in VARYING), "")
+    return next((name for name in differing if is_read(name, read)), "")
 
 
 def is_read(name: str, read: Collection[str]) -> bool:
     """Return whether a variable matters before a script can change it."""
-    return (name in read or name.startswith(BEFORE_MAIN)) and name not in OF_THE_SHELL
+    return (name in read or name.startswith(BEFORE_MAIN)) and name not in IGNORED

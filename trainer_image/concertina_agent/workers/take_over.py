@@ -62,11 +62,10 @@ def take_over(report: Mapping[str, Any], parent: int, fds: Sequence[int]) -> Sig
         parent: Process id of the warm parent.
         fds: Socket of the interpreter, and the files that it has inherited.
     """
-    interpreter, files = fds[0], fds[1:]
+    interpreter, *files = map(_raised, fds)
     try:
-        _become(report, files)
+        _become(report)
         signals = Signals(_ignored(report["pid"]), tuple(report["mask"]))
-        high = _raised(interpreter)
         _take_files(dict(zip(report["files"], files)))
         _take_streams()
     except Exception as error:
@@ -74,7 +73,7 @@ def take_over(report: Mapping[str, Any], parent: int, fds: Sequence[int]) -> Sig
         with contextlib.suppress(OSError), socket.socket(fileno=interpreter) as socket_:
             socket_.send(json.dumps({"record": report["record"], "plain": why}).encode())
         os._exit(0)
-    with socket.socket(fileno=high) as socket_:
+    with socket.socket(fileno=interpreter) as socket_:
         socket_.send(json.dumps({"pid": os.getpid(), "group": parent}).encode())
     return signals
 
@@ -85,7 +84,7 @@ def _ignored(pid: int) -> tuple[int, ...]:
     return tuple(number for number in FORWARDED - IGNORED_BY_PYTHON if mask >> (number - 1) & 1)
 
 
-def _become(report: Mapping[str, Any], files: Sequence[int]) -> None:
+def _become(report: Mapping[str, Any]) -> None:
     """Take over all but the files.
 
     Raises:
@@ -95,7 +94,7 @@ def _become(report: Mapping[str, Any], files: Sequence[int]) -> None:
     status = _status(pid)
     _check(pid, status)
     for number in report["files"]:
-        if number > 2 and number not in files and os.path.lexists(f"/proc/self/fd/{number}"):
+        if number > 2 and os.path.lexists(f"/proc/self/fd/{number}"):
             raise Unlike(f"the warm process has a file of its own at number {number}")
     try:
         os.setpgid(0, os.getpgid(pid))
@@ -148,12 +147,11 @@ def _take_limits(pid: int) -> None:
 
 def _take_files(received: Mapping[int, int]) -> None:
     """Give each received file its number."""
-    raised = {number: _raised(file) for number, file in received.items()}
     for number in range(3):
-        if number not in raised:
+        if number not in received:
             with contextlib.suppress(OSError):
                 os.close(number)
-    for number, file in raised.items():
+    for number, file in received.items():
         os.dup2(file, number)
         os.close(file)
 
