@@ -32,7 +32,7 @@ def started(
     warmth: str | None = WARMTH,
     **environment: str,
 ) -> dict[str, tuple]:
-    """What each way of starting it gave: stdout, stderr, and exit code, or what is said of it."""
+    """Return what each way of starting it gave: stdout, stderr, and exit code, or what is said of it."""
     told = json.dumps({"preload": preload, **bounds})
     program = [sys.executable, str(PROGRAMS / "started.py"), str(folder / "volume"), told]
     shutil.rmtree(folder / "volume", ignore_errors=True)
@@ -75,7 +75,7 @@ def alike(ways: dict[str, tuple]) -> tuple:
 
 
 def prepare(folder: Path) -> Path:
-    """A folder for a script, with installed packages and a module beside it."""
+    """Fill a folder for a script with installed packages and a module beside it."""
     (folder / "beside.py").write_text("VALUE = 'beside'\n")
     (folder / "seen").write_text("")
     (folder / "site-packages").mkdir()

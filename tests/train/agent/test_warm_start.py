@@ -176,7 +176,7 @@ def test_what_a_shell_left_in_the_background_ends_with_its_round(folder, monkeyp
 
 
 def scripts(folder: Path) -> list[int]:
-    """Processes of the script, but for warm parents and interpreters that stand in."""
+    """Return the processes of the script, but for warm parents and interpreters that stand in."""
     found = []
     for place in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

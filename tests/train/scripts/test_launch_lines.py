@@ -136,7 +136,7 @@ def test_an_import_that_depends_on_what_the_shell_sets_is_never_taken_from_anoth
 
 
 def console_script(place: Path, name: str, text: str) -> Path:
-    """An installed program beside an interpreter of a virtual environment of its own, as pip makes it."""
+    """Install a program beside the interpreter of a virtual environment, as pip does."""
     path = place / "venv" / "bin" / name
     path.write_text(f"#!{place}/venv/bin/python\nimport sys, os\n{text}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -145,7 +145,7 @@ def console_script(place: Path, name: str, text: str) -> Path:
 
 @pytest.fixture
 def venv(place: Path) -> Path:
-    """A virtual environment without pip, made by hand."""
+    """Make a virtual environment without pip."""
     bin_folder = place / "venv" / "bin"
     bin_folder.mkdir(parents=True)
     base = Path(sys.executable).resolve()

@@ -73,10 +73,10 @@ def from_json(line: str, base: Mapping[str, str]) -> Program:
         changes: Mapping[str, Optional[str]] = fields["environment"]
         variables = {**base, **changes}
         environment = {str(name): str(value) for name, value in variables.items() if value is not None}
-        line, words = tuple(map(str, fields["line"])), int(fields["words"])
+        command, words = tuple(map(str, fields["line"])), int(fields["words"])
         script, folder, directory = (str(fields[name]) for name in ("script", "folder", "directory"))
-        return Program(line, words, script, folder, directory, environment)
-    except (KeyError, TypeError, AttributeError) as error:
+        return Program(command, words, script, folder, directory, environment)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"no program: {error!r}") from error
 
 
