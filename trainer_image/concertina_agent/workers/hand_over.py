@@ -89,6 +89,8 @@ def _asked(start: int, path: str) -> str:
             "environment": dict(os.environ),
             "mask": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
             "files": files,
+            # Other processes may not be permitted to read it (ptrace_access_mode in ptrace(2)).
+            "personality": read_text("/proc/self/personality"),
         }
         socket.send_fds(agent, [json.dumps(report).encode()], files)
         answer = json.loads(agent.recv(MAX_PACKET) or b"{}")
@@ -97,6 +99,13 @@ def _asked(start: int, path: str) -> str:
         if "plain" in answer:
             agent.send(json.dumps({"plain": answer["plain"]}).encode())
         return str(answer.get("record", ""))
+
+
+def read_text(path: str) -> str:
+    """Return the text of a file, or an empty string if it cannot be read."""
+    with contextlib.suppress(OSError), open(path, errors="replace") as file:
+        return file.read()
+    return ""
 
 
 def _runs_file_or_module() -> bool:

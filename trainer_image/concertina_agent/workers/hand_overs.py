@@ -156,8 +156,8 @@ class HandOvers:
         answer: Union[Plain, Taken]
         try:
             answer = await self._decide(interpreter)
-        except ValueError as error:
-            log_event("hand_over_failed", error=str(error))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:  # what a stranger may send
+            log_event("hand_over_failed", error=f"{type(error).__name__}: {error}")
             answer = Plain()
         finally:
             _close(interpreter.fds[1:])

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from concertina_agent.workers.hand_over import FORWARDED
+from concertina_agent.workers.hand_over import FORWARDED, read_text
 
 SAME = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
 """Lines of /proc/PID/status that one process cannot take over from another."""
@@ -93,6 +93,8 @@ def _become(report: Mapping[str, Any]) -> None:
     pid = report["pid"]
     status = _status(pid)
     _check(pid, status)
+    if report["personality"] != read_text("/proc/self/personality"):
+        raise Unlike("its personality differs")
     for number in report["files"]:
         if number > 2 and os.path.lexists(f"/proc/self/fd/{number}"):
             raise Unlike(f"the warm process has a file of its own at number {number}")
@@ -122,9 +124,8 @@ def _check(pid: int, status: Mapping[str, str]) -> None:
     for name in ("root", "exe"):
         if os.readlink(f"/proc/{pid}/{name}") != os.readlink(f"/proc/self/{name}"):
             raise Unlike(f"its /proc/PID/{name} differs")
-    for name in ("cgroup", "personality"):
-        if _read(f"/proc/{pid}/{name}") != _read(f"/proc/self/{name}"):
-            raise Unlike(f"its {name} differs")
+    if read_text(f"/proc/{pid}/cgroup") != read_text("/proc/self/cgroup"):
+        raise Unlike("its cgroup differs")
     if _memory_policy(pid) != _memory_policy(os.getpid()):
         raise Unlike("its NUMA memory policy differs")
     if os.getsid(pid) != os.getsid(0):
@@ -140,7 +141,7 @@ def _take_limits(pid: int) -> None:
     if (nice := os.getpriority(os.PRIO_PROCESS, pid)) != os.getpriority(os.PRIO_PROCESS, 0):
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     os.sched_setaffinity(0, os.sched_getaffinity(pid))
-    if (adjustment := _read(f"/proc/{pid}/oom_score_adj")) != _read("/proc/self/oom_score_adj"):
+    if (adjustment := read_text(f"/proc/{pid}/oom_score_adj")) != read_text("/proc/self/oom_score_adj"):
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write(adjustment)
 
@@ -196,7 +197,7 @@ def _stream(number: int, before: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 def _status(pid: int) -> dict[str, str]:
-    lines = _read(f"/proc/{pid}/status").splitlines()
+    lines = read_text(f"/proc/{pid}/status").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
@@ -206,9 +207,3 @@ def _memory_policy(pid: int) -> str:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/numa_maps") as file:
         words = file.readline().split()  # the others would take a while
     return words[1] if len(words) > 1 else ""
-
-
-def _read(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, errors="replace") as file:
-        return file.read()
-    return ""
