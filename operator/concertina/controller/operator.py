@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from concertina import backoff, metrics
@@ -92,7 +93,7 @@ async def serve(settings: OperatorSettings) -> int:
     looks: list[serving.Look] = []
     metrics.LEADER.labels(LEASE).set(0)
     async with (
-        tracing.exporting(settings.tracing) as trace,
+        exporting(settings.tracing) as trace,
         Client(access, give_up_after=GIVE_UP_SECONDS) as client,
         Client(access, give_up_after=0.0) as pods,
         Client(access, give_up_after=GIVE_UP_SECONDS) as lease_client,  # so that renewals wait for no other request
@@ -115,6 +116,16 @@ async def serve(settings: OperatorSettings) -> int:
                 return max(await operator.run(stop, jobs, health.synced), int(jobs.ended.done()))
             finally:
                 await lease.release()
+
+
+def exporting(on: bool) -> AbstractAsyncContextManager[tracing.Export | None]:
+    """Return the context of the function that exports traces, which is None when traces are off."""
+    if not on:
+        return nullcontext()
+    # The import delays the start of a new operator, which may have failures to answer.
+    from concertina.controller import otlp_traces
+
+    return otlp_traces.exporting()
 
 
 def _kopf_ended(stop: asyncio.Event, ended: asyncio.Task[None]) -> None:
