@@ -14,6 +14,7 @@ from concertina.local.binaries import programs
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = ROOT / ".github" / "workflows"
+DEPENDABOT = ROOT / ".github" / "dependabot.yml"
 CONFIGURATION = ROOT / ".github" / "zizmor.yml"
 
 
@@ -24,13 +25,14 @@ def linters() -> dict[str, str]:
     return found | ({"zizmor": zizmor} if zizmor else {})
 
 
-def commands(found: dict[str, str], files: list[Path], root: Path) -> list[list[str]]:
-    """Return the commands that check the files. zizmor finds them, and Dependabot's settings, below `root` itself."""
+def commands(found: dict[str, str], files: list[Path]) -> list[list[str]]:
+    """Return the commands that check the workflows. zizmor reads Dependabot's settings too."""
     names = [str(path) for path in files]
     # Linters that a machine may have or lack must not change the result.
     actionlint = [found["actionlint"], "-no-color", "-shellcheck=", "-pyflakes="]
     zizmor = [found["zizmor"], "--offline", "--quiet", "--no-progress", "--config", str(CONFIGURATION)]
-    return [[*actionlint, *names], [*zizmor, str(root)]]
+    # By name: in a copy without .git zizmor would also read what packages in .venv bring along.
+    return [[*actionlint, *names], [*zizmor, *names, str(DEPENDABOT)]]
 
 
 def main() -> int:
@@ -40,7 +42,7 @@ def main() -> int:
         print(f"workflows are not checked, as {' and '.join(sorted(missing))} is missing: run `make workflow-linters`")
         return 0
     files = sorted(WORKFLOWS.glob("*.yml"))
-    return max(subprocess.run(command, cwd=ROOT, check=False).returncode for command in commands(found, files, ROOT))
+    return max(subprocess.run(command, cwd=ROOT, check=False).returncode for command in commands(found, files))
 
 
 if __name__ == "__main__":

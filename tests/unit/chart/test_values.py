@@ -33,7 +33,7 @@ def deployment(*settings: str) -> dict[str, Any]:
 
 
 def pods(*settings: str) -> list[dict[str, Any]]:
-    """Return the specs of the operator's pod and of the test's, which share image, environment and placement."""
+    """Return the specs of the operator's pod and of the test's, which have most of their fields in common."""
     (test,) = (each for (kind, _, _), each in everything(*settings).items() if kind == "Pod")
     return [deployment(*settings)["spec"]["template"]["spec"], test["spec"]]
 

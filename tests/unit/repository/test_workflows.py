@@ -87,7 +87,7 @@ def test_the_linters_find_what_is_wrong(tmp_path: Path) -> None:
     )
     said = [
         subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        for command in workflow_lint.commands(workflow_lint.linters(), [bad], tmp_path)
+        for command in workflow_lint.commands(workflow_lint.linters(), [bad])
     ]
     assert "potentially untrusted" in said[0].stdout
     for rule in ("unpinned-uses", "template-injection", "dangerous-triggers"):
