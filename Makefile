@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue next-kubernetes vale lint format docstrings bench crds pod-template monitoring lock clean environment binaries
+.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue next-kubernetes vale lint format docstrings bench crds pod-template monitoring reference docs lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -82,6 +82,7 @@ lint: setup ## Check form, types, import rules, docstrings, commit subjects, pro
 	@$(BIN)/python tools/prose.py
 	@$(BIN)/python -m concertina.api.crd --check
 	@$(BIN)/python -m monitoring --check
+	@$(BIN)/python -m tools.reference --check
 	@$(HELM) lint --strict --quiet charts/concertina
 	@$(HELM) template concertina charts/concertina --set 'watchNamespaces={a,b}' > /dev/null
 	@$(HELM) template concertina charts/concertina --set monitoring.alerts.enabled=true \
@@ -107,6 +108,14 @@ pod-template: environment ## Read the schema of a pod's template from the pinned
 
 monitoring: environment ## Write dashboards and alerts into the chart, from the code in monitoring/
 	@$(BIN)/python -m monitoring
+
+reference: environment ## Write the generated pages of docs/reference, from the CRD, the commands, the metrics and the chart
+	@$(BIN)/python -m tools.reference
+
+docs: ## Build the documentation site into out/site, and fail on a broken link
+	@tools/install-environment.sh out/docs-environment docs
+	@NO_MKDOCS_2_WARNING=1 out/docs-environment/bin/mkdocs build --strict --quiet
+	@echo "docs: open out/site/index.html"
 
 lock: environment ## Pin anew what the environments hold (within pyproject.toml's bounds)
 	@$(BIN)/python tools/lock.py --upgrade
