@@ -54,9 +54,11 @@ def _refusal(cluster: LocalCluster, namespace: str, manifest: dict[str, Any]) ->
 
 
 def _merged(base: Any, part: Any) -> Any:
-    """Return `base` with the fields of `part`; a list replaces a list."""
+    """Return `base` with the fields of `part`; a list replaces a list, and a mixture of data the one URI."""
     if not (isinstance(base, dict) and isinstance(part, dict)):
         return part
+    if "mixture" in part:
+        base = {name: value for name, value in base.items() if name != "uri"}
     return base | {name: _merged(base[name], value) if name in base else value for name, value in part.items()}
 
 
