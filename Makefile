@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue jobset next-kubernetes vale workflow-linters kind lint check-docs format docstrings bench crds pod-template chart-readme monitoring lock clean environment binaries
+.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue jobset next-kubernetes vale workflow-linters kind lint check-docs format docstrings bench crds pod-template chart-readme monitoring reference docs lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -94,6 +94,7 @@ lint: setup ## Check form, types, import rules, docstrings, commit subjects, pro
 	@$(BIN)/python -m concertina.api.crd --check
 	@$(BIN)/python -m monitoring --check
 	@$(BIN)/python tools/chart_readme.py --check
+	@$(BIN)/python -m tools.reference --check
 	@$(HELM) lint --strict --quiet charts/concertina
 	@$(HELM) template concertina charts/concertina --set 'watchNamespaces={a,b}' > /dev/null
 	@$(HELM) template concertina charts/concertina --set monitoring.alerts.enabled=true \
@@ -126,6 +127,14 @@ chart-readme: environment ## Write the chart's README from the comments in its v
 
 monitoring: environment ## Write dashboards and alerts into the chart, from the code in monitoring/
 	@$(BIN)/python -m monitoring
+
+reference: environment ## Write the generated pages of docs/reference, from the CRD, the commands, the metrics and the chart
+	@$(BIN)/python -m tools.reference
+
+docs: ## Build the documentation site into out/site, and fail on a broken link
+	@tools/install-environment.sh out/docs-environment docs
+	@NO_MKDOCS_2_WARNING=1 out/docs-environment/bin/mkdocs build --strict --quiet
+	@echo "docs: open out/site/index.html"
 
 lock: environment ## Pin anew what the environments hold (within pyproject.toml's bounds)
 	@$(BIN)/python tools/lock.py --upgrade
