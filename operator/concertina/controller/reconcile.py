@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import concertina_protocol as protocol
 from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
 from concertina.controller.cache.cluster_cache import ClusterCache
@@ -223,6 +224,7 @@ class Reconciler:
         for send in self.connections.send(uid, (action for action in plan.actions if isinstance(action, Send))):
             kind, message = type(send.message).__name__.lower(), send.message
             log_event(kind, **job.named(message.round), replica=send.replica, claim=message.claim)
+            job.asked = job.asked or isinstance(message, protocol.Prepare)
         self.connections.watch(uid, plan.watch, waits=not plan.status.world.round)
         for event in plan.events:
             log_event("event", **job.named(), type=event.type, reason=event.reason, message=event.message)

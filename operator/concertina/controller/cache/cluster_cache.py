@@ -121,7 +121,7 @@ class ClusterCache:
         if job is None:
             return 0.0
         world = job.view.status.world
-        waits = not world.round and world.claim is None
+        waits = not world.round and world.claim is None and not job.asked
         return max(WAITING_GAP_SECONDS if waits else 0.0, min(job.decided_in / DECIDING, LONGEST_GAP_SECONDS))
 
     @property

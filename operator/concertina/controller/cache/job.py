@@ -53,6 +53,8 @@ class CachedJob:
     """Processor time in seconds of the last pass's decision. It is 0.03 for a job of a thousand replicas."""
     counted: tuple[str, float] | None = None
     """Last `status.goodput.at` that this operator has written, and the time of that write on the monotonic clock."""
+    asked: bool = False
+    """Whether this operator has asked agents of the job to prepare a round."""
     given_up: frozenset[str] = frozenset()
     """Uids of the job's pods that may be treated as dead because they are silent, for as long as they are silent."""
     taken_back: TakenBack = field(default_factory=TakenBack)
