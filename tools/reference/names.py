@@ -47,6 +47,7 @@ OPERATOR = {
     "CONCERTINA_NAMESPACE": "Namespace that the operator runs in. Required.",
     "CONCERTINA_MASTER_KEY_SECRET": "Name of the Secret that holds the master key. Required.",
     "CONCERTINA_IMAGE_AGENT": "Image that holds the agent. Required.",
+    "CONCERTINA_IMAGE_AGENT_PULL_POLICY": "Pull policy of the image that holds the agent.",
     "CONCERTINA_MASTER_KEY_CREATE": "`true`: the operator creates the Secret if it does not exist.",
     "CONCERTINA_LEASE": "Name of the Lease by which one operator acts at a time.",
     "CONCERTINA_WATCH_NAMESPACES": "Namespaces that are served, separated by commas. Empty: all.",
@@ -98,6 +99,7 @@ WORKER = {
     "CONCERTINA_HEARTBEAT": "File in which the worker shows that it is alive.",
     "CONCERTINA_STEP_FILE": "File in which optimizer steps are counted.",
     "CONCERTINA_WARM_PARENT": "Internal: connects the worker with the process that has imported its modules.",
+    "CONCERTINA_WARM_SOCKET": "Internal: the socket at which an interpreter describes itself to the agent.",
 }
 MACHINE = {
     "CONCERTINA_LOCAL_CLUSTER": "Marks the processes of a local cluster.",

@@ -30,5 +30,5 @@ def _texts() -> Iterator[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
-    for path in sorted(TEMPLATES.iterdir()):
+    for path in sorted(path for path in TEMPLATES.rglob("*") if path.is_file()):
         yield from re.findall(r"[\w./-]+", path.read_text())
