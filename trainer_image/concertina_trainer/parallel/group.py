@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import os
@@ -12,13 +13,17 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore, distributed_c10d
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from concertina_protocol.lost_peer import LOST_PEER
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.degrees import Degrees
 from concertina_trainer.parallel.mesh import Meshes
 from concertina_trainer.parallel.step_times import StepTimes
 
+MOST_GROUPS = 1 << 16
+"""Bound of the number of groups of a round."""
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 _SIOCGIFADDR = 0x8915
 
@@ -123,6 +128,9 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(environment["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+    # Each group of a round has another name than any of an earlier round, so that one that something has kept is an
+    # error, and never a group of this round.
+    distributed_c10d._world.group_count = int(environment["CONCERTINA_ROUND"]) * MOST_GROUPS
     store = TCPStore(
         environment["MASTER_ADDR"],
         int(environment["MASTER_PORT"]),
@@ -139,6 +147,39 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed:
         device_id=device if device.type == "cuda" else None,
     )
     return DistContext.of(rank, size, device, parallelism, routed)
+
+
+def abort() -> None:
+    """Make all collectives of this process raise, those of other threads too (private API of torch).
+
+    Closing a group waits for its collectives. Without an abort, a survivor waits for the other survivors until the
+    timeout of the group.
+    """
+    for group in list(distributed_c10d._world.pg_names):
+        with contextlib.suppress(RuntimeError):  # it is being made, or has been closed
+            group.abort()
+
+
+def lost_peer(error: Exception, aborted: bool) -> bool:
+    """Return whether an error only says that a peer is gone, or that the groups of this process were aborted.
+
+    After any other error, as of a device or of memory, the process can't be trusted.
+    """
+    if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
+        return False
+    return aborted or any(sign in str(error) for sign in LOST_PEER)
+
+
+def leave() -> None:
+    """Close all groups, and drop what torch has cached about their meshes.
+
+    A mesh of the next world can be equal to one of this world, where this rank had another place. Gradients would be
+    silently wrong (decision "A survivor keeps its process").
+    """
+    abort()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _clear_sharding_prop_cache()
 
 
 def make_deterministic() -> None:
