@@ -50,6 +50,7 @@ from concertina_protocol.messages.operator_calls import (
     Refused,
     Relay,
     Relayed,
+    Replaced,
     Save,
     Watch,
 )
@@ -151,6 +152,7 @@ __all__ = [
     "Refused",
     "Relay",
     "Relayed",
+    "Replaced",
     "Report",
     "ReportChange",
     "Restore",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import enum
 import os
 import signal
 import socket
@@ -25,7 +24,7 @@ from concertina_agent.workers.starters import Starter
 from concertina_agent.workers.step_file import StepFile
 from concertina_agent.workers.worker_memory import oom_kills
 from concertina_agent.workers.workers import Process, StartError
-from concertina_protocol import Assign
+from concertina_protocol import Assign, Replaced
 from concertina_protocol import worker_channel as w
 from concertina_protocol.heartbeat import VARIABLE, HeartbeatFile
 from concertina_protocol.log import log_event
@@ -44,19 +43,6 @@ STORE_SECONDS = 0.1
 It serves the store, and torch's client retries only after 0.3 to 1 s if there is none (decision "Worker 0 comes
 first").
 """
-
-
-class Replaced(str, enum.Enum):
-    """Reason why another process takes the place of a worker when its round ends."""
-
-    STARTING = "starting"
-    """It has not opened its channel yet."""
-    UNABLE = "unable"
-    """It can't stay: a GPU, or a trainer of an earlier version."""
-    STOPPED = "stopped"
-    """It is stopped (SIGSTOP)."""
-    LATE = "late"
-    """It has not left within LEAVE_SECONDS."""
 
 
 @dataclasses.dataclass
@@ -371,8 +357,10 @@ class LocalWorkers:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    async def halt(self) -> None:
+    async def halt(self) -> tuple[Replaced, ...]:
         """End the current round, and return when its workers have left it or have written their last byte.
+
+        Return why those that had not ended were killed.
 
         Workers that stay leave within LEAVE_SECONDS; all other processes of the round get SIGKILL. A process with a GPU
         then still takes a quarter of a second to end. Only the next processes of this replica wait for that (decision
@@ -381,9 +369,12 @@ class LocalWorkers:
         async with self._ending:
             await self._stop_starting()
             workers = list(self._workers.values())
-            stay = await asyncio.gather(*(self._leave(worker) for worker in workers))
-            self._staying.update({worker.local_rank: worker for worker, stays in zip(workers, stay) if stays})
-            await self._kill([worker for worker, stays in zip(workers, stay) if not stays])
+            asked = workers if self._settings.bundled else []
+            reasons = await asyncio.gather(*(self._leave(worker) for worker in asked))
+            staying = [worker for worker, why in zip(asked, reasons) if why is None and worker.running]
+            self._staying.update({worker.local_rank: worker for worker in staying})
+            await self._kill([worker for worker in workers if worker not in staying])
+            return tuple(why for why in reasons if why is not None)
 
     async def kill(self) -> None:
         """Kill all processes, and return when they and all strays have been reaped."""
@@ -402,19 +393,17 @@ class LocalWorkers:
         for process in self._store_processes:  # workers may be waiting for it
             process.send_signal(signal.SIGKILL)
 
-    async def _leave(self, worker: LocalWorker) -> bool:
-        """Ask a worker to leave its round. Return whether it has, and stays; otherwise it is killed."""
-        why = await self._replaced(worker)
-        if why is None and worker.running:
-            return True
+    async def _leave(self, worker: LocalWorker) -> Optional[Replaced]:
+        """Ask a worker to leave its round. If it does not, kill it and return the reason, or None if it has ended."""
+        why = await self._stands_in_the_way(worker)
         if why is not None:
             log_event("worker_replaced", round=worker.round, rank=worker.rank, pid=worker.process.pid, why=why.value)
-        worker.process.send_signal(signal.SIGKILL)
-        return False
+            worker.process.send_signal(signal.SIGKILL)
+        return why
 
-    async def _replaced(self, worker: LocalWorker) -> Optional[Replaced]:
-        """Return the reason why another process takes the place of a worker that has not ended, or None."""
-        if not worker.running or not self._settings.bundled:
+    async def _stands_in_the_way(self, worker: LocalWorker) -> Optional[Replaced]:
+        """Return the reason why a worker that has not ended can't enter the next round, or None."""
+        if not worker.running:
             return None
         if worker.channel is None:
             return Replaced.STARTING

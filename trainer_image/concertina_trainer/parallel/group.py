@@ -7,6 +7,7 @@ import datetime
 import fcntl
 import os
 import socket
+import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -150,14 +151,24 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed:
 
 
 def abort() -> None:
-    """Make all collectives of this process raise, those of other threads too (private API of torch).
+    """Make all collectives of this process raise, those of other threads too.
 
-    Closing a group waits for its collectives. Without an abort, a survivor waits for the other survivors until the
-    timeout of the group.
+    NCCL has an abort (private API of torch). That of gloo leaves a collective that waits for a rank which is alive, as
+    the other survivors are, waiting until the timeout of the group. Gloo does raise if a connection ends. So each
+    connection of this process ends here, that to the store too, for which a rank may be waiting. A reader of data opens
+    its connections again.
     """
-    for group in list(distributed_c10d._world.pg_names):
-        with contextlib.suppress(RuntimeError):  # it is being made, or has been closed
-            group.abort()
+    if torch.cuda.is_available() and dist.is_initialized():
+        distributed_c10d._abort_process_group()
+        return
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                is_internet = connection.family in (socket.AF_INET, socket.AF_INET6)
+                if is_internet and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 def lost_peer(error: Exception, aborted: bool) -> bool:
@@ -176,7 +187,6 @@ def leave() -> None:
     A mesh of the next world can be equal to one of this world, where this rank had another place. Gradients would be
     silently wrong (decision "A survivor keeps its process").
     """
-    abort()
     if dist.is_initialized():
         dist.destroy_process_group()
     _clear_sharding_prop_cache()

@@ -26,6 +26,8 @@ class Preparation:
     left_out: bool = False
     """Whether the round has its members and this replica is not one of them."""
     gone: bool = False
+    replaced: tuple[p.Replaced, ...] = ()
+    """Reasons why workers are new processes, as in Prepared."""
     store: Optional[str] = None
     reachable: Optional[tuple[str, ...]] = None
     answer: Optional[p.Prepared] = None
