@@ -3,8 +3,18 @@
 import asyncio
 import json
 import os
+import shutil
+from pathlib import Path
 
+import pytest
+
+from builders.train import node
 from builders.train.replicas import newest_complete, running, trained
+
+WARM_ROUNDS = 5
+"""Rounds after which all caches have their size."""
+GROWTH_KIB = 8 << 10
+"""The most that the allocator of C may add."""
 
 
 def test_survivors_keep_their_process(folder, trainer):
@@ -47,3 +57,36 @@ def test_survivors_keep_their_process(folder, trainer):
                     print(r.log()[-6000:])
 
     asyncio.run(main())
+
+
+def used(pid: int) -> tuple[int, int, int]:
+    """Open files, threads, and resident KiB of a process."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    return len(os.listdir(f"/proc/{pid}/fd")), int(status["Threads"]), int(status["VmRSS"].split()[0])
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        20,
+        pytest.param(
+            200, marks=pytest.mark.long(law="tests/train/trainer/test_in_process.py::test_rounds_leave_nothing_behind")
+        ),
+    ],
+)
+def test_rounds_leave_nothing_behind(folder, parent, trainer, rounds):
+    """Two processes change ranks in each round; after the first ones neither has more files, threads or memory."""
+    job, restore, seen = node.Job(folder, parent, {**trainer, "steps": 10_000}, stays=True), node.FRESH, []
+    for i in range(rounds):
+        job.run(2, restore, node.Script(drain=(2 * i + 2, False)))
+        restore = job.newest()
+        for old in folder.glob("node-*/*/round-*"):  # as agents do
+            if int(old.name.partition("-")[2]) < job.number:
+                shutil.rmtree(old)
+        assert len(job.survivors) == 2
+        seen.append([used(pid) for pid in sorted(survivor.pid for survivor in job.survivors)])
+    for process in range(2):
+        files, threads, resident = zip(*(each[process] for each in seen[WARM_ROUNDS:]), strict=True)
+        assert max(files) <= files[0] + 2, files
+        assert max(threads) <= threads[0] + 2, threads
+        assert resident[-1] <= resident[0] + GROWTH_KIB, resident
