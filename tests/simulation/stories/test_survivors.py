@@ -61,7 +61,11 @@ def survive(patch: Patch, seed: int) -> list[str]:
 
 
 def play(seed: int, patch: Patch, others: Iterable[Strike] = ()) -> list[str]:
-    """A run to its end, in which a worker is killed. Raises Violation."""
+    """Play a run to its end, in which a worker is killed, and return what was said too late.
+
+    Raises:
+        Violation: When the run breaks a rule.
+    """
     said = survive(patch, seed)
     world = World(seed, schedule=(Strike(5.0 + seed % 4, "kill_worker", seed), *others))
     world.run()

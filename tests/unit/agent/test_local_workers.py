@@ -184,7 +184,7 @@ class Channel:
 
 
 async def staying(local: LocalWorkers, starter: Starter) -> tuple[LocalWorker, Channel]:
-    """A worker of round 1 that can stay."""
+    """Return a worker of round 1 that can stay."""
     begin(local, 1)
     await begun(local, 1, starter)
     worker, channel = await local.of(starter.processes[0].pid), Channel()
