@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue next-kubernetes vale lint format docstrings bench crds pod-template monitoring lock clean environment binaries
+.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue jobset next-kubernetes vale workflow-linters kind lint check-docs format docstrings bench crds pod-template chart-readme monitoring reference docs lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -57,6 +57,9 @@ test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one 
 e2e-prerequisites: setup ## Print what test-e2e must find on the cluster, for `kubectl apply --server-side -f -`
 	@PYTHONPATH=tests $(BIN)/python -m builders.cluster.e2e
 
+kind: setup ## Try everything on a cluster of two nodes by kind: images, chart, demo job, three drills; needs docker or podman
+	@PYTHONPATH=tests $(BIN)/python -m builders.cluster.kind
+
 azurite: setup ## Install Azurite, by which az:// is tested (once, a minute or two; needs Node.js and npm)
 	@PYTHONPATH=tests $(BIN)/python -m builders.stores.azurite
 
@@ -66,13 +69,20 @@ prometheus: environment ## Have Prometheus and promtool, by which dashboards and
 kueue: environment ## Build Kueue's controller, beside which long tests run the operator (once; 4 minutes on 2 cores)
 	@$(BIN)/python tools/binaries.py kueue
 
+jobset: environment ## Build JobSet's controller, beside which benchmarks/queues.py measures (once; 4 minutes on 2 cores)
+	@$(BIN)/python tools/binaries.py jobset
+
 next-kubernetes: environment ## Have the next version of Kubernetes, by which gangs are tested (once; built, 5 minutes on 2 cores)
 	@$(BIN)/python tools/binaries.py next-kubernetes
 
 vale: environment ## Provide Vale, with which `make lint` checks prose (once; built, 2 minutes on 2 cores)
 	@$(BIN)/python tools/binaries.py vale
 
-lint: setup ## Check form, types, import rules, docstrings, commit subjects, prose, the CRD, dashboards and alerts, and the chart; change nothing
+workflow-linters: environment ## Provide actionlint and zizmor, with which `make lint` checks workflows (once, a minute)
+	@$(BIN)/python tools/binaries.py actionlint
+	@VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --require-hashes -r tools/zizmor/requirements.txt
+
+lint: setup ## Check form, types, import rules, docstrings, commit subjects, prose, workflows, the CRD, dashboards, alerts and the chart; change nothing
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -80,8 +90,11 @@ lint: setup ## Check form, types, import rules, docstrings, commit subjects, pro
 	@$(BIN)/python tools/docstring_ratchet.py
 	@$(BIN)/python tools/commit_subjects.py
 	@$(BIN)/python tools/prose.py
+	@$(BIN)/python tools/workflow_lint.py
 	@$(BIN)/python -m concertina.api.crd --check
 	@$(BIN)/python -m monitoring --check
+	@$(BIN)/python tools/chart_readme.py --check
+	@$(BIN)/python -m tools.reference --check
 	@$(HELM) lint --strict --quiet charts/concertina
 	@$(HELM) template concertina charts/concertina --set 'watchNamespaces={a,b}' > /dev/null
 	@$(HELM) template concertina charts/concertina --set monitoring.alerts.enabled=true \
@@ -91,6 +104,10 @@ lint: setup ## Check form, types, import rules, docstrings, commit subjects, pro
 format: environment ## Put the sources into form
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format .
+
+check-docs: environment ## Check the documents: links, paths, long lines, decisions, and what is generated
+	@$(BIN)/python tools/chart_readme.py --check
+	@$(BIN)/python -m pytest -q tests/unit/repository/test_docs.py tests/unit/repository/test_runbooks.py
 
 docstrings: environment ## Record the number of docstring violations of each package, after it fell
 	@$(BIN)/python tools/docstring_ratchet.py --write
@@ -105,8 +122,19 @@ pod-template: environment ## Read the schema of a pod's template from the pinned
 	@$(BIN)/python tools/podtemplate/generate.py
 	@$(BIN)/python -m concertina.api.crd
 
+chart-readme: environment ## Write the chart's README from the comments in its values.yaml
+	@$(BIN)/python tools/chart_readme.py
+
 monitoring: environment ## Write dashboards and alerts into the chart, from the code in monitoring/
 	@$(BIN)/python -m monitoring
+
+reference: environment ## Write the generated pages of docs/reference, from the CRD, the commands, the metrics and the chart
+	@$(BIN)/python -m tools.reference
+
+docs: ## Build the documentation site into out/site, and fail on a broken link
+	@tools/install-environment.sh out/docs-environment docs
+	@NO_MKDOCS_2_WARNING=1 out/docs-environment/bin/mkdocs build --strict --quiet
+	@echo "docs: open out/site/index.html"
 
 lock: environment ## Pin anew what the environments hold (within pyproject.toml's bounds)
 	@$(BIN)/python tools/lock.py --upgrade

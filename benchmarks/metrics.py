@@ -196,7 +196,7 @@ def _agent() -> dict[str, list[float]]:
     scrapes, workers = [], worker_processes.WorkerProcesses()
     for _ in range(50):
         used = time.process_time()
-        workers.look([worker_processes.WorkerProcess(0, 0, 1)])
+        workers.look([worker_processes.WorkerProcess(0, 0, (1,))])
         render(training.samples(told[-1], None, 0.0), (("namespace", "n"), ("trainingjob", "j"), ("replica", "r")))
         scrapes.append((time.process_time() - used) * 1e3)
     return {**rows, "a scrape, ms": scrapes}

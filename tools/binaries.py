@@ -1,8 +1,8 @@
 """The programs that set-up provides: `python tools/binaries.py` finds or builds all, with NAME it prints one's path.
 
-Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, `vale`, which checks prose, and
-`kueue`, which long tests run beside the operator. The programs of the next version of Kubernetes have the names of the
-pinned ones: `next-kubernetes` builds them.
+Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, `vale` and `actionlint`, which check
+prose and workflows, `kind`, `kueue`, which long tests run beside the operator, and `jobset`, which benchmarks/queues.py
+runs. The programs of the next version of Kubernetes have the names of the pinned ones: `next-kubernetes` builds them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from concertina.local.binaries import programs
 from concertina.local.errors import LocalClusterError
 
 SET_UP = (programs.CONTROL_PLANE, programs.HELM)
+OTHERS = (programs.PROMETHEUS, programs.VALE, programs.ACTIONLINT, programs.KIND, programs.KUEUE, programs.JOBSET)
 NEXT = "next-kubernetes"
 QUIET_SECONDS = 15.0
 """Between two lines about one build, where nobody watches."""
@@ -53,7 +54,7 @@ def main() -> int:
     try:
         with telling(console) as say:
             found: dict[str, Path] = {}
-            for bundle in (*SET_UP, programs.PROMETHEUS, programs.VALE, programs.KUEUE):
+            for bundle in (*SET_UP, *OTHERS):
                 if bundle.programs.keys() & set(wanted) or (not wanted and bundle in SET_UP):
                     found |= programs.find(bundle, say)
     except LocalClusterError as error:

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Makes or updates a virtual environment: tools/install-environment.sh FOLDER dev|operator|agent|trainer
+# Makes or updates a virtual environment: tools/install-environment.sh FOLDER dev|operator|agent|trainer|docs
 #
 # The Makefile and the Dockerfiles do the same here: everything by hash from requirements/, then concertina itself
-# (`dev`: as a link to this checkout). Nothing is done where nothing has changed. PYTHON names the interpreter to use.
+# (`dev`: as a link to this checkout; `docs`: not at all). Nothing is done where nothing has changed. PYTHON names the interpreter to use.
 set -eu
 
 if [ $# -ne 2 ]; then
@@ -13,7 +13,7 @@ folder=$1 kind=$2
 root=$(cd "$(dirname "$0")/.." && pwd)
 lock=$root/requirements/$kind.txt
 if [ ! -f "$lock" ]; then
-    echo "there is no environment named $kind: choose dev, operator, agent or trainer" >&2
+    echo "there is no environment named $kind: choose dev, operator, agent, trainer or docs" >&2
     exit 2
 fi
 
@@ -42,6 +42,7 @@ export VIRTUAL_ENV="${bin%/bin}"
 # Compiled now: a process that may not write there compiles torch anew at each start, which triples the time it takes.
 "$bin/uv" pip install --compile-bytecode --require-hashes -r "$lock"
 case $kind in
+    docs) ;;
     dev) "$bin/uv" pip install --quiet --no-deps --no-build-isolation --editable "$root" ;;
     *) "$bin/uv" pip install --quiet --compile-bytecode --no-deps --no-build-isolation "$root" ;;
 esac

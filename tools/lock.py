@@ -1,4 +1,4 @@
-"""Pins what each environment holds, with hashes: `make lock` writes requirements/{uv,dev,operator,trainer}.txt.
+"""Pins what each environment holds, with hashes: `make lock` writes requirements/*.txt.
 
 Everything comes from pyproject.toml; the operator's and the trainer's versions are those of the development lock. The
 files name no package index, and hold for Python 3.11 to 3.13 on every platform.
@@ -37,6 +37,7 @@ def environments() -> dict[str, list[str]]:
         "operator": [*build, *project["dependencies"]],
         "trainer": [*build, *extras["trainer"], *extras["tracking"]],
         "agent": [*build, *extras["agent"]],
+        "docs": extras["docs"],
     }
 
 

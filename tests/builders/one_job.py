@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from concertina.agents.connections import AgentConnections
 from concertina.controller.cache.cluster_cache import ClusterCache
+from concertina.controller.cache.queues import Service
 from concertina.controller.master_keys import MasterKeys, key_id
 from concertina.controller.reconcile import Reconciler
 from concertina.controller.status_patches import StatusWriter
@@ -92,6 +93,7 @@ class Operator:
         self.server, self.said = server, ToldEvents()
         self.due: list[float] = []
         """Seconds after which the job's next pass was asked for, beside the passes."""
+        self.kueue, self.looks = Service.ABSENT, 0
         keys, client, events = MasterKeys({}, {key_id(key): key}), server.client(name), cast(Events, self.said)
         self.connections = AgentConnections(lambda uid, at_once: None)
         self.cache = ClusterCache(lambda uid: None, self.connections.views, tuple(keys.by_id))
@@ -107,7 +109,13 @@ class Operator:
             trace=None,
             may_act=lambda: True,
             changed_within=lambda uid, seconds: self.due.append(seconds),
+            look_for_queues=self._look_for_queues,
         )
+
+    async def _look_for_queues(self) -> None:
+        """Find what the server serves by now."""
+        self.looks += 1
+        self.cache.queues.set_service(self.kueue)
 
     async def pass_(self) -> float | None:
         self.cache.on_job(copy.deepcopy(self.server.job))

@@ -32,6 +32,8 @@ from concertina.local.errors import LocalClusterError
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "concertina"
+WITHOUT_CRD = "--set=crds.enabled=false"
+"""It is large, and rendering it takes a while."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class Release:
 
     def install(self, *settings: str, chart: Path = CHART) -> None:
         sets = [f"--set={setting}" for setting in settings]
-        done = self.run("upgrade", "--install", self.name, str(chart), "--namespace", self.name, *sets)
+        # The cluster may have the CRD already, of a test that applied it or of another release.
+        options = ("--namespace", self.name, "--take-ownership")
+        done = self.run("upgrade", "--install", self.name, str(chart), *options, *sets)
         assert done.returncode == 0, done.stderr
 
     def kubectl(self, *arguments: str) -> str:
@@ -205,6 +209,40 @@ def test_each_operator_says_whether_it_acts_to_who_may_read_metrics(release: Rel
         cluster.kubectl("delete", "clusterrolebinding", reader)
 
 
+def test_each_operator_names_the_leader_and_is_ready_to_be_it(release: Release) -> None:
+    """The standby, too: it would act as soon as it gets the Lease."""
+
+    def answers(path: str) -> dict[str, tuple[int, str]]:
+        """By pod, for those that answer."""
+        found = {}
+        for pod in json.loads(release.kubectl("get", "pods", "-o", "json"))["items"]:
+            with (
+                suppress(OSError, KeyError),
+                urllib.request.urlopen(f"http://{pod['status']['podIP']}:8080{path}", timeout=10) as answer,
+            ):
+                found[pod["metadata"]["name"]] = (answer.status, answer.read().decode())
+        return found
+
+    def one_leads() -> bool:
+        said = {name: json.loads(text) for name, (_, text) in answers("/leaderz").items()}
+        holder = release.holder()
+        return len(said) == 2 and all(
+            each == {"leads": name == holder, "leader": holder} for name, each in said.items()
+        )
+
+    until(one_leads, "two operators that name the same leader", lambda: answers("/leaderz"))
+    for path in ("/healthz", "/readyz"):
+        until(lambda path=path: list(answers(path).values()) == [(200, "ok\n")] * 2, f"two answers to {path}")
+
+
+def test_helm_test_finds_the_leader(release: Release) -> None:
+    until(release.holder, "an operator that holds the lease")
+    done = release.run("test", release.name, "--namespace", release.name, "--logs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"leads: it renews the Lease {release.name}/{release.operator}-operator" in done.stdout
+    assert f"TrainingJobs can be listed in {release.jobs}" in done.stdout
+
+
 def can(cluster: LocalCluster, verb: str, resource: str, *options: str) -> bool:
     """Return whether that user may; `kubectl auth can-i` fails where not."""
     with suppress(LocalClusterError):
@@ -244,9 +282,9 @@ def test_whoever_administers_a_namespace_installs_the_namespaced_mode(release: R
         cluster.kubectl("-n", team, "create", "rolebinding", role, f"--clusterrole={role}", "--user=ada")
     until(lambda: can(cluster, "patch", "trainingjobs", "-n", team, "--as=ada"), "the role to be aggregated")
     assert not can(cluster, "list", "nodes", "--as=ada")
-    values = ("nodes.enabled=false", "rbac.aggregate=false", f"watchNamespaces={{{team}}}")
+    values = ("crds.enabled=false", "nodes.enabled=false", "rbac.aggregate=false", f"watchNamespaces={{{team}}}")
     options = ("--namespace", team, "--kube-as-user=ada", *(f"--set={value}" for value in values))
-    done = release.run("install", "mine", str(CHART), "--skip-crds", *options)
+    done = release.run("install", "mine", str(CHART), *options)
     assert done.returncode == 0, done.stderr
     cluster.kubectl("-n", team, "apply", "-f", "-", stdin=JOB)
 
@@ -360,11 +398,11 @@ def test_upgrades_and_uninstalls_keep_the_master_key(release: Release, tmp_path:
         ("metrics.discovery=Podmonitor", "value must be one of 'Annotations', 'PodMonitor', 'ServiceMonitor', 'None'"),
         ("logLevel=LOUD", "value must be one of 'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
         ("watchNamespaces={A_B}", "does not match pattern"),
-        ("agentImage.pullPolicy=Always", "additional properties 'pullPolicy' not allowed"),
+        ("agentImage.pullPolicy=Often", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
     ],
 )
 def test_values_that_can_not_be(release: Release, setting: str, message: str) -> None:
-    done = release.run("template", "x", str(CHART), f"--set={setting}")
+    done = release.run("template", "x", str(CHART), WITHOUT_CRD, f"--set={setting}")
     assert done.returncode != 0
     assert message in done.stderr
 
@@ -381,7 +419,7 @@ def test_values_that_can_not_be(release: Release, setting: str, message: str) ->
 def test_metrics_are_found_in_one_way(release: Release, discovery: str, kinds: list[str]) -> None:
     """With a token, too: no sample may be there twice, and nobody is told of a port that is not there."""
     settings = (f"metrics.discovery={discovery}", "metrics.tokenSecret=mine", "metrics.labels.release=stack")
-    done = release.run("template", "x", str(CHART), *(f"--set={setting}" for setting in settings))
+    done = release.run("template", "x", str(CHART), WITHOUT_CRD, *(f"--set={setting}" for setting in settings))
     assert done.returncode == 0, done.stderr
     rendered = [part for part in yaml.safe_load_all(done.stdout) if part]
     parts = {part["kind"]: part for part in rendered if not part["metadata"]["name"].endswith("-training-pods")}
@@ -429,7 +467,7 @@ def test_metrics_are_found_in_one_way(release: Release, discovery: str, kinds: l
 )
 def test_training_pods_are_found_in_one_way(release: Release, settings: list[str], found: bool) -> None:
     """By what the operator puts into pods: its settings are those that it reads."""
-    done = release.run("template", "x", str(CHART), *(f"--set={setting}" for setting in settings))
+    done = release.run("template", "x", str(CHART), WITHOUT_CRD, *(f"--set={setting}" for setting in settings))
     assert done.returncode == 0, done.stderr
     parts = {(part["kind"], part["metadata"]["name"]): part for part in yaml.safe_load_all(done.stdout) if part}
     deployment = parts["Deployment", "x-concertina"]
@@ -466,7 +504,7 @@ def test_training_pods_are_found_in_one_way(release: Release, settings: list[str
 
 def test_alerts_and_dashboards_are_there_where_they_are_asked_for(release: Release) -> None:
     def rendered(*settings: str) -> dict[tuple[str, str], dict[str, Any]]:
-        done = release.run("template", "x", str(CHART), *(f"--set={setting}" for setting in settings))
+        done = release.run("template", "x", str(CHART), WITHOUT_CRD, *(f"--set={setting}" for setting in settings))
         assert done.returncode == 0, done.stderr
         made = [part for part in yaml.safe_load_all(done.stdout) if part]
         return {(part["kind"], part["metadata"]["name"]): part for part in made}
@@ -493,7 +531,7 @@ def test_alerts_and_dashboards_are_there_where_they_are_asked_for(release: Relea
         (text,) = part["data"].values()
         assert json.loads(text) == json.loads(path.read_text())
         release.cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(part))
-    refused = release.run("template", "x", str(CHART), "--set-string=monitoring.runbookUrl=a b/")
+    refused = release.run("template", "x", str(CHART), WITHOUT_CRD, "--set-string=monitoring.runbookUrl=a b/")
     assert "runbookUrl" in refused.stderr
 
 
@@ -517,7 +555,7 @@ def test_a_policy_lets_in_probes_and_who_may_scrape(release: Release, tmp_path: 
 
 @pytest.mark.parametrize("settings", [[], ["tracing.endpoint=http://c.o:4318", "tracing.headersSecret=mine"]])
 def test_traces_go_where_the_values_say(release: Release, settings: list[str]) -> None:
-    done = release.run("template", "x", str(CHART), *(f"--set={setting}" for setting in settings))
+    done = release.run("template", "x", str(CHART), WITHOUT_CRD, *(f"--set={setting}" for setting in settings))
     assert done.returncode == 0, done.stderr
     (deployment,) = (part for part in yaml.safe_load_all(done.stdout) if part and part["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
@@ -534,7 +572,7 @@ def test_traces_go_where_the_values_say(release: Release, settings: list[str]) -
 )
 def test_each_release_has_a_lease_of_its_own(release: Release, name: str, lease: str) -> None:
     """Two in a namespace act side by side; the one of the name that all have keeps its Lease in an upgrade."""
-    parts = [part for part in yaml.safe_load_all(release.run("template", name, str(CHART)).stdout) if part]
+    parts = [part for part in yaml.safe_load_all(release.run("template", name, str(CHART), WITHOUT_CRD).stdout) if part]
     (deployment,) = (part for part in parts if part["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     environment = {entry["name"]: entry.get("value", "ns") for entry in container["env"]}
@@ -544,7 +582,7 @@ def test_each_release_has_a_lease_of_its_own(release: Release, name: str, lease:
 
 
 def test_a_key_of_ones_own(release: Release) -> None:
-    rendered = release.run("template", "x", str(CHART), "--set=masterKey.existingSecret=mine").stdout
+    rendered = release.run("template", "x", str(CHART), WITHOUT_CRD, "--set=masterKey.existingSecret=mine").stdout
     parts = {part["kind"]: part for part in yaml.safe_load_all(rendered) if part}
     (container,) = parts["Deployment"]["spec"]["template"]["spec"]["containers"]
     environment = {entry["name"]: entry.get("value") for entry in container["env"]}
@@ -560,6 +598,87 @@ def test_a_key_of_ones_own(release: Release) -> None:
 
 def test_two_renders_are_the_same_bytes_and_hold_no_secret(release: Release) -> None:
     """Argo CD renders again and again, without a cluster."""
-    first, second = (release.run("template", "x", str(CHART)).stdout for _ in range(2))
+    first, second = (release.run("template", "x", str(CHART), WITHOUT_CRD).stdout for _ in range(2))
     assert first == second
     assert "kind: Secret" not in first
+
+
+CLUSTER_WIDE = ("clusterroles", "clusterrolebindings", "customresourcedefinitions")
+EVERYTHING = {
+    "image": {"pullPolicy": "Never"},
+    "agentImage": {"pullPolicy": "Never"},
+    "imagePullSecrets": [{"name": "registry"}],
+    "serviceAccount": {"name": "mine", "annotations": {"cloud/role": "r"}, "labels": {"team": "a"}},
+    "extraEnv": [{"name": "NO_PROXY", "value": "10.0.0.0/8"}],
+    "extraVolumes": [{"name": "more", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "more", "mountPath": "/tmp/more"}],
+    "podAnnotations": {"example.com/note": "n"},
+    "podLabels": {"team": "a"},
+    "affinity": {
+        "nodeAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 1, "preference": {"matchExpressions": [{"key": "pool", "operator": "Exists"}]}}
+            ]
+        }
+    },
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
+    ],
+    "fullnameOverride": "trainings",
+}
+"""Values that teams ask for first, all at once."""
+
+
+def test_an_operator_runs_with_all_that_teams_ask_for_and_an_uninstall_leaves_what_the_notes_name(
+    release: Release, tmp_path: Path
+) -> None:
+    """The commands that NOTES.txt prints remove the rest: afterwards nothing is left of the release."""
+    cluster, own = release.cluster, f"{release.name}-own"
+    cluster.create_namespace(own)
+    (tmp_path / "values.yaml").write_text(json.dumps({**EVERYTHING, "watchNamespaces": [own]}))
+    options = ("--namespace", own, "--take-ownership", "--values", str(tmp_path / "values.yaml"))
+    before = {kind: names_of(cluster, kind) for kind in CLUSTER_WIDE}
+    done = release.run("upgrade", "--install", "whole", str(CHART), *options)
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("To uninstall")[2]
+    cluster.kubectl("-n", own, "rollout", "status", "deployment/trainings", "--timeout=90s")
+    pod = json.loads(cluster.kubectl("-n", own, "get", "pods", "-l", "team=a", "-o", "json"))["items"][0]
+    assert pod["spec"]["serviceAccountName"] == "mine"
+    lease = ("-n", own, "get", "lease", "trainings-operator", "-o", "jsonpath={.spec.holderIdentity}")
+    until(lambda: cluster.kubectl(*lease) == pod["metadata"]["name"], "an operator that holds the lease")
+
+    commands = [line.split("#")[0].split() for line in notes.splitlines() if line.startswith("  ")]
+    (uninstall,) = (command[1:] for command in commands if command[0] == "helm")
+    assert release.run(*uninstall).returncode == 0
+    until(lambda: not names_of(cluster, "pods", own), "the end of the operator's pod")
+    named = {(command[2], command[3]) for command in commands if command[0] == "kubectl"}
+    left = {(kind, name) for kind in ("lease", "secret") for name in names_of(cluster, kind, own)}
+    crd = ("crd", "trainingjobs.concertina.dev")
+    assert left | {crd} == named, "what is left is what the notes name"
+    assert names_of(cluster, "trainingjobs", release.jobs) is not None, "the CRD is there, and jobs with it"
+    for command in commands:
+        if command[0] == "kubectl" and command[2:4] != list(crd):
+            cluster.kubectl(*command[1:])
+    namespaced = cluster.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
+    by_kubernetes = {("serviceaccounts", "default"), ("configmaps", "kube-root-ca.crt")}
+    rest = {
+        (kind, name) for kind in namespaced if not kind.startswith("events") for name in names_of(cluster, kind, own)
+    }
+    assert rest == by_kubernetes
+    assert {kind: names_of(cluster, kind) for kind in CLUSTER_WIDE} == before
+    cluster.kubectl("delete", "namespace", own, "--wait=false")
+
+
+def names_of(cluster: LocalCluster, kind: str, namespace: str = "default") -> set[str]:
+    """Return the names of all objects of a kind."""
+    path = "-o=jsonpath={.items[*].metadata.name}"
+    return set(cluster.kubectl("-n", namespace, "get", kind, path).split())
+
+
+def test_a_second_release_does_not_take_the_crd_of_the_first(release: Release) -> None:
+    """Helm names the owner, and crds.enabled=false is the way out."""
+    options = ("--namespace", release.name, "--dry-run=server", "--set=fullnameOverride=second")
+    refused = release.run("install", "second", str(CHART), *options)
+    assert refused.returncode != 0
+    assert "meta.helm.sh/release-name" in refused.stderr
+    assert release.run("install", "second", str(CHART), *options, WITHOUT_CRD).returncode == 0

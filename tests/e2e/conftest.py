@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster import drills, e2e
+from builders.cluster import drills, e2e, images
 from builders.cluster.e2e import Cluster
 from builders.otlp import Receiver, receiver
 from concertina_state.objects.prefix import ObjectPrefix
@@ -39,6 +39,8 @@ def cluster() -> Cluster:
     lost = [name for name in e2e.STORAGE[:2] if not os.environ.get(name)]
     if lost:
         pytest.skip(f"the job needs storage: set {', '.join(lost)} and AWS_ENDPOINT_URL of an S3 server")
+    own = [f"{e2e.IMAGE}:{e2e.TAG}", f"{e2e.AGENT_IMAGE}:{e2e.TAG}", e2e.TRAINER_IMAGE]
+    images.load([*own, *filter(None, map(e2e.setting, e2e.MORE_IMAGES))])
     return found
 
 

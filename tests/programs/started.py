@@ -1,10 +1,10 @@
-"""Starts a command as an agent would: plainly, then warm from a parent that has imported nothing, then twice from one
-that has imported what the first run did. What it prints comes out here; each run ends with a line on both streams.
+"""Starts a command as an agent would: plainly, then plainly while its imports are recorded, then twice warm.
 
     python started.py FOLDER {"preload": [MODULE...], "memory": BYTES, "seconds": NUMBER} COMMAND...
 
-`memory` is what the container is to have, `seconds` how long imports may take. What each worker imports modules by
-itself is said in a line of its own at the end.
+What the command prints comes out here; each run ends with a line on both streams. `memory` is what the container is to
+have, `seconds` how long imports may take. Why a run was plain, and what each worker imports by itself, are said in
+lines of their own.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ import os
 import sys
 from pathlib import Path
 
-from concertina_agent.settings import AgentSettings
-from concertina_agent.workers import warm_start as module
+from concertina_agent.settings import HOOK, AgentSettings
+from concertina_agent.workers import warm_program, warm_start
 from concertina_agent.workers.child_processes import Reaper
-from concertina_agent.workers.warm_start import WarmProcess, warm_start
+from concertina_agent.workers.warm_start import WarmStart
 from concertina_agent.workers.workers import Process, start_command
 
 
@@ -27,10 +27,21 @@ def end(way: str, code: object) -> None:
         stream.flush()
 
 
+async def ended(process: Process, reaper: Reaper, way: str) -> None:
+    code = await process.ended
+    await process.last_lines()
+    process.send_signal(9)  # what the command has left in the background
+    for pid in reaper.strays():
+        os.kill(pid, 9)
+    await process.gone()
+    end(way, code)
+
+
 async def main(folder: Path, preload: tuple[str, ...], command: tuple[str, ...]) -> None:
     reaper = Reaper()
     reaper.start()
     environment = {name: value for name, value in os.environ.items() if name not in ("PWD", "SHLVL", "_")}
+    environment["PYTHONPATH"] = f"{HOOK}:{environment['PYTHONPATH']}"
     worker = {"PYTHONUNBUFFERED": "1", **environment, "RANK": "0"}
     if worker["PYTHONUNBUFFERED"] == "no":
         worker["PYTHONUNBUFFERED"] = environment["PYTHONUNBUFFERED"] = ""
@@ -38,34 +49,29 @@ async def main(folder: Path, preload: tuple[str, ...], command: tuple[str, ...])
         uid="uid", replica="replica", pod_ip="127.0.0.1", port=1, workers=1, volume=folder, identity=folder, grace=1.0,
         checkpoints=False, environment=environment, command=command, warm_start=True, preload=preload,
     )  # fmt: skip
-    process = start_command(command, worker, reaper)
-    code = await process.ended
-    await process.last_lines()
-    end("plain", code)
-    warm = warm_start(settings, reaper)
-    if not isinstance(warm, WarmProcess):
-        return end("warm", warm)
+    await ended(start_command(command, worker, reaper), reaper, "plain")
+    warm = WarmStart(settings, reaper)
     warm.begin()
     await warm.settled()
-    for way in ("warm", "learned", "again"):
-        forked = await warm.start(worker, record=True, prefix="")
-        if not isinstance(forked, Process):
-            return end(way, forked)
-        code = await forked.ended
-        await forked.last_lines()
-        end(way, code)
-        if way == "warm":
-            warm._renew()
+    for way in ("first", "warm", "again"):
+        process = await warm.start(worker, record=True, prefix="")
+        while not isinstance(process, Process):
             await warm.settled()
+            process = await warm.start(worker, record=True, prefix="")
+        await ended(process, reaper, way)
+        warm.look()
+        for program in warm._programs.values():
+            await program.settled()
+        if way != "first" and warm.why:
+            end("why", warm.why)
     if warm.warm_start_skipped_modules:
         end("anew", warm.warm_start_skipped_modules)
     warm.stop()
-    return None
 
 
 if __name__ == "__main__":
     told = json.loads(sys.argv[2])
     if "memory" in told:
-        module.container_memory = lambda: told["memory"]
-    module.WARM_SECONDS = told.get("seconds", module.WARM_SECONDS)
+        warm_start.container_memory = lambda: told["memory"]
+    warm_program.WARM_SECONDS = told.get("seconds", warm_program.WARM_SECONDS)
     asyncio.run(main(Path(sys.argv[1]), tuple(told["preload"]), tuple(sys.argv[3:])))

@@ -229,8 +229,11 @@ class Invariants:
     def seen(self, process: AgentProcess, round: int, claim: str) -> None:
         if round < process.pod.seen[0]:
             raise Violation(f"{process.replica} has seen round {process.pod.seen[0]} and prepares round {round}")
-        claimed = self.world.cluster.status.world.claim
-        if claimed is None or claimed.round < round:
+        status = self.world.cluster.status
+        self.claimed_at.setdefault(round, self.world.clock.now)
+        if (round, claim) == (1, status.internal.first_claim):
+            return
+        if status.world.claim is None or status.world.claim.round < round:
             raise Violation(f"{process.replica} is asked to prepare round {round}, which nobody has claimed")
 
     def starting(self, process: AgentProcess, assign: p.Assign) -> None:

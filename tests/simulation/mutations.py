@@ -96,7 +96,7 @@ def crash_loops_are_not_slowed_down(patch: Patch) -> None:
 
 def rounds_are_made_of_whoever_answers(patch: Patch) -> None:
     """Whether they can reach each other or not."""
-    patch.setattr(sizes, "_without_cut_links", lambda seniority, replies: tuple(seniority))
+    patch.setattr(sizes, "_without_cut_links", lambda seniority, replies, members: tuple(seniority))
 
 
 def late_members_are_left_out(patch: Patch) -> None:
@@ -258,7 +258,7 @@ TWICE_UNSAID = ("storage_down", "glitch", "storage_down", "storage_down", "glitc
 what to tell LATEST."""
 LIES = ("lying_agent", "lying_agent", "kill_worker", "lying_agent", "kill_worker")
 MUTATIONS = (
-    Planted(agent_accepts_lower_rounds, 13),
+    Planted(agent_accepts_lower_rounds, 3),
     Planted(plan_mixes_snapshot_ids, 0),
     Planted(plan_assigns_before_the_commit, 0),
     Planted(latest_has_no_fence, 358),

@@ -102,7 +102,8 @@ def read(
             grace=max(float(environment.get("CONCERTINA_GRACE_SECONDS") or 30) - 1, 0.5),
             checkpoints=json.loads(checkpoint) is not None,
             environment=_with_hook(
-                _with_script_api(_with_temporary_folder(_for_workers(environment)), command), step_detection
+                _with_script_api(_with_temporary_folder(_for_workers(environment)), command),
+                step_detection or (bool(command) and bool(warm.get("enabled"))),
             ),
             command=command,
             warm_start=bool(command) and bool(warm.get("enabled")),
@@ -185,9 +186,9 @@ HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "workers", "hook
 """Folder whose `sitecustomize` runs at the start of each Python of a user's own command."""
 
 
-def _with_hook(environment: dict[str, str], step_detection: bool) -> dict[str, str]:
-    """Return the environment with the hook's folder at the beginning of PYTHONPATH if steps are counted."""
-    if not step_detection:
+def _with_hook(environment: dict[str, str], is_needed: bool) -> dict[str, str]:
+    """Return the environment with the hook's folder at the beginning of PYTHONPATH if the hook is needed."""
+    if not is_needed:
         return environment
     return {**environment, "PYTHONPATH": os.pathsep.join((HOOK, environment["PYTHONPATH"]))}
 

@@ -8,8 +8,8 @@ The package uses the standard library only and supports Python 3.9 and later. On
 The wire is TLS with the job's own CA. Each line is one JSON object of at most MAX_LINE bytes (`connection`). A
 connection carries one request after another. The answer is one line. The answer to `Watch` and `Join` is a stream: a
 line whenever something changes, and at least every REPORT_SECONDS or BEAT_SECONDS. On a connection that carries a
-`Watch`, Prepare, Assign, Drain and Save are answered in order, between the lines of the stream, if the Report has
-`takes_calls`.
+`Watch`, Prepare, Assign, Release, Drain and Save are answered in order, between the lines of the stream, if the Report
+has `takes_calls`.
 
 A line is {"v": VERSION, "kind": name in KINDS, "body": fields} (`lines`). A side accepts the version before and after
 its own, because agents keep running while their operator is upgraded. It ignores unknown fields, new fields have
@@ -17,8 +17,8 @@ defaults, and a state that only a newer side defines is equal to none of the kno
 
 The name in the client certificate decides which requests are allowed. Only the operator, `<uid>.operator`, may send
 Drain, Save and Relay. Agents, `<uid>.agent`, may send each other Ping, Join, Index, Pull and Learn. Both may send
-Watch, which `concertina-agent report` uses, and Prepare and Assign, which agents pass on (decision "Agents pass on what
-the operator says").
+Watch, which `concertina-agent report` uses, and Prepare, Assign and Release, which agents pass on (decision "Agents
+pass on what the operator says").
 
 `concertina_agent.core.states` defines the states of an agent: idle -> prepared (Prepare) -> running (Assign) -> one of
 drained, succeeded and failed. Only a Prepare of a higher round leads back to prepared, from any of them. Each start of
@@ -50,6 +50,7 @@ from concertina_protocol.messages.operator_calls import (
     Refused,
     Relay,
     Relayed,
+    Release,
     Replaced,
     Save,
     Watch,
@@ -152,6 +153,7 @@ __all__ = [
     "Refused",
     "Relay",
     "Relayed",
+    "Release",
     "Replaced",
     "Report",
     "ReportChange",
@@ -191,13 +193,13 @@ SILENCE_SECONDS = 3.0
 """Time without a line after which a stream is considered lost."""
 
 Message = Union[
-    Prepare, Prepared, Assign, Drain, Save, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index, Pull,
-    ShardHeader, Copied, MemberState, Report, ReportChange, Relay,
+    Prepare, Prepared, Assign, Release, Drain, Save, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index,
+    Pull, ShardHeader, Copied, MemberState, Report, ReportChange, Relay,
     Relayed, Learn, Learned, Trace,
 ]  # fmt: skip
 KINDS: dict[str, type[Any]] = {
-    "Prepare": Prepare, "Prepared": Prepared, "Assign": Assign, "Drain": Drain, "Save": Save,
-    "Accepted": Accepted, "Refused": Refused, "Watch": Watch, "Join": Join, "DurableMoved": DurableMoved,
+    "Prepare": Prepare, "Prepared": Prepared, "Assign": Assign, "Release": Release, "Drain": Drain,
+    "Save": Save, "Accepted": Accepted, "Refused": Refused, "Watch": Watch, "Join": Join, "DurableMoved": DurableMoved,
     "StopAt": StopAt, "Ping": Ping, "Index": Index, "Pull": Pull, "ShardHeader": ShardHeader,
     "Copied": Copied, "MemberState": MemberState, "Report": Report,
     "ReportChange": ReportChange, "Relay": Relay, "Relayed": Relayed,

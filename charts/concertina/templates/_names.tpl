@@ -1,8 +1,26 @@
 {{- define "concertina.name" -}}
-{{- if contains .Chart.Name .Release.Name -}}
+{{- $chart := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride -}}
+{{ .Values.fullnameOverride }}
+{{- else if contains $chart .Release.Name -}}
 {{ .Release.Name | trunc 40 | trimSuffix "-" }}
 {{- else -}}
-{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" }}
+{{ printf "%s-%s" .Release.Name $chart | trunc 40 | trimSuffix "-" }}
+{{- end -}}
+{{- end -}}
+
+{{- /* The operator's own, or one that somebody else makes. */ -}}
+{{- define "concertina.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "concertina.name" .) }}
+{{- end -}}
+
+{{- /* Of (list IMAGE APPVERSION): a digest is the whole truth, so a tag beside it would only be for people. */ -}}
+{{- define "concertina.image" -}}
+{{- $image := index . 0 -}}
+{{- if $image.digest -}}
+{{ printf "%s@%s" $image.repository $image.digest }}
+{{- else -}}
+{{ printf "%s:%s" $image.repository (default (index . 1) $image.tag) }}
 {{- end -}}
 {{- end -}}
 

@@ -57,7 +57,7 @@ Waits = Callable[[bool], None]
 
 The time between does not count against the agent.
 """
-Request = protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save
+Request = protocol.Prepare | protocol.Assign | protocol.Release | protocol.Drain | protocol.Save
 Answer = protocol.Prepared | protocol.Accepted | protocol.Refused
 
 

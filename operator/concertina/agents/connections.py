@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 CALLS = {
     protocol.Prepare: "prepare",
     protocol.Assign: "assign",
+    protocol.Release: "release",
     protocol.Drain: "drain",
     protocol.Save: "save",
 }

@@ -37,6 +37,7 @@ def later(view: AgentView, seconds: float) -> AgentView:
         ready_at=_later(view.ready_at, seconds),
         prepare=_call_later(view.prepare, seconds),
         assign=_call_later(view.assign, seconds),
+        release=_call_later(view.release, seconds),
         drain=_call_later(view.drain, seconds),
         save=_call_later(view.save, seconds),
     )

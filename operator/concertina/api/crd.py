@@ -26,7 +26,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 FILE = f"{GROUP}_{PLURAL}.yaml"
 POD_TEMPLATE = ROOT / "tools" / "podtemplate" / "schema.json"
 """Schema of a pod's spec in the pinned Kubernetes version; `make pod-template` writes it."""
-TARGETS = (ROOT / "crds" / FILE, ROOT / "charts" / "concertina" / "crds" / FILE)
+KEEP = {"helm.sh/resource-policy": "keep"}
+"""Annotation by which `helm uninstall` leaves the definition, and so every TrainingJob, in the cluster."""
 
 Schema = dict[str, Any]
 
@@ -288,24 +289,31 @@ class _Plain(yaml.CSafeDumper):
         return True
 
 
-def text() -> str:
+def text(annotations: Mapping[str, str]) -> str:
     """Return the CRD as YAML."""
     header = "# Made by `make crds` from operator/concertina/api; not edited by hand.\n"
-    return header + yaml.dump(crd(), Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
+    definition = crd()
+    if annotations:
+        definition["metadata"]["annotations"] = dict(annotations)
+    return header + yaml.dump(definition, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
+
+
+def files() -> dict[pathlib.Path, str]:
+    """Return the content of the files that hold the CRD: for kubectl, and for the chart, whose template includes it."""
+    return {ROOT / "crds" / FILE: text({}), ROOT / "charts" / "concertina" / "crd" / FILE: text(KEEP)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write the CRD to crds/ and to the chart.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a file differs")
     check = parser.parse_args().check
-    crd_text = text()
-    stale = [path for path in TARGETS if not path.exists() or path.read_text() != crd_text]
-    for path in stale:
+    stale = {path: content for path, content in files().items() if not path.exists() or path.read_text() != content}
+    for path, content in stale.items():
         if check:
             print(f"{path.relative_to(ROOT)} differs from the models: run `make crds` and commit it", file=sys.stderr)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(crd_text)
+            path.write_text(content)
     return 1 if check and stale else 0
 
 

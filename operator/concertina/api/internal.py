@@ -74,6 +74,10 @@ class Internal(StatusModel):
         description="Members of the world with the ids of their pods and agents, packed. world.members lists those of "
         "a small world.",
     )
+    first_claim: Name = Field(
+        default="",
+        description="Id of the claim of the first round, chosen with the first status. Absent: there is another claim.",
+    )
     restarts: Packed | None = Field(
         default=None, description="Failures of the window before those of restarts.recent, packed. Absent: it has all."
     )

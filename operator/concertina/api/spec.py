@@ -473,15 +473,15 @@ class WarmStart(Model):
 
     enabled: bool = Field(
         default=True,
-        description="Whether a worker starts as a fork of a process that has imported already what the script needs. "
-        "The command must be Python that runs a file, a module or code, alone or in bash -c. Otherwise the worker "
+        description="Whether a script starts in a fork of a process that has imported already what it needs. The "
+        "command can be any launch line, whose Python processes read PYTHONPATH and import site. Otherwise the script "
         "starts without a warm start, and an event says why.",
     )
     preload: tuple[ModuleName, ...] = Field(
         default=(),
         max_length=64,
-        description="Modules to import before the first start, such as torch. The script's own imports are "
-        "learned from its first run in each pod.",
+        description="Modules to import before the first start, such as torch, if the command is only Python that runs "
+        "a file, a module or code. The script's own imports are learned from its first run.",
     )
 
 

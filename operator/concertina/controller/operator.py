@@ -12,12 +12,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
 from concertina.controller import master_keys, operator_log, serving, tracing
 from concertina.controller.cache.cluster_cache import ClusterCache
+from concertina.controller.health import Health, served
 from concertina.controller.job_metrics import JobCollector, phase_of
 from concertina.controller.master_keys import MasterKeyError, MasterKeys
 from concertina.controller.queue import KeyedQueue
@@ -91,7 +93,7 @@ async def serve(settings: OperatorSettings) -> int:
     looks: list[serving.Look] = []
     metrics.LEADER.labels(LEASE).set(0)
     async with (
-        tracing.exporting(settings.tracing) as trace,
+        exporting(settings.tracing) as trace,
         Client(access, give_up_after=GIVE_UP_SECONDS) as client,
         Client(access, give_up_after=0.0) as pods,
         Client(access, give_up_after=GIVE_UP_SECONDS) as lease_client,  # so that renewals wait for no other request
@@ -99,8 +101,9 @@ async def serve(settings: OperatorSettings) -> int:
         serving.endpoints(settings, looks, TokenReviews(reviewer)),
     ):
         lease = Lease(lease_client, settings.namespace, settings.lease, settings.identity)
-        jobs = TrainingJobs(client, settings.identity, settings.watch_namespaces, settings.health, lambda: lease.held)
-        async with jobs.running():
+        health = Health(lease)
+        jobs = TrainingJobs(client, settings.identity, settings.watch_namespaces)
+        async with served(settings.health, health), jobs.running():
             _on_signals(stop)  # kopf has replaced the handlers
             jobs.ended.add_done_callback(functools.partial(_kopf_ended, stop))
             if not await _unless(stop, lease.acquire()):
@@ -110,9 +113,19 @@ async def serve(settings: OperatorSettings) -> int:
                 keys = await master_keys.read(client, settings)
                 operator = Operator(settings, client, pods, lease, keys, trace)
                 looks.append(operator.look)
-                return max(await operator.run(stop, jobs), int(jobs.ended.done()))
+                return max(await operator.run(stop, jobs, health.synced), int(jobs.ended.done()))
             finally:
                 await lease.release()
+
+
+def exporting(on: bool) -> AbstractAsyncContextManager[tracing.Export | None]:
+    """Return the context of the function that exports traces, which is None when traces are off."""
+    if not on:
+        return nullcontext()
+    # The import delays the start of a new operator, which may have failures to answer.
+    from concertina.controller import otlp_traces
+
+    return otlp_traces.exporting()
 
 
 def _kopf_ended(stop: asyncio.Event, ended: asyncio.Task[None]) -> None:
@@ -214,6 +227,7 @@ class Operator:
             trace=trace,
             may_act=lambda: lease.held,
             changed_within=lambda uid, seconds: self._queue.add_within(uid, seconds),
+            look_for_queues=self._queues.look,
         )
         self._queue = KeyedQueue(self._reconciler.run, self._lane)
         self._job_versions: dict[str | None, str] = {}
@@ -223,12 +237,17 @@ class Operator:
         self._listings: set[asyncio.Task[None]] = set()
         """Lists under way of jobs in namespaces that have just been selected."""
 
-    async def run(self, stop: asyncio.Event, jobs: TrainingJobs) -> int:
-        """Run until `stop` is set or a part ends, and return the exit code: 0 after `stop`."""
+    async def run(self, stop: asyncio.Event, jobs: TrainingJobs, synced: asyncio.Event) -> int:
+        """Run until `stop` is set or a part ends, and return the exit code: 0 after `stop`.
+
+        Args:
+            synced: Event that is set once everything that existed before this operator is known.
+        """
         parts = [asyncio.create_task(_kept_running(name, part), name=name) for name, part in self._parts().items()]
         try:
             if not await _unless(stop, self._sync()):
                 return 0
+            synced.set()
             self._queue.start()
             follower = Follower(
                 self._job_versions,

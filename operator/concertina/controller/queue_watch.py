@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,6 +58,8 @@ class QueueWatch:
         """Reflectors of queues, flavors and priority classes."""
         self.known = asyncio.Event()
         """Event that is set once the state of Kueue's API, and all that existed before, is known."""
+        self._asked = asyncio.Event()
+        """Event that is set when the next look is due at once."""
 
     def assume(self, workload: Raw) -> None:
         """Take a Workload that this operator's own write returned."""
@@ -64,14 +67,28 @@ class QueueWatch:
         if reflector is not None:
             reflector.assume(workload)
 
+    async def look(self) -> None:
+        """Return when the state of Kueue's API is known as of now.
+
+        Kueue may have been installed since the last look. A job with a queue that is created then would start without
+        quota.
+        """
+        if self._cache.queues.served:
+            return
+        self.known.clear()
+        self._asked.set()
+        await self.known.wait()
+
     async def run(self) -> None:
         """Watch Kueue's objects whenever its API is served."""
         while True:
-            served = await self._is_served()
-            if not served:
+            self._asked.clear()
+            if not await self._is_served():
                 self._cache.queues.set_service(Service.ABSENT)
-                self.known.set()
-                await asyncio.sleep(CHECK_SECONDS)
+                if not self._asked.is_set():  # else this answer may be older than the question
+                    self.known.set()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._asked.wait(), CHECK_SECONDS)
                 continue
             log_event("queues watched")
             async with asyncio.TaskGroup() as tasks:

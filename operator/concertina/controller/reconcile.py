@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+import concertina_protocol as protocol
 from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
 from concertina.controller.cache.cluster_cache import ClusterCache
@@ -82,6 +83,8 @@ class Reconciler:
     """Whether this operator may act: False while another operator may be the leader."""
     changed_within: Callable[[str, float], None]
     """Function that schedules the job's next pass within that many seconds."""
+    look_for_queues: Callable[[], Awaitable[None]]
+    """Function that returns when it is known whether the API server serves Kueue's API now."""
     silence: SilenceLimit = field(default_factory=SilenceLimit)
     passes: int = 0
     of_another: set[str] = field(default_factory=set)
@@ -120,6 +123,9 @@ class Reconciler:
         if key is not None:
             await self.connections.open(uid, job.view.created, key, job.view.namespace, _most_members(job))
         try:
+            if job.view.queue and not job.queue_looked_for:
+                await self.look_for_queues()
+                job.queue_looked_for = True
             await count_gpus(self.client, job)
             if (decision := await self._written(job)) is not None:
                 self._say(job, decision.plan)
@@ -223,6 +229,7 @@ class Reconciler:
         for send in self.connections.send(uid, (action for action in plan.actions if isinstance(action, Send))):
             kind, message = type(send.message).__name__.lower(), send.message
             log_event(kind, **job.named(message.round), replica=send.replica, claim=message.claim)
+            job.asked = job.asked or isinstance(message, protocol.Prepare)
         self.connections.watch(uid, plan.watch, waits=not plan.status.world.round)
         for event in plan.events:
             log_event("event", **job.named(), type=event.type, reason=event.reason, message=event.message)

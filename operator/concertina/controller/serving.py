@@ -1,4 +1,4 @@
-"""HTTP endpoint for Prometheus. kopf serves the kubelet's probes."""
+"""HTTP server, and the endpoint for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hmac
 import itertools
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -27,6 +27,7 @@ REST = 3.0
 
 A client that scrapes without pause therefore uses a quarter of a processor.
 """
+Answer = Callable[[web.Request], Awaitable[web.Response]]
 Look = Callable[[], Collector | None]
 """Function that sets the gauges of the current state.
 
@@ -45,15 +46,22 @@ async def endpoints(
     """
     guard = _Guard(settings.metrics_access, settings.metrics_token, reviews)
     disable_created_metrics()  # otherwise each counter has a second series
-    if settings.metrics is None:
+    async with listening(settings.metrics, {"/metrics": _Metrics(guard, looks).answer}):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def listening(address: tuple[str, int] | None, answers: Mapping[str, Answer]) -> AsyncIterator[None]:
+    """Serve the paths on that address, or nothing when there is none."""
+    if address is None:
         yield
         return
     app = web.Application()
-    app.add_routes([web.get("/metrics", _Metrics(guard, looks).answer)])
+    app.add_routes([web.get(path, answer) for path, answer in answers.items()])
     runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, *settings.metrics).start()
+        await web.TCPSite(runner, *address).start()
         yield
     finally:
         await runner.cleanup()

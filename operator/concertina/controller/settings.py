@@ -13,7 +13,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from concertina.controller.operator_log import LogLevel
-from concertina.kube.manifests.agent_container import AgentMetrics, PodSettings
+from concertina.kube.manifests.agent_container import AgentMetrics, PodSettings, PullPolicy
 from concertina.kube.parse import notice_taints
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina_protocol import PORT, addresses
@@ -21,6 +21,10 @@ from concertina_protocol.log import LogFormat
 
 TAINTS = "CONCERTINA_NOTICE_TAINTS"
 """Comma-separated list of notice taints. Absent: the well-known ones. Empty: none."""
+
+
+PULL_POLICY = "CONCERTINA_IMAGE_AGENT_PULL_POLICY"
+"""Pull policy of the agent's image. Absent: the one that Kubernetes chooses by the image's tag."""
 
 
 POD_METRICS = "CONCERTINA_POD_METRICS"
@@ -110,6 +114,9 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> OperatorSet
         pods=PodSettings(
             _required(environment, "CONCERTINA_IMAGE_AGENT", "the image that holds the agent"),
             _pod_metrics(environment),
+            _one_of(PullPolicy, environment, PULL_POLICY, PullPolicy.IF_NOT_PRESENT)
+            if environment.get(PULL_POLICY)
+            else None,
         ),
         watch_namespaces=tuple(names),
         health=_address(environment, "CONCERTINA_HEALTH"),

@@ -131,7 +131,7 @@ class StatusWriter:
     def _warn_of_dropped(self, view: JobView, paths: tuple[str, ...]) -> None:
         """Warn once of each field in each namespace, on the job that it was seen on.
 
-        An older CRD is common, as helm upgrade leaves CRDs alone (decision "Versions beside each other"). Users of a
+        An older CRD is common where the chart does not manage it (decision "Versions beside each other"). Users of a
         namespace do not see another's events, and a namespace that is being deleted takes none.
         """
         news = [path for path in paths if (view.namespace, path) not in self._dropped]
@@ -139,7 +139,7 @@ class StatusWriter:
             self._dropped.update((view.namespace, path) for path in news)
             message = (
                 f"the API server does not keep {', '.join(news[:10])}: its CustomResourceDefinition is older than "
-                "this operator. Apply the crds/ of this version, which helm upgrade leaves as they are: "
+                "this operator. Set crds.enabled in the chart's values, or apply the crds/ of this version: "
                 "kubectl apply --server-side --force-conflicts -f crds/"
             )
             log_event("outdated crd", job=f"{view.namespace}/{view.name}", message=message)

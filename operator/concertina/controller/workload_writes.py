@@ -69,7 +69,7 @@ class WorkloadWriter:
             raise PreconditionFailed(f"the Workload is gone: {error.message}") from error
         finally:
             job.writing_quota = False
-        job.quota_refusal = ""
+        self.cache.queues.accepted(job)
         return True
 
     async def _write(self, job: CachedJob, action: WorkloadWrite) -> None:

@@ -219,7 +219,7 @@ class Send:
 
     replica: str
     address: str
-    message: protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save
+    message: protocol.Prepare | protocol.Assign | protocol.Release | protocol.Drain | protocol.Save
 
 
 Action = (

@@ -219,7 +219,7 @@ class QuotaView:
     preemptor: WorkloadView | None = None
     """Workload for which the job is preempted; None if there is none, or if the operator does not see it."""
     writing: bool = False
-    """Whether a write to a Workload of the job is under way: its outcome is not known yet."""
+    """Whether a write to a Workload of the job is under way (its outcome is not known yet) or was just refused."""
     refusal: str = ""
     """Message of the API server that refused the last write to a Workload."""
     conflict: str = ""

@@ -234,7 +234,11 @@ class Call:
     """For a Prepare: the candidates that it named."""
 
     @classmethod
-    def of(cls, message: protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save, sent_at: float) -> Call:
+    def of(
+        cls,
+        message: protocol.Prepare | protocol.Assign | protocol.Release | protocol.Drain | protocol.Save,
+        sent_at: float,
+    ) -> Call:
         """Return the call for a message that is under way."""
         return cls(
             message.round,
@@ -301,6 +305,7 @@ class AgentView:
     prepare: Call | None = None
     """Latest Prepare. The next fields hold the latest call of each other kind."""
     assign: Call | None = None
+    release: Call | None = None
     drain: Call | None = None
     save: Call | None = None
 

@@ -27,7 +27,7 @@ from concertina.plan.pods.planner import plan_pods
 from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.quota.lending import lend
 from concertina.plan.recovery import causes, escalation, stalls, startup
-from concertina.plan.rounds import claims, drains, growth
+from concertina.plan.rounds import claims, drains, growth, holders
 from concertina.plan.state import restore, snapshot_memory
 from concertina.plan.status import conditions, progress
 from concertina.plan.status.fields import status_after
@@ -119,13 +119,13 @@ def plan(observed: JobObservation, now: float) -> Plan:
     for remark in REMARKS:
         decision = remark(ctx, decision, pods)
     status, held_back, only_numbers, only_conditions = status_after(ctx, decision, pods)
-    saved = checkpoint_requests.ask(ctx, decision, status.checkpoint_request)
+    calls = (*checkpoint_requests.ask(ctx, decision, status.checkpoint_request), *holders.release(ctx))
     events = (event for announcement in EVENTS for event in announcement(ctx, status))
     seconds_left = (ctx.time_left, growth.seconds_left(ctx), admission.seconds_left(ctx))
     waits = (decision.recheck, pods.recheck, held_back, lending.recheck, *seconds_left)
     return Plan(
         status,
-        actions=(*pod_groups.actions(ctx, decision), *pods.actions, *lending.writes, *decision.actions, *saved),
+        actions=(*pod_groups.actions(ctx, decision), *pods.actions, *lending.writes, *decision.actions, *calls),
         watch=_watch(ctx, decision),
         events=(*decision.events, *pods.events, *events),
         recheck_after=min(filter(None, waits), default=None),

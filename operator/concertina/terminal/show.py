@@ -186,6 +186,9 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
     if queue := status.queue:
         quota = f"{queue.name}: quota for {amount(queue.replicas, 'replica')}"
         yield "Queue", quota + (f"; {queue.message}" if queue.message else "")
+    if gang := status.gang:
+        pods = f"{gang.mechanism}: {amount(gang.min_count, 'pod')} together" if gang.mechanism else "none"
+        yield "Gang", pods + (f"; {gang.message}" if gang.message else "")
     if world.layout:
         yield "Layout", world.layout + (f"; {world.cross_domain_groups}" if world.cross_domain_groups else "")
     if standing := status.standby_replicas.names:

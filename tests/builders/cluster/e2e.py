@@ -36,6 +36,8 @@ NAMESPACE = setting("NAMESPACE", "concertina-e2e")
 IMAGE, TAG = setting("IMAGE", "concertina/operator"), setting("TAG", "0.1.0")
 """Of operator, agent and trainer where the next ones don't say otherwise."""
 AGENT_IMAGE, TRAINER_IMAGE = setting("AGENT_IMAGE", IMAGE), setting("TRAINER_IMAGE", f"{IMAGE}:{TAG}")
+MORE_IMAGES = ("SCRIPT_IMAGE", "NO_PYTHON_IMAGE", "BARE_PYTHON_IMAGE")
+"""Settings that name other images; what lacks one is skipped."""
 SITE_PACKAGES, SITE = setting("SITE_PACKAGES"), "/site"
 """A folder of the nodes with torch in it, for a trainer image without, and where pods have it."""
 BUCKET = setting("BUCKET", "e2e")
@@ -58,10 +60,9 @@ def chart(*more: str) -> list[Object]:
 
 def prerequisites() -> str:
     """What an administrator applies once: CRD, namespace, and the right to read nodes, which has no namespace."""
-    crd = (ROOT / "crds/concertina.dev_trainingjobs.yaml").read_text()
     wide = [each for each in chart() if each["kind"] in CLUSTER_WIDE]
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    return crd + "\n---\n" + yaml.safe_dump_all([namespace, *wide])
+    return yaml.safe_dump_all([namespace, *wide])
 
 
 def trainer(**fields: Any) -> Object:

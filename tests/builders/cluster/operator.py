@@ -63,7 +63,8 @@ RELEASE, SYSTEM = "tests", "concertina-tests"
 
 def install(cluster: LocalCluster, folder: Path) -> dict[str, str]:
     """Install the chart without its Deployment, and return the environment of an operator with its service account."""
-    options = ("--namespace", SYSTEM, "--create-namespace", "--set", "replicas=0")
+    # The cluster may have the CRD already, of a test that applied it or of another release.
+    options = ("--namespace", SYSTEM, "--create-namespace", "--take-ownership", "--set", "replicas=0")
     programs.run_helm(cluster.kubeconfig, "install", RELEASE, str(ROOT / "charts/concertina"), *options)
     account = f"{RELEASE}-concertina"
     kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())

@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from concertina.local.cluster import LocalCluster
 from concertina.local.control_plane.api import ControlPlaneError
@@ -102,6 +105,16 @@ def is_true(item: Object, kind: str) -> bool:
     return bool(condition(item, kind)["status"] == "True")
 
 
+def evicted(item: Object) -> bool:
+    """Return whether a Workload is to give its quota back."""
+    return is_true(item, "Evicted")
+
+
+def shrunk(item: Object, full: int) -> bool:
+    """Return whether an evicted Workload has a lower count, and no slice has replaced it."""
+    return evicted(item) and has_admission(item) and item["spec"]["podSets"][0]["count"] < full
+
+
 def has_admission(item: Object) -> bool:
     return bool(item.get("status", {}).get("admission"))
 
@@ -118,11 +131,25 @@ def admitted_count(item: Object) -> int:
 class Client:
     """Requests as the cluster's administrator, with any method and content type, and watches."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
-        self.endpoints = cluster.record.endpoints
+    def __init__(self, server: str, tls: ssl.SSLContext, token: str = "") -> None:
+        self.address = server.removeprefix("https://")
+        self.tls = tls
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    @classmethod
+    def of_local(cls, cluster: LocalCluster) -> Client:
         pki = cluster.record.directory / "pki"
-        self.tls = ssl.create_default_context(cafile=str(pki / "ca.crt"))
-        self.tls.load_cert_chain(pki / "kubeconfig.crt", pki / "kubeconfig.key")
+        tls = ssl.create_default_context(cafile=str(pki / "ca.crt"))
+        tls.load_cert_chain(pki / "kubeconfig.crt", pki / "kubeconfig.key")
+        return cls(cluster.record.endpoints.server, tls)
+
+    @classmethod
+    def of_token(cls, kubeconfig: Path) -> Client:
+        """Read a kubeconfig whose only user has a token, and whose CA is a file."""
+        read = yaml.safe_load(kubeconfig.read_text())
+        cluster, user = read["clusters"][0]["cluster"], read["users"][0]["user"]
+        tls = ssl.create_default_context(cafile=cluster["certificate-authority"])
+        return cls(cluster["server"], tls, user["token"])
 
     def call(self, method: str, path: str, body: Object | None = None) -> Object:
         """Send one request. A PATCH is a merge patch.
@@ -134,7 +161,7 @@ class Client:
         try:
             content = "application/merge-patch+json" if method == "PATCH" else "application/json"
             data = None if body is None else json.dumps(body)
-            connection.request(method, path, data, {"Content-Type": content})
+            connection.request(method, path, data, {"Content-Type": content, **self._headers})
             response = connection.getresponse()
             text = response.read().decode()
         finally:
@@ -145,14 +172,15 @@ class Client:
         return decoded
 
     def _connection(self) -> http.client.HTTPSConnection:
-        return http.client.HTTPSConnection(self.endpoints.address, self.endpoints.api, context=self.tls, timeout=30)
+        return http.client.HTTPSConnection(self.address, context=self.tls, timeout=30)
 
     @contextmanager
     def watching(self, path: str, event: Callable[[Object], None]) -> Iterator[None]:
         """Call `event` with each watch event, in a thread, until the block ends."""
         connection = self._connection()
         connection.timeout = None
-        connection.request("GET", f"{path}{'&' if '?' in path else '?'}watch=1&allowWatchBookmarks=false")
+        query = "&" if "?" in path else "?"
+        connection.request("GET", f"{path}{query}watch=1&allowWatchBookmarks=false", headers=self._headers)
         response = connection.getresponse()
         stopped = threading.Event()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -44,11 +44,11 @@ class QuotaUse:
         ):
             yield
 
-    def breaches(self, namespace: str, quota: Decimal) -> list[str]:
+    def breaches(self, namespaces: Sequence[str], quota: Decimal) -> list[str]:
         """Return a sentence for each time at which pods used more than their reservation, or reservations the quota.
 
         Args:
-            namespace: The only one whose jobs use the quota.
+            namespaces: All whose jobs use the quota.
             quota: Sum of the nominal quotas of all queues that lend to each other.
         """
         live: dict[str, tuple[str, Decimal]] = {}
@@ -56,7 +56,7 @@ class QuotaUse:
         messages = []
         for version, event in sorted(self.events, key=lambda entry: entry[0]):
             item = event["object"]
-            if item["metadata"]["namespace"] != namespace:
+            if item["metadata"]["namespace"] not in namespaces:
                 continue
             if item["kind"] == "Pod":
                 _put(live, event, _pod(item, self.resource))

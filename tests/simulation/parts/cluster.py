@@ -93,6 +93,8 @@ class Cluster:
         }
         self.hosted: dict[str, SimPod] = {}
         """By pod name, as long as the pod exists."""
+        self.grace = GRACE
+        """Grace period of its pods in seconds."""
         self.priority = 0
         """Of its pods."""
         self.down_until = 0.0
@@ -213,7 +215,7 @@ class Cluster:
         pod = changed(
             pod,
             avoids=action.never_nodes,
-            grace=GRACE,
+            grace=self.grace,
             priority=self.priority,
             requests={"pods": Decimal(1), "cpu": Decimal(1)},
         )
@@ -233,7 +235,7 @@ class Cluster:
         self.world.tell(f"{who} deletes {pod.name}{' by force' if action.force else ''}: {action.reason}")
         self.deletes.append(pod.name)
         self.world.invariants.deleting(who, action)
-        self.remove(pod.name, force=action.force)
+        self.remove(pod.name, force=action.force, grace=pod.grace)
 
     def preempt(self, name: str, grace: float) -> None:
         """As the scheduler does: it says so, and deletes."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from concertina_protocol import RestoreSource
+from simulation.parts.clock import START
 from simulation.runs.schedule import SPAN, Strike
 from simulation.runs.world import World
 
@@ -100,3 +101,23 @@ def _ends_its_stay(world: World, how: str) -> None:
     else:
         world.storage.down_until = world.clock.now + SPAN
         world.cluster.remove(members[0].replica, grace=20.0)
+
+
+def test_replicas_that_are_not_wanted_any_more_go_once_their_state_is_held_elsewhere() -> None:
+    """None waits for the end of its grace period, though for a while only they hold a part of the state."""
+    grace_seconds, handed = 90.0, 0
+    for seed in range(120):
+        world = World(seed, schedule=())
+        if world.replicas < 4 or world.steps * world.step_seconds < 20.0:
+            continue
+        world.cluster.grace = grace_seconds
+        world.clock.after(8.0, lambda world=world: world.cluster.edit(replicas=1))
+        world.clock.run(START + 8.0 + grace_seconds / 3, lambda world=world: world.over() or _is_alone(world))
+        assert _is_alone(world), world.story()
+        assert not world.status.steps_replayed, world.story()
+        handed += any(run.assign.outside for run in world.collectives.values())
+    assert handed >= 3
+
+
+def _is_alone(world: World) -> bool:
+    return len(world.status.world.members) == len(world.cluster.pods) - world.cluster.spec.standby_replicas == 1

@@ -65,16 +65,16 @@ def round_at(port: int, size: int = 2) -> worlds.LaunchedWorld:
 
 def test_a_worker_below_which_processes_have_a_smaller_world_is_alone(port: int) -> None:
     with worker(port, ITS_OWN) as pid:
-        clause = worlds.alone(pid, round_at(port), "")
+        clause = worlds.alone((pid,), round_at(port), "")
     name = os.path.basename(sys.executable)
     assert clause == f"processes with WORLD_SIZE=1 were started by {name} in a round of 2 workers"
 
 
 def test_it_stays_so_when_the_processes_have_ended_until_the_worker_joins_the_round(port: int) -> None:
     with worker(port, {}) as pid:
-        assert worlds.alone(pid, round_at(port), "alone") == "alone"
+        assert worlds.alone((pid,), round_at(port), "alone") == "alone"
     with worker(port, {}, "joins") as pid:
-        assert worlds.alone(pid, round_at(port), "alone") == ""
+        assert worlds.alone((pid,), round_at(port), "alone") == ""
 
 
 def test_it_stays_so_when_the_worker_has_ended_and_nobody_has_waited_for_it(port: int) -> None:
@@ -82,7 +82,7 @@ def test_it_stays_so_when_the_worker_has_ended_and_nobody_has_waited_for_it(port
     process = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     try:
-        assert worlds.alone(process.pid, round_at(port), "alone") == "alone"
+        assert worlds.alone((process.pid,), round_at(port), "alone") == "alone"
     finally:
         process.wait()
 
@@ -96,7 +96,7 @@ def test_it_stays_so_while_the_worker_ends(port: int) -> None:
     process.stdout.readline()
     try:
         while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-            assert worlds.alone(process.pid, round_at(port), "alone") == "alone"
+            assert worlds.alone((process.pid,), round_at(port), "alone") == "alone"
     finally:
         process.stdout.close()
         process.wait()
@@ -105,7 +105,7 @@ def test_it_stays_so_while_the_worker_ends(port: int) -> None:
 def test_a_launcher_that_serves_its_rendezvous_at_the_rounds_port_is_seen_by_its_run_id(port: int) -> None:
     theirs = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
     with worker(port, theirs, "joins") as pid:
-        assert worlds.alone(pid, round_at(port), "") != ""
+        assert worlds.alone((pid,), round_at(port), "") != ""
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ def test_nothing_else_counts_as_a_world_of_its_own(
     port: int, child: Mapping[str, str], what: tuple[str, ...], started_with: Mapping[str, str]
 ) -> None:
     with worker(port, child, *what, **started_with) as pid:
-        assert worlds.alone(pid, round_at(port), "") == ""
+        assert worlds.alone((pid,), round_at(port), "") == ""
 
 
 def test_a_worker_that_has_ended_is_not_alone() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    assert worlds.alone(process.pid, round_at(1), "") == ""
+    assert worlds.alone((process.pid,), round_at(1), "") == ""
 
 
 def test_looks_are_ever_rarer() -> None:

@@ -252,7 +252,7 @@ class Parents:
 
 
 PLACES = [*os.environ.get("CONCERTINA_FRAMEWORKS", "").split(os.pathsep), *sys.path]
-"""Folders with packages, some of which are too large to be in the lock: docs/scripts.md says with which."""
+"""Folders with packages, some of which are too large to be in the lock: notebook/scripts.md says with which."""
 
 
 def with_package(case: Case) -> Case:

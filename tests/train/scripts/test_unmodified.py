@@ -140,7 +140,7 @@ PACKAGE = {
     "nemo_model.py": "nemo",
 }
 FRAMEWORKS = os.environ.get("CONCERTINA_FRAMEWORKS", "")
-"""Folders that `pip install --target` has filled (docs/scripts.md says with what): too large to be in the lock."""
+"""Folders that `pip install --target` has filled (notebook/scripts.md says with what): too large to be in the lock."""
 
 
 @pytest.mark.parametrize("script", ["fsdp.py", *(pytest.param(s, marks=pytest.mark.long(law=FSDP)) for s in OTHERS)])

@@ -1,67 +1,10 @@
-"""Scripts that run plainly, and in forks of a parent that has imported what they need: nobody can tell them apart."""
+"""Commands that run plainly, and with scripts in forks of parents that have imported what they need: equal results."""
 
-import json
-import os
-import re
-import subprocess
-import sys
-import textwrap
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 
-from builders.programs import PROGRAMS, SEARCH_PATH
-
-PRELUDE = "import os, sys\n"
-
-
-def started(
-    folder: Path,
-    *command: str,
-    preload: tuple[str, ...] = (),
-    bounds: Mapping[str, int] = MappingProxyType({}),
-    **environment: str,
-) -> dict[str, tuple]:
-    """What each way of starting it gave: stdout, stderr, and exit code, or why it was not started so."""
-    told = json.dumps({"preload": preload, **bounds})
-    program = [sys.executable, str(PROGRAMS / "started.py"), str(folder / "volume"), told]
-    (folder / "volume").mkdir(exist_ok=True)
-    known = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOME": str(folder),
-        "PYTHONPATH": f"{SEARCH_PATH}:{folder / 'site-packages'}",
-        **environment,
-    }
-    ran = subprocess.run([*program, *command], cwd=folder, env=known, capture_output=True, text=True, timeout=280)
-    assert ran.returncode == 0, ran.stderr
-    ways: dict[str, tuple] = {}
-    for (way, code, out), (_, _, err) in zip(_runs(ran.stdout), _runs(ran.stderr), strict=True):
-        ways[way] = (out, err, code)
-    return ways
-
-
-def _runs(text: str) -> list[tuple[str, str, str]]:
-    """Without what differs from process to process, and our own log."""
-    found, lines = [], []
-    for line in text.splitlines():
-        if line.startswith("END "):
-            _, way, code = line.split(" ", 2)
-            found.append((way, code, "\n".join(lines)))
-            lines = []
-        elif not line.startswith('{"t"'):
-            lines.append(re.sub(r"0x[0-9a-f]+", "0x..", line))
-    return found
-
-
-def alike(ways: dict[str, tuple]) -> tuple:
-    assert list(ways) == ["plain", "warm", "learned", "again"], ways
-    for way in ("warm", "learned", "again"):
-        for plainly, warm in zip(ways["plain"], ways[way], strict=True):
-            assert warm.split("\n") == plainly.split("\n"), way
-    return ways["plain"]
-
+from builders.train.starts import WARMTH, alike, prepare, started, written
 
 THREADS = """
         import torch
@@ -180,7 +123,8 @@ SCRIPTS = {
         print(torch.initial_seed(), torch.rand(1).item(), numpy.random.rand())
     """,
     "threads of torch": THREADS,
-    "threads of torch, as it says before": "os.environ['OMP_NUM_THREADS'] = '3'" + THREADS,
+    "threads of torch, as it says before": f"""
+        os.environ['OMP_NUM_THREADS'] = '3'{THREADS}""",
     "the collector": """
         import gc, torch
         print(gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.callbacks, gc.garbage)
@@ -206,26 +150,11 @@ SCRIPTS = {
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    (tmp_path / "beside.py").write_text("VALUE = 'beside'\n")
-    (tmp_path / "seen").write_text("")
-    (tmp_path / "site-packages").mkdir()
-    (tmp_path / "site-packages" / "reads_variables.py").write_text(
-        "import os\nVALUE = os.environ.get('READ_WHEN_IMPORTED')\n"
-    )
-    (tmp_path / "site-packages" / "seeds.py").write_text(
-        "import numpy, torch\ntorch.manual_seed(7)\nnumpy.random.seed(7)\n"
-    )
-    return tmp_path
+    return prepare(tmp_path)
 
 
-def written(place: Path, text: str, name: str = "script.py") -> Path:
-    (place / name).parent.mkdir(exist_ok=True)
-    (place / name).write_text(PRELUDE + textwrap.dedent(text))
-    return place / name
-
-
-MORE = ("threads of torch", "what a package has seeded stays seeded")
-"""Each starts three processes that import torch."""
+MORE = ("threads of torch", "threads of torch, as it says before", "what a package has seeded stays seeded")
+"""Each starts three processes that import torch, beside those of others that do."""
 LAW = "tests/train/scripts/test_warm_start.py::test_a_script_is_run_as_if_started_plainly"
 
 
@@ -234,7 +163,8 @@ LAW = "tests/train/scripts/test_warm_start.py::test_a_script_is_run_as_if_starte
 )
 def test_a_script_is_run_as_if_started_plainly(name, place):
     written(place, SCRIPTS[name])
-    alike(started(place, "python", "script.py", "--flag", "a b"))
+    warmth = "" if name == "a syntax error" else WARMTH
+    alike(started(place, "python", "script.py", "--flag", "a b", warmth=warmth))
 
 
 OTHERS = [Path.home() / f".pyenv/versions/{version}" for version in ("3.9*", "3.10*", "3.12*", "3.13*")]
@@ -294,7 +224,7 @@ def test_a_command_is_run_as_if_started_plainly(way, place):
     written(place, SCRIPTS["what a script knows of itself"])
     written(place, "from . import other; print(__name__, __package__, __spec__.name, sys.argv)", "package/__main__.py")
     written(place, "", "package/other.py")
-    alike(started(place, *WAYS[way]))
+    alike(started(place, *WAYS[way], warmth="" if "not there" in way or way == "code" else WARMTH))
 
 
 @pytest.mark.parametrize("unbuffered", ["1", "no"])
@@ -307,7 +237,7 @@ def test_what_is_printed_is_buffered_as_ever(unbuffered, place):
 BOUNDS = {
     "memory": ("HELD = b'x' * (100 << 20)", {"memory": 256 << 20}, "its imports take more than 64 MiB of memory"),
     "time": (
-        "import time; HELD = time.sleep(0 if 'RANK' in os.environ else 600)",
+        "import time; HELD = time.sleep(0 if os.environ.get('RANK') else 600)",
         {"seconds": 5},
         "its imports take longer than 5 s",
     ),
@@ -317,9 +247,16 @@ BOUNDS = {
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_what_is_imported_has_bounds_beyond_which_each_worker_imports_it(bound, place):
     heavy, bounds, why = BOUNDS[bound]
-    (place / "site-packages" / "heavy.py").write_text(PRELUDE + heavy)
+    (place / "site-packages" / "heavy.py").write_text("import os\n" + heavy)
     written(place, "print('heavy' in sys.modules); import heavy; print(len(sys.argv))")
-    ways = started(place, "python", "script.py", bounds=bounds)
-    assert ways.pop("anew")[2] == f"what the script imports ({why})"
+    ways = started(place, "python", "script.py", bounds=bounds, warmth="0000")
+    assert ways.pop("why")[2] == why
     assert alike(ways)[0] == "False\n1"
-    assert started(place, "python", "script.py", preload=("heavy",), bounds=bounds)["warm"][2] == why
+
+
+def test_what_is_preloaded_has_the_bounds_too(place):
+    heavy, bounds, why = BOUNDS["memory"]
+    (place / "site-packages" / "heavy.py").write_text("import os\n" + heavy)
+    written(place, "print('heavy' in sys.modules)")
+    ways = started(place, "python", "script.py", preload=("heavy",), bounds=bounds, warmth="0000")
+    assert ways.pop("why")[2] == why

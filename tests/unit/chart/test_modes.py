@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import subprocess
-from pathlib import Path
-from typing import Any
-
 import pytest
-import yaml
 
+from builders.chart import Objects, helm, rendered
 from builders.gang_crds import problems
 from concertina.api import GROUP, KIND, VERSION
 from concertina.controller.settings import MetricsAccess, OperatorSettings, from_environment
-from concertina.local.binaries import programs
 
-CHART = Path(__file__).resolve().parents[3] / "charts" / "concertina"
 NAMESPACED = ("nodes.enabled=false", "rbac.aggregate=false", "watchNamespaces={a,b}")
-Objects = dict[tuple[str, str, str], dict[str, Any]]
-"""By kind, namespace and name."""
-
-
-def helm(*settings: str, show: str = "") -> subprocess.CompletedProcess[str]:
-    command = [str(programs.helm(print)), "template", "x", str(CHART), "--namespace=sys"]
-    command += [f"--set={setting}" for setting in settings]
-    command += [f"--show-only={show}"] if show else []
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-@functools.cache
-def rendered(*settings: str) -> Objects:
-    done = helm(*settings)
-    assert done.returncode == 0, done.stderr
-    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
-    named = {(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each for each in objects}
-    assert len(named) == len(objects)
-    return named
 
 
 def names(objects: Objects, *kinds: str) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from concertina.api.status import (
     CheckpointEvery,
     Condition,
     DamagedCheckpoint,
+    GangMark,
     JobProgress,
     JobStatus,
     RollbackMark,
@@ -186,6 +187,13 @@ def test_the_last_events_are_there_the_newest_last_and_as_they_are() -> None:
         jobs.console.print(detail(job, [event(number) for number in (10, 3, *range(4, 10))] + [{}]), width=200)
     lines = captured.get().splitlines()
     assert [line.split()[1] for line in lines if "[red] words" in line] == [f"R{number}" for number in range(3, 11)]
+
+
+def test_the_gang_is_shown_with_its_minimum_or_the_reason_why_there_is_none() -> None:
+    gang = GangMark(mechanism="PodGroup", api_version="scheduling.k8s.io/v1beta1", pod_group="demo", min_count=2)
+    assert "PodGroup: 2 pods together" in said(JobStatus(gang=gang))
+    assert "none; the API is not served" in said(JobStatus(gang=GangMark(message="the API is not served")))
+    assert "Gang" not in said(JobStatus())
 
 
 def test_the_layout_and_what_it_crosses() -> None:

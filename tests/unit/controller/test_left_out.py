@@ -95,7 +95,7 @@ async def acting(folder: Path, server: ApiServer, namespaces: str) -> AsyncItera
         known = operator.Operator(settings, client, client, Lease(client, "concertina", "l", "me"), keys, None)
         jobs = TrainingJobs(client, "me", settings.watch_namespaces)
         await stack.enter_async_context(jobs.running())
-        running = asyncio.create_task(known.run(stop, jobs))
+        running = asyncio.create_task(known.run(stop, jobs, asyncio.Event()))
         try:
             async with asyncio.timeout(LIMIT):
                 yield known

@@ -29,7 +29,7 @@ def reconciler(plan: Planner, may_act: Watched) -> Reconciler:
         more = {"resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
         cache.on_job({"metadata": metadata | more, "status": {"conditions": []}})
     return Reconciler(
-        cache, connections, nothing, nothing, nothing, nothing, plan, nothing, None, may_act, lambda *of: None
+        cache, connections, nothing, nothing, nothing, nothing, plan, nothing, None, may_act, lambda *of: None, nothing
     )
 
 

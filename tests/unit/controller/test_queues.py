@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -94,6 +95,32 @@ def test_without_a_label_the_priority_class_of_the_pods_counts(named: dict[str, 
     quota = quota_of(made)
     assert quota is not None
     assert quota.priority == expected
+
+
+def test_a_write_that_was_refused_is_tried_again_later_and_later() -> None:
+    """While Kueue restarts, its webhook refuses every write at once."""
+    timers: list[tuple[float, Callable[[], None]]] = []
+    made = ClusterCache(lambda uid: None, lambda uid: {}, later=lambda seconds, act: timers.append((seconds, act)))
+    made.queues.set_service(Service.READY)
+    made.on_job(job({QUEUE_NAME: "team"}))
+    cached = made.job(UID)
+    assert cached is not None
+    timers.clear()  # of the turns for room
+
+    def may_write() -> bool:
+        quota = quota_of(made)
+        return quota is not None and not quota.writing
+
+    for _ in range(3):
+        made.queues.refused(cached, "connection refused")
+        assert not may_write()
+        timers[-1][1]()
+        assert may_write()
+    first, second, third = (seconds for seconds, _ in timers)
+    assert 0 < first < second < third
+    made.queues.accepted(cached)
+    made.queues.refused(cached, "connection refused")
+    assert timers[-1][0] < second
 
 
 def test_a_prebuilt_workload_is_refused() -> None:

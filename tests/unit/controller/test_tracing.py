@@ -11,7 +11,7 @@ import pytest
 from builders.counted import counted
 from builders.otlp import Manner, Receiver, attributes, receiver
 from builders.until import until, until_async
-from concertina.controller import tracing
+from concertina.controller import operator, otlp_traces, tracing
 from concertina.controller.settings import OperatorSettingsError, from_environment
 from concertina.controller.tracing import SpanResult
 from concertina.local.host import processes
@@ -38,7 +38,7 @@ def exported(then: Callable[[tracing.Export], None]) -> dict[str, int]:
     before = results()
 
     async def scenario() -> None:
-        async with tracing.exporting(True) as export:
+        async with operator.exporting(True) as export:
             assert export is not None
             then(export)
 
@@ -66,7 +66,7 @@ def test_a_trace_arrives_under_the_id_that_everybody_knows(monkeypatch: pytest.M
         assert (root.start_time_unix_nano, root.end_time_unix_nano) == (int(T0) * 10**9, int(T0 + 3) * 10**9)
         assert attributes(prepare) == {"concertina.replicas.asked": 1}
         assert (member.status.code, member.status.message, root.status.code) == (2, "no answer", 0)
-        names = {"service.name": tracing.NAME, "k8s.cluster.name": "here"}
+        names = {"service.name": otlp_traces.NAME, "k8s.cluster.name": "here"}
         assert [names.items() <= each.items() for each in there.resources] == [True] * len(there.resources)
         assert {each["authorization"] for each in there.headers} == {"Bearer s3cret"}
 
@@ -77,7 +77,7 @@ def test_a_bad_collector_takes_traces_and_nothing_else(
 ) -> None:
     """More than there is room for is taken while it answers nothing, and dropped in whole traces; the end waits for
     nobody. None: nobody listens."""
-    monkeypatch.setattr(tracing, "FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(otlp_traces, "FAREWELL_SECONDS", 0.2)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20s3cret")
     traces, size = 500, 2 + 30
@@ -113,11 +113,11 @@ def test_an_answer_without_an_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_collector_that_comes_back_is_told_what_happens_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(otlp_traces, "DELAY_SECONDS", 0.05)
     before = results()
 
     async def scenario(there: Receiver) -> None:
-        async with tracing.exporting(True) as export:
+        async with operator.exporting(True) as export:
             assert export is not None
             export(UID, of_round(1))
             await until_async(lambda: results()["failed"] > before["failed"], "spans that failed", results)
@@ -136,7 +136,7 @@ def test_there_are_none_unless_a_collector_is_named() -> None:
         assert from_environment({**SETTINGS, name: "https://collector:4318"}).tracing
 
     async def scenario() -> None:
-        async with tracing.exporting(False) as export:
+        async with operator.exporting(False) as export:
             assert export is None
 
     asyncio.run(scenario())

@@ -9,9 +9,7 @@ import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -23,7 +21,6 @@ from concertina.kube.resources import Raw
 from concertina.kube.watch import kopf_session
 from concertina.kube.watch.trainingjobs import Follower, TrainingJobs
 from concertina.local.control_plane.certificates import ClusterAuthority
-from concertina.local.host import processes
 
 GROUP, VERSION = "concertina.dev", "v1beta1"
 LIMIT = 20.0  # only to give up
@@ -294,33 +291,5 @@ def test_a_name_of_the_server_that_is_not_in_its_address_holds_for_kopf_too(tmp_
                 asyncio.timeout(LIMIT),
             ):
                 await until_async(lambda: server.scans, "the discovery", lambda: server)
-
-    asyncio.run(scenario())
-
-
-def test_probes_are_answered_before_jobs_are_followed(tmp_path: Path) -> None:
-    """A standby lives, too."""
-    (port,) = processes.free_ports("127.0.0.1", 1)
-    url = f"http://127.0.0.1:{port}/healthz"
-
-    async def health(session: aiohttp.ClientSession) -> tuple[int, Any] | None:
-        with contextlib.suppress(aiohttp.ClientConnectionError):
-            async with session.get(url) as answer:
-                return answer.status, await answer.json()
-        return None
-
-    async def scenario() -> None:
-        server = ApiServer()
-        async with (
-            api_server(tmp_path, server.answer) as config,
-            Client(await access.load(str(config)), give_up_after=0.0) as client,
-            TrainingJobs(client, "me", (), ("127.0.0.1", port), lambda: True).running(),
-            aiohttp.ClientSession() as session,
-            asyncio.timeout(LIMIT),
-        ):
-            while (answer := await health(session)) is None:
-                await asyncio.sleep(0.01)
-            assert answer == (200, {"leads": True})
-            assert server.watches == 0
 
     asyncio.run(scenario())

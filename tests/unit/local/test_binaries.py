@@ -190,6 +190,8 @@ def test_the_pinned_modules_name_their_versions() -> None:
     assert programs.version(programs.NEXT_KUBERNETES, tools / "kubernetes-1.37").startswith("v1.37.")
     assert programs.version(programs.HELM, tools / "helm").startswith("v4.")
     assert programs.version(programs.VALE, tools / "vale").startswith("v3.")
+    assert programs.version(programs.ACTIONLINT, tools / "actionlint").startswith("v1.")
+    assert programs.version(programs.KIND, tools / "kind").startswith("v0.")
     assert programs.version(programs.KUEUE, tools / "kueue").startswith("v0.19.")
     assert release.prometheus(programs.version(programs.PROMETHEUS, tools / "prometheus")).startswith("3.")
     assert release.prometheus("v0.305.2") == "3.5.2"

@@ -31,7 +31,7 @@ def lent(name: str, version: int, count: int, admitted: int, job: str = "a") -> 
 def breaches(*events: tuple[int, Object], quota: int = 4) -> list[str]:
     use = QuotaUse(cast(Client, None))
     use.events = list(events)
-    return use.breaches("n", Decimal(quota))
+    return use.breaches(["n"], Decimal(quota))
 
 
 def test_pods_within_their_reservation() -> None:

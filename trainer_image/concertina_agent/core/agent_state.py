@@ -206,13 +206,13 @@ class AgentState:
     def at_rest(self) -> bool:
         """Return whether nothing would be lost if this agent exited now.
 
-        Its state may be needed by a later round: if it is prepared, or if its neighbour in the ring of copies leaves
-        too, unless the state is in storage.
+        Its state may be needed by a later round: if it is prepared and not released, or if its neighbour in the ring of
+        copies leaves too, unless the state is in storage.
         """
         r = self.round
         if r is None:
             prepared = self.preparation
-            return prepared is None or prepared.left_out or not self.held
+            return prepared is None or prepared.released or not self.held
         if r.workers.keep_state and r.failure is None and self._is_last_holder(r):
             return False
         copied = r.failure is not None or r.peer_has_all(self.snapshots)

@@ -24,7 +24,7 @@ class Moment(NamedTuple):
 
 # --- events ---------------------------------------------------------------------------------------------------------
 
-Request = Union[p.Prepare, p.Assign, p.Drain, p.Save, p.Join, p.Ping, p.Trace]
+Request = Union[p.Prepare, p.Assign, p.Release, p.Drain, p.Save, p.Join, p.Ping, p.Trace]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,8 @@ names the function that handles an event (for a request: REQUESTS). Effects must
 - If a round has succeeded as a whole (the coordinator's heartbeats say so), its agents exit with 0 after
   LINGER_SECONDS.
 - A TerminationNotice makes an agent report draining to the coordinator. The agent exits when the workers are gone,
-  copied and shipped, or the grace period is over.
+  copied and shipped, or the grace period is over. If only this agent and others that leave hold the state, it stays
+  until the operator sends a Release.
 """
 
 from __future__ import annotations
@@ -162,6 +163,7 @@ HANDLERS: Mapping[type, Callable[[AgentState, Any, e.Moment], list[e.Effect]]] =
 REQUESTS: Mapping[type, Callable[[AgentState, int, Any, e.Moment], list[e.Effect]]] = {
     p.Prepare: preparing.on_prepare,
     p.Assign: preparing.on_assign,
+    p.Release: preparing.on_release,
     p.Drain: draining.on_drain,
     p.Save: members.on_save,
     p.Join: members.on_join,

@@ -55,7 +55,7 @@ class MetricsDriver:
         self,
         settings: AgentSettings,
         agent: AgentState,
-        running: Callable[[], Mapping[int, int]],
+        running: Callable[[], Mapping[int, tuple[int, ...]]],
         shipping: Shipping,
     ) -> None:
         """Initialize the driver without serving metrics.
@@ -63,7 +63,7 @@ class MetricsDriver:
         Args:
             settings: Settings of the agent.
             agent: State of the agent, which is only read.
-            running: Function that returns the pid of each running worker by its rank.
+            running: Function that returns the pids of each running worker by its rank.
             shipping: Counters of the uploads.
         """
         self._settings, self._agent, self._running, self._shipping = settings, agent, running, shipping
@@ -135,7 +135,7 @@ class MetricsDriver:
         agent, r = self._agent, self._agent.round
         coordinator, progress = (r.coordinator, r.workers.progress) if r else (None, None)
         first = r.assign.members[r.me].first_rank if r else 0
-        workers = tuple(WorkerProcess(rank - first, rank, pid) for rank, pid in self._running().items())
+        workers = tuple(WorkerProcess(rank - first, rank, pids) for rank, pids in self._running().items())
         busy = coordinator.watchdog.busy if coordinator else None
         samples = [MetricSample(f.ROUND, agent.seen[0]), *self._training.samples(progress, busy, time.monotonic())]
         if coordinator is not None and agent.latest is not None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Optional
 
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-_SESSION, _UTIME, _THREADS, _STARTED, _RSS = 3, 11, 17, 19, 21
+_PARENT, _GROUP, _UTIME, _THREADS, _STARTED, _RSS = 1, 2, 11, 17, 19, 21
 """Positions of fields in /proc/PID/stat after the command.
 
 Four fields start at _UTIME: own times, and those of children that were waited for.
@@ -20,11 +20,12 @@ MOST_PROCESSES = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class WorkerProcess:
-    """A running worker, whose process leads a session that contains its child processes."""
+    """A running worker."""
 
     local_rank: int
     rank: int
-    pid: int
+    pids: tuple[int, ...]
+    """Its process, which leads a process group, and its scripts that run in forks of a warm parent."""
 
 
 @dataclasses.dataclass
@@ -42,8 +43,8 @@ class ProcessUsage:
 
 
 @dataclasses.dataclass
-class _Session:
-    """Sums over the processes of one session."""
+class _Family:
+    """Sums over the processes of one worker."""
 
     cpu: float = 0.0
     read: int = 0
@@ -62,23 +63,23 @@ class WorkerProcesses:
     def __init__(self, proc: str = "/proc") -> None:
         self._proc = proc
         self._uses: dict[int, ProcessUsage] = {}
-        self._last: dict[int, tuple[tuple[int, int], _Session]] = {}
+        self._last: dict[int, tuple[tuple[int, int], _Family]] = {}
         """Last process and its counted usage, by local rank."""
 
     def look(self, workers: Iterable[WorkerProcess]) -> Mapping[int, ProcessUsage]:
         """Return the usage by local rank."""
         for use in self._uses.values():
             use.running, use.resident_bytes, use.peak_bytes, use.threads = False, 0, 0, 0
-        by_pid = {worker.pid: worker for worker in workers}
-        sessions, started = self._sessions(by_pid.keys()) if by_pid else ({}, {})
-        for pid, now in sessions.items():
+        by_pid = {worker.pids[0]: worker for worker in workers}
+        families, started = self._families(by_pid) if by_pid else ({}, {})
+        for pid, now in families.items():
             if pid not in started:  # the worker has ended, and its child processes still run
                 continue
             worker, process = by_pid[pid], (pid, started[pid])
             use = self._uses.setdefault(worker.local_rank, ProcessUsage(worker.rank))
-            last_process, before = self._last.get(worker.local_rank, (process, _Session()))
+            last_process, before = self._last.get(worker.local_rank, (process, _Family()))
             if last_process != process:
-                before = _Session()
+                before = _Family()
             use.cpu_seconds += max(0.0, now.cpu - before.cpu)
             use.read_bytes += max(0, now.read - before.read)
             use.written_bytes += max(0, now.written - before.written)
@@ -94,26 +95,40 @@ class WorkerProcesses:
             use.resident_bytes, use.peak_bytes, use.threads = now.resident, now.peak, now.threads
         return self._uses
 
-    def _sessions(self, pids: Iterable[int]) -> tuple[dict[int, _Session], dict[int, int]]:
-        """Return the sums of the sessions that these processes lead, and the start time of each leader."""
-        sessions: dict[int, _Session] = {pid: _Session() for pid in pids}
+    def _families(self, workers: Mapping[int, WorkerProcess]) -> tuple[dict[int, _Family], dict[int, int]]:
+        """Return the sums of the workers, and the start time of each worker's process."""
+        families: dict[int, _Family] = {pid: _Family() for pid in workers}
         started: dict[int, int] = {}
         names = [name for name in os.listdir(self._proc) if name.isdigit()]
-        for name in names[:MOST_PROCESSES]:
-            stat = _stat(f"{self._proc}/{name}/stat")
-            session = sessions.get(int(stat[_SESSION])) if stat else None
-            if stat is None or session is None:
+        stats = {int(name): stat for name in names[:MOST_PROCESSES] if (stat := _stat(f"{self._proc}/{name}/stat"))}
+        roots = {pid: leader for leader, worker in workers.items() for pid in worker.pids}
+        for pid, stat in stats.items():
+            leader = _leader(pid, stats, roots)
+            if leader is None:
                 continue
-            if int(name) in sessions:
-                started[int(name)] = int(stat[_STARTED])
-            session.cpu += sum(map(int, stat[_UTIME : _UTIME + 4])) / _TICKS
-            session.threads += int(stat[_THREADS])
+            if pid == leader:
+                started[pid] = int(stat[_STARTED])
+            family = families[leader]
+            family.cpu += sum(map(int, stat[_UTIME : _UTIME + 4])) / _TICKS
+            family.threads += int(stat[_THREADS])
             resident = int(stat[_RSS]) * _PAGE
-            session.resident += resident
-            session.peak += max(resident, _field(f"{self._proc}/{name}/status", "VmHWM:") << 10)
-            session.read += _field(f"{self._proc}/{name}/io", "read_bytes:")
-            session.written += _field(f"{self._proc}/{name}/io", "write_bytes:")
-        return sessions, started
+            family.resident += resident
+            family.peak += max(resident, _field(f"{self._proc}/{pid}/status", "VmHWM:") << 10)
+            family.read += _field(f"{self._proc}/{pid}/io", "read_bytes:")
+            family.written += _field(f"{self._proc}/{pid}/io", "write_bytes:")
+        return families, started
+
+
+def _leader(pid: int, stats: Mapping[int, Sequence[str]], roots: Mapping[int, int]) -> Optional[int]:
+    """Return the process of the worker to which a process belongs, by its group or its parents, or None."""
+    seen: set[int] = set()
+    while pid in stats and pid not in seen:
+        seen.add(pid)
+        group = int(stats[pid][_GROUP])
+        if pid in roots or group in roots:
+            return roots[pid] if pid in roots else roots[group]
+        pid = int(stats[pid][_PARENT])
+    return None
 
 
 def own(proc: str = "/proc") -> tuple[float, int]:

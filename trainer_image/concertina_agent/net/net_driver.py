@@ -161,7 +161,7 @@ class NetworkDriver:
             try:
                 if to.replica == self._settings.replica:
                     own = p.decode(line)
-                    if not isinstance(own, (p.Prepare, p.Assign)):
+                    if not isinstance(own, (p.Prepare, p.Assign, p.Release)):
                         raise p.ProtocolError(f"a {type(own).__name__} is not passed on")
                     answer = p.encode(await self.answer(own))
                 else:

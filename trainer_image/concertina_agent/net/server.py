@@ -38,9 +38,9 @@ ACCEPT_AGAIN_SECONDS = 0.1
 IDLE_SECONDS = 600.0
 """Seconds after which an idle connection is closed. Until then, it may carry another request."""
 
-Answered = Union[p.Prepare, p.Assign, p.Drain, p.Save, p.Ping, p.Trace]
+Answered = Union[p.Prepare, p.Assign, p.Release, p.Drain, p.Save, p.Ping, p.Trace]
 Route = Callable[[Any, Connection], Awaitable[None]]
-CALLS = (p.Prepare, p.Assign, p.Drain, p.Save)
+CALLS = (p.Prepare, p.Assign, p.Release, p.Drain, p.Save)
 """Requests that are allowed on the connection of a Watch."""
 
 
@@ -84,7 +84,7 @@ class AgentServer:
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
         operator, agent = (tls.OPERATOR,), (tls.AGENT,)
         self._routes: Mapping[type, tuple[tuple[str, ...], Route]] = {
-            **dict.fromkeys((p.Prepare, p.Assign), (operator + agent, self._answer)),
+            **dict.fromkeys((p.Prepare, p.Assign, p.Release), (operator + agent, self._answer)),
             **dict.fromkeys((p.Drain, p.Save), (operator, self._answer)),
             p.Watch: (operator + agent, self._watch),
             p.Relay: (operator, handler.relay),

@@ -13,7 +13,7 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import TaskGroup
-from concertina_agent.workers.warm_start import WarmProcess
+from concertina_agent.workers.warm_start import WarmStart
 from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.log import log_event
 
@@ -28,7 +28,7 @@ class ModuleLearning:
     def __init__(
         self,
         uid: str,
-        warm: Optional[WarmProcess],
+        warm: Optional[WarmStart],
         connector: Connector,
         emit: Callable[[e.Event], None],
         tasks: TaskGroup,
@@ -54,7 +54,7 @@ class ModuleLearning:
         self._emit(e.Learning(True))
         self._asking = self._tasks.start("learn", self._ask(self._warm, address))
 
-    async def _ask(self, warm: WarmProcess, address: str) -> None:
+    async def _ask(self, warm: WarmStart, address: str) -> None:
         for _ in range(MOST_TIMES):
             answer = await self._answer_of(address)
             if isinstance(answer, p.Learned) and not warm.has_learned:

@@ -11,6 +11,8 @@ from typing import Optional, Union
 
 from concertina_agent.workers.family import adopt_orphans, exit_code
 
+MOST_ANCESTORS = 100
+
 
 class Reaper:
     """Reaper of all children and of their orphans.
@@ -47,6 +49,17 @@ class Reaper:
             on_exit: Optional[Callable[[int], None]] = self._ends.pop(pid, None)
             if on_exit is not None:
                 on_exit(exit_code(status))
+
+
+def ancestors(pid: int, proc: str = "/proc") -> list[int]:
+    """Return the parent of a process, the parent's parent and so on, as far as they can be seen."""
+    pids: list[int] = []
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        while pid > 1 and len(pids) < MOST_ANCESTORS:
+            with open(f"{proc}/{pid}/stat") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+            pids.append(pid)
+    return pids
 
 
 def children(pid: Union[int, str] = "self", proc: str = "/proc") -> list[int]:

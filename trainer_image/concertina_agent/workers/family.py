@@ -29,7 +29,7 @@ def adopt_orphans() -> None:
 
 
 def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to the process group of a session leader, or to the process alone if it has no session yet."""
+    """Send a signal to the process group of its leader, or to the process alone if it leads none (yet)."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:

@@ -33,7 +33,8 @@ from typing import Any, NoReturn, Optional
 from concertina_agent.workers.family import die_with_parent, exit_code
 
 MAX_PACKET = 1 << 18
-MAX_FDS = 8
+MAX_FDS = 253
+"""Maximum number of files in one packet (SCM_MAX_FD of include/net/scm.h)."""
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -73,8 +74,8 @@ def run_target(target: str, arguments: Sequence[Any]) -> int:
 
 
 def leave_parent(parent: int, environment: Mapping[str, str], fds: Sequence[int]) -> None:
-    """Give a new child its own session, output and environment, default signals, and death with its parent."""
-    os.setsid()
+    """Give a new child its own process group, output and environment, default signals, and death with its parent."""
+    os.setpgid(0, 0)
     die_with_parent(parent)
     os.dup2(fds[0], 1)
     os.dup2(fds[1], 2)
@@ -82,6 +83,11 @@ def leave_parent(parent: int, environment: Mapping[str, str], fds: Sequence[int]
         os.close(fd)
     os.environ.clear()
     os.environ.update(environment)
+    reset_signals()
+
+
+def reset_signals() -> None:
+    """Undo the parent's own handling of signals."""
     signal.set_wakeup_fd(-1)
     for number in (*STOPPING, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -128,7 +134,7 @@ class Forkserver:
 
     def serve(self) -> Optional[Forked]:
         """Serve requests. Return in each child, and return None in the parent once the agent closes its end."""
-        selector = selectors.DefaultSelector()
+        selector = selectors.PollSelector()  # has no file of its own, which a fork would have to close
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._wakeup, selectors.EVENT_READ)
         while True:
@@ -141,7 +147,7 @@ class Forkserver:
                 if not data:
                     return None
                 request = json.loads(data)
-                if self._fork(request, fds):
+                if self._handle(request, fds):
                     selector.close()
                     return Forked(request, fds[2:])
                 for fd in fds:
@@ -151,7 +157,7 @@ class Forkserver:
     def send(self, message: Mapping[str, Any]) -> None:
         self._control.send(json.dumps(message).encode())
 
-    def _fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> bool:
+    def _handle(self, request: Mapping[str, Any], fds: Sequence[int]) -> bool:
         """Fork and answer the agent; return whether this process is the child."""
         refused = self._refused()
         if refused:
@@ -168,12 +174,16 @@ class Forkserver:
         try:
             for end in (self._control, self._wakeup, self._wake):
                 end.close()
-            leave_parent(parent, request["environment"], fds)
+            self._leave(parent, request, fds)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
         return True
+
+    def _leave(self, parent: int, request: Mapping[str, Any], fds: Sequence[int]) -> None:
+        """Separate a new child from the parent."""
+        leave_parent(parent, request["environment"], fds)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):

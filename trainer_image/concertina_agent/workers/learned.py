@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
+PACKAGES = ("site-packages", "dist-packages")
+"""Names of folders of installed packages."""
 MOST_MODULES, MOST_BYTES = 10_000, 4 << 20
 
 

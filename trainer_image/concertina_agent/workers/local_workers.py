@@ -17,7 +17,7 @@ from concertina_agent.core import events as e
 from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.settings import AgentSettings
 from concertina_agent.workers import optimizer_steps, stacks, step_file, worlds
-from concertina_agent.workers.child_processes import Reaper
+from concertina_agent.workers.child_processes import Reaper, ancestors
 from concertina_agent.workers.environment import VARYING, worker_environment
 from concertina_agent.workers.family import ends, kill_group
 from concertina_agent.workers.starters import Starter
@@ -258,8 +258,9 @@ class LocalWorkers:
         A fork may use the channel before its parent's answer has been read.
         """
         await self._started.wait()
-        pids = {pid, _session(pid)}  # a user's own command may be a shell that runs the script
-        return next((worker for worker in self._workers.values() if worker.process.pid in pids), None)
+        pids = {pid, _group(pid), *ancestors(pid)}  # a user's own command may be a shell that runs the script
+        workers = self._workers.values()
+        return next((worker for worker in workers if not pids.isdisjoint(worker.process.pids)), None)
 
     def attach(self, worker: LocalWorker, channel: AgentEnd, stays: bool) -> None:
         """Open the channel of a worker, in each of its rounds."""
@@ -300,7 +301,7 @@ class LocalWorkers:
         """Return the heartbeats of the workers, and the workers that are stopped."""
         now, running = time.monotonic(), self._at_work()
         heartbeats = (heartbeat for worker in running if (heartbeat := worker.heartbeat.read(now)) is not None)
-        stopped = ((worker.rank, stacks.stopped(worker.process.pid)) for worker in running)
+        stopped = ((worker.rank, stacks.stopped(worker.process.pids[-1])) for worker in running)
         counted = running if self._settings.step_detection else ()
         counts = tuple(count for worker in counted if (count := worker.steps.read(now)) is not None)
         return e.Tick(tuple(heartbeats), tuple((rank, used) for rank, used in stopped if used is not None), counts)
@@ -318,16 +319,16 @@ class LocalWorkers:
         assign = running[0].assign
         world = worlds.world_of_round(assign)
         for worker in running if world.size > 1 else ():
-            worker.alone = worlds.alone(worker.process.pid, world, worker.alone)
+            worker.alone = worlds.alone(worker.process.pids, world, worker.alone)
         clauses = [worker.alone for worker in self._workers.values()]
         mismatch = clauses[0] if all(clauses) else ""
         if bool(mismatch) != bool(self._mismatch):
             self._mismatch = mismatch
             self._emit(e.WorldsSeen(assign.round, mismatch))
 
-    def running(self) -> dict[int, int]:
-        """Return the pid of each running worker by its rank."""
-        return {worker.rank: worker.process.pid for worker in self._at_work()}
+    def running(self) -> dict[int, tuple[int, ...]]:
+        """Return the pids of each running worker by its rank: those that are not below each other."""
+        return {worker.rank: worker.process.pids for worker in self._at_work()}
 
     def _at_work(self) -> list[LocalWorker]:
         return [worker for worker in self._workers.values() if worker.running and worker.in_round]
@@ -339,7 +340,7 @@ class LocalWorkers:
 
     async def _collect_stacks(self, round: int, workers: list[LocalWorker]) -> None:
         stacks_by_worker = await asyncio.gather(
-            *(stacks.collect(w.process.pid, w.heartbeat.path, self._reaper) for w in workers)
+            *(stacks.collect(w.process.pids, w.heartbeat.path, self._reaper) for w in workers)
         )
         for worker, lines in zip(workers, stacks_by_worker):
             text = "\n".join(f"[rank {worker.rank}] {line}" for line in lines)
@@ -443,7 +444,7 @@ class LocalWorkers:
 
     async def _reap(self, processes: list[Process], heartbeats: list[str]) -> None:
         for process in processes:
-            await process.ended
+            await process.gone()
         while strays := self._reaper.strays():
             for pid in strays:
                 kill_group(pid)
@@ -463,9 +464,9 @@ def _prefix(rank: int, workers: int) -> str:
     return f"[rank {rank}] " if workers > 1 else ""
 
 
-def _session(pid: int) -> int:
-    """Return the session of a process, or -1 if the process is gone."""
+def _group(pid: int) -> int:
+    """Return the process group of a process, or -1 if the process is gone."""
     try:
-        return os.getsid(pid)
+        return os.getpgid(pid)
     except OSError:
         return -1

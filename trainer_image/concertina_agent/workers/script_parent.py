@@ -5,6 +5,11 @@
                          module must not be imported before the fork, and {"failed": module, "why": ...} if a requested
                          module cannot be imported. Its answers can also be {"stale": path}: a file that it has
                          imported has changed
+
+{"warm": true} is sent with the number of imported packages, the variables that their imports have read, and the
+properties of the interpreter. A request {"import": true} makes the parent import what the file has in addition, and
+send that again. The agent sends it only while the parent has no children, which would end with the parent. A request
+{"take": description} makes the fork take over an interpreter (`take_over`).
 """
 
 from __future__ import annotations
@@ -22,20 +27,19 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Optional
+from typing import Any, Optional
 
-from concertina_agent.workers import blas
+from concertina_agent.workers import blas, hand_over, take_over
 from concertina_agent.workers.family import die_with_parent
-from concertina_agent.workers.forkserver import STOPPING, Forkserver, unfit
-from concertina_agent.workers.learned import Imported, Recorder, read
+from concertina_agent.workers.forkserver import STOPPING, Forkserver, reset_signals, unfit
+from concertina_agent.workers.learned import PACKAGES, Imported, Recorder, read
 
 MOST_FILES = 30_000
 NAME = "concertina-warm"
 """Name of the process in `ps`, which distinguishes it from a worker."""
 BLAS = "OPENBLAS_NUM_THREADS"
-PACKAGES = ("site-packages", "dist-packages")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +50,6 @@ class ParentConfig:
     """Process id of the agent."""
     control: int
     """File descriptor of the socket to the agent."""
-    python_path: Optional[str]
-    """PYTHONPATH of the command."""
     probe: bool = False
     folder: str = ""
     """Folder of the script's own modules, which is first on its sys.path."""
@@ -72,7 +74,7 @@ def run(text: str, initial_modules: Iterable[str]) -> None:
     """
     config = ParentConfig(**json.loads(text))
     die_with_parent(config.agent)
-    _set_variable("PYTHONPATH", config.python_path)
+    own = hand_over.interpreter()
     control = socket.socket(fileno=config.control)
     if config.probe:
         control.send(json.dumps({"held": True}).encode())
@@ -81,29 +83,77 @@ def run(text: str, initial_modules: Iterable[str]) -> None:
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     name = _rename(NAME)
-    files: dict[str, tuple[int, ...]] = {}
-    server = Forkserver(control, lambda: _refused(files))
+    server = ScriptForkserver(control, config, own)
     why = _shadowed_module(config.folder, initial_modules)
     if why:
         server.send({"error": why})
         os._exit(0)
-    modules = _modules_to_import(config, read(config.modules))
-    _preload(config, modules, server)
-    gc.collect()
-    gc.freeze()
-    files.update(_files())
-    if config.script:
-        files[config.script] = _fingerprint(config.script)
-    server.send({"warm": True})
+    server.import_modules()
     forked = server.serve()
     if forked is None:
         os._exit(0)
     _rename(name)
     for number, handler in before.items():
         signal.signal(number, handler)
-    _separate_from_parent(modules)
+    if server.taken is not None:
+        server.taken.apply()
+    _separate_from_parent(server.modules)
     if forked.request.get("record"):
         sys.meta_path.insert(0, Recorder(config.modules))
+
+
+class ScriptForkserver(Forkserver):
+    """Server that forks scripts, and imports what they need."""
+
+    def __init__(self, control: socket.socket, config: ParentConfig, own: Mapping[str, Any]) -> None:
+        """Initialize the server; `own` has the properties of this interpreter."""
+        super().__init__(control, self._refusal)
+        self._config, self._own = config, own
+        self._files: dict[str, tuple[int, ...]] = {}
+        """Fingerprints of the files that were imported."""
+        self._environment_reads: set[bytes] = set()
+        self.modules: list[Imported] = []
+        """Modules that were imported, or could not be."""
+        self.taken: Optional[take_over.Signals] = None
+        """Signals of the interpreter that this process has taken over."""
+
+    def import_modules(self) -> None:
+        """Import the modules that were learned since the last call, and tell the agent."""
+        known = {module.name for module in self.modules}
+        learned = _modules_to_import(self._config, read(self._config.modules))
+        modules = [module for module in learned if module.name not in known]
+        self._environment_reads |= _preload(self._config, modules, self)
+        self.modules += modules
+        gc.collect()
+        gc.freeze()
+        self._files = _files()
+        if self._config.script:
+            self._files[self._config.script] = _fingerprint(self._config.script)
+        packages = {module.package for module in self.modules}
+        reads = sorted(map(os.fsdecode, self._environment_reads))
+        self.send({"warm": True, "packages": len(packages), "reads": reads, "interpreter": self._own})
+
+    def _handle(self, request: Mapping[str, Any], fds: Sequence[int]) -> bool:
+        if "import" in request:
+            self.import_modules()
+            return False
+        return super()._handle(request, fds)
+
+    def _leave(self, parent: int, request: Mapping[str, Any], fds: Sequence[int]) -> None:
+        if "take" not in request:
+            return super()._leave(parent, request, fds)
+        die_with_parent(parent)
+        reset_signals()
+        self.taken = take_over.take_over(request["take"], parent, fds)
+        return None
+
+    def _refusal(self) -> Mapping[str, str]:
+        why = unfit()
+        if why:
+            return {"unfit": why}
+        files = self._files.items()
+        changed = next((path for path, fingerprint in files if _fingerprint(path) != fingerprint), None)
+        return {} if changed is None else {"stale": changed}
 
 
 def _separate_from_parent(modules: Iterable[Imported]) -> None:
@@ -154,7 +204,8 @@ def _is_filled_by_pip(folder: str) -> bool:
     return False
 
 
-def _preload(config: ParentConfig, modules: Iterable[Imported], server: Forkserver) -> None:
+def _preload(config: ParentConfig, modules: Iterable[Imported], server: Forkserver) -> set[bytes]:
+    """Import modules, and return the variables that the imports have read."""
     initial_environment = dict(os.environ)
     sys.path.insert(0, config.folder)
     changes: Optional[Mapping[str, Optional[str]]] = None
@@ -177,6 +228,7 @@ def _preload(config: ParentConfig, modules: Iterable[Imported], server: Forkserv
         _set_environment(initial_environment)
         sys.stdout.flush()
         sys.stderr.flush()
+    return environment_reads.names
 
 
 def _import(module: Imported, is_requested: bool, server: Forkserver) -> None:
@@ -217,6 +269,11 @@ class _EnvironmentReads(dict[bytes, bytes]):
         self.names.add(name)
         return super().__getitem__(name)
 
+    def __contains__(self, name: object) -> bool:
+        if isinstance(name, bytes):
+            self.names.add(name)
+        return super().__contains__(name)
+
 
 def _set_environment(variables: Mapping[str, Optional[str]]) -> None:
     for name in [name for name in os.environ if variables.get(name) is None]:
@@ -233,15 +290,7 @@ def _set_variable(name: str, value: Optional[str]) -> None:
         del os.environ[name]
 
 
-# --- whether it may be forked -------------------------------------------------------------------------------------
-
-
-def _refused(files: Mapping[str, tuple[int, ...]]) -> Mapping[str, str]:
-    why = unfit()
-    if why:
-        return {"unfit": why}
-    changed = next((path for path, fingerprint in files.items() if _fingerprint(path) != fingerprint), None)
-    return {} if changed is None else {"stale": changed}
+# --- what the parent is -------------------------------------------------------------------------------------
 
 
 def _own_memory() -> int:

@@ -13,7 +13,7 @@ import faulthandler
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Optional
 
 from concertina_agent.workers.child_processes import Reaper
@@ -41,11 +41,17 @@ def register(environment: Mapping[str, str]) -> None:
             faulthandler.register(SIGNAL, open(path + SUFFIX, "w"), all_threads=True)  # noqa: SIM115
 
 
-async def collect(pid: int, heartbeat: str, reaper: Reaper) -> list[str]:
-    """Return all lines: the kernel's information, then the stacks, innermost frame first."""
+async def collect(pids: Sequence[int], heartbeat: str, reaper: Reaper) -> list[str]:
+    """Return all lines: the kernel's information, then the stacks, innermost frame first.
+
+    Args:
+        pids: Processes of the worker that are not below each other.
+        heartbeat: Path of its heartbeat.
+        reaper: Reaper of the agent's children.
+    """
     if _size(heartbeat + SUFFIX) >= 0:
-        return [_kernel(pid), *await _by_signal(pid, heartbeat + SUFFIX)]
-    family = _family(pid)
+        return [_kernel(pids[0]), *await _by_signal(pids[0], heartbeat + SUFFIX)]
+    family = _family(pids)
     stacks = await asyncio.gather(*(_from_outside(member, reaper) for member in family))
     return [line for member, lines in zip(family, stacks) for line in (_kernel(member), *lines)]
 
@@ -76,9 +82,9 @@ def stopped(pid: int) -> Optional[int]:
     return int(fields[10]) + int(fields[11]) if state == "T" else None
 
 
-def _family(pid: int) -> list[int]:
-    """Return the process and its descendants, because a user's own command may be a shell that runs the script."""
-    pids = [pid]
+def _family(roots: Sequence[int]) -> list[int]:
+    """Return the processes and their descendants: a user's own command may be a shell that runs the script."""
+    pids = [*roots]
     for parent in pids:
         pids += map(int, _read(f"/proc/{parent}/task/{parent}/children").split())
     return pids[:FAMILY]

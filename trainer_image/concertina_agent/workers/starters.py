@@ -11,7 +11,7 @@ from typing import Optional, Protocol
 from concertina_agent.core import events as e
 from concertina_agent.settings import AgentSettings
 from concertina_agent.workers.child_processes import Reaper
-from concertina_agent.workers.warm_start import Again, WarmProcess, warm_start
+from concertina_agent.workers.warm_start import WarmStart
 from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, StartError, start_command
 from concertina_protocol.log import log_event
 
@@ -59,19 +59,16 @@ class CommandStarter:
         self._command: Sequence[str] = settings.command
         self._reaper, self._report = reaper, say
         self._reported_state = e.WarmStartKnown()
-        warm = warm_start(settings, reaper) if settings.warm_start else ""
-        self.warm = warm if isinstance(warm, WarmProcess) else None
-        self._unsuited = warm if isinstance(warm, str) else ""
+        self.warm = WarmStart(settings, reaper) if settings.warm_start else None
 
     async def warm_up(self) -> None:
         """Wait until workers can be started."""
         if self.warm is None:
-            return self._report_state(self._unsuited)
+            return
         self.warm.begin()
         if self.warm.imports_first:
             await self.warm.settled()
-            self._report_state(self.warm.why)
-        return None
+            self._report_state(self.warm)
 
     async def until_warm(self) -> None:
         if self.warm is not None:
@@ -80,12 +77,9 @@ class CommandStarter:
     async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
         if self.warm is not None:
             # Only one worker records its imports, because all run the same script.
-            forked = await self.warm.start(environment, record=local_rank == 0, prefix=prefix)
-            if isinstance(forked, Again):
-                return None
-            self._report_state("" if isinstance(forked, Process) else forked)
-            if isinstance(forked, Process):
-                return forked
+            started = await self.warm.start(environment, record=local_rank == 0, prefix=prefix)
+            self._report_state(self.warm)
+            return started if isinstance(started, Process) else None
         return start_command(self._command, environment, self._reaper, prefix)
 
     async def serve_store(self, listening: socket.socket) -> Process:
@@ -94,15 +88,15 @@ class CommandStarter:
     def look(self) -> None:
         if self.warm is not None:
             self.warm.look()
-            self._report_state(self._reported_state.warm_start_disabled_reason)
+            self._report_state(self.warm)
 
     def stop(self) -> None:
         if self.warm is not None:
             self.warm.stop()
 
-    def _report_state(self, why: str) -> None:
-        """Report the reason why the command starts without a parent, or an empty string if it starts warm."""
-        state = e.WarmStartKnown(why, self.warm.warm_start_skipped_modules if self.warm is not None else "")
+    def _report_state(self, warm: WarmStart) -> None:
+        """Report why the command starts without a parent, and what workers import although they have one."""
+        state = e.WarmStartKnown(warm.why, warm.warm_start_skipped_modules)
         if state != self._reported_state:
             self._reported_state = state
             log_event("warm_start", **dataclasses.asdict(state))

@@ -1,348 +1,310 @@
-"""Start of a user's own command as a fork of a parent that has imported its modules, or without a parent if needed.
+"""Start of a user's own command, whose interpreters hand themselves over to forks of warm parents.
 
-The parent is the command itself, stopped before its script begins (`hook`). At first it has imported the modules that
-`preload` names. Its children record their imports. Once no new ones are recorded, another parent that has imported all
-of them replaces it (decision "What a script imports is learned from its first run").
+The command starts as it is, with the path of a socket in a variable. Each interpreter of the command describes itself
+there (`hand_over`). If its program has a parent that equals the interpreter, a fork of the parent takes it over; else
+the script starts plainly, and its imports are recorded for the program's parent (`warm_program`). A command that is
+only Python needs no interpreter: once its program is known, it is forked at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
-import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+import contextlib
+import functools
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Optional, Union
 
 import concertina_protocol as p
-from concertina_agent.files.size import size_of
-from concertina_agent.settings import HOOK, AgentSettings
+from concertina_agent.settings import AgentSettings
 from concertina_agent.workers.child_processes import Reaper
-from concertina_agent.workers.environment import VARYING, worker_defaults
-from concertina_agent.workers.learned import lines_to_tell
-from concertina_agent.workers.python_command import PythonCommand, Runs, Unsuited, parse
-from concertina_agent.workers.worker_memory import container_memory
-from concertina_agent.workers.workers import ForkRefused, Process, StartError, WorkerParent
+from concertina_agent.workers.environment import worker_defaults
+from concertina_agent.workers.hand_over import VARIABLE
+from concertina_agent.workers.hand_overs import HandOvers, Interpreter, Plain, Taken
+from concertina_agent.workers.programs import Program, differing_variable, from_json, of_command, reported
+from concertina_agent.workers.python_command import PythonCommand, is_python, parse
+from concertina_agent.workers.warm_program import STORED, Again, WarmProgram
+from concertina_agent.workers.worker_memory import anonymous_memory, container_memory
+from concertina_agent.workers.workers import Child, Process, start_command
 from concertina_protocol.log import log_event
-from concertina_protocol.waiting import within
 
-VARIABLE = "CONCERTINA_WARM_PARENT"
-"""Name of the variable, as in `hook`, which only the command's Python imports."""
-WARM_SECONDS = 120.0
-"""Seconds from the start of a parent after which no worker waits for it."""
-QUIET_SECONDS = 5.0
-"""Seconds without a new module after which a script has imported the modules that it needs."""
 MEMORY_SHARE = 4
-"""Divisor of the container's memory for the maximum that the imports of a parent may take.
+"""Divisor of the container's memory for the maximum that the imports of all programs' parents may take.
 
 Until the last worker of the previous parent has ended, there are two parents beside the training processes.
 """
-MOST_PARENTS = 12
-"""Maximum number of parents that an agent starts.
-
-A parent that is lost, has to leave out a module, or has learned more modules is followed by another.
-"""
+MOST_PROGRAMS = 4
+"""Maximum number of programs with a parent."""
 MOST_TOLD = 1 << 20
 """Maximum number of characters of learned modules that are sent to another replica."""
 MOST_CHARACTERS = 1000
-"""Maximum number of characters of a message about the parent."""
-BEFORE_MAIN = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "KMP_", "GOMP_")
-"""Prefixes of variables that are read before a script can change them."""
-SHELL_STARTS = ("BASH_ENV", "ENV", "BASH_FUNC_")
-"""Prefixes and names of variables that make a shell run more than its command."""
+"""Maximum number of characters of a message about the parents."""
+MOST_ATTEMPTS = 3
+"""Maximum number of parents that are tried for one interpreter."""
+SILENT_SECONDS = 60.0
+"""Seconds after which a command whose interpreters are silent is reported to start plainly."""
+SILENT = "no Python of the command, CPython 3.9 or newer, reads PYTHONPATH and imports sitecustomize"
 
 
-@dataclasses.dataclass(frozen=True)
-class Again:
-    """Result of a start that has to be repeated, because another parent is being warmed."""
+class WarmStart:
+    """Start of workers as forks of parents."""
 
+    def __init__(self, settings: AgentSettings, reaper: Reaper) -> None:
+        self._line, self._preload, self._reaper = settings.command, settings.preload, reaper
+        self._environment = {**worker_defaults(settings.workers), **settings.environment}
+        self._folder = settings.volume / "warm"
+        """Folder of the volume, so that the next container starts warm, too."""
+        self._programs: dict[str, WarmProgram] = {}
+        self._hand_overs = HandOvers(str(self._folder / "socket"), self._decide)
+        self._begun: Optional[asyncio.Task[None]] = None
+        self._impossible = ""
+        """Reason why nothing can start warm, or empty."""
+        self._silent = ""
+        """Reason why the last worker was started plainly: its interpreters were silent."""
 
-class ScriptParent(WorkerParent):
-    """One parent of scripts."""
-
-    def __init__(self, reaper: Reaper, size: int) -> None:
-        """Initialize the parent; `size` is that of the file of learned modules when the parent began to import."""
-        super().__init__("what the script needs", reaper)
-        self.size = size
-        self.left_out: Optional[tuple[str, str]] = None
-        """Package that the parent must not import, with the reason. The parent has then ended."""
-        self.failed: dict[str, str] = {}
-        """Modules of `preload` that could not be imported, with the reason for each."""
-        self.held = False
-        """Whether this was a probe that reached the hook."""
-        self.lost = self.stale = False
-
-    def _on_news(self, message: Mapping[str, Any]) -> None:
-        if "failed" in message:
-            self.failed[message["failed"]] = message["why"]
-        elif "leave_out" in message:
-            self.left_out, self.ending = (message["leave_out"], message["why"]), True
-        elif "held" in message:
-            self.held = self.ending = True
-        else:
-            super()._on_news(message)
-
-    def _on_loss(self) -> None:
-        self.lost = True
-
-
-class WarmProcess:
-    """Start of workers as forks of a parent."""
-
-    def __init__(self, command: PythonCommand, settings: AgentSettings, reaper: Reaper) -> None:
-        self._command, self._preload, self._reaper = command, settings.preload, reaper
-        self._environment = {
-            **worker_defaults(settings.workers),
-            **settings.environment,
-            **_shell_variables(command.shell),
-        }
-        self._learned = settings.volume / "warm" / "modules"
-        """File of the learned modules in the volume, so that the next container can use it, too."""
-        self._script = os.path.realpath(command.target) if command.runs is Runs.FILE else ""
-        self._parent: Optional[ScriptParent] = None
-        self._next: Optional[asyncio.Task[None]] = None
-        """Task that starts another parent."""
-        self._retired: list[ScriptParent] = []
-        self._left_out: dict[str, str] = {}
-        self._started = 0
-        self._size, self._quiet_since = 0, 0.0
-        self._failed_renewal = ""
-        """Reason why there is no newer parent that would have imported more modules."""
-        self.why = ""
-        """Reason why the command starts without a parent, in a sentence, or empty if it starts warm."""
-
-    # --- a parent -----------------------------------------------------------------------------------------------------
+    @property
+    def why(self) -> str:
+        """Reason why workers start plainly, or an empty string if they start warm, or will."""
+        if self._impossible or self._silent:
+            return self._impossible or self._silent
+        return next((reason for warm in self._programs.values() if (reason := warm.why or warm.refused)), "")
 
     @property
     def imports_first(self) -> bool:
-        """Whether there are modules to import before the first start.
-
-        If there are none, a replica is ready without a parent. Its first start waits for a parent that is warm by then,
-        or nearly.
-        """
-        return bool(self._preload) or self.has_learned
+        """Whether there are modules to import before the first start, for which a replica is not ready before."""
+        return bool(self._preload and isinstance(parse(self._line), PythonCommand)) or any(
+            self._folder.glob(f"*{STORED}")
+        )
 
     @property
     def has_learned(self) -> bool:
         """Whether modules were learned, from a worker that was started here or from another replica."""
-        return size_of(self._learned) > 0
+        return any(warm.size > 0 for warm in self._programs.values())
 
     @property
     def learned(self) -> Optional[p.Learned]:
-        """Modules that the parent has imported, or None if there are none."""
-        if self._parent is None or self._parent.size == 0:
-            return None
-        modules = lines_to_tell(str(self._learned))
-        return p.Learned(modules, self._left_out) if len(modules) <= MOST_TOLD else None
+        """Modules that the parents have imported, or None if there are none."""
+        text = "".join(warm.told for warm in self._programs.values())
+        left_out = {name: why for warm in self._programs.values() for name, why in warm.left_out.items()}
+        return p.Learned(text, left_out) if 0 < len(text) <= MOST_TOLD else None
 
     async def take(self, learned: p.Learned) -> None:
         """Import the modules that another replica has learned, and return once they are imported or cannot be.
 
         The caller ensures that this replica has learned none.
         """
-        try:
-            self._learned.write_bytes(learned.modules.encode(errors="replace"))
-        except OSError as error:
-            log_event("learned_nothing", why=str(error))
-            return
-        self._left_out.update(learned.left_out)
-        await self.settled()
-        if self._parent is not None:  # otherwise no fork is possible here
-            self._renew()
-            await self.settled()
+        for program, lines in self._sections(learned.modules):
+            warm = self._add(program)
+            warm.left_out.update(learned.left_out)
+            try:
+                warm.modules.write_text(lines, errors="replace")
+            except OSError as error:
+                log_event("learned_nothing", why=str(error))
+                return
+            await warm.settled()
+            warm.renew()
+        for warm in list(self._programs.values()):
+            await warm.settled()
+
+    def _sections(self, text: str) -> Iterator[tuple[Program, str]]:
+        """Yield each program of a replica, with the lines of its modules."""
+        program: Optional[Program] = None
+        lines: list[str] = []
+        for line in [*text.splitlines(keepends=True), '{"program": null}']:
+            if not line.startswith('{"program":'):
+                lines.append(line)
+                continue
+            if program is not None and len(self._programs) < MOST_PROGRAMS:
+                yield program, "".join(lines)
+            program, lines = None, []
+            with contextlib.suppress(ValueError):
+                program = from_json(line, self._environment)
 
     @property
     def warm_start_skipped_modules(self) -> str:
         """Modules that each worker has to import although it starts warm, with the reasons, or empty."""
-        if self._parent is None:
-            return ""
-        reasons = {**self._parent.failed, **self._left_out}
-        clauses = [f"{name} ({why})" for name, why in reasons.items()]
-        if self._failed_renewal:
-            clauses.append(f"what the script imports ({self._failed_renewal})")
+        clauses = dict.fromkeys(clause for warm in self._programs.values() for clause in warm.skipped)
         return "; ".join(clauses)[:MOST_CHARACTERS]
 
     def begin(self) -> None:
-        """Start the first parent; `settled` returns once forks are possible, or are known to be impossible."""
-        self._next = asyncio.ensure_future(self._start_first())
+        """Start the first parents; `settled` returns once they are warm, or are known to be impossible."""
+        self._begun = asyncio.ensure_future(self._begin())
 
-    async def _start_first(self) -> None:
+    async def _begin(self) -> None:
         try:
-            self._learned.parent.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            self.why = f"{self._learned.parent} can't be made: {error.strerror}"
-        else:
-            self.why = _unlike_a_shell(self._command, self._environment) or await self._probe()
-        if self.why:
-            self._next = None
-        else:
-            await self._replace_parent()
+            self._impossible = f"{self._folder} can't be made: {error.strerror}"
+            return
+        command = parse(self._line)
+        if not isinstance(command, PythonCommand) and is_python(self._line[0]):
+            self._impossible = command.why
+            return
+        self._impossible = self._hand_overs.begin()
+        if self._impossible:
+            return
+        for warm in self._stored():
+            warm.renew()
+        if self._preload and isinstance(command, PythonCommand):
+            warm = self._add(of_command(command, self._environment))
+            self._impossible = await warm.probe(command.options)
+            if not self._impossible:
+                warm.renew()
+        for warm in list(self._programs.values()):
+            await warm.settled()
+
+    def _stored(self) -> Iterator[WarmProgram]:
+        """Yield the programs of the previous container."""
+        for path in sorted(self._folder.glob(f"*{STORED}"))[:MOST_PROGRAMS]:
+            with contextlib.suppress(OSError, ValueError):
+                warm = self._add(from_json(path.read_text(), self._environment))
+                if warm.size:
+                    yield warm
+
+    def _add(self, program: Program) -> WarmProgram:
+        if program.key not in self._programs:
+            preload = self._preload if program.line == tuple(self._line) else ()
+            memory = functools.partial(self._memory, program.key)
+            self._programs[program.key] = WarmProgram(
+                program, self._folder, self._environment, self._reaper, preload, memory
+            )
+        return self._programs[program.key]
+
+    def _memory(self, key: str) -> int:
+        """Return the maximum amount of memory for the imports of a program's parent, in bytes."""
+        others = (warm.parent for name, warm in self._programs.items() if name != key)
+        taken = sum(anonymous_memory(parent.pid) for parent in others if parent is not None)
+        return max(0, container_memory() // MEMORY_SHARE - taken)
 
     def look(self) -> None:
-        """Check a few times a second for new modules to import, and stop parents that are no longer needed."""
-        for parent in [parent for parent in self._retired if parent.idle]:
-            parent.stop()
-            self._retired.remove(parent)
-        size, now = size_of(self._learned), asyncio.get_running_loop().time()
-        if size != self._size:
-            self._size, self._quiet_since = size, now
-        elif self._parent is not None and size > self._parent.size and now >= self._quiet_since + QUIET_SECONDS:
-            self._renew()
+        """Check a few times a second for new modules to import, and for commands whose interpreters are silent."""
+        now = asyncio.get_running_loop().time()
+        for warm in self._programs.values():
+            warm.look(now)
+        if now > self._hand_overs.silent_since + SILENT_SECONDS:
+            self._silent = SILENT
 
     def stop(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-        for parent in (self._parent, *self._retired):
-            if parent is not None:
-                parent.stop()
-
-    def _renew(self) -> None:
-        if self._next is None:
-            self._next = asyncio.ensure_future(self._replace_parent())
+        self._hand_overs.close()
+        if self._begun is not None:
+            self._begun.cancel()
+        for warm in self._programs.values():
+            warm.stop()
 
     async def settled(self) -> None:
-        """Wait until no parent is being warmed."""
-        if self._next is not None:
-            await asyncio.wait({self._next})
+        """Wait until a worker can be started without further waiting."""
+        if self._begun is not None:
+            await asyncio.wait({self._begun})
+        if (direct := self._direct) is not None and not direct.learning:
+            direct.look(asyncio.get_running_loop().time())
+            await direct.settled()
 
-    async def _replace_parent(self) -> None:
-        """Start a parent that replaces the current one, if any."""
-        try:
-            parent, why = await self._warm_parent()
-            log_event("script_parent", learned=parent.size if parent else None, left_out=self._left_out, why=why)
-            before = self._parent
-            if parent is None and before is not None and not (before.lost or before.stale):
-                # The current parent lacks modules, but is better than none.
-                before.size, self._failed_renewal = size_of(self._learned), why
-                return
-            if before is not None:
-                self._retired.append(before)
-            self._parent, self.why, self._failed_renewal = parent, why, ""
-        finally:
-            self._next = None
-
-    async def _warm_parent(self) -> tuple[Optional[ScriptParent], str]:
-        while self._started < MOST_PARENTS:
-            self._started += 1
-            parent = ScriptParent(self._reaper, size_of(self._learned))
-            try:
-                parent.begin(lambda control: self._line(control, self._command.line))
-                error = await within(WARM_SECONDS, asyncio.shield(parent.warm))
-            except StartError as failed:
-                return None, str(failed)
-            except asyncio.TimeoutError:
-                parent.stop()
-                return None, f"its imports take longer than {WARM_SECONDS:.0f} s"
-            if not error:
-                return parent, ""
-            if parent.left_out is None:
-                return None, error
-            package, why = parent.left_out
-            log_event("left_out", package=package, why=why)
-            self._left_out[package] = why
-        reasons = "; ".join(f"{package}: {why}" for package, why in self._left_out.items())
-        return None, f"{MOST_PARENTS} processes have imported what the script needs, and none was of use ({reasons})"
-
-    async def _probe(self) -> str:
-        """Return the reason why this Python cannot be stopped before its script, or an empty string if it can."""
-        probe = ScriptParent(self._reaper, 0)
-        line = [*self._command.line[: self._command.options], "-c", "pass"]
-        try:
-            probe.begin(lambda control: self._line(control, line, probe=True))
-            await within(WARM_SECONDS, asyncio.shield(probe.warm))
-        except StartError as error:
-            return str(error)
-        except asyncio.TimeoutError:
-            probe.stop()
-            return f"{line[0]} does not start"
-        return "" if probe.held else f"{line[0]} is older than Python 3.9, or does not import sitecustomize"
-
-    def _line(self, control: int, line: Sequence[str], probe: bool = False) -> tuple[Sequence[str], Mapping[str, str]]:
-        path = self._environment.get("PYTHONPATH")
-        config = {
-            "agent": os.getpid(),
-            "control": control,
-            "python_path": path,
-            "probe": probe,
-            "folder": _folder(self._command),
-            "script": self._script,
-            "modules": str(self._learned),
-            "preload": self._preload,
-            "left_out": tuple(self._left_out),
-            "varying": VARYING,
-            "most_memory": container_memory() // MEMORY_SHARE,
-        }
-        environment = {
-            **self._environment,
-            **PARENT_ALONE,
-            "PYTHONPATH": f"{HOOK}{os.pathsep}{path}" if path else HOOK,
-            VARIABLE: json.dumps(config),
-        }
-        return line, environment
+    @property
+    def _direct(self) -> Optional[WarmProgram]:
+        """Program that is the whole command, if it is known."""
+        programs = self._programs.values()
+        return next((warm for warm in programs if warm.program.line == tuple(self._line)), None)
 
     # --- a worker -----------------------------------------------------------------------------------------------------
 
-    async def start(self, environment: Mapping[str, str], record: bool, prefix: str) -> Union[Process, Again, str]:
-        """Start a worker, and return its process, or the reason why there is none.
+    async def start(self, environment: Mapping[str, str], record: bool, prefix: str) -> Union[Process, Again]:
+        """Start a worker, and return its process.
 
         `record` is set if the worker records its imports.
+
+        Raises:
+            StartError: If it cannot be started.
         """
-        environment = {**environment, **_shell_variables(self._command.shell)}
-        if unlike := _differing_variable(environment, self._environment):
-            return f"{unlike} differs from worker to worker, and is read before a script begins"
-        request = {"environment": environment, "record": record}
-        if self._parent is None:
-            return self.why
-        if record and self._parent.size == 0 and self.has_learned and self._started < MOST_PARENTS:
-            # The previous run ended within QUIET_SECONDS. Import its modules once instead of in each worker.
-            self._renew()
+        if self._impossible:
+            return start_command(self._line, environment, self._reaper, prefix)
+        direct = self._direct
+        if direct is not None and direct.importing and not direct.learning:
             return Again()
+        if direct is not None and not direct.importing and (parent := direct.parent) is not None:
+            differing = differing_variable(environment, parent.program.environment, parent.reads)
+            if not differing:
+                forked = await direct.fork(parent, environment, record, prefix)
+                if not isinstance(forked, str):
+                    direct.refused = ""
+                    return forked
+                direct.refused = forked
+        process = start_command(
+            self._line, {**environment, VARIABLE: self._hand_overs.next_value()}, self._reaper, prefix
+        )
+        start = self._hand_overs.add(process, record)
+        process.ended.add_done_callback(lambda _: self._on_end(start.reports))
+        return process
+
+    def _on_end(self, reports: int) -> None:
+        self._silent = "" if reports else SILENT
+
+    async def _decide(self, interpreter: Interpreter) -> Union[Plain, Taken]:
+        """Return where the script of an interpreter runs.
+
+        Raises:
+            ValueError: If the interpreter's description is not complete.
+        """
+        self._silent = ""
+        program, start = reported(interpreter.report), interpreter.start
+        known = program.key in self._programs
+        if not known and (not start.record or (len(self._programs) >= MOST_PROGRAMS and not self._forget())):
+            return Plain()
+        warm = self._add(program)
+        record = ""
+        if start.record and program.key not in start.recorded:
+            start.recorded.add(program.key)
+            record = str(warm.modules)
+        if warm.learning and warm.learner is not start.process:
+            return Plain(record)
+        for _ in range(MOST_ATTEMPTS):
+            warm.look(asyncio.get_running_loop().time())
+            await warm.settled()
+            parent = warm.parent
+            if parent is None:
+                warm.refused = ""
+                break
+            if why := warm.unlike(parent, interpreter.report):
+                warm.refused = why
+                if record:
+                    warm.adopt(program)
+                break
+            taken = await self._take(warm, interpreter, record)
+            if isinstance(taken, Taken):
+                return taken
+            if isinstance(taken, str):
+                warm.refused = taken
+                break
+        if record:
+            warm.learner, warm.program = start.process, program
+        return Plain(record)
+
+    def _forget(self) -> bool:
+        """Forget the oldest program that needs no parent. Return whether there was one."""
+        key = next((key for key, warm in self._programs.items() if warm.dispensable), None)
+        if key is not None:
+            del self._programs[key]
+        return key is not None
+
+    async def _take(self, warm: WarmProgram, interpreter: Interpreter, record: str) -> Union[Taken, Again, str]:
+        """Let a fork take over an interpreter, or return the reason why it cannot."""
+        process, parent = interpreter.start.process, warm.parent
+        assert parent is not None
+        if process.killed:
+            return "its worker is to end"
+        request = asyncio.ensure_future(warm.take_over(parent, interpreter, record))
+        process.taking_over.add(request)
         try:
-            forked = await self._parent.fork(request, (), prefix)
-        except StartError as error:
-            forked = ForkRefused(str(error), changed="it" if self._parent.lost else "")
-        if isinstance(forked, ForkRefused) and forked.changed and self._started < MOST_PARENTS:
-            log_event("imported_again", why=forked.why)
-            self._parent.stale = True
-            if forked.changed == self._script:
-                # The script's imports, and the variables that it sets before them, may have changed.
-                self._learned.unlink(missing_ok=True)
-            self._renew()
-            return Again()
-        return forked.why if isinstance(forked, ForkRefused) else forked
+            child = await request
+        finally:
+            process.taking_over.discard(request)
+        if not isinstance(child, Child):
+            return child
+        process.scripts.append(child)
+        if process.killed:
+            process.send_signal(signal.SIGKILL)
+        warm.refused = ""
 
+        def refused(why: str) -> None:
+            warm.refused = why
 
-PARENT_ALONE = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Variables of the parent only: with one thread it can be forked, and checking for GPUs must not open them."""
-
-
-def warm_start(settings: AgentSettings, reaper: Reaper) -> Union[WarmProcess, str]:
-    """Return the parent's controller, or the reason why a warm start is not possible."""
-    parsed = parse(settings.command)
-    return parsed.why if isinstance(parsed, Unsuited) else WarmProcess(parsed, settings, reaper)
-
-
-def _folder(command: PythonCommand) -> str:
-    """Return the folder that Python puts at the beginning of its path."""
-    if command.runs is not Runs.FILE:
-        return os.getcwd()
-    return os.path.dirname(os.path.realpath(command.target))
-
-
-def _shell_variables(shell: Optional[str]) -> dict[str, str]:
-    """Return the variables that a shell sets when it only runs a command."""
-    if shell is None:
-        return {}
-    return {"PWD": os.getcwd(), **({"SHLVL": "0"} if shell == "bash" else {})}
-
-
-def _unlike_a_shell(command: PythonCommand, environment: Mapping[str, str]) -> str:
-    if command.shell is None:
-        return ""
-    name = next((name for name in environment if name.startswith(SHELL_STARTS[2]) or name in SHELL_STARTS), None)
-    return f"the variable {name} makes the shell do more than its text says" if name else ""
-
-
-def _differing_variable(variables: Mapping[str, str], other_variables: Mapping[str, str]) -> str:
-    names = [name for name in (*variables, *other_variables) if name.startswith(BEFORE_MAIN)]
-    return next((name for name in names if variables.get(name) != other_variables.get(name)), "")
+        return Taken(child, refused)

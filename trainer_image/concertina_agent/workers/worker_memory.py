@@ -28,6 +28,13 @@ def oom_kills(counters: tuple[str, ...] = COUNTERS) -> int:
     return 0
 
 
+def anonymous_memory(pid: int) -> int:
+    """Return the bytes of a process's own memory, or 0 if it has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as lines:
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+    return 0
+
+
 def container_memory(limits: tuple[str, ...] = LIMITS) -> int:
     """Return the bytes that all processes of this container may use: its limit, or the machine's memory."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -40,21 +40,55 @@ The cause, such as lack of memory, may disappear.
 """
 
 
-class Process:
-    """Process that was started; `ended` has its exit code as soon as it is reaped."""
+class Child:
+    """Process; `ended` has its exit code as soon as it is reaped."""
 
-    def __init__(self, pid: int, lines: output.Tail) -> None:
-        self.pid, self.lines = pid, lines
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def end(self, code: int) -> None:
         if not self.ended.done():
             self.ended.set_result(code)
 
+
+class Process(Child):
+    """Process that was started in a process group of its own."""
+
+    def __init__(self, pid: int, lines: output.Tail) -> None:
+        super().__init__(pid)
+        self.lines = lines
+        self.scripts: list[Child] = []
+        """Processes that have taken over interpreters of this process's group, and are children of a warm parent."""
+        self.taking_over: set[asyncio.Future[Any]] = set()
+        """Requests for such processes that are not answered yet."""
+        self.killed = False
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of this process and of the running scripts that have taken over its interpreters."""
+        return (self.pid, *(script.pid for script in self.scripts if not script.ended.done()))
+
     def send_signal(self, number: int) -> None:
-        """Send a signal to the whole process group, unless the process has been reaped."""
+        """Send a signal to the whole process group, unless the process has been reaped.
+
+        SIGKILL also ends the scripts, which the command may have left in the background.
+        """
         if not self.ended.done():
             kill_group(self.pid, number)
+        if number == signal.SIGKILL:
+            self.killed = True
+            for pid in self.pids if not self.ended.done() else self.pids[1:]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    async def gone(self) -> None:
+        """Wait until the process and all scripts have been reaped."""
+        await self.ended
+        while self.taking_over:
+            await asyncio.wait(self.taking_over)
+        for script in self.scripts:
+            await script.ended
 
     async def last_lines(self) -> tuple[str, ...]:
         """Return the last lines after the process has ended. Output that a grandchild keeps open is not waited for."""
@@ -76,9 +110,17 @@ class StartError(RuntimeError):
 
 
 def start_command(
-    command: Sequence[str], environment: Mapping[str, str], reaper: Reaper, prefix: str = "", fds: tuple[int, ...] = ()
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    reaper: Reaper,
+    prefix: str = "",
+    fds: tuple[int, ...] = (),
+    directory: Optional[str] = None,
 ) -> Process:
-    """Start a plain process in a session of its own.
+    """Start a plain process in a process group of its own.
+
+    Its session is the agent's, so that a fork of a warm parent can join the group (decision "An interpreter hands
+    itself over"). `directory` is its working directory, or None for the agent's.
 
     Raises:
         StartError: If it cannot be started.
@@ -86,6 +128,7 @@ def start_command(
     parent = os.getpid()
 
     def become_child() -> None:
+        os.setpgid(0, 0)
         die_with_parent(parent)
         descriptors.as_given()
 
@@ -93,7 +136,7 @@ def start_command(
         try:
             child = subprocess.Popen(
                 command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=fds,
-                start_new_session=True, preexec_fn=become_child,
+                preexec_fn=become_child, cwd=directory,
             )  # fmt: skip
         except OSError as error:
             raise StartError(f"The command {command[0]!r} can't be started: {error.strerror}.") from error
@@ -117,13 +160,18 @@ class ForkRefused:
     """File that has changed since it was imported, or empty. Another parent could fork."""
 
 
+def _refusal(answer: Mapping[str, Any]) -> ForkRefused:
+    changed = answer.get("stale", "")
+    return ForkRefused(f"{changed} has changed" if changed else answer.get("unfit", ""), changed)
+
+
 class WorkerParent:
     """Process that forks others, as the agent sees it."""
 
     def __init__(self, imports: str, reaper: Reaper) -> None:
         """Initialize without starting the process; `imports` says in words what it imports."""
         self._imports, self._reaper = imports, reaper
-        self._children: dict[int, Process] = {}
+        self._children: dict[int, Child] = {}
         self._answers: collections.deque[asyncio.Future[Mapping[str, Any]]] = collections.deque()
         self._early: dict[int, int] = {}
         self.warm: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -136,14 +184,21 @@ class WorkerParent:
         """Whether the end of the parent is expected."""
 
     @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    @property
     def idle(self) -> bool:
         """Whether no process that it has forked is running."""
         return not self._children and not self._answers
 
-    def begin(self, command: Callable[[int], tuple[Sequence[str], Mapping[str, str]]]) -> None:
+    def begin(
+        self, command: Callable[[int], tuple[Sequence[str], Mapping[str, str]]], directory: Optional[str] = None
+    ) -> None:
         """Start the parent.
 
-        `command` returns the command line and environment, given the file descriptor of its socket.
+        `command` returns the command line and environment, given the file descriptor of its socket. `directory` is its
+        working directory, or None for the agent's.
 
         Raises:
             StartError: If it cannot be started.
@@ -153,7 +208,8 @@ class WorkerParent:
         line, environment = command(child_end.fileno())
         self._oom_kills = oom_kills()
         try:
-            self._process = start_command(line, environment, self._reaper, fds=(child_end.fileno(),))
+            fds = (child_end.fileno(),)
+            self._process = start_command(line, environment, self._reaper, fds=fds, directory=directory)
         except StartError:
             own_end.close()
             raise
@@ -174,9 +230,24 @@ class WorkerParent:
             answer = await self._ask(request, (out, err, *fds))
             if "pid" in answer:
                 tail.start(prefix)
-                return self._adopt(Process(answer["pid"], tail), control)
-        changed = answer.get("stale", "")
-        return ForkRefused(f"{changed} has changed" if changed else answer.get("unfit", ""), changed)
+                process = Process(answer["pid"], tail)
+                self._adopt(process, control)
+                return process
+        return _refusal(answer)
+
+    async def fork_for_interpreter(self, request: Mapping[str, Any], fds: tuple[int, ...]) -> Union[Child, ForkRefused]:
+        """Return the process that is forked to take over an interpreter, or the refusal.
+
+        Raises:
+            StartError: If the parent is gone or does not answer.
+        """
+        control = self._control
+        answer = await self._ask(request, fds)
+        if "pid" not in answer:
+            return _refusal(answer)
+        child = Child(answer["pid"])
+        self._adopt(child, control)
+        return child
 
     def stop(self) -> None:
         self.ending = True
@@ -199,7 +270,7 @@ class WorkerParent:
             raise StartError(f"The warm parent does not answer: {error}.") from error
         return await answer
 
-    def _adopt(self, process: Process, control: Optional[socket.socket]) -> Process:
+    def _adopt(self, process: Child, control: Optional[socket.socket]) -> None:
         if process.pid in self._early:
             process.end(self._early.pop(process.pid))
         elif control is not self._control:  # the parent died right after its answer, and both were read together
@@ -207,7 +278,6 @@ class WorkerParent:
             process.end(-signal.SIGKILL)
         else:
             self._children[process.pid] = process
-        return process
 
     def _read(self, control: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):

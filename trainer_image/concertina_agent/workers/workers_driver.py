@@ -18,7 +18,7 @@ from concertina_agent.workers import rendezvous_store
 from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.local_workers import LocalWorkers
 from concertina_agent.workers.starters import BundledStarter, CommandStarter, Starter
-from concertina_agent.workers.warm_start import WarmProcess
+from concertina_agent.workers.warm_start import WarmStart
 from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, start_command
 from concertina_protocol import addresses
 from concertina_protocol.log import log_event
@@ -56,7 +56,7 @@ class WorkersDriver:
         return self._command
 
     @property
-    def warm_start(self) -> Optional[WarmProcess]:
+    def warm_start(self) -> Optional[WarmStart]:
         """Warm start of a user's own command, or None."""
         return self._command.warm if self._command is not None else None
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Optional
 
 from concertina_agent.workers.child_processes import children
@@ -63,40 +63,41 @@ def world_of_round(assign: Assign) -> LaunchedWorld:
     return LaunchedWorld(0, sum(member.workers for member in assign.members), address, str(port), assign.uid)
 
 
-def alone(worker: int, round: LaunchedWorld, before: str, proc: str = "/proc") -> str:
+def alone(roots: Sequence[int], round: LaunchedWorld, before: str, proc: str = "/proc") -> str:
     """Return a clause that says how a worker trains alone, or an empty string if it does not, as far as can be seen.
 
     Args:
-        worker: Process id of the worker.
+        roots: Processes of the worker that are not below each other, such as a script that runs in a fork of a warm
+            parent.
         round: World of the round.
         before: Clause of the last check. It stays until the worker joins its round's rendezvous, because the processes
             that it describes may have ended.
         proc: Folder of the proc file system.
     """
-    parents = _descendants(worker, proc)
+    parents = _descendants(roots, proc)
     # A fork of the warm process shows that process's variables, and so do forks of the worker.
-    shown = _world(worker, proc)
+    shown = _world(roots[0], proc)
     own: dict[int, LaunchedWorld] = {}
     for pid, parent in parents.items():
         world = own.get(parent) or _world(pid, proc)
         if world is not None and world != shown and world.is_within(round):
             own[pid] = world
     if not own:
-        return "" if before and _is_connected((worker, *parents), round.port, proc) else before
+        return "" if before and _is_connected((*roots, *parents), round.port, proc) else before
     pid, world = next(iter(own.items()))
     # A launcher that was told to use the round's port serves its own rendezvous there.
     may_be_its_own = world.port == round.port and world.run_id != round.run_id
-    other_pids = [pid for pid in (worker, *parents) if pid not in own]
+    other_pids = [pid for pid in (*roots, *parents) if pid not in own]
     if not may_be_its_own and _is_connected(other_pids, round.port, proc):
         return ""
     by = _name(parents[pid], proc)
     return f"processes with WORLD_SIZE={world.size} were started {by} in a round of {round.size} workers"
 
 
-def _descendants(worker: int, proc: str) -> dict[int, int]:
-    """Return the parent of each process below a worker; parents come first."""
+def _descendants(roots: Sequence[int], proc: str) -> dict[int, int]:
+    """Return the parent of each process below these; parents come first."""
     parents: dict[int, int] = {}
-    waiting = [worker]
+    waiting = [*roots]
     while waiting and len(parents) < MOST_PROCESSES:
         pid = waiting.pop(0)
         below = [child for child in children(pid, proc) if child not in parents]

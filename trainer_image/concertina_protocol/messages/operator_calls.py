@@ -90,8 +90,7 @@ MOST_IMAGES = 4
 class Assign:
     """Message from the operator to every member after the commit; members[0] is the coordinator.
 
-    It is also sent to replicas with a termination notice that were asked and are not members: they no longer have to
-    stay for the state that they hold. The answer is Accepted or Refused.
+    The answer is Accepted or Refused.
     """
 
     uid: str
@@ -115,6 +114,19 @@ class Assign:
     If the folder's owner was a job of this namespace and is not in this list, it no longer exists, and this job may
     take over the folder.
     """
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """Message from the operator to a leaving replica that was prepared for a round and is not a member of it.
+
+    The replica no longer has to stay for the state that it holds: the members hold it, or the round has a newer
+    snapshot. The answer is Accepted or Refused.
+    """
+
+    uid: str
+    round: int
+    claim: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +161,7 @@ class Save:
 
 @dataclasses.dataclass(frozen=True)
 class Relay:
-    """Request from the operator to any agent to pass a Prepare or an Assign on to others.
+    """Request from the operator to any agent to pass a Prepare, an Assign or a Release on to others.
 
     The agent also applies the message itself if it is among them. The answer is one Relayed for each candidate in `to`,
     in the order in which they answer.

@@ -354,4 +354,7 @@ class Report:
     It is empty if a worker does not.
     """
     takes_calls: bool = False
-    """Whether the connection of this stream accepts Prepare, Assign, Drain and Save, answered between its lines."""
+    """Whether the connection of this stream accepts the operator's calls.
+
+    These are Prepare, Assign, Release, Drain and Save. They are answered between the lines of the stream.
+    """

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 
 from concertina.controller.cache.job import CachedJob
+from concertina.controller.cache.timers import Later
 from concertina.kube.parse.room import fits_quota
 from concertina.plan.lifecycle import line
 from concertina.plan.lifecycle.admission import by_quota, hindrance
@@ -22,14 +23,6 @@ SLICE_SECONDS = 0.01
 """Time in seconds for which jobs are judged without a break, before other work of the event loop has its turn."""
 
 ALONE = QueuePlace()
-
-Later = Callable[[float, Callable[[], None]], object]
-"""Function that calls another one after a number of seconds, such as `loop.call_later`."""
-
-
-def at_once(seconds: float, act: Callable[[], None]) -> None:
-    """Call without a delay: the `Later` of a cache without an event loop."""
-    act()
 
 
 class CapacityQueue:

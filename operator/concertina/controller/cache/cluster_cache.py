@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from concertina.agents.hearing import AgentConnectivityMonitor
 from concertina.api import pod_names
 from concertina.api.spec import template_outdated
-from concertina.controller.cache.capacity_queue import CapacityQueue, Later, at_once
+from concertina.controller.cache.capacity_queue import CapacityQueue
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.cache.queues import QueueCache
+from concertina.controller.cache.timers import Later, at_once
 from concertina.controller.cache.uri_index import UriIndex
 from concertina.kube.parse.views import OwnedPod, job_view, other_manager
 from concertina.kube.resources import Raw, version_of
@@ -87,7 +88,7 @@ class ClusterCache:
         """Time at which the pod's container was restarted, by uid, on the monotonic clock."""
         self._nodes: dict[str, NodeView] = {}
         self._uris = UriIndex(self._jobs, changed)
-        self.queues = QueueCache(self._jobs, self._job_changed)
+        self.queues = QueueCache(self._jobs, self._job_changed, later)
         self._capacity = CapacityQueue(
             self._jobs, self._nodes if nodes_watched else None, changed, later, self.queues.has_queue
         )
@@ -121,7 +122,7 @@ class ClusterCache:
         if job is None:
             return 0.0
         world = job.view.status.world
-        waits = not world.round and world.claim is None
+        waits = not world.round and world.claim is None and not job.asked
         return max(WAITING_GAP_SECONDS if waits else 0.0, min(job.decided_in / DECIDING, LONGEST_GAP_SECONDS))
 
     @property

@@ -53,6 +53,8 @@ class CachedJob:
     """Processor time in seconds of the last pass's decision. It is 0.03 for a job of a thousand replicas."""
     counted: tuple[str, float] | None = None
     """Last `status.goodput.at` that this operator has written, and the time of that write on the monotonic clock."""
+    asked: bool = False
+    """Whether this operator has asked agents of the job to prepare a round."""
     given_up: frozenset[str] = frozenset()
     """Uids of the job's pods that may be treated as dead because they are silent, for as long as they are silent."""
     taken_back: TakenBack = field(default_factory=TakenBack)
@@ -60,10 +62,16 @@ class CachedJob:
     """Names of pods whose creation is under way."""
     conflict: tuple[tuple[int, Mapping[PodSet, PodChanges]], str] | None = None
     """Contradiction of the last admission and the template, with the generation and the changes that were compared."""
+    queue_looked_for: bool = False
+    """Whether Kueue's API was looked for since the job was seen with a queue."""
     writing_quota: bool = False
     """Whether a write to a Workload of the job is under way."""
     quota_refusal: str = ""
     """Message of the API server that refused the last write to a Workload of the job, or empty."""
+    quota_refusals: int = 0
+    """Number of consecutive writes to Workloads of the job that the API server refused."""
+    quota_paused: bool = False
+    """Whether no write to a Workload is tried yet, because the last one was refused."""
     planned: tuple[PodView, ...] = ()
     """Pods as the last complete pass saw them."""
 

@@ -6,10 +6,13 @@ Workloads of other jobs are kept too, since one of them may be the reason why a 
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+from concertina import backoff
 from concertina.controller.cache.job import CachedJob
+from concertina.controller.cache.timers import Later
 from concertina.kube.manifests.workload import conflict
 from concertina.kube.parse.workloads import PriorityClassView
 from concertina.kube.resources import Raw
@@ -18,6 +21,8 @@ from concertina.plan.quota import workloads as job_workloads
 
 KUEUE, KUBERNETES = "kueue.x-k8s.io", "scheduling.k8s.io"
 """Groups of the two kinds of priority classes."""
+FIRST_SECONDS, LONGEST_SECONDS = 0.2, 10.0
+"""First and longest delay in seconds before a write that was refused is repeated."""
 
 
 class Service(enum.Enum):
@@ -33,9 +38,10 @@ class Service(enum.Enum):
 class QueueCache:
     """Cache of the objects of Kueue. It calls `changed(uid)` for every job about which there is news."""
 
-    def __init__(self, jobs: Mapping[str, CachedJob], changed: Callable[[str], None]) -> None:
+    def __init__(self, jobs: Mapping[str, CachedJob], changed: Callable[[str], None], later: Later) -> None:
         self._jobs = jobs
         self._changed = changed
+        self._later = later
         self._service = Service.ABSENT
         self._workloads: dict[str, WorkloadView] = {}
         """All Workloads by uid."""
@@ -46,6 +52,11 @@ class QueueCache:
         self._flavors: dict[str, FlavorView] = {}
         self._workload_classes: dict[str, PriorityClassView] = {}
         self._pod_classes: dict[str, PriorityClassView] = {}
+
+    @property
+    def served(self) -> bool:
+        """Return whether the API server serves Kueue's API, as far as is known."""
+        return self._service is not Service.ABSENT
 
     # --- events of the API server ----------------------------------------------------------------------------------
 
@@ -63,7 +74,7 @@ class QueueCache:
             self._workload_classes.clear()
             self._pod_classes.clear()
             for job in self._jobs.values():
-                job.quota_refusal = ""
+                self.accepted(job)
 
     def on_workload(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
         """Take a change of a Workload: `old` is None for a new one, `new` is None for a deleted one."""
@@ -115,8 +126,23 @@ class QueueCache:
     # --- results of writes -----------------------------------------------------------------------------------------
 
     def refused(self, job: CachedJob, message: str) -> None:
-        """Record that the API server refused a write to a Workload of the job."""
+        """Record that the API server refused a write to a Workload of the job, and let it wait for the next try.
+
+        Without Kueue's webhooks, which are away while Kueue restarts, every write is refused at once.
+        """
         job.quota_refusal = message[:1000]
+        job.quota_paused = True
+        pause = backoff.seconds(job.quota_refusals, FIRST_SECONDS, LONGEST_SECONDS)
+        job.quota_refusals += 1
+        self._later(pause, functools.partial(self._resume, job))
+        self._changed(job.view.uid)
+
+    def accepted(self, job: CachedJob) -> None:
+        """Record that the API server accepted a write to a Workload of the job."""
+        job.quota_refusal, job.quota_refusals = "", 0
+
+    def _resume(self, job: CachedJob) -> None:
+        job.quota_paused = False
         self._changed(job.view.uid)
 
     # --- observation -----------------------------------------------------------------------------------------------
@@ -142,7 +168,7 @@ class QueueCache:
             priority=priority,
             request_hash=view.request_hash,
             preemptor=self._preemptor(workloads),
-            writing=job.writing_quota,
+            writing=job.writing_quota or job.quota_paused,
             refusal=job.quota_refusal,
             conflict=self._conflict(job, workloads),
             trouble=trouble or self._trouble(job),

@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+import enum
 import json
 from dataclasses import dataclass
 
@@ -59,6 +60,14 @@ class AgentMetrics:
     """
 
 
+class PullPolicy(enum.Enum):
+    """imagePullPolicy of a container."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
 @dataclass(frozen=True)
 class PodSettings:
     """Settings of the operator for pods."""
@@ -66,6 +75,7 @@ class PodSettings:
     agent_image: str
     metrics: AgentMetrics | None = None
     """Metrics endpoint of agents, or None when agents serve none."""
+    agent_pull_policy: PullPolicy | None = None
 
 
 def port(job: JobView, template: Raw, create: CreatePod) -> int:
@@ -179,6 +189,8 @@ def _installer(trainer: Raw, settings: PodSettings, spec: JobSpec) -> Raw:
         "volumeMounts": [{"name": VOLUME, "mountPath": VOLUME_PATH}],
         "securityContext": {**{key: security_context[key] for key in USER if key in security_context}, **CONFINED},
     }
+    if settings.agent_pull_policy is not None:
+        container["imagePullPolicy"] = settings.agent_pull_policy.value
     resources = {
         kind: {name: amount for name, amount in amounts_of(trainer, kind).items() if name in ("cpu", "memory")}
         for kind in ("limits", "requests")

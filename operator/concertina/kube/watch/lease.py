@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -53,6 +54,8 @@ class Lease:
         self._observed: tuple[str, float] = ("", 0.0)
         """resourceVersion of the Lease as last read, and the time when it was first read with that version."""
         self._held_until = 0.0
+        self._answered = -math.inf
+        """Time when the API server last said who holds the Lease."""
         self._holder = ""
         """Another holder, as last read."""
 
@@ -60,6 +63,16 @@ class Lease:
     def held(self) -> bool:
         """Whether no other operator can have taken the Lease yet."""
         return self._clock() < self._held_until
+
+    @property
+    def holder(self) -> str:
+        """Identity of the holder as far as this process knows it; empty when it knows none."""
+        return self._identity if self.held else self._holder
+
+    @property
+    def answered_lately(self) -> bool:
+        """Whether the API server has said who holds the Lease within the Lease's duration."""
+        return self._clock() < self._answered + self._duration
 
     async def acquire(self) -> None:
         """Wait until this process holds the Lease."""
@@ -112,6 +125,7 @@ class Lease:
                 lease = await self._client.get(LEASES, self._namespace, self._name)
             except NotFound:
                 lease = None
+            self._answered = begun
             if lease is not None and self._taken(lease, begun):
                 return False
             try:

@@ -1,4 +1,4 @@
-"""TrainingJobs through kopf's public API: event handlers, probes, settings, and an HTTP session of this operator.
+"""TrainingJobs through kopf's public API: event handlers, settings, and an HTTP session of this operator.
 
 kopf writes nothing into the user's object and stores no state of the operator.
 """
@@ -140,26 +140,12 @@ class Follower:
 
 
 class TrainingJobs:
-    """Operator of kopf. It serves probes from its start, and watches jobs once there is a follower."""
+    """Operator of kopf. It watches jobs once there is a follower."""
 
-    def __init__(
-        self,
-        client: Client,
-        identity: str,
-        namespaces: Sequence[str],
-        health: tuple[str, int] | None = None,
-        leads: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Prepare kopf.
-
-        Args:
-            health: Host and port of /healthz, which returns in JSON whether this process `leads`.
-        """
+    def __init__(self, client: Client, identity: str, namespaces: Sequence[str]) -> None:
         self._client = client
         self._identity = identity
         self._namespaces = namespaces
-        self._health = health
-        self._leads = leads
         self._followed = asyncio.Event()
         self._follower: Follower
         self.ended: asyncio.Task[None]
@@ -181,7 +167,6 @@ class TrainingJobs:
             standalone=True,
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
-            liveness_endpoint=None if self._health is None else _url(*self._health),
             stop_flag=stop,
         )
         self.ended = asyncio.create_task(_first_end(tasks), name="kopf")
@@ -202,10 +187,6 @@ class TrainingJobs:
         @kopf.on.login(registry=registry)
         async def login(**_: Any) -> kopf.AiohttpSession:
             return session.login()
-
-        @kopf.on.probe(id="leads", registry=registry)
-        async def leads(**_: Any) -> bool:
-            return self._leads()
 
         @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
         async def on_event(type: str | None, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
@@ -238,10 +219,6 @@ async def _first_end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in ended:
         if not task.cancelled():
             task.result()
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/healthz"
 
 
 def strip(obj: Raw) -> None:
@@ -280,6 +257,6 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.reconnect_backoff = 0.05
     settings.queueing.exit_timeout = 0.5
     settings.queueing.idle_timeout = WORKER_SECONDS
-    for logger in ("kopf", "kopf.objects", "aiohttp.access"):  # the last one logs each probe
+    for logger in ("kopf", "kopf.objects"):
         logging.getLogger(logger).setLevel(logging.WARNING)
     return settings

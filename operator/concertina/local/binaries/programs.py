@@ -87,6 +87,20 @@ VALE = Bundle(
     version_module="github.com/vale-cli/vale/v3",
 )
 """Program for `make lint` only, which set-up leaves out."""
+ACTIONLINT = Bundle(
+    module="actionlint",
+    programs={"actionlint": Program(("--version",), r"v?1\.(7\.(1[2-9]|[2-9]\d)|[89]|\d\d)")},
+    renamed={},
+    version_module="github.com/rhysd/actionlint",
+)
+"""Program for `make lint` only, which set-up leaves out."""
+KIND = Bundle(
+    module="kind",
+    programs={"kind": Program(("version",), r"kind v0\.(3[3-9]|[4-9]\d)\.")},
+    renamed={},
+    version_module="sigs.k8s.io/kind",
+)
+"""Program for `make kind` only, which set-up leaves out."""
 KUEUE = Bundle(
     module="kueue",
     # Kueue does not print its version, and the manifests have to be of the same one: never use a program on PATH.
@@ -96,6 +110,15 @@ KUEUE = Bundle(
     files={"crds": "config/components/crd/bases", "webhooks.yaml": "config/components/webhook/manifests.yaml"},
 )
 """Kueue's controller, with its manifests beside it, for long tests only. Set-up leaves it out."""
+JOBSET = Bundle(
+    module="jobset",
+    # It does not print its version either.
+    programs={"jobset": Program(("--help",), r"(?!)")},
+    renamed={},
+    version_module="sigs.k8s.io/jobset",
+    files={"crds": "config/components/crd/bases", "webhooks.yaml": "config/components/webhook/manifests.yaml"},
+)
+"""JobSet's controller, with its manifests beside it, for benchmarks/queues.py only. Set-up leaves it out."""
 
 
 def control_plane(say: Say) -> dict[str, Path]:

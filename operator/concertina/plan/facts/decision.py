@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from concertina.api.internal import RequeueState
 from concertina.api.restarts import LastFailure, Restart
+from concertina.api.status import ConditionType, JobStatus
 from concertina.api.world import World
 from concertina.plan.actions import Action, Event
 
@@ -161,3 +162,10 @@ class Decision:
 def stalled(reason: str, message: str, pods: Pods) -> Decision:
     """Return a decision by which nothing continues until a person acts."""
     return Decision(Phase.STALLED, reason, message, stalled=reason, stalled_message=message, pods=pods)
+
+
+def as_before(status: JobStatus) -> Decision:
+    """Return a decision that repeats what the status says."""
+    ready, running = status.condition(ConditionType.READY), status.condition(ConditionType.RUNNING)
+    phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
+    return Decision(phase, running.reason if running else "Assigned", running.message if running else "")

@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import concertina_protocol as protocol
+from concertina.api.status import rfc3339
 from concertina.api.world import Claim, Member, World
 from concertina.plan.facts.cached import cached
+from concertina.plan.facts.decision import Reason
 from concertina.plan.observed import Call, JobObservation
+
+FIRST_ROUND = 1
+"""Number of a job's first round, unless an agent has seen a higher one."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,28 @@ class Round:
     @cached
     def claim(self) -> Claim | None:
         """Highest claim, of this round or of the next."""
-        return self.world.claim
+        return self.world.claim or self._first_claim
+
+    @property
+    def _first_claim(self) -> Claim | None:
+        """Claim of the first round, once this operator has asked replicas under it.
+
+        Its id is in the first status. So the replicas are asked without another write, and the commit is the first one
+        that shows the claim (decision "The first status holds the first claim").
+        """
+        claim_id = self.observed.job.status.internal.first_claim
+        prepares = [view.prepare for view in self.observed.agents.values() if view.prepare is not None]
+        calls = [call for call in prepares if claim_id and (call.round, call.claim) == (FIRST_ROUND, claim_id)]
+        if not calls:
+            return None
+        sent_at = min((call.sent_at for call in calls if call.sent_at is not None), default=None)
+        return Claim(
+            round=FIRST_ROUND,
+            claim_id=claim_id,
+            at=None if sent_at is None else rfc3339(sent_at),
+            reason=Reason.FIRST_ROUND,
+            message="the replicas are ready",
+        )
 
     @cached
     def committed(self) -> bool:

@@ -51,10 +51,12 @@ def mutually_reachable(replies: Mapping[str, Prepared], members: Collection[str]
     `replies` are in order of replica index.
     """
     seniority = sorted(replies, key=lambda name: name not in members)
-    return _without_cut_links(seniority, replies)
+    return _without_cut_links(seniority, replies, frozenset(members))
 
 
-def _without_cut_links(seniority: list[str], replies: Mapping[str, Prepared]) -> tuple[str, ...]:
+def _without_cut_links(
+    seniority: list[str], replies: Mapping[str, Prepared], members: frozenset[str]
+) -> tuple[str, ...]:
     """Return the largest island without the replicas that miss links to others of it.
 
     The replica that misses the most links is dropped until no link is missing; ties go against the junior. The exact
@@ -65,7 +67,7 @@ def _without_cut_links(seniority: list[str], replies: Mapping[str, Prepared]) ->
         for peer in unreachable_names - {name}:
             cut[name].append(peer)
             cut[peer].append(name)
-    together = _largest_island(seniority, replies, cut)
+    together = _largest_island(seniority, replies, cut, members)
     island = frozenset(together)
     missing = {name: sum(peer in island for peer in cut[name]) for name in island}
     while together and (worst := max(reversed(together), key=missing.__getitem__)) and missing[worst]:
@@ -76,11 +78,15 @@ def _without_cut_links(seniority: list[str], replies: Mapping[str, Prepared]) ->
 
 
 def _largest_island(
-    seniority: list[str], replies: Mapping[str, Prepared], cut: Mapping[str, Collection[str]]
+    seniority: list[str],
+    replies: Mapping[str, Prepared],
+    cut: Mapping[str, Collection[str]],
+    members: frozenset[str],
 ) -> list[str]:
     """Return the largest set of replicas that reach each other, directly or through others.
 
-    Of two sets of the same size, it is the one with the senior replica. In a large world each replica was asked about a
+    Of two sets of the same size, it is the one with more old members, which hold the state, or else the one with the
+    senior replica. In a large world each replica was asked about a
     part of the others only, so that two sides of a cut may not know of each pair that it parts.
     """
     links: dict[str, set[str]] = {name: set() for name in seniority}
@@ -99,7 +105,7 @@ def _largest_island(
             island |= added
             fringe += added
         visited |= island
-        largest = max(largest, island, key=len)
+        largest = max(largest, island, key=lambda names: (len(names), len(names & members)))
     return [name for name in seniority if name in largest]
 
 

@@ -8,10 +8,10 @@ from concertina.amounts import amount, are, first_of
 from concertina.api.spec import Launcher
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Pods, Reason, RoundTrigger, stalled
+from concertina.plan.facts.decision import Decision, Phase, Pods, Reason, RoundTrigger, as_before, stalled
 from concertina.plan.observed import ConnectionRefusal, PodPhase
 from concertina.plan.pods.pod_backoff import shortage
-from concertina.plan.recovery import causes, startup
+from concertina.plan.recovery import startup
 from concertina.plan.rounds import claims, commits
 from concertina.plan.state import restore
 from concertina_protocol import StorageHealth
@@ -35,6 +35,8 @@ def first_round(ctx: JobContext) -> Decision | None:
         if not any(storage.state == StorageHealth.READY for storage in looks):
             error = next((storage.message for storage in looks if storage.state == StorageHealth.ERROR), "")
             return commits.storage_unknown(restore.Unknown(error))
+    if asked := claims.first_claim(ctx):
+        return asked
     reason = Reason.FIRST_ROUND if not ctx.status.rounds else Reason.RESUMED
     message = f"{amount(size, 'replica')} {are(size)} ready"
     return claims.claim(ctx, RoundTrigger(reason, message))
@@ -142,7 +144,7 @@ def master_key_missing(ctx: JobContext) -> Decision | None:
         return None
     message = f"the job was started with master key {key}, which this operator does not have: no agent can be reached"
     return replace(
-        causes.as_before(ctx),
+        as_before(ctx.status),
         stalled=MASTER_KEY_MISMATCH,
         stalled_message=f"{message}. {MASTER_KEY_REMEDY}",
         pods=Pods.KEPT,

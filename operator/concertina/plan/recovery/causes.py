@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import concertina_protocol as protocol
 from concertina.amounts import amount
-from concertina.api.status import ConditionType
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Failure, Phase, Pods, Reason, RoundTrigger
+from concertina.plan.facts.decision import Decision, Failure, Phase, Pods, Reason, RoundTrigger, as_before
 from concertina.plan.facts.health import Life
 from concertina.plan.pods import pod_backoff
 from concertina.plan.recovery import escalation, repeats, stalls, startup
@@ -225,13 +224,6 @@ def recheck(ctx: JobContext) -> float:
     return constants.STEADY if ctx.round.report else constants.RETRY
 
 
-def as_before(ctx: JobContext) -> Decision:
-    """Return a decision that repeats what the status says."""
-    ready, running = ctx.status.condition(ConditionType.READY), ctx.status.condition(ConditionType.RUNNING)
-    phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
-    return Decision(phase, running.reason if running else "Assigned", running.message if running else "")
-
-
 def _at_work(ctx: JobContext, report: protocol.Report) -> str:
     """Say that replicas train only if steps are known: those of the bundled trainer, or those that a script reports."""
     size = f"{len(ctx.world.members)} of {ctx.spec.replicas} replicas"
@@ -247,7 +239,9 @@ def running(ctx: JobContext) -> Decision | None:
     report, total = ctx.round.report, len(ctx.world.members)
     if report is None or report.state == protocol.State.PREPARED:
         # Just assigned, or the operator has just started: the status stays until something is known.
-        return replace(as_before(ctx), recheck=recheck(ctx), watch_all=ctx.health.coordinator.life is Life.SILENT)
+        return replace(
+            as_before(ctx.status), recheck=recheck(ctx), watch_all=ctx.health.coordinator.life is Life.SILENT
+        )
     if report.state in (protocol.State.DRAINING, protocol.State.DRAINED):
         return Decision(Phase.DRAINING, "Draining", "the round stops after the same step everywhere", recheck=1.0)
     progress = report.progress

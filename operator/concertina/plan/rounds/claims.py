@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import concertina_protocol as protocol
 from concertina.amounts import first_of
 from concertina.api.restarts import Restart
+from concertina.api.spec import Launcher
 from concertina.api.status import rfc3339
 from concertina.api.world import Claim, World
 from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import PLANNED, Decision, Failure, Phase, RoundTrigger
+from concertina.plan.facts.decision import PLANNED, Decision, Failure, Phase, Reason, RoundTrigger, as_before
+from concertina.plan.facts.round import FIRST_ROUND
 from concertina.plan.observed import Call
 from concertina.plan.pods.pod_backoff import shortage
 from concertina.plan.rounds import holders
@@ -83,6 +85,32 @@ def claim(
         events=(event,) if is_event else (),
         recheck=constants.RETRY,
     )
+
+
+def first_claim(ctx: JobContext) -> Decision | None:
+    """Ask the replicas under the claim that the first status holds; None if there is no such claim.
+
+    An agent that has seen a round may be of an operator whose status is lost: that needs a higher claim.
+    """
+    claim_id = ctx.status.internal.first_claim
+    if not claim_id or highest_round(ctx):
+        return None
+    actions = _prepares(ctx, Claim(round=FIRST_ROUND, claim_id=claim_id), ctx.replicas.candidates)
+    decision = _while_asking(ctx, Decision(Phase.STARTING, Reason.FIRST_ROUND, "the replicas are ready"))
+    return replace(decision, actions=actions, recheck=constants.RETRY)
+
+
+def _while_asking(ctx: JobContext, decision: Decision) -> Decision:
+    """Return the decision, or what the status says if that is `Waiting`: the moment is not worth a write."""
+    return as_before(ctx.status) if ctx.status.phase == Phase.WAITING.value else decision
+
+
+def next_first_claim(ctx: JobContext, decision: Decision) -> str:
+    """Return the id of the claim of the first round for the status, or an empty string once there is a claim."""
+    world = decision.world or ctx.world
+    if world.round or world.claim is not None or ctx.spec.launcher is Launcher.TORCHRUN:
+        return ""
+    return ctx.status.internal.first_claim or ctx.observed.fresh_claim
 
 
 def last_claim(ctx: JobContext, reason: str) -> Claim:
@@ -257,10 +285,11 @@ def _collect(ctx: JobContext, open_claim: Claim, seconds_left: float | None) -> 
         message += f"; round {open_claim.round} waits for {first_of(absent, 5) or 'replicas that can reach each other'}"
         if len(names) < sizes.least(ctx.spec):
             phase, message = Phase.WAITING, f"{open_claim.message}; {shortage(ctx)}"
-    return Decision(
-        phase,
-        open_claim.reason or "Claimed",
-        message,
+    decision = Decision(phase, open_claim.reason or "Claimed", message)
+    if ctx.world.claim is None and not late:
+        decision = _while_asking(ctx, decision)
+    return replace(
+        decision,
         actions=_prepares(ctx, open_claim, names + departing(ctx), _asked_again(ctx)),
         recheck=min(constants.RETRY, seconds_left or constants.RETRY),
         watch_all=late,

@@ -77,7 +77,10 @@ def commit(
         message,
         world=world,
         replayed=max(0, _reached(ctx) - origin.step) if ctx.spec.bundled else 0,
-        actions=_assigns(ctx, world, replies, _held_by(origin, {*names, *outside}), outside, leaving),
+        actions=(
+            *_assigns(ctx, world, replies, _held_by(origin, {*names, *outside}), outside),
+            *release(ctx, claim, [name for name in leaving if name not in names and name not in outside]),
+        ),
         events=(*round_event, *topology.copy_events(ctx, names, places, distance), *_crossing_event(ctx, crossing)),
         recheck=constants.ACKNOWLEDGE,
     )
@@ -207,7 +210,6 @@ def _assigns(
     replies: Mapping[str, Prepared],
     source: protocol.Restore,
     outside: Mapping[str, Prepared],
-    leaving: Iterable[str],
 ) -> tuple[Action, ...]:
     ranks, first_rank = [], 0
     for member in world.members:
@@ -222,11 +224,13 @@ def _assigns(
         tuple(_peer(ctx, name, reply.instance, 0, 0) for name, reply in outside.items()),
         ctx.observed.uri_sharing,
     )  # fmt: skip
-    # A replica that still has to provide state is not told that it may leave.
-    receivers = dict.fromkeys(
-        [*(member.replica for member in ranks), *(name for name in leaving if name not in outside)]
-    )
-    return tuple(Send(name, ctx.replicas.address(name), message) for name in receivers)
+    return tuple(Send(member.replica, member.address, message) for member in ranks)
+
+
+def release(ctx: JobContext, claim: Claim, names: Iterable[str]) -> tuple[Action, ...]:
+    """Return the messages that let leaving replicas exit: the round of this claim does not need their state."""
+    message = protocol.Release(ctx.observed.job.uid, claim.round, claim.claim_id)
+    return tuple(Send(name, ctx.replicas.address(name), message) for name in names)
 
 
 def _peer(ctx: JobContext, replica: str, instance: str, first_rank: int, workers: int) -> protocol.Member:

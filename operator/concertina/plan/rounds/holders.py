@@ -7,7 +7,8 @@ member is waited for where state would be lost").
 
 A shard is in the memory of its member and of the next one, so neighbours that leave together would take it with them.
 They take part in one more round, whose snapshots the others then hold. If a departing member would be alone in that
-round, its successors fetch the state from it (decision "Who leaves stays for what only they hold").
+round, its successors fetch the state from it (decision "Who leaves stays for what only they hold"). It is released once
+the round has a snapshot of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from concertina.api.world import Claim
+from concertina.plan.actions import Action
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.observed import Call
@@ -153,3 +155,28 @@ def _seconds_for_departing(ctx: JobContext, departing: Mapping[str, Call | None]
     """Return the seconds to wait for departing members: as for any candidate, from the first Prepare on."""
     waiting = [call.waited_for(ctx.now) for call in departing.values() if call and call.done_at is None]
     return constants.PATIENCE_PLANNED - max(waiting) if waiting else 0.0
+
+
+# --- replicas that have handed over
+
+
+def release(ctx: JobContext) -> tuple[Action, ...]:
+    """Return the messages to leaving replicas outside of the round, once it has a snapshot of its own.
+
+    Such a replica may provide state that no member holds. Until the snapshot, the round could not be repeated without
+    it. All leaving replicas are asked, since this operator may not be the one that prepared them: a replica that was
+    not prepared for the round refuses.
+    """
+    report, claim = ctx.round.report, ctx.round.claim
+    if report is None or claim is None or report.progress is None or report.progress.snapshot_step is None:
+        return ()
+    leaving = (name for name in ctx.replicas.notices if name not in ctx.round.members)
+    names = [name for name in leaving if ctx.replicas.can_answer(name) and _is_release_due(ctx, name, claim)]
+    return commits.release(ctx, claim, names)
+
+
+def _is_release_due(ctx: JobContext, name: str, claim: Claim) -> bool:
+    call = ctx.agent(name).release
+    if call is None or (call.round, call.claim) != (claim.round, claim.claim_id):
+        return True
+    return call.failed_at is not None and ctx.now - call.failed_at >= constants.RETRY

@@ -172,6 +172,7 @@ CHECKPOINTS: Mapping[str, Row] = {
 INTERNAL: Mapping[str, Row] = {
     "attempts": lambda p: p.pods.attempts,
     "container_restarts": lambda p: startup.container_restarts(p.ctx, p.pods.attempts),
+    "first_claim": lambda p: claims.next_first_claim(p.ctx, p.decision),
     "requeue_state": lambda p: admission.next_status(p.ctx, p.decision),
     "growth": lambda p: growth.next_status(p.ctx, p.decision),
     "invalidated_checkpoints": lambda p: restore.undone_states(p.ctx),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -69,6 +70,7 @@ def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: Loca
             trace=None,
             may_act=lambda: True,
             changed_within=lambda uid, seconds: queue.add_within(uid, seconds),
+            look_for_queues=AsyncMock(),
         )
         queue = KeyedQueue(reconciler.run)
         writing = asyncio.create_task(events.run())

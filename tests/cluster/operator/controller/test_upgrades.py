@@ -83,7 +83,7 @@ def test_a_crd_that_is_older_than_the_operator(jobs: Jobs, install: Install, ope
 
     # On the job whose status was written first: `before` may end meanwhile, and hold less of it than the other.
     (event,) = until(of_budget, "an event of the field")
-    assert "Apply the crds/" in event["message"]
+    assert "apply the crds/" in event["message"]
     said = [line for line in operator.lines("outdated crd") if line["job"].startswith(f"{jobs.namespace}/")]
     assert sum("status.restarts.budget" in line["message"] for line in said) == 1
 

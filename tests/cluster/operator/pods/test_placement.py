@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -58,15 +59,16 @@ def keep_ready(api: Api, nodes: list[dict[str, Any]], gpus: int, over: threading
         over.wait(1)
 
 
-def create(jobs: Jobs, *labels: str) -> None:
-    """Eight replicas in pairs, whose domains these name."""
+def pod() -> dict[str, Any]:
+    """Return a pod that runs on planned nodes only, one for each GPU."""
     resources = {"limits": {GPU: "1"}, "requests": {"cpu": "8", "memory": "8Gi"}}
     container = {"name": "trainer", "image": "planned", "command": ["true"], "resources": resources}
-    tolerations = [{"operator": "Exists"}]
-    jobs.create(
-        "laid", replicas=8, parallelism={"tensor": 2, "shard": 2}, topology={"labels": list(labels)},
-        pod={"containers": [container], "nodeSelector": {ONLY: "true"}, "tolerations": tolerations},
-    )  # fmt: skip
+    return {"containers": [container], "nodeSelector": {ONLY: "true"}, "tolerations": [{"operator": "Exists"}]}
+
+
+def create(jobs: Jobs, *labels: str) -> None:
+    """Eight replicas in pairs, whose domains these name."""
+    jobs.create("laid", replicas=8, parallelism={"tensor": 2, "shard": 2}, topology={"labels": list(labels)}, pod=pod())
 
 
 def test_pods_of_a_tensor_group_come_into_one_domain_and_a_replacement_to_its_group(
@@ -104,3 +106,29 @@ def placed(jobs: Jobs, domains: dict[str, str], count: int, without: str = "") -
 def together(places: dict[int, str]) -> list[int]:
     """In how many domains each pair is."""
     return [len({places[at], places[at + 1]}) for at in range(0, len(places), 2)]
+
+
+@pytest.mark.parametrize(("mode", "with_a_node"), [("Required", 3), ("Preferred", 4)])
+def test_all_replicas_are_in_one_domain_as_far_as_they_fit(
+    jobs: Jobs, domains: dict[str, str], mode: str, with_a_node: int
+) -> None:
+    """Four replicas ask for a domain that has three nodes: the rule leaves one pending, the wish does not."""
+    topology = {"key": DOMAIN, "mode": mode}
+    jobs.create("laid", replicas=4, elastic={"minReplicas": 2}, scheduling={"topology": topology}, pod=pod())
+
+    def settled() -> bool:
+        return len(jobs.pods("laid")) == 4 and all(has_node(item) or is_refused(item) for item in jobs.pods("laid"))
+
+    until(settled, "the scheduler's look at four pods", lambda: jobs.pods("laid"))
+    places = placed(jobs, domains, with_a_node)
+    assert sorted(Counter(places.values()).values()) == ([3] if mode == "Required" else [1, 3]), places
+
+
+def has_node(item: dict[str, Any]) -> bool:
+    return bool(item["spec"].get("nodeName"))
+
+
+def is_refused(item: dict[str, Any]) -> bool:
+    """Return whether the scheduler has found no node for the pod."""
+    conditions = item["status"].get("conditions", ())
+    return any(condition.get("reason") == "Unschedulable" for condition in conditions)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from builders.cluster.kueue import Kueue, serve
+from builders.cluster.controllers import serving
+from builders.cluster.kueue import Kueue
 from builders.cluster.operator import Jobs
 from builders.cluster.queued import QueuedJobs
 from builders.cluster.queues import Client
@@ -16,15 +17,15 @@ from concertina.local.cluster import LocalCluster
 
 
 @pytest.fixture(scope="module")
-def kueue(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kueue]:
+def kueue(cluster: LocalCluster, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kueue]:
     """Kueue for the tests of a module."""
-    with serve(cluster, tmp_path_factory.mktemp("kueue")) as running:
+    with serving(Kueue(cluster.kubeconfig, client, tmp_path_factory.mktemp("kueue"))) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def client(cluster: LocalCluster) -> Client:
-    return Client(cluster)
+    return Client.of_local(cluster)
 
 
 @pytest.fixture
@@ -35,4 +36,4 @@ def queued(kueue: Kueue, client: Client, jobs: Jobs, data: Path) -> Iterator[Que
         jobs_with_queues = QueuedJobs(jobs, client, data)
         yield jobs_with_queues
         jobs_with_queues.remove_all()
-    assert not (breaches := use.breaches(jobs.namespace, jobs_with_queues.quota)), breaches[:10]
+    assert not (breaches := use.breaches([jobs.namespace], jobs_with_queues.quota)), breaches[:10]

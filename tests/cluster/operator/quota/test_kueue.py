@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from builders.cluster import kueue as kueue_builder
 from builders.cluster.kueue import Kueue
 from builders.cluster.operator import Operator
 from builders.cluster.queued import ELASTIC, QueuedJobs
-from builders.cluster.queues import KUEUE, condition, has_admission, is_true
+from builders.cluster.queues import KUEUE, condition, evicted, is_true, shrunk
 from builders.until import until
 
 LAW = "tests/unit/repository/test_kueue_recordings.py::test_no_quota_is_reserved_twice"
@@ -236,20 +237,13 @@ def test_kueue_restarts_while_a_job_shrinks(queued: QueuedJobs, kueue: Kueue) ->
     shrinks_and_grows_back(queued, before)
 
 
-def evicted(item: Object) -> bool:
-    return is_true(item, "Evicted")
-
-
-def shrunk(item: Object) -> bool:
-    """Its count is patched, and no slice is there yet."""
-    return is_true(item, "Evicted") and has_admission(item) and item["spec"]["podSets"][0]["count"] < 4
-
-
 def replaced(item: Object) -> bool:
     return condition(item, "Finished").get("reason") == "WorkloadSliceReplaced"
 
 
-@pytest.mark.parametrize("moment", [evicted, shrunk, replaced], ids=lambda moment: moment.__name__)
+@pytest.mark.parametrize(
+    "moment", [evicted, functools.partial(shrunk, full=4), replaced], ids=["evicted", "shrunk", "replaced"]
+)
 def test_the_operator_is_killed_while_a_job_shrinks(
     queued: QueuedJobs, operator: Operator, moment: Callable[[Object], bool]
 ) -> None:

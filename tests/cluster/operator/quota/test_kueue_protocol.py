@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from builders.cluster import kueue
+from builders.cluster.controllers import serving
 from builders.cluster.kueue_scenarios import (
     NAMESPACE,
     SCENARIOS,
@@ -36,9 +37,9 @@ WRITE = os.environ.get("CONCERTINA_RECORD") == "write"
 @pytest.fixture(scope="module")
 def client(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """Kueue with its queues, and a namespace of a fixed name."""
-    with kueue.serve(cluster, tmp_path_factory.mktemp("kueue")):
+    client = Client.of_local(cluster)
+    with serving(kueue.Kueue(cluster.kubeconfig, client, tmp_path_factory.mktemp("kueue"))):
         cluster.create_namespace(NAMESPACE)
-        client = Client(cluster)
         create_queues(client)
         yield client
         cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")

@@ -178,14 +178,28 @@ def test_a_replica_that_is_prepared_stays_for_what_it_holds():
     assert exits(driver.tell(e.Tick())) == [EXIT_NOTICED]
 
 
-def test_a_replica_that_is_told_that_it_is_not_needed_goes():
+def test_a_replica_leaves_once_it_is_released():
     held = (p.HeldSnapshot(snapshot(0, 6, 2), (0, 1)),)
     driver = Driver("b")
     driver.prepared(1, held)
     assert exits(driver.tell(e.TerminationNotice(20))) == []
-    effects = driver.ask(assignment("a", "c"))
-    assert isinstance(effects[0].message, p.Refused)
+    assert exits(driver.ask(assignment("a", "c"))) == [], "the members may still fetch what it holds"
+    for round, claim in ((0, "claim-0"), (1, "claim-other"), (2, "claim-2")):
+        effects = driver.ask(p.Release("u", round, claim))
+        assert isinstance(effects[0].message, p.Refused)
+        assert exits(effects) == []
+    effects = driver.ask(p.Release("u", 1, "claim-1"))
+    assert isinstance(effects[0].message, p.Accepted)
     assert exits(effects) == [EXIT_NOTICED]
+
+
+def test_a_member_is_not_released():
+    driver = Driver("b")
+    driver.begun("a", "b")
+    (reply,) = (x for x in driver.ask(p.Release("u", 1, "claim-1")) if isinstance(x, e.Reply))
+    assert isinstance(reply.message, p.Refused)
+    assert "is a member of round 1" in reply.message.reason
+    assert driver.core.round is not None
 
 
 def test_without_storage_who_holds_the_state_stays_for_successors():

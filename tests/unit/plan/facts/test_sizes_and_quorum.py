@@ -61,9 +61,10 @@ def replies(**reachable: str) -> dict[str, Prepared]:
         ({"a": "abc", "b": "abc", "c": "bc"}, "bc", "bc"),
         ({"a": "abcd", "b": "abcd", "c": "abcd", "d": "abcd"}, "d", "dab"),
         ({"a": "ab", "b": "ab", "c": "cd", "d": "cd"}, "cd", "cd"),
+        ({"a": "ab", "b": "ab", "c": "cd", "d": "cd"}, "acd", "cd"),
         ({"a": "a", "b": "b"}, "ab", ""),
     ],
-    ids=["all", "one alone", "one deaf", "one link", "one too many", "two halves", "nobody"],
+    ids=["all", "one alone", "one deaf", "one link", "one too many", "two halves", "more members", "nobody"],
 )
 def test_members_reach_each_other_and_old_ones_stay(links: dict[str, str], members: str, chosen: str) -> None:
     mutual = sizes.mutually_reachable(replies(**links), set(members))

@@ -11,7 +11,7 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.plan.actions import CreatePod, DeletePod, Plan
-from concertina.plan.observed import ConnectionRefusal, JobObservation, NodeView
+from concertina.plan.observed import AgentView, ConnectionRefusal, JobObservation, NodeView
 from concertina.plan.plan import plan
 
 TAINT = "aws-node-termination-handler/spot-itn"
@@ -255,7 +255,8 @@ def test_neighbours_that_go_together_hand_over_what_only_they_hold(fields: dict[
     assert len({"demo-1-0", "demo-2-0"}.intersection(members)) == 1, "one of them holds all that is missing"
     assigns = jobs.sends(commits, protocol.Assign)
     assert {message.restore.step for message in assigns.values()} == {40}
-    assert {"demo-1-0", "demo-2-0"} <= assigns.keys(), "who is not needed hears of it too"
+    assert assigns.keys() == set(members)
+    assert jobs.sends(commits, protocol.Release).keys() == {"demo-1-0", "demo-2-0"} - set(members)
     assert commits.status.steps_replayed == 0
 
 
@@ -323,8 +324,35 @@ def test_who_is_alone_hands_over_to_whoever_takes_its_place(seen: JobObservation
     ((told, assign),) = jobs.sends(commits, protocol.Assign).items()
     assert (told, assign.restore.step, assign.restore.holders) == (heir, 40, {"0": ("demo-0-0",)})
     assert [other.replica for other in assign.outside] == ["demo-0-0"]
+    assert jobs.sends(commits, protocol.Release) == {}, "the round has no other source of the state"
     (member,) = plan(answered(*prepares, cut=True), T0 + 30).status.world.members
     assert member.replica == "demo-0-0", "it is not given up for one that can't fetch it"
+
+
+def test_a_replica_that_handed_over_is_released_once_the_round_has_a_snapshot() -> None:
+    """The replica leaves and is prepared for the round, of which it is no member."""
+    leaver = jobs.pod(3, ip="127.0.0.8", deleting=True, deletion_at=T0 + 50)
+    base = replace(RUNNING, pods=(*RUNNING.pods, leaver))
+
+    def look(step: int | None = 41, **leaver_fields: Any) -> JobObservation:
+        report = jobs.coordinator_report()
+        assert report.progress is not None
+        progress = replace(report.progress, snapshot_step=step)
+        agents = {**base.agents, leaver.name: AgentView(**leaver_fields)}
+        return coordinator(replace(base, agents=agents), report=replace(report, progress=progress))
+
+    def released(seen: JobObservation) -> list[str]:
+        return list(jobs.sends(plan(seen, T0 + 20), protocol.Release))
+
+    assert released(look(step=None)) == [], "the round could not be repeated without it"
+    assert released(look()) == [leaver.name], "also by an operator that was not there when it was prepared"
+    sent = jobs.called(jobs.agent(leaver.name), protocol.Release("uid", 1, "claim-a"), T0 + 19).release
+    assert released(look(release=sent)) == [], "the message is on its way"
+    assert sent is not None
+    assert released(look(release=replace(sent, done_at=T0 + 19, error="refused"))) == [leaver.name]
+    assert released(look(release=replace(sent, round=0))) == [leaver.name]
+    stays = replace(look(), pods=(*RUNNING.pods, replace(leaver, deleting=False, deletion_at=None)))
+    assert released(stays) == [], "a standby replica stays prepared"
 
 
 @pytest.mark.parametrize(

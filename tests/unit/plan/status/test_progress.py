@@ -42,8 +42,8 @@ def test_progress_alone_is_only_numbers_and_a_transition_is_not() -> None:
     assert not plan(seen, T0 + 10).only_numbers, "nothing is written"
 
 
-def test_a_job_that_starts_as_asked_has_four_statuses_written_and_no_event() -> None:
-    """It waits, claims, has committed, trains; which pods are there already can wait."""
+def test_a_job_that_starts_as_asked_has_three_statuses_written_and_no_event() -> None:
+    """It waits, has committed, trains. The first status holds the first claim."""
     pods = tuple(jobs.pod(index) for index in range(3))
     statuses, events = [], []
 
@@ -74,7 +74,10 @@ def test_a_job_that_starts_as_asked_has_four_statuses_written_and_no_event() -> 
     }
     agents["demo-0-0"] = replace(agents["demo-0-0"], report=jobs.coordinator_report())
     look(replace(seen, agents=agents), T0 + 4)
-    assert [status.condition("Ready").reason for status in statuses] == ["Waiting", "Starting", "Starting", "Training"]
+    assert [status.condition("Ready").reason for status in statuses] == ["Waiting", "Starting", "Training"]
+    assert [bool(status.internal.first_claim) for status in statuses] == [True, False, False]
+    assert statuses[1].world.claim is not None
+    assert statuses[1].world.claim.claim_id == statuses[0].internal.first_claim
     assert events == []
 
 

@@ -23,8 +23,8 @@ class Preparation:
     asked: tuple[p.Candidate, ...]
     """Candidates that are pinged (see `probes`)."""
     waiting: list[int]
-    left_out: bool = False
-    """Whether the round has its members and this replica is not one of them."""
+    released: bool = False
+    """Whether this replica is not a member of the round, which does not need its state either (`p.Release`)."""
     gone: bool = False
     replaced: tuple[p.Replaced, ...] = ()
     """Reasons why workers are new processes, as in Prepared."""

@@ -1,4 +1,7 @@
-"""Start of a round in this agent: Prepare ends older rounds and reports this agent's state; Assign begins the round."""
+"""Start of a round in this agent: Prepare ends older rounds and reports this agent's state; Assign begins the round.
+
+Release is for a leaving replica that the round does not need.
+"""
 
 from __future__ import annotations
 
@@ -107,11 +110,19 @@ def on_assign(agent: AgentState, request: int, message: p.Assign, t: e.Moment) -
     if agent.preparation is None or not agent.preparation.quiet:
         return [agent.refuse(request, f"round {message.round} is not prepared by this instance of the agent")]
     own_index = next((i for i, m in enumerate(message.members) if m.replica == agent.replica), None)
-    agent.preparation.left_out = own_index is None
     if own_index is None or message.members[own_index].instance != agent.instance:
         identity = f"{agent.replica} ({agent.instance})"
         return [agent.refuse(request, f"{identity} is not a member of round {message.round}")]
     return [agent.accept(request), *_begin(agent, message, own_index, t)]
+
+
+def on_release(agent: AgentState, request: int, message: p.Release, t: e.Moment) -> list[e.Effect]:
+    if (message.round, message.claim) != agent.seen:
+        return [agent.refuse_older(request, message.round)]
+    if agent.round is not None or agent.preparation is None:
+        return [agent.refuse(request, f"{agent.replica} is a member of round {message.round}")]
+    agent.preparation.released = True
+    return [agent.accept(request)]
 
 
 def _begin(agent: AgentState, message: p.Assign, me: int, t: e.Moment) -> list[e.Effect]:

@@ -4,6 +4,9 @@ The command is started unchanged, with this folder before its PYTHONPATH. Before
 code, it imports `sitecustomize` and finds this module, which imports the modules to keep warm, and forks. Each child
 returns from here, and Python itself then runs what its command line says (decision "Python itself runs the script").
 
+Any other interpreter of a worker's command hands itself over to such a child, or returns from here (`hand_over`,
+decision "An interpreter hands itself over").
+
 In each Python of a worker, forked or not, this module also has torch's optimizers count their steps, unless
 `spec.stepDetection` is off (`optimizer_steps`).
 """
@@ -16,6 +19,7 @@ import os
 import sys
 
 VARIABLE = "CONCERTINA_WARM_PARENT"
+SOCKET = "CONCERTINA_WARM_SOCKET"
 STEP_FILE = "CONCERTINA_STEP_FILE"
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = HERE.rsplit(os.sep, 3)[0]
@@ -35,6 +39,21 @@ def _become_parent(settings: str) -> None:
         sys.excepthook(*sys.exc_info())
         os._exit(70)  # never continue to the script, which would run as if in a worker
     _forget_own_modules()
+
+
+def _hand_over(socket: str) -> None:
+    """Hand this interpreter over. This function returns if the script starts here."""
+    if sys.version_info < (3, 9) or sys.implementation.name != "cpython":
+        return
+    initial_modules = set(sys.modules)
+    sys.path.insert(0, ROOT)
+    try:
+        from concertina_agent.workers import hand_over
+    except Exception:  # without the agent's package the script starts here
+        return
+    finally:
+        sys.path.remove(ROOT)
+    hand_over.run(socket, initial_modules)
 
 
 def _count_steps(path: str) -> None:
@@ -74,6 +93,8 @@ def _import_next() -> None:
 sys.path[:] = [folder for folder in sys.path if folder != HERE]
 if VARIABLE in os.environ:
     _become_parent(os.environ.pop(VARIABLE))
+elif SOCKET in os.environ:
+    _hand_over(os.environ.pop(SOCKET))
 if STEP_FILE in os.environ:
     _count_steps(os.environ[STEP_FILE])
 _import_next()

@@ -1,0 +1,74 @@
+"""Check of an installation, as `helm test` runs it: an operator leads, and TrainingJobs can be listed.
+
+It has the operator's permissions and no others, so a permission that is missing fails the check too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from concertina.controller.settings import OperatorSettings, OperatorSettingsError, from_environment
+from concertina.kube.access import NoAccess, load
+from concertina.kube.client import Client
+from concertina.kube.errors import ApiError, NotFound
+from concertina.kube.resources import LEASES, TRAINING_JOBS
+from concertina.kube.watch.lease import RENEW_SECONDS
+
+LIMIT_SECONDS = 60.0
+"""Time in seconds within which the leader must renew its Lease."""
+
+
+async def check(settings: OperatorSettings, client: Client) -> list[str]:
+    """Return what was found to work.
+
+    Raises:
+        TimeoutError: When no operator renews the Lease in time.
+        ApiError: When a request is refused, or TrainingJobs are not known.
+    """
+    async with asyncio.timeout(LIMIT_SECONDS):
+        leader = await _leader(settings, client)
+    found = [f"{leader} leads: it renews the Lease {settings.namespace}/{settings.lease}"]
+    for namespace in settings.watch_namespaces or (None,):
+        async for _ in client.pages(TRAINING_JOBS, namespace, chunk=1):
+            break
+        found.append(f"TrainingJobs can be listed in {namespace or 'all namespaces'}")
+    return found
+
+
+async def _leader(settings: OperatorSettings, client: Client) -> str:
+    """Return the identity of the operator that is seen to renew the Lease."""
+    first = None
+    while True:
+        try:
+            spec = (await client.get(LEASES, settings.namespace, settings.lease))["spec"]
+        except NotFound:
+            spec = {}
+        seen = (spec.get("holderIdentity"), spec.get("renewTime"))
+        if seen[0]:
+            if first is not None and seen != first:
+                return str(seen[0])
+            first = seen
+        await asyncio.sleep(RENEW_SECONDS / 2)
+
+
+async def _main() -> None:
+    settings = from_environment()
+    async with Client(await load(), give_up_after=LIMIT_SECONDS) as client:
+        for sentence in await check(settings, client):
+            print(sentence)
+
+
+def main() -> None:
+    """Print what works, and exit with 1 and a sentence where something does not."""
+    try:
+        asyncio.run(_main())
+    except TimeoutError:
+        sys.exit(f"no operator has renewed the Lease {os.environ.get('CONCERTINA_LEASE')} for {LIMIT_SECONDS:.0f} s")
+    except (OperatorSettingsError, NoAccess, ApiError) as error:
+        sys.exit(f"the installation does not work: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The site's manifests and the commands of its first pages, on a real control plane."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from builders import pages
+from concertina.local.binaries import programs
+from concertina.local.cluster import LocalCluster
+
+BASES = [pages.ROOT / "examples" / name for name in ("minimal.yaml", "own-command.yaml")]
+"""Jobs that a part of a manifest is put into; it must fit into one of them."""
+NOT_SERVED = ("PodMonitor",)
+"""Kinds of manifests whose CRDs the local cluster does not have."""
+OTHER_FILES = {"integrations"}
+"""Fields of files that are no objects: Kueue's configuration."""
+MANIFESTS = [(block, document) for block in pages.all_blocks() for document in block.manifests]
+
+
+@pytest.mark.parametrize(
+    ("block", "document"), MANIFESTS, ids=[f"{n}-{block.name}" for n, (block, _) in enumerate(MANIFESTS)]
+)
+def test_manifests_pass_a_server_side_dry_run(
+    cluster: LocalCluster, namespace: str, crd: None, block: pages.Block, document: dict[str, Any]
+) -> None:
+    """A part of a manifest, such as one field of spec, is put into a whole job."""
+    if document.get("kind") in NOT_SERVED or document.keys() & OTHER_FILES:
+        pytest.skip("the local cluster has no CRD for it")
+    if not document.keys() & {"kind", "metadata", "spec"}:
+        document = {"spec": document}
+    whole = (
+        [document] if "kind" in document else [_merged(yaml.safe_load(path.read_text()), document) for path in BASES]
+    )
+    refusals = [refusal for manifest in whole if (refusal := _refusal(cluster, namespace, manifest))]
+    assert len(refusals) < len(whole), refusals
+
+
+def _refusal(cluster: LocalCluster, namespace: str, manifest: dict[str, Any]) -> str:
+    arguments = ["apply", "--server-side", "--dry-run=server", "--validate=strict", "-n", namespace, "-f", "-"]
+    done = subprocess.run(
+        [_program("kubectl"), *arguments],
+        env=os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}, input=json.dumps(manifest),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stderr if done.returncode else ""
+
+
+def _merged(base: Any, part: Any) -> Any:
+    """Return `base` with the fields of `part`; a list replaces a list, and a mixture of data the one URI."""
+    if not (isinstance(base, dict) and isinstance(part, dict)):
+        return part
+    if "mixture" in part:
+        base = {name: value for name, value in base.items() if name != "uri"}
+    return base | {name: _merged(base[name], value) if name in base else value for name, value in part.items()}
+
+
+def _program(name: str) -> str:
+    bundle = programs.HELM if name == "helm" else programs.CONTROL_PLANE
+    return str(programs.ready(bundle)[name])
+
+
+@pytest.mark.long(law="tests/unit/repository/test_site.py::test_commands_have_the_options_that_there_are")
+@pytest.mark.timeout(1200)
+def test_the_first_pages_work_as_they_are_written(tmp_path: Path) -> None:
+    """All commands of Get started in one shell, as a new user runs them, on a cluster of their own."""
+    script = ["set -e -x -o pipefail"]
+    for name in pages.GET_STARTED:
+        for block in pages.blocks(pages.DOCS / "get-started" / name):
+            if block.title:
+                script.append(f"cat > {block.title} <<'END_OF_FILE'\n{block.text}END_OF_FILE")
+            elif block.language == "bash" and not block.needs and "concertina local down" not in block.text:
+                script.append(block.text)
+    tools = ":".join(str(Path(path).parent) for path in (sys.executable, _program("kubectl"), _program("helm")))
+    environment = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", "MAKEFLAGS")}
+    environment["PATH"] = f"{tools}:{os.environ['PATH']}"
+    shell = ["bash", "-c", "\n".join(script)]
+    try:
+        done = subprocess.run(shell, cwd=pages.ROOT, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        subprocess.run(["concertina", "local", "down"], cwd=pages.ROOT, env=environment, check=False)
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"

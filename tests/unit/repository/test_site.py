@@ -1,0 +1,104 @@
+"""The site: its reference is current, its navigation is whole, and its commands are those that there are."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import typer.main
+from tools.reference import __main__ as reference
+from tools.reference import names, reasons
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from builders import pages
+from concertina.cli.local import app as local_app
+from concertina.cli.main import app
+
+ROOT = pages.ROOT
+MARKED = {"kind": 0, "cloud": 3, "release": 1}
+"""Blocks of commands that no test runs, since they need what no test has."""
+NOT_RUN = 41
+"""Blocks of commands on all other pages that no test runs yet. Lower it when their number falls."""
+RUN_BY_OTHERS = ("diagnosis.md",)
+"""Pages whose commands another test runs (builders.cluster.planted)."""
+
+
+def test_the_reference_is_current() -> None:
+    assert not reference.stale(), "run `make reference`"
+
+
+def test_a_name_that_the_tables_lack_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(names.WORKER, "CONCERTINA_ROUND")
+    with pytest.raises(ValueError, match="variables to add: \\['CONCERTINA_ROUND'\\]"):
+        names.page()
+
+
+def test_reasons_are_found_in_the_code() -> None:
+    found = {(use.reason, use.use) for use in reasons.uses()}
+    assert {
+        ("ReachedMaxRestarts", "condition"),
+        ("NodeAvoided", "Warning event"),
+        ("NoValidSize", "the job stalls"),
+    } <= found
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    text = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = Counter(re.findall(r"[\w/-]+\.md", text))
+    there = {str(page.relative_to(pages.DOCS)) for page in pages.DOCS.rglob("*.md")}
+    assert (set(listed), max(listed.values())) == (there, 1)
+
+
+def test_files_that_a_page_shows_are_those_of_the_examples() -> None:
+    shown = [block for block in pages.all_blocks() if block.title]
+    assert shown
+    assert not [b.title for b in shown if b.text != (ROOT / "examples" / "get-started" / b.title).read_text()]
+
+
+def test_marks_are_known_and_counted() -> None:
+    marks = Counter(block.needs for block in pages.all_blocks() if block.commands and block.needs)
+    assert set(marks) <= set(pages.NEEDS)
+    assert {need: marks[need] for need in pages.NEEDS} == MARKED
+
+
+def test_commands_that_no_test_runs_become_fewer() -> None:
+    run = {f"get-started/{name}" for name in pages.GET_STARTED} | set(RUN_BY_OTHERS)
+    left = [b.name for b in pages.all_blocks() if b.commands and not b.needs and b.name not in run]
+    assert len(left) <= NOT_RUN, Counter(left)
+
+
+@pytest.mark.parametrize("page", sorted(pages.DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(pages.DOCS)))
+def test_commands_have_the_options_that_there_are(page: Path) -> None:
+    commands = [words for block in pages.blocks(page) for words in block.commands]
+    synopses = [words for words in commands if any(word.startswith("[") for word in words)]
+    own = [words[1:] for words in commands if words and Path(words[0]).name == "concertina" and words not in synopses]
+    assert not [complaint for words in own if (complaint := _complaint(words))]
+
+
+@pytest.mark.parametrize("wrong", ["stat demo", "local node kil x", "status demo --nope", "scale demo"])
+def test_a_command_that_there_is_not_is_noticed(wrong: str) -> None:
+    assert _complaint(wrong.split())
+
+
+def _complaint(words: list[str]) -> str:
+    """Return what is wrong with a command; values may be placeholders."""
+    end = next((n for n, word in enumerate(words) if word in ("|", ">", "&", "&&", ";", "2>&1", "||")), len(words))
+    arguments = words[:end]
+    command = typer.main.get_command(app)
+    if arguments[:1] == ["local"]:
+        command, arguments = typer.main.get_command(local_app), arguments[1:]
+    while isinstance(command, TyperGroup):
+        if not arguments or not (below := command.commands.get(arguments[0])):
+            return "" if arguments[:1] in ([], ["--help"], ["COMMAND"]) else f"no such command: {' '.join(words)}"
+        command, arguments = below, arguments[1:]
+    if "--help" in arguments:
+        return ""
+    try:
+        command.make_context(words[0], list(arguments))
+    except TyperException as error:
+        placeholder = type(error).__name__ == "BadParameter"
+        return "" if placeholder else f"{' '.join(words)}: {error}"
+    return ""

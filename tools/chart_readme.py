@@ -1,0 +1,126 @@
+"""Write the chart's README from the comments in its values.yaml.
+
+`make chart-readme` writes the file, and `--check` fails where it differs. A comment above a value is its description.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "charts" / "concertina"
+README = CHART / "README.md"
+WIDTH = 160
+SHORT = 60
+"""Characters. A longer default is not repeated: values.yaml shows it."""
+INTRODUCTION = """\
+<!-- Made by `make chart-readme` from values.yaml; not edited by hand. -->
+# Chart of the concertina operator
+
+concertina runs elastic training jobs on Kubernetes {kubernetes}. This chart installs its operator.
+
+```
+helm install concertina charts/concertina --namespace concertina-system --create-namespace
+helm test concertina --namespace concertina-system --logs
+```
+
+[Installing concertina](../../docs/install.md) explains namespaces, permissions, images, upgrades and how to uninstall.
+
+## Values
+
+`values.schema.json` refuses values that are unknown or of another type.
+
+"""
+
+
+class Value(NamedTuple):
+    """A value of the chart."""
+
+    name: str
+    """Path, as `image.tag`."""
+    default: Any
+    description: str
+
+
+def values(text: str) -> Iterator[Value]:
+    """Yield the values of a values.yaml, in its order.
+
+    Raises:
+        ValueError: When a value has no description.
+    """
+    lines = text.splitlines()
+    document = yaml.compose(text, Loader=yaml.SafeLoader)
+    for path, key, node in _leaves(lines, document, ()):
+        description = " ".join(_comment_above(lines, key.start_mark.line))
+        if not description:
+            raise ValueError(f"{'.'.join(path)} has no comment in values.yaml")
+        yield Value(".".join(path), yaml.safe_load(yaml.serialize(node)), description)
+
+
+def _leaves(
+    lines: list[str], node: yaml.MappingNode, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], yaml.ScalarNode, yaml.Node]]:
+    """Yield what a user sets as a whole: scalars, lists, empty objects, and objects with a comment of their own."""
+    for key, child in node.value:
+        name = (*path, key.value)
+        grouped = isinstance(child, yaml.MappingNode) and child.value
+        if grouped and not _comment_above(lines, key.start_mark.line):
+            yield from _leaves(lines, child, name)
+        else:
+            yield name, key, child
+
+
+def _comment_above(lines: list[str], line: int) -> list[str]:
+    found: list[str] = []
+    while line > 0 and lines[line - 1].lstrip().startswith("#"):
+        line -= 1
+        found.insert(0, lines[line].lstrip().removeprefix("#").strip())
+    return found
+
+
+def readme() -> str:
+    """Return the README."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    kubernetes = re.sub(r">=(\d+\.\d+).*", r"\1 or newer", chart["kubeVersion"])
+    items = [_item(value) for value in values((CHART / "values.yaml").read_text())]
+    return INTRODUCTION.format(kubernetes=kubernetes) + "\n".join(items) + "\n"
+
+
+def _item(value: Value) -> str:
+    default = json.dumps(value.default)
+    shown = f"`{default}`" if len(default) <= SHORT else "as in values.yaml"
+    text = re.sub(r"\(docs/([\w-]+)\.md(#[\w-]+)?\)", r"([\1](../../docs/\1.md\2))", value.description)
+    text = re.sub(r"(?<![/\[])docs/([\w-]+)\.md(#[\w-]+)", r"[\1](../../docs/\1.md\2)", text)
+    return textwrap.fill(
+        f"- `{value.name}` ({shown}): {text}",
+        WIDTH,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the chart's README.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the file differs")
+    check, text = parser.parse_args().check, readme()
+    if README.exists() and README.read_text() == text:
+        return 0
+    if check:
+        print(f"{README.relative_to(ROOT)} differs from values.yaml: run `make chart-readme` and commit it")
+        return 1
+    README.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

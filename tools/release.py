@@ -1,0 +1,99 @@
+"""What the release workflow computes: `check TAG`, `chart FOLDER` and `notes FOLDER`.
+
+A folder holds what the workflow has recorded: files NAME.digest with one line, REPOSITORY@sha256:HEX. Standard library
+only, since the workflow runs this before anything is installed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "charts" / "concertina"
+IMAGES = {"operator": "image", "agent": "agentImage"}
+"""Values of the chart, by the names of their images."""
+RECORD = re.compile(r"(?P<repository>[^@\s]+)@(?P<digest>sha256:[0-9a-f]{64})\n?")
+
+
+def versions() -> dict[str, str]:
+    """Return the version that each file states, by the file's path."""
+    patterns = {
+        "pyproject.toml": r'^version = "(.+)"$',
+        "charts/concertina/Chart.yaml": r"^version: (.+)$",
+        "CHANGELOG.md": r"^## (.+?)(?: - \d{4}-\d{2}-\d{2})?$",
+    }
+    found = {path: re.search(pattern, (ROOT / path).read_text(), re.MULTILINE) for path, pattern in patterns.items()}
+    return {path: match[1] if match else "" for path, match in found.items()}
+
+
+def check(tag: str) -> None:
+    """Compare a tag with the versions in the files, so that no release says two things.
+
+    Raises:
+        ValueError: When they differ.
+    """
+    wrong = [f"{path} says {version!r}" for path, version in versions().items() if f"v{version}" != tag]
+    if wrong:
+        raise ValueError(f"the tag is {tag}, but {', '.join(wrong)}")
+
+
+def records(folder: Path) -> dict[str, tuple[str, str]]:
+    """Return repository and digest of what was published, by name.
+
+    Raises:
+        ValueError: When a file holds something else.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for path in sorted(folder.glob("*.digest")):
+        match = RECORD.fullmatch(path.read_text())
+        if not match:
+            raise ValueError(f"{path} is not REPOSITORY@sha256:HEX")
+        found[path.stem] = (match["repository"], match["digest"])
+    return found
+
+
+def with_images(values: str, published: dict[str, tuple[str, str]]) -> str:
+    """Return values.yaml with the images of a release, by digest. Comments stay.
+
+    Raises:
+        ValueError: When an image is not recorded, or the file has another form.
+    """
+    for name, value in IMAGES.items():
+        if name not in published:
+            raise ValueError(f"the image {name} is not recorded")
+        repository, digest = published[name]
+        block = re.compile(rf"(^{value}:\n(?:  .*\n)*?  repository: )\S+(\n(?:  .*\n)*?  digest: )\S+$", re.MULTILINE)
+        values, replaced = block.subn(rf'\g<1>{repository}\g<2>"{digest}"', values)
+        if replaced != 1:
+            raise ValueError(f"values.yaml has no {value} with repository and digest")
+    return values
+
+
+def notes(published: dict[str, tuple[str, str]]) -> str:
+    """Return the text of a release: its section of the changelog, and what was published."""
+    section = re.search(r"^## .*?\n(.*?)(?=^## |\Z)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE | re.DOTALL)
+    rows = [f"| {name} | `{repository}@{digest}` |" for name, (repository, digest) in published.items()]
+    text = section[1].strip() if section else ""
+    return "\n".join([text, "", "| published | digest |", "| --- | --- |", *rows, ""])
+
+
+def main(arguments: list[str]) -> None:
+    match arguments:
+        case ["check", tag]:
+            check(tag)
+        case ["chart", folder]:
+            values = CHART / "values.yaml"
+            values.write_text(with_images(values.read_text(), records(Path(folder))))
+        case ["notes", folder]:
+            print(notes(records(Path(folder))))
+        case _:
+            sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(f"release: {error}")

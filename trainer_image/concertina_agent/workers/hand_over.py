@@ -1,0 +1,183 @@
+"""Hand-over of a starting interpreter to a fork of a warm parent, from the interpreter's side (called by `hook`).
+
+The interpreter sends one packet to the agent: a description of itself, with its open files. The answer is one of these:
+
+{"record": PATH or "", ...}   the script starts here, and records its imports in that file. If the fork has refused, the
+                              answer has "plain", the reason, which the interpreter passes on to the agent
+{"pid": N, "group": G}        the script runs in process N. This process joins group G and stays as the stand-in of
+                              process N: it forwards signals, and ends as {"code": C} says, so that whatever has started
+                              it sees the script's own end
+
+An interpreter that runs an installed program, such as `accelerate launch`, leaves the variable to its children, whose
+scripts are handed over too. Any other interpreter removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from concertina_agent.workers.learned import PACKAGES, Recorder
+
+VARIABLE = "CONCERTINA_WARM_SOCKET"
+"""Variable with the number of a worker's start and the path of the agent's socket, as NUMBER:PATH.
+
+A launcher's children find LAUNCHED before it.
+"""
+LAUNCHED = "launched:"
+MAX_PACKET = 1 << 18
+MOST_FILES = 250
+FORWARDED = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+
+
+def run(value: str, initial_modules: Iterable[str]) -> None:
+    """Return if the script starts in this process; otherwise wait for the script's end, and end like it.
+
+    Args:
+        value: Value of VARIABLE.
+        initial_modules: Modules that were imported before those of this package.
+    """
+    is_launched, address = value.startswith(LAUNCHED), value[len(LAUNCHED) :] if value.startswith(LAUNCHED) else value
+    record = ""
+    if not is_launched or _runs_file_or_module():
+        if _is_installed():
+            os.environ[VARIABLE] = LAUNCHED + address
+        start, _, path = address.partition(":")
+        with contextlib.suppress(OSError, ValueError):
+            record = _asked(int(start), path)
+    if record:
+        sys.meta_path.insert(0, Recorder(record))
+    for name in set(sys.modules).difference(initial_modules):
+        del sys.modules[name]
+
+
+def interpreter() -> dict[str, Any]:
+    """Return the properties in which an interpreter must equal the warm parent."""
+    return {
+        "executable": sys.executable,
+        "prefix": [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix],
+        "version": sys.version,
+        "flags": list(sys.flags),
+        "sys.path": list(sys.path),
+    }
+
+
+def _asked(start: int, path: str) -> str:
+    """Describe this interpreter, and return the file for the record of imports if the script starts here.
+
+    Raises:
+        OSError: If the agent cannot be reached.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as agent:
+        agent.connect(path)
+        files = _inherited_files()
+        report = {
+            "start": start,
+            "line": _command_line(),
+            "arguments": sys.argv[1:],
+            "target": sys.argv[0] if sys.argv else "",
+            "interpreter": interpreter(),
+            "directory": os.getcwd(),
+            "environment": dict(os.environ),
+            "mask": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
+            "files": files,
+            # Other processes may not be permitted to read it (ptrace_access_mode in ptrace(2)).
+            "personality": read_text("/proc/self/personality"),
+        }
+        socket.send_fds(agent, [json.dumps(report).encode()], files)
+        answer = json.loads(agent.recv(MAX_PACKET) or b"{}")
+        if "pid" in answer:
+            _stand_in(agent, answer["pid"], answer["group"], files)
+        if "plain" in answer:
+            agent.send(json.dumps({"plain": answer["plain"]}).encode())
+        return str(answer.get("record", ""))
+
+
+def read_text(path: str) -> str:
+    """Return the text of a file, or an empty string if it cannot be read."""
+    with contextlib.suppress(OSError), open(path, errors="replace") as file:
+        return file.read()
+    return ""
+
+
+def _runs_file_or_module() -> bool:
+    return bool(sys.argv) and sys.argv[0] not in ("", "-", "-c")
+
+
+def _is_installed() -> bool:
+    """Return whether the program was installed: a module of a package, or a script beside the interpreter."""
+    target = sys.argv[0] if sys.argv else ""
+    if target == "-m":
+        words = _command_line()
+        name = words[len(words) - len(sys.argv)].partition("-m")[2] or words[len(words) - len(sys.argv)]
+        spec = importlib.machinery.PathFinder.find_spec(name.partition(".")[0], sys.path)
+        return spec is not None and any(f"/{folder}/" in (spec.origin or "") for folder in PACKAGES)
+    folders = {os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin")}
+    return os.path.dirname(os.path.abspath(target)) in folders
+
+
+def _command_line() -> list[str]:
+    with open("/proc/self/cmdline", "rb") as file:
+        return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+
+
+def _inherited_files() -> list[int]:
+    """Return the file descriptors that this process has inherited."""
+    numbers = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the folder itself is closed by now
+            if os.get_inheritable(int(name)):
+                numbers.append(int(name))
+    return sorted(numbers)
+
+
+def _stand_in(agent: socket.socket, pid: int, group: int, files: Iterable[int]) -> NoReturn:
+    """Forward signals to the script's process, and end as it ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    # Signals to the group of this process reach the script directly, since it is in that group, too.
+    with contextlib.suppress(OSError):
+        os.setpgid(0, group)
+    for number in FORWARDED:
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, lambda number, _: _forward(pid, number))
+    _release(files)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before - FORWARDED)
+    data = b""
+    with contextlib.suppress(OSError):
+        data = agent.recv(MAX_PACKET)
+    end_like(json.loads(data)["code"] if data else -signal.SIGKILL)
+
+
+def _forward(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def _release(files: Iterable[int]) -> None:
+    """Close the inherited files, so that the reader of a pipe sees its end when the script closes it."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for file in files:
+        if file <= 2:
+            os.dup2(null, file)
+        else:
+            os.close(file)
+
+
+def end_like(code: int) -> NoReturn:
+    """End this process with an exit code, or by a signal if the code is negative, without a core dump of its own."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+        code = 128 - code
+    os._exit(code)

@@ -1,0 +1,214 @@
+"""Agent's end of hand-overs: the socket at which the interpreters of workers' commands describe themselves.
+
+The socket is the user's own (mode 0600), and the kernel names the process that has connected. A connection stays open
+for as long as the interpreter stands in for its script: its end ends the script, and the script's end is told there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Optional, Union
+
+from concertina_agent.workers.hand_over import MAX_PACKET, MOST_FILES
+from concertina_agent.workers.workers import Child, Process
+from concertina_protocol.log import log_event
+
+MOST_PATH = 100
+"""Maximum length of the path of a Unix socket (sun_path has 108 bytes)."""
+
+
+@dataclasses.dataclass
+class Start:
+    """One start of a worker's command."""
+
+    process: Process
+    record: bool
+    """Whether imports are recorded. Only one worker of a replica records, because all run the same script."""
+    started_at: float
+    """Time of the event loop's clock."""
+    reports: int = 0
+    """Number of interpreters that have described themselves."""
+    recorded: set[str] = dataclasses.field(default_factory=set)
+    """Keys of the programs of which an interpreter records."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """Answer to an interpreter whose script starts in its own process."""
+
+    record: str = ""
+    """File for the record of imports, or empty."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """A script that runs in a fork of a parent."""
+
+    child: Child
+    refused: Callable[[str], None]
+    """Function that is called with the reason if the fork could not take over the interpreter."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Interpreter:
+    """Interpreter that has described itself."""
+
+    start: Start
+    report: Mapping[str, Any]
+    fds: tuple[int, ...]
+    """Its socket, and the files that it has inherited."""
+
+
+class HandOvers:
+    """Socket at which interpreters describe themselves."""
+
+    def __init__(self, path: str, decide: Callable[[Interpreter], Awaitable[Union[Plain, Taken]]]) -> None:
+        """Initialize without a socket; `decide` returns where the script of an interpreter runs."""
+        self.path, self._decide = path, decide
+        self._listening: Optional[socket.socket] = None
+        self._starts: dict[int, Start] = {}
+        self._number = 0
+        self._serving: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> str:
+        """Listen. Return the reason why that is impossible, or an empty string."""
+        if len(os.fsencode(self.path)) > MOST_PATH:
+            return f"the path {self.path} is too long for a socket"
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            listening.bind(self.path)
+            os.chmod(self.path, 0o600)
+            listening.listen(64)
+            listening.setblocking(False)
+        except OSError as error:
+            return f"{self.path} can't be made: {error.strerror}"
+        self._listening = listening
+        asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+        return ""
+
+    @property
+    def closed(self) -> bool:
+        return self._listening is None
+
+    @property
+    def silent_since(self) -> float:
+        """Time of the first start in progress of which no interpreter has described itself, or infinity."""
+        return min((start.started_at for start in self._starts.values() if not start.reports), default=float("inf"))
+
+    def close(self) -> None:
+        for task in self._serving:
+            task.cancel()
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+
+    def next_value(self) -> str:
+        """Return the value of `hand_over.VARIABLE` for the next start."""
+        self._number += 1
+        return f"{self._number}:{self.path}"
+
+    def add(self, process: Process, record: bool) -> Start:
+        """Add the start to which `next_value` belongs; its interpreters are answered until its process has ended."""
+        number, now = self._number, asyncio.get_running_loop().time()
+        start = self._starts[number] = Start(process, record, now)
+        process.ended.add_done_callback(lambda _: self._starts.pop(number, None))
+        return start
+
+    def _accept(self, listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            interpreter, _ = listening.accept()
+            interpreter.setblocking(False)
+            asyncio.get_running_loop().add_reader(interpreter, self._read, interpreter)
+
+    def _read(self, interpreter: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(interpreter)
+        files: Sequence[int] = ()
+        try:
+            data, files, _, _ = socket.recv_fds(interpreter, MAX_PACKET, MOST_FILES)
+            report = {**json.loads(data), "pid": _peer(interpreter)}
+            start = self._starts[report["start"]]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            log_event("hand_over_failed", error=f"{type(error).__name__}: {error}")
+            interpreter.close()
+            _close(files)
+            return
+        start.reports += 1
+        described = Interpreter(start, report, (interpreter.fileno(), *files))
+        task = asyncio.ensure_future(self._serve(interpreter, described))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        task.add_done_callback(lambda _: interpreter.close())
+
+    async def _serve(self, connection: socket.socket, interpreter: Interpreter) -> None:
+        answer: Union[Plain, Taken]
+        try:
+            answer = await self._decide(interpreter)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:  # what a stranger may send
+            log_event("hand_over_failed", error=f"{type(error).__name__}: {error}")
+            answer = Plain()
+        finally:
+            _close(interpreter.fds[1:])
+        if isinstance(answer, Plain):
+            _send(connection, {"record": answer.record})
+            return
+        child = answer.child
+        asyncio.get_running_loop().add_reader(connection, _on_packet, connection, answer)
+        try:
+            code = await asyncio.shield(child.ended)
+        finally:
+            asyncio.get_running_loop().remove_reader(connection)
+        _send(connection, {"code": code})
+
+
+def _on_packet(connection: socket.socket, taken: Taken) -> None:
+    """Handle the reason for which the fork has refused, or the end of an interpreter that was killed."""
+    try:
+        data = connection.recv(MAX_PACKET)
+    except BlockingIOError:
+        return
+    except OSError:
+        data = b""
+    if data:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            taken.refused(str(json.loads(data)["plain"]))
+        return
+    asyncio.get_running_loop().remove_reader(connection)
+    if not taken.child.ended.done():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(taken.child.pid, signal.SIGKILL)
+
+
+def _peer(connection: socket.socket) -> int:
+    """Return the process that has connected.
+
+    Raises:
+        LookupError: If it is in another pid namespace.
+    """
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", data)[0]
+    if pid == 0:
+        raise LookupError("the interpreter is in another pid namespace")
+    return pid
+
+
+def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        connection.send(json.dumps(message).encode())
+
+
+def _close(files: Sequence[int]) -> None:
+    for file in files:
+        os.close(file)

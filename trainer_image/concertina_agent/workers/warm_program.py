@@ -1,0 +1,367 @@
+"""Parents of one program: processes that have imported the program's modules, and of which its scripts are forks.
+
+A parent is the program itself, stopped before its script begins (`hook`). It imports the modules that an interpreter of
+the program has recorded, while that interpreter still imports (decision "What a script imports is learned from its
+first run"). A parent that has no children imports what is recorded later, too. After that, another parent replaces it
+once no new modules are recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from concertina_agent.files.size import size_of
+from concertina_agent.workers.child_processes import Reaper
+from concertina_agent.workers.environment import VARYING
+from concertina_agent.workers.hand_overs import Interpreter
+from concertina_agent.workers.learned import lines_to_tell
+from concertina_agent.workers.programs import Program, difference, differing_variable
+from concertina_agent.workers.workers import Child, ForkRefused, Process, StartError, WorkerParent
+from concertina_protocol.log import log_event
+from concertina_protocol.waiting import within
+
+VARIABLE = "CONCERTINA_WARM_PARENT"
+"""Name of the variable, as in `hook`, which only a parent imports."""
+WARM_SECONDS = 120.0
+"""Seconds from the start of a parent after which no worker waits for it."""
+QUIET_SECONDS = 5.0
+"""Seconds without a new module after which a parent with children is replaced."""
+MOST_PARENTS = 12
+"""Maximum number of parents of a program.
+
+A parent that is lost, has to leave out a module, or has learned more modules is followed by another.
+"""
+STORED = ".program"
+"""Ending of the name of a file that keeps a program."""
+PARENT_ALONE = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Variables of the parent only: with one thread it can be forked, and checking for GPUs must not open them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Again:
+    """Result of a start that has to be repeated, because another parent is being warmed."""
+
+
+class ScriptParent(WorkerParent):
+    """One parent of scripts."""
+
+    def __init__(self, program: Program, reaper: Reaper, size: int) -> None:
+        """Initialize the parent; `size` is that of the file of learned modules when the parent began to import."""
+        super().__init__("what the script needs", reaper)
+        self.program, self.size = program, size
+        self.packages = 0
+        """Number of packages that it has imported."""
+        self.reads: frozenset[str] = frozenset()
+        """Variables that its imports have read."""
+        self.interpreter: Mapping[str, Any] = {}
+        """Properties of its interpreter (`hand_over.interpreter`)."""
+        self.left_out: Optional[tuple[str, str]] = None
+        """Package that the parent must not import, with the reason. The parent has then ended."""
+        self.failed: dict[str, str] = {}
+        """Modules of `preload` that could not be imported, with the reason for each."""
+        self.held = False
+        """Whether this was a probe that reached the hook."""
+        self.lost = self.stale = False
+
+    async def import_more(self, size: int) -> str:
+        """Import what was learned since the last import. Return the reason if the parent has ended."""
+        if self._control is None:
+            return "it has ended"
+        self.size, self.warm = size, asyncio.get_running_loop().create_future()
+        try:
+            self._control.send(json.dumps({"import": True}).encode())
+        except OSError as error:
+            return str(error)
+        return await asyncio.shield(self.warm)
+
+    def _on_news(self, message: Mapping[str, Any]) -> None:
+        if "failed" in message:
+            self.failed[message["failed"]] = message["why"]
+        elif "leave_out" in message:
+            self.left_out, self.ending = (message["leave_out"], message["why"]), True
+        elif "held" in message:
+            self.held = self.ending = True
+        else:
+            self.packages = message.get("packages", 0)
+            self.reads, self.interpreter = frozenset(message.get("reads", ())), message.get("interpreter", {})
+            super()._on_news(message)
+
+    def _on_loss(self) -> None:
+        self.lost = True
+
+
+class WarmProgram:
+    """A program, what it imports, and its parents."""
+
+    def __init__(
+        self,
+        program: Program,
+        folder: Path,
+        base: Mapping[str, str],
+        reaper: Reaper,
+        preload: Sequence[str],
+        memory: Callable[[], int],
+    ) -> None:
+        """Initialize without a parent.
+
+        Args:
+            program: The program.
+            folder: Folder that keeps what is learned for the next container.
+            base: Variables of all workers, of which a kept program has the differences.
+            reaper: Reaper of the agent's children.
+            preload: Modules that a parent imports before it knows of others.
+            memory: Function that returns the maximum amount of memory for the imports of a parent, in bytes.
+        """
+        self.program, self._base, self._reaper, self._preload, self._memory = program, base, reaper, preload, memory
+        self.modules, self._stored = folder / f"{program.key}.modules", folder / f"{program.key}{STORED}"
+        """Files with the learned modules, and with the program."""
+        self.parent: Optional[ScriptParent] = None
+        self._next: Optional[asyncio.Task[None]] = None
+        """Task that makes a parent import."""
+        self._retired: list[ScriptParent] = []
+        self.left_out: dict[str, str] = {}
+        self.learner: Optional[Process] = None
+        """Worker whose imports are recorded while there is no parent."""
+        self._started = 0
+        self._seen_size, self._quiet_since = 0, 0.0
+        self._tried_size = 0
+        """Size of the file of learned modules when the last parent was given up."""
+        self._failed_renewal = ""
+        """Reason why there is no newer parent that would have imported more modules."""
+        self.refused = ""
+        """Reason why the last interpreter has started its script itself, or empty."""
+        self.why = ""
+        """Reason why there is no parent, or empty."""
+
+    @property
+    def size(self) -> int:
+        """Size of the file of learned modules."""
+        return size_of(self.modules)
+
+    @property
+    def importing(self) -> bool:
+        return self._next is not None
+
+    @property
+    def learning(self) -> bool:
+        """Whether the program's first worker still runs. The others of its round do not wait for its parent."""
+        return self.learner is not None and not self.learner.ended.done()
+
+    @property
+    def dispensable(self) -> bool:
+        """Whether the program needs no parent, as far as is known."""
+        return self.parent is None and not self.importing and self.size <= self._tried_size
+
+    @property
+    def skipped(self) -> list[str]:
+        """Modules that each worker has to import although it starts warm, with the reasons."""
+        if self.parent is None:
+            return []
+        reasons = {**self.parent.failed, **self.left_out}
+        clauses = [f"{name} ({why})" for name, why in reasons.items()]
+        return [*clauses, *([f"what the script imports ({self._failed_renewal})"] if self._failed_renewal else [])]
+
+    @property
+    def told(self) -> str:
+        """What another replica needs to have such a parent, or an empty string."""
+        if self.parent is None or self.parent.size == 0:
+            return ""
+        return f"{self.parent.program.to_json(self._base, self.parent.reads)}\n{lines_to_tell(str(self.modules))}"
+
+    def _store(self) -> None:
+        """Keep the program for the next container."""
+        with contextlib.suppress(OSError), open(self._stored, "w", opener=_private) as file:
+            file.write(self.program.to_json(self._base))
+
+    # --- parents ------------------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Check for new modules to import, and stop parents that are no longer needed."""
+        for parent in [parent for parent in self._retired if parent.idle]:
+            parent.stop()
+            self._retired.remove(parent)
+        size = self.size
+        if size != self._seen_size:
+            self._seen_size, self._quiet_since = size, now
+        if self.parent is not None and self.parent.lost and self._started < MOST_PARENTS:
+            self.renew()
+        if size <= (self._tried_size if self.parent is None else self.parent.size):
+            return
+        if self.parent is None or self.parent.idle or now >= self._quiet_since + QUIET_SECONDS:
+            self.renew()
+
+    def renew(self) -> None:
+        """Make a parent import what was learned, the current one if it has no children."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._renew())
+
+    async def settled(self) -> None:
+        """Wait until no parent imports."""
+        if self._next is not None:
+            await asyncio.wait({self._next})
+
+    def adopt(self, program: Program) -> None:
+        """Start another parent, for an interpreter that differs from the current one."""
+        self.program, self._tried_size = program, 0
+        if self.parent is not None:
+            self._retired.append(self.parent)
+            self.parent = None
+
+    def stop(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+        for parent in (self.parent, *self._retired):
+            if parent is not None:
+                parent.stop()
+
+    async def _renew(self) -> None:
+        try:
+            before, program = self.parent, self.program
+            if (
+                before is not None
+                and before.idle
+                and not (before.lost or before.stale)
+                and not await self._more(before)
+            ):
+                return
+            parent, why = await self._warm_parent(program)
+            log_event("script_parent", learned=parent.size if parent else None, left_out=self.left_out, why=why)
+            if parent is None:
+                self._tried_size = self.size
+            if parent is None and before is not None and not before.ending and not (before.lost or before.stale):
+                # The current parent lacks modules, but is better than none.
+                before.size, self._failed_renewal = self.size, why
+                return
+            if before is not None:
+                self._retired.append(before)
+            self.parent, self.why, self._failed_renewal = parent, why, ""
+            if parent is not None and parent.packages == 0:  # a start takes no longer than a fork
+                self._retired.append(parent)
+                self.parent, self._tried_size = None, parent.size
+            elif parent is not None:
+                self._store()
+        finally:
+            self._next = None
+
+    async def _more(self, parent: ScriptParent) -> str:
+        """Let a parent import more. Return the reason if it has ended."""
+        why = await parent.import_more(self.size)
+        if not why:
+            log_event("script_parent", learned=parent.size, left_out=self.left_out, why="")
+        else:
+            self._leave_out(parent)
+        return why
+
+    def _leave_out(self, parent: ScriptParent) -> None:
+        if parent.left_out is not None:
+            package, why = parent.left_out
+            log_event("left_out", package=package, why=why)
+            self.left_out[package] = why
+
+    async def _warm_parent(self, program: Program) -> tuple[Optional[ScriptParent], str]:
+        while self._started < MOST_PARENTS:
+            self._started += 1
+            parent = ScriptParent(program, self._reaper, self.size)
+            try:
+                parent.begin(lambda control: self._line(control, program.line), program.directory)
+                error = await within(WARM_SECONDS, asyncio.shield(parent.warm))
+            except StartError as failed:
+                return None, str(failed)
+            except asyncio.TimeoutError:
+                parent.stop()
+                return None, f"its imports take longer than {WARM_SECONDS:.0f} s"
+            if not error:
+                return parent, ""
+            if parent.left_out is None:
+                return None, error
+            self._leave_out(parent)
+        reasons = "; ".join(f"{package}: {why}" for package, why in self.left_out.items())
+        return None, f"{MOST_PARENTS} processes have imported what the script needs, and none was of use ({reasons})"
+
+    async def probe(self, options: int) -> str:
+        """Return the reason why this Python cannot be stopped before its script, or an empty string if it can.
+
+        Args:
+            options: Number of words of the line that are the interpreter's own.
+        """
+        probe = ScriptParent(self.program, self._reaper, 0)
+        line = [*self.program.line[:options], "-c", "pass"]
+        try:
+            probe.begin(lambda control: self._line(control, line, probe=True), self.program.directory)
+            await within(WARM_SECONDS, asyncio.shield(probe.warm))
+        except StartError as error:
+            return str(error)
+        except asyncio.TimeoutError:
+            probe.stop()
+            return f"{line[0]} does not start"
+        return "" if probe.held else f"{line[0]} is older than Python 3.9, or does not import sitecustomize"
+
+    def _line(self, control: int, line: Sequence[str], probe: bool = False) -> tuple[Sequence[str], Mapping[str, str]]:
+        config = {
+            "agent": os.getpid(),
+            "control": control,
+            "probe": probe,
+            "folder": self.program.folder,
+            "script": self.program.script,
+            "modules": str(self.modules),
+            "preload": self._preload,
+            "left_out": tuple(self.left_out),
+            "varying": VARYING,
+            "most_memory": self._memory(),
+        }
+        return line, {**self.program.environment, **PARENT_ALONE, VARIABLE: json.dumps(config)}
+
+    # --- forks --------------------------------------------------------------------------------------------------------
+
+    async def fork(
+        self, parent: ScriptParent, environment: Mapping[str, str], record: bool, prefix: str
+    ) -> Union[Process, Again, str]:
+        """Start a worker whose command is this program, and return its process, or the reason why there is none."""
+        if record and parent.size == 0 and self.size > 0 and self._started < MOST_PARENTS:
+            # The previous run ended before its modules were imported. Import them once instead of in each worker.
+            self.renew()
+            return Again()
+        try:
+            forked = await parent.fork({"environment": environment, "record": record}, (), prefix)
+        except StartError as error:
+            forked = ForkRefused(str(error), changed="it" if parent.lost else "")
+        return self._again(parent, forked) if isinstance(forked, ForkRefused) else forked
+
+    async def take_over(self, parent: ScriptParent, interpreter: Interpreter, record: str) -> Union[Child, Again, str]:
+        """Take over an interpreter, and return the fork that does so, or the reason why there is none."""
+        request = {"take": {**interpreter.report, "record": record}, "record": bool(record)}
+        try:
+            forked = await parent.fork_for_interpreter(request, interpreter.fds)
+        except StartError as error:
+            forked = ForkRefused(str(error), changed="it" if parent.lost else "")
+        return self._again(parent, forked) if isinstance(forked, ForkRefused) else forked
+
+    def unlike(self, parent: ScriptParent, report: Mapping[str, Any]) -> str:
+        """Return the reason why a parent cannot take over an interpreter, or an empty string."""
+        if name := difference(report["interpreter"], parent.interpreter):
+            return f"its {name} differs from the warm process's"
+        if name := differing_variable(report["environment"], parent.program.environment, parent.reads):
+            return f"its variable {name} differs from the warm process's, and is read before the script can change it"
+        return ""
+
+    def _again(self, parent: ScriptParent, refused: ForkRefused) -> Union[Again, str]:
+        if not refused.changed or self._started >= MOST_PARENTS:
+            return refused.why
+        log_event("imported_again", why=refused.why)
+        parent.stale = True
+        if refused.changed == self.program.script:
+            # The script's imports, and the variables that it sets before them, may have changed.
+            self.modules.unlink(missing_ok=True)
+        self.renew()
+        return Again()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
