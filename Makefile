@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue next-kubernetes vale lint format docstrings bench crds pod-template monitoring lock clean environment binaries
+.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue next-kubernetes vale wheels lint format docstrings bench crds pod-template monitoring lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -108,6 +108,10 @@ pod-template: environment ## Read the schema of a pod's template from the pinned
 monitoring: environment ## Write dashboards and alerts into the chart, from the code in monitoring/
 	@$(BIN)/python -m monitoring
 
+wheels: environment ## Build the distributions' wheels into dist/
+	@for part in operator/packages/* trainer_image/packages/*; do \
+		rm -rf $$part/build && $(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist $$part || exit 1; done
+
 lock: environment ## Pin anew what the environments hold (within pyproject.toml's bounds)
 	@$(BIN)/python tools/lock.py --upgrade
 
@@ -115,3 +119,4 @@ clean: ## Remove what was made in this folder (shared programs in the user's cac
 	rm -rf .venv out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
+	rm -rf */packages/*/build
