@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue next-kubernetes vale wheels lint format docstrings bench crds pod-template monitoring lock clean environment binaries
+.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e test-images e2e-prerequisites azurite prometheus kueue next-kubernetes vale wheels lint format docstrings bench crds pod-template monitoring lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -53,6 +53,9 @@ test-gpu-packages: ## Fill out/gpu-packages with what test-gpu needs beside torc
 
 test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one namespace of it: see docs/drills.md
 	@CONCERTINA_E2E_RUN=1 $(BIN)/python -m pytest tests/e2e
+
+test-images: environment ## Build operator and agent images by buildah, and run them; needs root, buildah, mmdebstrap and PREFIX, a Python 3.13's folder
+	@CONCERTINA_IMAGES_RUN=1 CONCERTINA_IMAGES_PYTHON="$(PREFIX)" $(BIN)/python -m pytest tests/images
 
 e2e-prerequisites: setup ## Print what test-e2e must find on the cluster, for `kubectl apply --server-side -f -`
 	@PYTHONPATH=tests $(BIN)/python -m builders.cluster.e2e
