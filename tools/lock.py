@@ -66,7 +66,12 @@ def environments() -> dict[str, list[str]]:
     build = (REQUIREMENTS / "build.in").read_text().split()
     tools = [line for line in build if Requirement(line).name != "uv"]  # builds in the environment need no network
     dev = [*tools, *closure(everything)[1], *groups["mlflow-server"], *groups["dev"]]
-    return {"dev": dev, **{name: closure(asked)[1] for name, asked in ENVIRONMENTS.items()}, "docs": groups["docs"], "build": build}
+    return {
+        "dev": dev,
+        **{name: closure(asked)[1] for name, asked in ENVIRONMENTS.items()},
+        "docs": groups["docs"],
+        "build": build,
+    }
 
 
 def main() -> None:
