@@ -249,6 +249,10 @@ class Call:
             candidates=message.candidates if isinstance(message, protocol.Prepare) else (),
         )
 
+    def is_of(self, claim: Claim) -> bool:
+        """Return whether the call was made under that claim."""
+        return (self.round, self.claim) == (claim.round, claim.claim_id)
+
     def waited_for(self, now: float) -> float:
         """Return for how many seconds the agent has been waited for."""
         return 0.0 if self.sent_at is None else now - self.sent_at
@@ -324,8 +328,11 @@ class AgentView:
 
     def prepare_of(self, claim: Claim) -> Call | None:
         """Return the Prepare of that claim, or None if it was not sent."""
-        call = self.prepare
-        return call if call and (call.round, call.claim) == (claim.round, claim.claim_id) else None
+        return self.prepare if self.prepare and self.prepare.is_of(claim) else None
+
+    def release_of(self, claim: Claim) -> Call | None:
+        """Return the Release of that claim, or None if it was not sent."""
+        return self.release if self.release and self.release.is_of(claim) else None
 
     @property
     def alive(self) -> bool:

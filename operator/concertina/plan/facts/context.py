@@ -9,12 +9,12 @@ from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.api.world import World
 from concertina.plan.facts.cached import cached
-from concertina.plan.facts.constants import since
+from concertina.plan.facts.constants import RETRY, since
 from concertina.plan.facts.health import Health
 from concertina.plan.facts.lending import NO_QUEUE, Lending
 from concertina.plan.facts.replicas import Replicas
 from concertina.plan.facts.round import Round
-from concertina.plan.observed import UNKNOWN_AGENT, UNKNOWN_NODE, AgentView, JobObservation, NodeView, PodView
+from concertina.plan.observed import UNKNOWN_AGENT, UNKNOWN_NODE, AgentView, Call, JobObservation, NodeView, PodView
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,10 @@ class JobContext:
 
     def agent(self, replica: str) -> AgentView:
         return self.observed.agents.get(replica, UNKNOWN_AGENT)
+
+    def is_due(self, call: Call | None) -> bool:
+        """Return whether a call is to be made: it was not made yet, or it failed a while ago."""
+        return call is None or (call.failed_at is not None and self.now - call.failed_at >= RETRY)
 
     @cached
     def avoided(self) -> frozenset[str]:

@@ -27,28 +27,31 @@ class Round:
     @cached
     def claim(self) -> Claim | None:
         """Highest claim, of this round or of the next."""
-        return self.world.claim or self._first_claim
+        return self.world.claim or self._asked_first_claim
 
     @property
-    def _first_claim(self) -> Claim | None:
-        """Claim of the first round, once this operator has asked replicas under it.
+    def first_claim(self) -> Claim | None:
+        """Claim of the first round whose id the first status holds; None once another write shows a claim.
 
-        Its id is in the first status. So the replicas are asked without another write, and the commit is the first one
-        that shows the claim (decision "The first status holds the first claim").
+        So the replicas are asked without another write, and the commit is the first one that shows the claim (decision
+        "The first status holds the first claim").
         """
         claim_id = self.observed.job.status.internal.first_claim
-        prepares = [view.prepare for view in self.observed.agents.values() if view.prepare is not None]
-        calls = [call for call in prepares if claim_id and (call.round, call.claim) == (FIRST_ROUND, claim_id)]
-        if not calls:
+        if not claim_id:
             return None
+        return Claim(round=FIRST_ROUND, claim_id=claim_id, reason=Reason.FIRST_ROUND, message="the replicas are ready")
+
+    @property
+    def _asked_first_claim(self) -> Claim | None:
+        """Claim of the first round with the time of the first Prepare; None if this operator has sent none."""
+        claim = self.first_claim
+        if claim is None:
+            return None
+        calls = [call for view in self.observed.agents.values() if (call := view.prepare_of(claim))]
         sent_at = min((call.sent_at for call in calls if call.sent_at is not None), default=None)
-        return Claim(
-            round=FIRST_ROUND,
-            claim_id=claim_id,
-            at=None if sent_at is None else rfc3339(sent_at),
-            reason=Reason.FIRST_ROUND,
-            message="the replicas are ready",
-        )
+        if sent_at is not None:
+            claim = claim.model_copy(update={"at": rfc3339(sent_at)})
+        return claim if calls else None
 
     @cached
     def committed(self) -> bool:
@@ -101,12 +104,11 @@ class Round:
         """Members whose Assign of this round, sent by this operator, was not accepted so far."""
         if not self.committed or self.claim is None:
             return ()
-        round, claim_id = self.claim.round, self.claim.claim_id
-        calls = ((name, view.assign) for name in self.members if (view := self.observed.agent(name)).assign)
+        calls = ((name, self.observed.agent(name).assign) for name in self.members)
         return tuple(
             (name, call)
             for name, call in calls
-            if call and call.round == round and call.claim == claim_id and not isinstance(call.reply, protocol.Accepted)
+            if call and call.is_of(self.claim) and not isinstance(call.reply, protocol.Accepted)
         )
 
     @property

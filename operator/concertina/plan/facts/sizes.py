@@ -86,8 +86,8 @@ def _largest_island(
     """Return the largest set of replicas that reach each other, directly or through others.
 
     Of two sets of the same size, it is the one with more old members, which hold the state, or else the one with the
-    senior replica. In a large world each replica was asked about a
-    part of the others only, so that two sides of a cut may not know of each pair that it parts.
+    senior replica. In a large world each replica was asked about a part of the others only, so that two sides of a cut
+    may not know of each pair that it parts.
     """
     links: dict[str, set[str]] = {name: set() for name in seniority}
     for name, reply in replies.items():

@@ -58,11 +58,7 @@ def ask(ctx: JobContext, decision: Decision, checkpoint_request: CheckpointReque
         return ()
     coordinator = ctx.round.coordinator.replica
     call = ctx.agent(coordinator).save
-    is_same_request = call is not None and (call.round, call.claim, call.request) == (
-        claim.round,
-        claim.claim_id,
-        checkpoint_request.id,
-    )
+    is_same_request = call is not None and call.is_of(claim) and call.request == checkpoint_request.id
     if call is not None and is_same_request and not call.error:
         return ()
     message = protocol.Save(ctx.observed.job.uid, claim.round, claim.claim_id, checkpoint_request.id)

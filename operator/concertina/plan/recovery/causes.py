@@ -200,7 +200,7 @@ def _never_assigned(ctx: JobContext) -> Failure | None:
 
 def _assign_sent(ctx: JobContext) -> bool:
     call, claim = ctx.agent(ctx.round.coordinator.replica).assign, ctx.round.claim
-    return call is not None and claim is not None and (call.round, call.claim) == (claim.round, claim.claim_id)
+    return call is not None and claim is not None and call.is_of(claim)
 
 
 Check = Callable[[JobContext], RoundTrigger | None]

@@ -15,7 +15,6 @@ from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import PLANNED, Decision, Failure, Phase, Reason, RoundTrigger, as_before
-from concertina.plan.facts.round import FIRST_ROUND
 from concertina.plan.observed import Call
 from concertina.plan.pods.pod_backoff import shortage
 from concertina.plan.rounds import holders
@@ -92,12 +91,11 @@ def first_claim(ctx: JobContext) -> Decision | None:
 
     An agent that has seen a round may be of an operator whose status is lost: that needs a higher claim.
     """
-    claim_id = ctx.status.internal.first_claim
-    if not claim_id or highest_round(ctx):
+    claim = ctx.round.first_claim
+    if claim is None or highest_round(ctx):
         return None
-    actions = _prepares(ctx, Claim(round=FIRST_ROUND, claim_id=claim_id), ctx.replicas.candidates)
-    decision = _while_asking(ctx, Decision(Phase.STARTING, Reason.FIRST_ROUND, "the replicas are ready"))
-    return replace(decision, actions=actions, recheck=constants.RETRY)
+    decision = _while_asking(ctx, Decision(Phase.STARTING, Reason.FIRST_ROUND, claim.message))
+    return replace(decision, actions=_prepares(ctx, claim, ctx.replicas.candidates), recheck=constants.RETRY)
 
 
 def _while_asking(ctx: JobContext, decision: Decision) -> Decision:
@@ -159,12 +157,8 @@ def _prepares(
         open_claim.claim_id,
         tuple(protocol.Candidate(name, ctx.replicas.address(name)) for name in names),
     )
-    due = (name for name in names if name in asked_again or _is_due(ctx, ctx.agent(name).prepare_of(open_claim)))
+    due = (name for name in names if name in asked_again or ctx.is_due(ctx.agent(name).prepare_of(open_claim)))
     return tuple(Send(name, ctx.replicas.address(name), message) for name in due)
-
-
-def _is_due(ctx: JobContext, call: Call | None) -> bool:
-    return call is None or (call.failed_at is not None and ctx.now - call.failed_at >= constants.RETRY)
 
 
 def _asked_again(ctx: JobContext) -> frozenset[str]:

@@ -106,8 +106,8 @@ def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Ac
     if claim is None or coordinator not in ctx.replicas.pods:
         return ()
     call = ctx.agent(coordinator).drain
-    is_asked = call is not None and _ours(ctx, call) and (call.durable or not durable)
-    if call and is_asked and (call.failed_at is None or ctx.now - call.failed_at < constants.RETRY):
+    is_asked = call is not None and call.is_of(claim) and (call.durable or not durable)
+    if is_asked and not ctx.is_due(call):
         return ()
     uid = ctx.observed.job.uid
     message = protocol.Drain(uid, claim.round, claim.claim_id, reason, durable, grace)
@@ -129,4 +129,4 @@ def saved_as_asked(ctx: JobContext, seconds: float) -> bool:
 
 
 def _ours(ctx: JobContext, call: Call) -> bool:
-    return ctx.round.claim is not None and (call.round, call.claim) == (ctx.round.claim.round, ctx.round.claim.claim_id)
+    return ctx.round.claim is not None and call.is_of(ctx.round.claim)

@@ -171,12 +171,5 @@ def release(ctx: JobContext) -> tuple[Action, ...]:
     if report is None or claim is None or report.progress is None or report.progress.snapshot_step is None:
         return ()
     leaving = (name for name in ctx.replicas.notices if name not in ctx.round.members)
-    names = [name for name in leaving if ctx.replicas.can_answer(name) and _is_release_due(ctx, name, claim)]
-    return commits.release(ctx, claim, names)
-
-
-def _is_release_due(ctx: JobContext, name: str, claim: Claim) -> bool:
-    call = ctx.agent(name).release
-    if call is None or (call.round, call.claim) != (claim.round, claim.claim_id):
-        return True
-    return call.failed_at is not None and ctx.now - call.failed_at >= constants.RETRY
+    due = (name for name in leaving if ctx.replicas.can_answer(name) and ctx.is_due(ctx.agent(name).release_of(claim)))
+    return commits.release(ctx, claim, due)
