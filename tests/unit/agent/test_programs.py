@@ -16,13 +16,13 @@ from concertina_agent.workers.programs import (
 )
 from concertina_agent.workers.python_command import PythonCommand, Runs
 
-PROGRAM = Program(("python", "-u", "a.py", "--lr", "1"), 3, "/work/a.py", "/work", "/work", {"HOME": "/"})
+PROGRAM = Program(("python", "-u", "a.py", "--lr", "1"), 3, "/job/a.py", "/job", "/job", {"HOME": "/"})
 
 
 def described(**changes: Any) -> dict[str, Any]:
     return {
         "line": ["python", "-u", "a.py", "--lr", "1"], "arguments": ["--lr", "1"], "target": "a.py",
-        "directory": "/work", "environment": {"RANK": "0", "HOME": "/", "PWD": "/", VARIABLE: "1:x"}, **changes,
+        "directory": "/job", "environment": {"RANK": "0", "HOME": "/", "PWD": "/", VARIABLE: "1:x"}, **changes,
     }  # fmt: skip
 
 

@@ -45,9 +45,8 @@ def run(value: str, initial_modules: Iterable[str]) -> None:
         value: Value of VARIABLE.
         initial_modules: Modules that were imported before those of this package.
     """
-    is_launched, address = value.startswith(LAUNCHED), value[len(LAUNCHED) :] if value.startswith(LAUNCHED) else value
-    record = ""
-    if not is_launched or _runs_file_or_module():
+    address, record = value.removeprefix(LAUNCHED), ""
+    if address == value or _runs_file_or_module():
         if _is_installed():
             os.environ[VARIABLE] = LAUNCHED + address
         start, _, path = address.partition(":")
@@ -116,8 +115,8 @@ def _is_installed() -> bool:
     """Return whether the program was installed: a module of a package, or a script beside the interpreter."""
     target = sys.argv[0] if sys.argv else ""
     if target == "-m":
-        words = _command_line()
-        name = words[len(words) - len(sys.argv)].partition("-m")[2] or words[len(words) - len(sys.argv)]
+        word = _command_line()[-len(sys.argv)]
+        name = word.partition("-m")[2] or word
         spec = importlib.machinery.PathFinder.find_spec(name.partition(".")[0], sys.path)
         return spec is not None and any(f"/{folder}/" in (spec.origin or "") for folder in PACKAGES)
     folders = {os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin")}

@@ -13,9 +13,9 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypeVar, Union
 
 from concertina_agent.files.size import size_of
 from concertina_agent.workers.child_processes import Reaper
@@ -42,6 +42,9 @@ STORED = ".program"
 """Ending of the name of a file that keeps a program."""
 PARENT_ALONE = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Variables of the parent only: with one thread it can be forked, and checking for GPUs must not open them."""
+
+
+AnyChild = TypeVar("AnyChild", bound=Child)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,17 +331,19 @@ class WarmProgram:
             # The previous run ended before its modules were imported. Import them once instead of in each worker.
             self.renew()
             return Again()
-        try:
-            forked = await parent.fork({"environment": environment, "record": record}, (), prefix)
-        except StartError as error:
-            forked = ForkRefused(str(error), changed="it" if parent.lost else "")
-        return self._again(parent, forked) if isinstance(forked, ForkRefused) else forked
+        return await self._forked(parent, parent.fork({"environment": environment, "record": record}, (), prefix))
 
     async def take_over(self, parent: ScriptParent, interpreter: Interpreter, record: str) -> Union[Child, Again, str]:
         """Take over an interpreter, and return the fork that does so, or the reason why there is none."""
         request = {"take": {**interpreter.report, "record": record}, "record": bool(record)}
+        return await self._forked(parent, parent.fork_for_interpreter(request, interpreter.fds))
+
+    async def _forked(
+        self, parent: ScriptParent, fork: Awaitable[Union[AnyChild, ForkRefused]]
+    ) -> Union[AnyChild, Again, str]:
+        """Return the child of a fork under way, or the reason why there is none."""
         try:
-            forked = await parent.fork_for_interpreter(request, interpreter.fds)
+            forked = await fork
         except StartError as error:
             forked = ForkRefused(str(error), changed="it" if parent.lost else "")
         return self._again(parent, forked) if isinstance(forked, ForkRefused) else forked
