@@ -43,48 +43,52 @@ helm test concertina --namespace concertina-system --logs
 
 
 class Value(NamedTuple):
-    """A value of the chart."""
+    """A key of values.yaml."""
 
     name: str
     """Path, as `image.tag`."""
     default: Any
     description: str
+    """Comment above the key; empty without one."""
+
+
+def keys(text: str) -> Iterator[Value]:
+    """Yield all keys of a values.yaml in its order, an object before the keys within it."""
+    yield from _below(text.splitlines(), yaml.compose(text, Loader=yaml.SafeLoader), ())
 
 
 def values(text: str) -> Iterator[Value]:
-    """Yield the values of a values.yaml, in its order.
+    """Yield what a user sets as a whole: scalars, lists, empty objects, and objects with a comment of their own.
 
     Raises:
         ValueError: When a value has no description.
     """
-    lines = text.splitlines()
-    document = yaml.compose(text, Loader=yaml.SafeLoader)
-    for path, key, node in _leaves(lines, document, ()):
-        description = " ".join(_comment_above(lines, key.start_mark.line))
-        if not description:
-            raise ValueError(f"{'.'.join(path)} has no comment in values.yaml")
-        yield Value(".".join(path), yaml.safe_load(yaml.serialize(node)), description)
+    whole = ""
+    for value in keys(text):
+        is_group = isinstance(value.default, dict) and value.default
+        if (whole and value.name.startswith(f"{whole}.")) or (is_group and not value.description):
+            continue
+        if not value.description:
+            raise ValueError(f"{value.name} has no comment in values.yaml")
+        whole = value.name
+        yield value
 
 
-def _leaves(
-    lines: list[str], node: yaml.MappingNode, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], yaml.ScalarNode, yaml.Node]]:
-    """Yield what a user sets as a whole: scalars, lists, empty objects, and objects with a comment of their own."""
+def _below(lines: list[str], node: yaml.MappingNode, path: tuple[str, ...]) -> Iterator[Value]:
     for key, child in node.value:
         name = (*path, key.value)
-        grouped = isinstance(child, yaml.MappingNode) and child.value
-        if grouped and not _comment_above(lines, key.start_mark.line):
-            yield from _leaves(lines, child, name)
-        else:
-            yield name, key, child
+        description = " ".join(_comment_above(lines, key.start_mark.line))
+        yield Value(".".join(name), yaml.safe_load(yaml.serialize(child)), description)
+        if isinstance(child, yaml.MappingNode):
+            yield from _below(lines, child, name)
 
 
 def _comment_above(lines: list[str], line: int) -> list[str]:
-    found: list[str] = []
+    comment: list[str] = []
     while line > 0 and lines[line - 1].lstrip().startswith("#"):
         line -= 1
-        found.insert(0, lines[line].lstrip().removeprefix("#").strip())
-    return found
+        comment.insert(0, lines[line].lstrip().removeprefix("#").strip())
+    return comment
 
 
 def readme() -> str:
