@@ -27,8 +27,8 @@ FOLDERS = ("operator/concertina/plan", "operator/concertina/controller")
 PLACEHOLDER = "…"
 
 
-class Call(NamedTuple):
-    """Position of the arguments of a call that names a reason."""
+class Arguments(NamedTuple):
+    """Positions of the arguments of a call that names a reason."""
 
     reason: int
     message: int
@@ -36,12 +36,12 @@ class Call(NamedTuple):
 
 
 CALLS = {
-    "Event": Call(1, 2, "event"),
-    "SentenceEvent": Call(1, 2, "event"),
-    "stalled": Call(0, 1, "the job stalls"),
-    "Decision": Call(1, 2, "condition"),
-    "Failure": Call(0, 1, "failure"),
-    "RoundTrigger": Call(0, 1, "new round"),
+    "Event": Arguments(1, 2, "event"),
+    "SentenceEvent": Arguments(1, 2, "event"),
+    "stalled": Arguments(0, 1, "the job stalls"),
+    "Decision": Arguments(1, 2, "condition"),
+    "Failure": Arguments(0, 1, "failure"),
+    "RoundTrigger": Arguments(0, 1, "new round"),
 }
 
 
@@ -131,7 +131,7 @@ def _texts(function: ast.FunctionDef) -> dict[str, str]:
     return {name: texts[0] for name, texts in found.items() if len(texts) == 1}
 
 
-def _uses(node: ast.Call, call: Call, names: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[Use]:
+def _uses(node: ast.Call, call: Arguments, names: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[Use]:
     if len(node.args) <= call.reason:
         return
     message = _message(node.args[call.message], texts) if len(node.args) > call.message else ""

@@ -23,7 +23,7 @@ class Path(enum.StrEnum):
     """Name of the process that leads, as this process knows it, in JSON."""
 
 
-class Health:
+class ProcessHealth:
     """Health of this process."""
 
     def __init__(self, lease: Lease) -> None:
@@ -53,7 +53,7 @@ class Health:
         return web.json_response({"leads": self._lease.held, "leader": self._lease.holder})
 
 
-def served(address: tuple[str, int] | None, health: Health) -> AbstractAsyncContextManager[None]:
+def served(address: tuple[str, int] | None, health: ProcessHealth) -> AbstractAsyncContextManager[None]:
     """Serve the endpoints on that address, or nothing when there is none."""
     answers: dict[str, Answer] = {Path.LIVE: health.live, Path.READY: health.ready, Path.LEADER: health.leader}
     return listening(address, answers)

@@ -19,7 +19,7 @@ from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
 from concertina.controller import master_keys, operator_log, serving, tracing
 from concertina.controller.cache.cluster_cache import ClusterCache
-from concertina.controller.health import Health, served
+from concertina.controller.health import ProcessHealth, served
 from concertina.controller.job_metrics import JobCollector, phase_of
 from concertina.controller.master_keys import MasterKeyError, MasterKeys
 from concertina.controller.queue import KeyedQueue
@@ -101,7 +101,7 @@ async def serve(settings: OperatorSettings) -> int:
         serving.endpoints(settings, looks, TokenReviews(reviewer)),
     ):
         lease = Lease(lease_client, settings.namespace, settings.lease, settings.identity)
-        health = Health(lease)
+        health = ProcessHealth(lease)
         jobs = TrainingJobs(client, settings.identity, settings.watch_namespaces)
         async with served(settings.health, health), jobs.running():
             _on_signals(stop)  # kopf has replaced the handlers

@@ -168,9 +168,8 @@ def _state(status: JobStatus, no_operator: str) -> Text:
     return Text.assemble((word(status), style), f"  {message}")
 
 
-def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
-    if manager := other_manager(job):
-        yield "Managed by", f"{manager} (spec.managedBy), so concertina's operator leaves it alone"
+def _world_rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
+    """Yield the rows about where the job trains, and how it gets its place."""
     world = status.world
     nodes = {member.node for member in world.members if member.node}
     where = f" on {amount(len(nodes), 'node')}" if nodes or not world.members else ""
@@ -193,6 +192,12 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         yield "Layout", world.layout + (f"; {world.cross_domain_groups}" if world.cross_domain_groups else "")
     if standing := status.standby_replicas.names:
         yield "Standby", f"{status.standby_replicas.ready} of {len(standing)} ready: {', '.join(standing[:5])}"
+
+
+def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
+    if manager := other_manager(job):
+        yield "Managed by", f"{manager} (spec.managedBy), so concertina's operator leaves it alone"
+    yield from _world_rows(status, job)
     if progress := status.progress:
         yield "Progress", _progress(status)
         pace = progress.tokens_per_second if status.is_true(ConditionType.RUNNING) else None

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from concertina.controller.health import Health, Path, served
+from concertina.controller.health import Path, ProcessHealth, served
 from concertina.kube.errors import NotFound, Unreachable
 from concertina.kube.resources import Raw
 from concertina.kube.watch.lease import DURATION_SECONDS, Lease
@@ -48,7 +48,7 @@ class Replica:
 
     def __init__(self, stored: Any, name: str, clock: Callable[[], float]) -> None:
         self.lease = Lease(stored, "ns", "l", name, clock=clock)
-        self.health = Health(self.lease)
+        self.health = ProcessHealth(self.lease)
 
 
 async def ask(address: tuple[str, int], path: str) -> tuple[int, str]:
