@@ -186,7 +186,7 @@ def test_each_operator_says_whether_it_acts_to_who_may_read_metrics(release: Rel
     token = release.kubectl("create", "token", "default").strip()
 
     def acting() -> dict[str, float]:
-        """By pod, for those that answer."""
+        """Return status and text by pod, for the pods that answer."""
         found = {}
         for pod in json.loads(release.kubectl("get", "pods", "-o", "json"))["items"]:
             with suppress(OSError, KeyError):

@@ -70,7 +70,7 @@ def _program(name: str) -> str:
 @pytest.mark.long(law="tests/unit/repository/test_site.py::test_commands_have_the_options_that_there_are")
 @pytest.mark.timeout(1200)
 def test_the_first_pages_work_as_they_are_written(tmp_path: Path) -> None:
-    """All commands of Get started in one shell, as a new user runs them, on a cluster of their own."""
+    """Run all commands of Get started in one shell, as a new user runs them, on a cluster of their own."""
     script = ["set -e -x -o pipefail"]
     for name in pages.GET_STARTED:
         for block in pages.blocks(pages.DOCS / "get-started" / name):

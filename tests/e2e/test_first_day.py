@@ -63,7 +63,7 @@ def kueue(platform: Platform, tmp_path: Path) -> Kueue:
 
 @dataclass
 class Moments:
-    """When a job's Workloads first had certain states, and what the test does then."""
+    """Times at which a job's Workloads first had certain states, and what the test does then."""
 
     job: str
     states: dict[str, Callable[[Object], bool]]

@@ -104,7 +104,7 @@ def _ends_its_stay(world: World, how: str) -> None:
 
 
 def test_replicas_that_are_not_wanted_any_more_go_once_their_state_is_held_elsewhere() -> None:
-    """None waits for the end of its grace period, though for a while only they hold a part of the state."""
+    """Let replicas leave that hold the only copy of the state: none waits for the end of its grace period."""
     grace_seconds, handed = 90.0, 0
     for seed in range(120):
         world = World(seed, schedule=())

@@ -153,7 +153,7 @@ def test_a_kill_while_an_earlier_python_of_the_command_runs_changes_nothing(fold
 
 
 def test_what_a_shell_left_in_the_background_ends_with_its_round(folder, monkeypatch):
-    """As where it is started plainly: the shell's end alone leaves it."""
+    """End background processes with the round, as in a plain start: the shell's end alone leaves them."""
     monkeypatch.chdir(folder)
     environment = {**prepared(folder), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     line = "python script.py & until [ -e go ]; do sleep 0.02; done; rm go; exit 3"

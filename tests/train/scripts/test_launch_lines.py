@@ -162,7 +162,7 @@ def test_a_virtual_environment_of_its_own_that_the_shell_activates(venv):
 
 
 def test_a_console_script_and_what_it_launches_are_both_warm(venv):
-    """As `accelerate launch` does: the launcher imports for seconds, too."""
+    """Start a launcher that imports for seconds too, as `accelerate launch` does."""
     launcher = (
         "with open(os.path.expanduser('~/launched'), 'a') as file: file.write(str(int('anchor' in sys.modules)))\n"
         "import anchor, subprocess\n"

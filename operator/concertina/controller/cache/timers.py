@@ -1,4 +1,4 @@
-"""How the caches do something later: by the event loop, or at once where there is none."""
+"""Timers of the caches: calls by the event loop, or at once where there is none."""
 
 from __future__ import annotations
 

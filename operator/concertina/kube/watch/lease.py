@@ -71,7 +71,7 @@ class Lease:
 
     @property
     def answered_lately(self) -> bool:
-        """Whether the API server has said who holds the Lease within the Lease's duration."""
+        """Return whether the API server has said who holds the Lease within the Lease's duration."""
         return self._clock() < self._answered + self._duration
 
     async def acquire(self) -> None:
