@@ -89,11 +89,8 @@ def test_a_round_is_one_trace_whose_id_all_say(
 
     first = trace_id(uid, 1)
     assert collector.traces().keys() == {first, trace}
-    assert [span.name for span in collector.traces()[first] if span.name != "prepare member"][:3] == [
-        "round",
-        "decide",
-        "prepare",
-    ]
+    root, *parts = (span.name for span in collector.traces()[first] if span.name != "prepare member")
+    assert (root, set(parts[:2])) == ("round", {"decide", "prepare"}), "no time passes between these two"
     for reason in ("WorkerSignaled", "RoundCommitted"):
         assert {event["metadata"]["annotations"][ANNOTATION] for event in jobs.events("a", reason)} == {trace}
     named = [line for event in ("claimed", "prepare", "committed", "assign") for line in operator.lines(event)]

@@ -123,6 +123,10 @@ def test_torchruns_pods_are_refused_alike() -> None:
 
 SA = 'pods "a-0-0" is forbidden: error looking up service account n/trainer: serviceaccount "trainer" not found'
 QUOTA = 'pods "a-0-0" is forbidden: exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1'
+NEW_CRD = (
+    'secrets "a-concertina-8cb90ce7" is forbidden: cannot set blockOwnerDeletion in this case because cannot find '
+    "RESTMapping for APIVersion concertina.dev/v1beta1 Kind TrainingJob: no matches for kind"
+)
 BROKEN = 'Internal error occurred: failed calling webhook "w": failed to call webhook: service "w" not found'
 SENTENCES = [
     (403, "Forbidden", QUOTA, Refusal.QUOTA),
@@ -140,6 +144,7 @@ SENTENCES = [
         Refusal.TRANSIENT,
     ),
     (403, "Forbidden", 'pods "a-0-0" is forbidden: not yet ready to handle request', Refusal.TRANSIENT),
+    (403, "Forbidden", NEW_CRD, Refusal.TRANSIENT),
     (
         403,
         "Forbidden",

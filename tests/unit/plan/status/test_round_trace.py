@@ -130,6 +130,17 @@ def test_a_first_round_begins_with_its_claim() -> None:
     assert told(plan(seen, T0 + 5)).root.begin == T0 + 1
 
 
+def test_a_first_round_begins_no_later_than_its_first_prepare() -> None:
+    """The claim's time is text and so rounded, the Prepare's time is not."""
+    pods = tuple(jobs.pod(index) for index in range(3))
+    seen = jobs.observed(jobs.job(jobs.command_spec()), pods, {pod.name: jobs.agent(pod.name) for pod in pods})
+    made = plan(seen, T0 + 1)
+    seen = prepared(seen, made, T0 + 1.0000007)
+    seen = reported(assigned(seen, plan(seen, T0 + 2), T0 + 2.5), progress=None)
+    root = told(plan(seen, T0 + 5)).root
+    assert root.begin == min(span.begin for span in root.children) == T0 + 1.0000007
+
+
 def test_a_planned_change_begins_with_its_drain() -> None:
     seen = jobs.running(jobs.spec())
     smaller = replace(seen.job, spec=jobs.spec(replicas=2))
