@@ -97,10 +97,12 @@ class Outcome:
 
 @dataclasses.dataclass
 class Script:
-    """What happens to a round: `kill`: at this step these ranks get SIGKILL; `drain`: rank 0 is asked at this step;
-    `watch`: called every few milliseconds."""
+    """What happens to a round: `kill`: from this step on, these ranks get SIGKILL as soon as a whole snapshot of step
+    `kill_with` or later is held; `drain`: rank 0 is asked at this step or the first one after it; `watch`: called every
+    few milliseconds."""
 
     kill: tuple[int, tuple[int, ...]] | None = None
+    kill_with: int = 1
     drain: tuple[int, bool] | None = None
     drain_when: Callable[[Outcome], bool] = lambda outcome: False
     copy: Callable[[int], bool] = lambda step: True
@@ -161,6 +163,8 @@ class Round:
         self.over = asyncio.Event()
         self.gone: set[int] = set()
         self.committed: dict[int, list[int]] = {}
+        self.shards = 0
+        self.drained = self.killed = False
         self.torn: list[tuple[int, int]] = []
         """Shard and step of copies that the worker wrote over."""
         self.uploads = asyncio.Lock()
@@ -294,6 +298,7 @@ class Round:
                 self._follow_script(message.step)
             case channel.Committed(id, shard, path):
                 self.committed.setdefault(shard, []).append(id.step)
+                self.shards = id.shards
                 if self.script.copy(id.step) and self._copy((rank + 1) % self.world, id, shard, Path(path)):
                     end.send(channel.CopiedUpTo(id.step))
             case channel.WantDurable(id, shard, path, complete):
@@ -319,13 +324,22 @@ class Round:
                 self.outcome.faults[rank] = message
 
     def _follow_script(self, step: int) -> None:
-        if self.script.drain and step == self.script.drain[0]:
+        if self.script.drain and not self.drained and step >= self.script.drain[0]:
+            self.drained = True
             self.ends[0].send(channel.DrainRequest(self.script.drain[1]))
         if self.script.drain_when(self.outcome):
             self.ends[0].send(channel.DrainRequest(durable=False))
-        if self.script.kill and step == self.script.kill[0]:
-            for rank in self.script.kill[1]:
+        kill = self.script.kill
+        if kill and not self.killed and step >= kill[0] and self._newest_whole() >= self.script.kill_with:
+            self.killed = True
+            for rank in kill[1]:
                 os.kill(self.pids[rank], signal.SIGKILL)
+
+    def _newest_whole(self) -> int:
+        """The newest step of this round of which every shard is held: snapshots are paced, and slower under load."""
+        if not self.committed or len(self.committed) < self.shards:
+            return 0
+        return max(set.intersection(*map(set, self.committed.values())), default=0)
 
     def _copy(self, node: int, id: SnapshotId, shard: int, path: Path) -> bool:
         """False where the worker has written over it meanwhile, as an agent finds out by the sidecar."""

@@ -39,7 +39,7 @@ def last_metadata(job):
 def test_a_spike_s_batch_is_left_out_and_stays_so_in_another_world(folder, parent, strange):
     trainer, step = policy(strange, spike="Skip")
     job = node.Job(folder / "a", parent, trainer)
-    first = job.run(2, script=node.Script(kill=(step + 9, (0, 1))))
+    first = job.run(2, script=node.Script(kill=(step + 9, (0, 1)), kill_with=step + 1))
     assert f"samples {step * BATCH} to {step * BATCH + 3}: " in first.output.replace(")", "")
     (said,) = states.replicated(job)
     assert json.loads(said)["skipped"] == [[step * BATCH, step * BATCH + BATCH]]

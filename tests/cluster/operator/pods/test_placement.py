@@ -24,7 +24,7 @@ TAINT = {"key": ONLY, "effect": "NoSchedule"}
 @pytest.fixture(params=[1])
 def domains(jobs: Jobs, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     """Of each of 12 nodes, for one pod or as many as the parameter says: four domains of three nodes, two to a zone."""
-    # Each test has nodes of its own names: without a kubelet, deleted pods of the test before stay on theirs for a while.
+    # Each test has nodes of its own names: with no kubelet, deleted pods of the test before stay on theirs for a while.
     found = {f"{jobs.namespace}-{number}": f"d{number // 3}" for number in range(12)}
     api = jobs.cluster.api
     nodes = []
