@@ -336,7 +336,7 @@ class Round:
                 os.kill(self.pids[rank], signal.SIGKILL)
 
     def _newest_whole(self) -> int:
-        """The newest step of this round of which every shard is held: snapshots are paced, and slower under load."""
+        """Return the newest step of this round of which every shard is held, or 0."""
         if not self.committed or len(self.committed) < self.shards:
             return 0
         return max(set.intersection(*map(set, self.committed.values())), default=0)
