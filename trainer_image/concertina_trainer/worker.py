@@ -159,7 +159,7 @@ def run(channel: WorkerEnd) -> Done:
             "learningRate"
         )
     reporter.begin(round_info(built, start.restore, restored))
-    with tensor.loss_context(world):
+    with tensor.measured_waits(world):
         return train(assemble(built, start, restored, reporter, channel), restored.id.step, restored.position)
 
 

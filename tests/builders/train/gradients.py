@@ -22,10 +22,11 @@ some hundred tokens times the depth, and gradients lose two or three digits to c
 
 
 def whole_gradient(
-    parent, trainer, world, tmp_path, shares=(), parallelism=None, program="workers.gradients:main", dtype=torch.float32
-):
-    """`dtype`: of weights, and of all that is computed."""
-    variables = {"SHARES": json.dumps(shares), "DTYPE": str(dtype).removeprefix("torch.")}
+    parent, trainer, world, tmp_path, shares=(), parallelism=None, program="workers.gradients:main",
+    dtype=torch.float32, **variables
+):  # fmt: skip
+    """`dtype`: of weights, and of all that is computed; `variables` of the workers' environment."""
+    variables |= {"SHARES": json.dumps(shares), "DTYPE": str(dtype).removeprefix("torch.")}
     return computed(parent, program, trainer, world, tmp_path, parallelism, **variables)
 
 

@@ -9,6 +9,7 @@ import torch
 from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import microbatches
 from concertina_trainer.data.read.sequence_reader import Reader
+from concertina_trainer.model import loss
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.model.own import own_spec
 from concertina_trainer.parallel import group, summing, tensor
@@ -22,6 +23,7 @@ from concertina_trainer.worker import configuration
 def main() -> int:
     before = set(sys.modules)
     torch.set_default_dtype(getattr(torch, os.environ["DTYPE"]))
+    loss.CHUNK_LOGITS = int(os.environ.get("CHUNK_LOGITS", loss.CHUNK_LOGITS))
     config, _, parallelism = configuration()
     world = group.join(os.environ, parallelism, config.model.experts is not None)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
@@ -33,11 +35,11 @@ def main() -> int:
         plan = plan.shared_out(shares, config.micro_batch_size)
     batch = [each.to(world.device) for each in microbatches(reader, plan, world.data_rank, position=100)]
     sums = summing.sums(config, model, plan, world)
-    with tensor.loss_context(world):
+    with tensor.measured_waits(world):
         losses = engine_of(model, optimizer, sums, config, plan, world).forward_backward(batch)
     reduced = torch.stack([*sums.squares(optimizer.counted_gradients()), *sums.losses(losses)])
     torch.distributed.all_reduce(reduced)
-    squared, loss = reduced.tolist()
+    squared, mean_loss = reduced.tolist()
     loads = ExpertLoads(model, config.model)
     counted = loads.payload(world.device)
     torch.distributed.all_reduce(counted)
@@ -53,7 +55,7 @@ def main() -> int:
             for name, value in stage.items():
                 torch.testing.assert_close(value, found.setdefault(name, value), rtol=0, atol=0)
     if world.rank == 0:
-        found = {"gradients": whole, "norm": squared**0.5, "loss": loss, "late": late}
+        found = {"gradients": whole, "norm": squared**0.5, "loss": mean_loss, "late": late}
         found["seconds"] = {part.value: seconds for part, seconds in world.times.parts.items()}
         found["waiting"] = world.times.waiting
         found |= {"loads": counted.tolist(), "biases": biases}

@@ -80,7 +80,7 @@ def run(config, world, folder):
     built = worker.build(config, None, world, given.step, reporter)
     restored = restore(given, UID, built.state, config, None, built.reader.digest, world, folder)
     reporter.begin(worker.round_info(built, given, restored))
-    with tensor.loss_context(world):
+    with tensor.measured_waits(world):
         train(worker.assemble(built, start, restored, reporter, folder), restored.id.step, restored.position)
     mine = {name: p.detach().full_tensor() for name, p in built.model.named_parameters()}
     stages = [None] * world.size

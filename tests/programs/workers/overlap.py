@@ -27,7 +27,7 @@ def main() -> int:
     plan = batch_plan(config, world.degrees)
     engine = engine_of(model, optimizer, summing.sums(config, model, plan, world), config, plan, world)
     batch = [each.to(world.device) for each in microbatches(reader, plan, world.data_rank, position=0)]
-    with tensor.loss_context(world):
+    with tensor.measured_waits(world):
         for _ in range(3):  # groups and the allocator's blocks are made in the first ones
             engine.forward_backward(batch)
             optimizer.update(0.0, 1.0)

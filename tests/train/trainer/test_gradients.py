@@ -107,6 +107,19 @@ def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, 
         assert found["waiting"] == pytest.approx(communication), "none is within another"
 
 
+@pytest.mark.parametrize("layout", ["fsdp x tensor", "zero-bubble pipeline"])
+def test_a_loss_in_chunks_has_the_same_gradients(parent, trainer, tmp_path, layout):
+    """In chunks of three rows, the last of which has fewer."""
+    world, parallelism = LAYOUTS[layout]
+    changed = {**trainer, "model": {**trainer["model"], "layers": 5, "heads": 4, "kvHeads": 2}}
+    config = TrainerConfig.model_validate(changed)
+    logits = 3 * config.model.vocab_size // parallelism.get("tensor", 1)
+    found = whole_gradient(
+        parent, changed, world, tmp_path, parallelism=parallelism, dtype=torch.float64, CHUNK_LOGITS=str(logits)
+    )
+    check(found, *mean_gradient(config, torch.float64))
+
+
 @pytest.mark.parametrize("how", ["Always", "Never"])
 def test_gradients_are_the_same_whenever_they_are_cut(parent, trainer, tmp_path, how):
     changed = {**trainer, "microBatchSize": 1, "memory": {"reshardAfterForward": how}}

@@ -11,7 +11,6 @@ import torch
 import torch.distributed._symmetric_memory  # defines the operations of PRODUCTS that are its own
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from concertina_trainer.config.memory_config import Activations
@@ -19,6 +18,7 @@ from concertina_trainer.config.model_config import LoraConfig, ModelConfig, Proj
 from concertina_trainer.model.attention import Context, Mask, attend, causal_mask
 from concertina_trainer.model.experts import MixtureOfExperts
 from concertina_trainer.model.lora import freeze, linear
+from concertina_trainer.model.loss import summed_cross_entropy
 from concertina_trainer.model.precision import precise
 
 
@@ -249,13 +249,7 @@ class Decoder(nn.Module):
             return x
         output = self.embedding if self.head is None else self.head
         assert output is not None
-        logits = F.linear(self.norm(x), output.weight)
+        x = self.norm(x)
         if targets is None or weights is None:
-            return logits
-        return (token_losses(logits, targets) * weights).sum()
-
-
-def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy of each token, at least in float32, as `[batch, length]`."""
-    losses = F.cross_entropy(precise(logits.flatten(0, 1)), targets.flatten(), reduction="none")
-    return (losses.to_local() if isinstance(losses, DTensor) else losses).view_as(targets)
+            return F.linear(x, output.weight)
+        return summed_cross_entropy(x, output.weight, targets, weights)

@@ -24,7 +24,6 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
-    loss_parallel,
     parallelize_module,
 )
 
@@ -124,11 +123,10 @@ def _whole_sequences(norm: nn.Module, arguments: Any, output: DTensor) -> DTenso
 
 
 @contextmanager
-def loss_context(world: DistContext) -> Iterator[None]:
-    """Return a context for the loss of logits that are cut by vocabulary, and its gradient.
+def measured_waits(world: DistContext) -> Iterator[None]:
+    """Return a context in which the time that the ranks of a tensor group wait for each other is measured.
 
-    Within it, the time that DTensors wait for each other is measured. torch is changed for the whole process, so enter
-    it once.
+    torch is changed for the whole process, so enter it once.
     """
     if world.meshes.tensor is None:
         yield
@@ -139,5 +137,5 @@ def loss_context(world: DistContext) -> Iterator[None]:
             return wait_tensor(tensor)
 
     # The part of a functional collective that nothing hides. Only DTensors and `async_tensor` use these through Python.
-    with mock.patch.object(functional, "wait_tensor", wait), loss_parallel():
+    with mock.patch.object(functional, "wait_tensor", wait):
         yield

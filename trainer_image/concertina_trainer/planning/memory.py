@@ -27,7 +27,7 @@ from concertina_trainer.model.own import OwnSpec, loaded
 from concertina_trainer.model.stages import Stages, divided
 from concertina_trainer.parallel import parallelize, summing
 from concertina_trainer.parallel.group import DistContext
-from concertina_trainer.parallel.tensor import loss_context
+from concertina_trainer.parallel.tensor import measured_waits
 from concertina_trainer.planning.described_model import HERE, DataDescription, as_on_gpus, microbatch, running
 from concertina_trainer.planning.fake import fake_rank, fake_tensors, zeros_where_looked_at
 from concertina_trainer.planning.ledger import Ledger, MemoryKind, MemoryPhase
@@ -178,7 +178,7 @@ def _run(
         stack.enter_context(ledger.resizing())
         stack.enter_context(ledger.routing())
         stack.enter_context(ledger)
-        stack.enter_context(loss_context(world))
+        stack.enter_context(measured_waits(world))
         model = parallelize.parallelized(config, world, own)
         optimizer = ShardedAdamW(model, config.optimizer, 0, exact=config.bitwise)
         _mark(ledger, model, optimizer)
