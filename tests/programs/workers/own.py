@@ -113,6 +113,15 @@ bundled = ModelSpec(decoder, loss_of_decoder, blocks=lambda module: module.block
 """The trainer's own decoder, as if it were someone's."""
 
 
+def loss_of_whole_logits(module, batch):
+    logits = module(batch.tokens[:, :-1]).flatten(0, 1)
+    losses = F.cross_entropy(logits.float(), batch.tokens[:, 1:].flatten(), reduction="none")
+    return (losses.view_as(batch.weights) * batch.weights).sum()
+
+
+whole_logits = dataclasses.replace(bundled, loss=loss_of_whole_logits)
+
+
 def other(**changed):
     return dataclasses.replace(spec, **changed)
 

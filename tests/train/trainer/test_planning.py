@@ -247,11 +247,11 @@ def test_512_ranks_send_what_is_planned_of_a_model_of_one_s_own(programs, layout
 def as_own(programs):
     """The decoder as if it were a model of one's own, and as it is."""
 
-    def made(**model):
+    def made(spec="bundled", **model):
         decoder = config(precision="BFloat16", memory={"reshardAfterForward": "Always"}, **model)
         options = {**MODEL, **model}
         own = {
-            "entrypoint": "workers.own:bundled", "sequenceLength": options.pop("sequenceLength"), "options": options,
+            "entrypoint": f"workers.own:{spec}", "sequenceLength": options.pop("sequenceLength"), "options": options,
         }  # fmt: skip
         data = DataDescription(options.pop("vocabSize"))
         return decoder.model_copy(update={"model": ModelConfig.model_validate(own)}), data, decoder
@@ -273,9 +273,9 @@ def test_the_decoder_as_a_model_of_one_s_own_takes_what_it_takes(as_own):
 
 
 def test_what_is_counted_is_scaled_to_what_published_runs_set(as_own):
-    """Of their decoder of 8 billion weights."""
+    """Of their decoder of 8 billion weights, whose logits were whole."""
     own, data, decoder = as_own(
-        layers=32, dim=4096, heads=32, kvHeads=8, hiddenDim=14336, vocabSize=128256, sequenceLength=8192
+        "whole_logits", layers=32, dim=4096, heads=32, kvHeads=8, hiddenDim=14336, vocabSize=128256, sequenceLength=8192
     )
     told = described(own, data)
     assert told.weights == decoder.model.weights

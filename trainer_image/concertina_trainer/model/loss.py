@@ -18,7 +18,6 @@ from torch.autograd import Function
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from concertina_trainer.model.precision import precise
 
@@ -44,7 +43,7 @@ def summed_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, token_weigh
     mesh, offset = None, 0
     if isinstance(weight, DTensor):
         mesh = weight.device_mesh
-        _, (offset, _) = compute_local_shape_and_global_offset(weight.shape, mesh, weight.placements)
+        offset = mesh.get_local_rank() * -(-len(weight) // mesh.size())  # as torch.chunk distributes rows
         # Each rank computes the gradient of x for its part of the vocabulary.
         x, weight = cast(DTensor, x).to_local(grad_placements=[Partial()]), weight.to_local()
     rows, targets, token_weights = x.flatten(0, 1), targets.flatten() - offset, token_weights.flatten()
@@ -56,10 +55,9 @@ def summed_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, token_weigh
     with torch.no_grad():
         for begin in range(0, len(rows), rows_per_chunk):
             chunk = slice(begin, begin + rows_per_chunk)
-            logits = precise(F.linear(rows[chunk], weight))
-            losses.append(_to_gradient(logits, targets[chunk], token_weights[chunk], mesh))
-            gradient = logits.to(rows.dtype)
-            del logits  # the products need the memory
+            logits = F.linear(rows[chunk], weight)
+            loss, gradient = _loss_and_gradient(logits, targets[chunk], token_weights[chunk], mesh)
+            losses.append(loss)
             if has_gradient[0]:
                 row_gradients.append(gradient @ weight)
             if has_gradient[1]:
@@ -77,26 +75,31 @@ def _added(total: Tensor | None, product: Tensor) -> Tensor:
     return product if total is None else precise(total).add_(product)
 
 
-def _to_gradient(logits: Tensor, targets: Tensor, token_weights: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    """Replace logits `[rows, vocabulary]` by the gradient of their weighted loss, and return that loss.
+def _loss_and_gradient(
+    logits: Tensor, targets: Tensor, token_weights: Tensor, mesh: DeviceMesh | None
+) -> tuple[Tensor, Tensor]:
+    """Return the weighted loss of logits `[rows, vocabulary]`, and its gradient with respect to them in their type.
 
     A target outside the range of this rank's logits is a row of another rank.
     """
     is_own = (targets >= 0) & (targets < logits.size(1))
     at_target = torch.arange(len(targets), device=targets.device), targets.where(is_own, 0)
-    logits -= _reduced(logits.amax(1), "max", mesh)[:, None]
-    target_logits = logits[at_target].where(is_own, 0)
-    exponentials = logits.exp_()
-    sums, target_logits = _reduced(torch.stack([exponentials.sum(1), target_logits]), "sum", mesh)
-    exponentials /= sums[:, None]
-    exponentials[at_target] -= is_own.to(logits.dtype)
-    exponentials *= token_weights[:, None]
-    return torch.sum((sums.log() - target_logits) * token_weights)
+    logarithms = F.log_softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    target_logarithms, scale = logarithms[at_target], token_weights
+    if mesh is not None:
+        # They are relative to the sum of this rank's exponentials, and have to be to the sum of all ranks'.
+        own_sums = logits[:, 0] - logarithms[:, 0]  # as logarithms
+        largest = _reduced(own_sums, "max", mesh)
+        sums = largest + _reduced((own_sums - largest).exp(), "sum", mesh).log()
+        own_targets = (target_logarithms + own_sums).where(is_own, 0)
+        target_logarithms = _reduced(own_targets, "sum", mesh) - sums
+        scale = token_weights * (own_sums - sums).exp()
+    gradient = logarithms.exp_().mul_(scale[:, None])
+    gradient[at_target] -= token_weights.where(is_own, 0)
+    return -torch.sum(target_logarithms * token_weights), gradient.to(logits.dtype)
 
 
-def _reduced(tensor: Tensor, operation: str, mesh: DeviceMesh | None) -> Tensor:
-    if mesh is None:
-        return tensor
+def _reduced(tensor: Tensor, operation: str, mesh: DeviceMesh) -> Tensor:
     reduced: Tensor = functional.all_reduce(tensor, operation, mesh.get_group())
     return reduced  # the first operation on it waits
 

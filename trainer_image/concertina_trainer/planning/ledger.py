@@ -118,9 +118,11 @@ class Ledger(TorchDispatchMode):
             self.sent[group.group_name, func.overloadpacket.__name__] += size
         forward_kind = MemoryKind.routed if self._routing else MemoryKind.activations
         kind = MemoryKind.temporary if self._backward or self.updating else forward_kind
+        # The loss computes its gradients in the forward pass; they are activations until the backward pass scales them.
+        becomes_gradient = self._backward and func is torch.ops.aten.mul_.Tensor
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self._note(leaf, kind)
+                self._note(leaf, kind, marked=becomes_gradient)
         if func in _GATHERS:
             self._note(args[0], MemoryKind.communication, marked=True)
         elif func in _REDUCES:
