@@ -1,6 +1,5 @@
 """A real cluster for the tests of this folder: one for the session, a namespace for each test."""
 
-import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -8,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from builders.cluster.crds import wait_established
 from builders.cluster.pods import Pods
-from builders.until import until
 from concertina.local import cluster as local
 from concertina.local.cluster import LocalCluster
 from concertina.local.state import lifetime
@@ -32,15 +31,9 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def crd(cluster: LocalCluster) -> None:
-    """As this checkout has it. (`kubectl wait` and its jsonpath fail at a CRD that has no conditions yet.)"""
+    """Install the CRD of this checkout."""
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
-
-    def established() -> bool:
-        found = json.loads(cluster.kubectl("get", "crd", "trainingjobs.concertina.dev", "-o", "json"))
-        conditions = found.get("status", {}).get("conditions") or ()
-        return any((each["type"], each["status"]) == ("Established", "True") for each in conditions)
-
-    until(established, "the CRD to be served")
+    wait_established(cluster.api)
 
 
 @pytest.fixture

@@ -228,7 +228,7 @@ def _create(name: str, folder: Path, options: Options, binaries: dict[str, Path]
     address = f"{state.claim_network(folder)}.0.1"
     endpoints = components.Endpoints(address, *processes.free_ports(address, 3))
     components.write_files(folder, endpoints)
-    commands = components.commands(folder, endpoints, binaries, _alphas(options))
+    commands = components.commands(folder, endpoints, binaries, _off_by_default(options))
     record = ClusterRecord(name, folder, endpoints, commands, options, str(binaries["kubectl"]))
     (folder / "images.json").write_text(json.dumps(images.own() | options.images))
     state.save(record)
@@ -253,13 +253,14 @@ def _create(name: str, folder: Path, options: Options, binaries: dict[str, Path]
     return cluster
 
 
-def _alphas(options: Options) -> components.OffByDefault:
+def _off_by_default(options: Options) -> components.OffByDefault:
     """Return what the options turn on that Kubernetes leaves off by default."""
+    admission = "OwnerReferencesPermissionEnforcement" if options.owner_permissions else ""
     if not options.gang_scheduling:
-        return components.OffByDefault()
+        return components.OffByDefault(admission=admission)
     if options.next_kubernetes:
-        return components.OffByDefault(("GenericWorkload",), "scheduling.k8s.io/v1beta1")
-    return components.OffByDefault(("GenericWorkload", "GangScheduling"), "scheduling.k8s.io/v1alpha2")
+        return components.OffByDefault(("GenericWorkload",), "scheduling.k8s.io/v1beta1", admission)
+    return components.OffByDefault(("GenericWorkload", "GangScheduling"), "scheduling.k8s.io/v1alpha2", admission)
 
 
 def _is_schedulable(node: dict[str, object]) -> bool:

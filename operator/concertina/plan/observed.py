@@ -351,7 +351,7 @@ class Refusal(enum.Enum):
     TRANSIENT = enum.auto()
     """Nothing: another write was in the way, or the API server is still starting."""
     PERMISSION = enum.auto()
-    """The operator's own role must allow it: the API server may not know the role for a moment after its start."""
+    """The API server must learn of the operator's role, or of the kind TrainingJob, which it may not know at first."""
     MISSING = enum.auto()
     """An object that the pod names must be created, for example its service account or its priority class."""
     WEBHOOK = enum.auto()

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from builders.cluster.crds import wait_established
 from builders.cluster.queues import Client
 from builders.until import GIVE_UP, until
 from concertina.local.binaries import programs
@@ -57,18 +58,11 @@ class Controller:
         """Apply the CRDs, and wait until the API server serves them: without them the controller exits."""
         crds = self.program.parent / "crds"
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(crds))
-        files = (path.stem.partition("_") for path in crds.glob("*_*.yaml"))
-        names = [f"{plural}.{group}" for group, _, plural in files]  # reading the manifests takes seconds
-        until(lambda: all(self._established(name) for name in names), "the CRDs to be served")
+        wait_established(self.client)
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> None:
         command = [str(programs.control_plane(lambda _: None)["kubectl"]), f"--kubeconfig={self.kubeconfig}"]
         subprocess.run([*command, *arguments], input=stdin, text=True, timeout=120, check=True, capture_output=True)
-
-    def _established(self, crd: str) -> bool:
-        definition = self.client.call("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd}")
-        conditions = definition.get("status", {}).get("conditions") or ()
-        return any((condition["type"], condition["status"]) == ("Established", "True") for condition in conditions)
 
     def start(self, wait: bool = True) -> None:
         """Start the process. It ends with the thread that calls this."""

@@ -10,8 +10,8 @@ from concertina.plan.observed import Refusal
 FORBIDDEN = (
     (re.compile("exceeded (hierarchical )?quota|status unknown for quota"), Refusal.QUOTA),
     (re.compile("not yet ready to handle request"), Refusal.TRANSIENT),
-    # Admission of owner references reads the list of kinds every 30 s, so it may not know a CRD that is served already.
-    (re.compile("cannot find RESTMapping"), Refusal.TRANSIENT),
+    # The admission of owner references reads the list of kinds every 30 s, so it may not know a new CRD yet.
+    (re.compile("cannot find RESTMapping"), Refusal.PERMISSION),
     (re.compile("cannot create resource"), Refusal.PERMISSION),
     (re.compile("not found$|no PriorityClass with name .* was found$"), Refusal.MISSING),
 )

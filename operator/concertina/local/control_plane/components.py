@@ -33,6 +33,8 @@ class OffByDefault:
     feature_gates: tuple[str, ...] = ()
     api: str = ""
     """API to serve, as group/version."""
+    admission: str = ""
+    """Admission plugin to enable."""
 
 
 def write_files(directory: Path, endpoints: Endpoints) -> None:
@@ -59,9 +61,10 @@ def commands(
     named_gates = ",".join(f"{gate}=true" for gate in turned_on.feature_gates)
     gates = {"feature-gates": named_gates} if named_gates else {}
     api = {"runtime-config": f"{turned_on.api}=true"} if turned_on.api else {}
+    admission = {"enable-admission-plugins": turned_on.admission} if turned_on.admission else {}
     flags = {
         "etcd": _etcd(directory, endpoints),
-        "kube-apiserver": _apiserver(directory, endpoints) | gates | api,
+        "kube-apiserver": _apiserver(directory, endpoints) | gates | api | admission,
         "kube-controller-manager": _controller_manager(directory) | gates,
         "kube-scheduler": _scheduler(directory) | gates,
     }
@@ -113,8 +116,6 @@ def _apiserver(directory: Path, endpoints: Endpoints) -> dict[str, object]:
         "tls-private-key-file": pki / "apiserver.key",
         "client-ca-file": pki / "ca.crt",
         "authorization-mode": "RBAC",
-        # As in OpenShift: reveals a missing permission that owner references need.
-        "enable-admission-plugins": "OwnerReferencesPermissionEnforcement",
         "service-account-issuer": "https://kubernetes.default.svc",
         "service-account-key-file": pki / "service-account.pub",
         "service-account-signing-key-file": pki / "service-account.key",

@@ -29,6 +29,7 @@ class Options:
     images: dict[str, str] = field(default_factory=dict)  # name: folder of a virtual environment
     s3: bool = False
     gang_scheduling: bool = False  # Kubernetes' own, which is off by default
+    owner_permissions: bool = False  # enforced for owner references, as in OpenShift; for tests
     next_kubernetes: bool = False  # control plane of the next version, for tests
 
 

@@ -1,4 +1,8 @@
-"""Gangs under the real scheduler, with the feature gates that Kubernetes leaves off: two jobs of which one fits."""
+"""Gangs under the real scheduler, with the feature gates that Kubernetes leaves off: two jobs of which one fits.
+
+The cluster enforces permissions for owner references, as OpenShift does: the operator needs them for pods, Secrets and
+PodGroups. That admission does not know a new CRD for up to 30 s, so the first job's creates are refused for a while.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from builders.cluster.crds import wait_established
 from builders.cluster.operator import ROOT, Jobs, Operator, install
 from builders.gang_crds import FOLDER
 from builders.until import until
@@ -45,11 +50,11 @@ class Gangs:
 @pytest.fixture(scope="module", params=[pytest.param(False, id="1.36"), pytest.param(True, id="1.37", marks=NEXT)])
 def gangs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gangs]:
     name = f"gangs-{os.getpid()}"
-    options = Options(nodes=3, gpus=1, gang_scheduling=True, next_kubernetes=request.param)
+    options = Options(nodes=3, gpus=1, gang_scheduling=True, owner_permissions=True, next_kubernetes=request.param)
     with local.owned(name, options, print) as cluster:
         for crd in (ROOT / "crds", FOLDER / "volcano.yaml", FOLDER / "coscheduling.yaml"):
             cluster.kubectl("apply", "--server-side", "-f", str(crd))
-        cluster.kubectl("wait", "crd", "--all", "--for=condition=Established", "--timeout=60s")
+        wait_established(cluster.api)
         operator = Operator(tmp_path_factory.mktemp("operator"), install(cluster, tmp_path_factory.mktemp("installed")))
         operator.start()
         yield Gangs(cluster, "v1beta1" if request.param else "v1alpha2", is_mutable=request.param)

@@ -144,7 +144,7 @@ SENTENCES = [
         Refusal.TRANSIENT,
     ),
     (403, "Forbidden", 'pods "a-0-0" is forbidden: not yet ready to handle request', Refusal.TRANSIENT),
-    (403, "Forbidden", NEW_CRD, Refusal.TRANSIENT),
+    (403, "Forbidden", NEW_CRD, Refusal.PERMISSION),
     (
         403,
         "Forbidden",
