@@ -131,11 +131,11 @@ def test_a_first_round_begins_with_its_claim() -> None:
 
 
 def test_a_first_round_begins_no_later_than_its_first_prepare() -> None:
-    """The claim's time is text and so rounded, the Prepare's time is not."""
+    """The claim's time is that of the first Prepare as text, and so rounded."""
     pods = tuple(jobs.pod(index) for index in range(3))
-    seen = jobs.observed(jobs.job(jobs.command_spec()), pods, {pod.name: jobs.agent(pod.name) for pod in pods})
-    made = plan(seen, T0 + 1)
-    seen = prepared(seen, made, T0 + 1.0000007)
+    seen = jobs.observed(jobs.job(jobs.command_spec()), pods, {})
+    seen = jobs.then(seen, plan(seen, T0), agents={pod.name: jobs.agent(pod.name) for pod in pods})
+    seen = prepared(seen, plan(seen, T0 + 1), T0 + 1.0000007)
     seen = reported(assigned(seen, plan(seen, T0 + 2), T0 + 2.5), progress=None)
     root = told(plan(seen, T0 + 5)).root
     assert root.begin == min(span.begin for span in root.children) == T0 + 1.0000007
