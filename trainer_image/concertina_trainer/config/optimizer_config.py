@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import enum
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from concertina_trainer.config.section import Section
+from concertina_trainer.config.section import Section, SectionRule
+
+
+class Schedule(enum.StrEnum):
+    """Course of the learning rate after the warm-up."""
+
+    cosine = "Cosine"
+    linear = "Linear"
+    constant = "Constant"
+    warmup_stable_decay = "WarmupStableDecay"
+    """Constant, then a decay (Hägele et al. 2024, arXiv 2405.18392)."""
 
 
 class OptimizerConfig(Section):
-    """AdamW with a linear warm-up, then a cosine down to minLearningRateFactor of learningRate at the last step."""
+    """AdamW with a linear warm-up, and a schedule down to minLearningRateFactor of learningRate at the last step."""
+
+    RULES: ClassVar = (
+        SectionRule(
+            "decaySteps",
+            "!has(self.decaySteps) || self.schedule == 'WarmupStableDecay'",
+            lambda optimizer: optimizer.decay_steps is None or optimizer.schedule is Schedule.warmup_stable_decay,
+            "optimizer.decaySteps needs optimizer.schedule: WarmupStableDecay",
+        ),
+    )
 
     learning_rate: float = Field(
         default=3e-4, ge=0.0, le=10.0, description="Highest learning rate, reached after the warm-up."
     )
+    schedule: Schedule = Field(
+        default=Schedule.cosine,
+        description="Course of the learning rate after the warm-up. Cosine and Linear fall until the last step. "
+        "Constant stays at learningRate. WarmupStableDecay stays there until the last decaySteps, and then falls with "
+        "the square root of the number of steps.",
+    )
     min_learning_rate_factor: float = Field(
-        default=0.1, ge=0.0, le=1.0, description="Learning rate at the last step, as a part of learningRate."
+        default=0.1,
+        ge=0.0,
+        le=1.0,
+        description="Learning rate at the last step, as a part of learningRate. Constant ignores it.",
+    )
+    decay_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000000000,
+        description="Steps of the decay of WarmupStableDecay. Absent: a fifth of all steps.",
     )
     warmup_steps: int | None = Field(
         default=None,
@@ -44,3 +79,6 @@ class OptimizerConfig(Section):
 
     def resolved_warmup_steps(self, steps: int) -> int:
         return min(100, steps // 10) if self.warmup_steps is None else self.warmup_steps
+
+    def resolved_decay_steps(self, steps: int) -> int:
+        return max(1, steps // 5) if self.decay_steps is None else self.decay_steps

@@ -14,7 +14,7 @@ from concertina_trainer.config.anomaly_config import AnomalyConfig
 from concertina_trainer.config.data_config import Balancing, DataConfig, DocumentMode, EvaluationConfig
 from concertina_trainer.config.memory_config import MemoryConfig, SnapshotConfig
 from concertina_trainer.config.model_config import ModelConfig
-from concertina_trainer.config.optimizer_config import OptimizerConfig
+from concertina_trainer.config.optimizer_config import OptimizerConfig, Schedule
 from concertina_trainer.config.section import Section, SectionRule
 
 
@@ -84,7 +84,7 @@ class TrainerConfig(Section):
         description="Most sequences that a worker computes at once; lower it where memory does not suffice.",
     )
     optimizer: OptimizerConfig = Field(
-        default=OptimizerConfig(), description="AdamW and its schedule: a linear warm-up, then a cosine."
+        default=OptimizerConfig(), description="AdamW and the schedule of its learning rate."
     )
     precision: Precision = Field(
         default=Precision.auto,
@@ -181,4 +181,6 @@ class TrainerConfig(Section):
             without.remove("micro_batch_size")
         settings = self.model_dump(mode="json", exclude=without)
         settings["optimizer"]["warmup_steps"] = self.optimizer.resolved_warmup_steps(self.steps)
+        if self.optimizer.schedule is Schedule.warmup_stable_decay:
+            settings["optimizer"]["decay_steps"] = self.optimizer.resolved_decay_steps(self.steps)
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

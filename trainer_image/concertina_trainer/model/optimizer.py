@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -11,20 +11,30 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from concertina_state.errors import InvalidInput
-from concertina_trainer.config.optimizer_config import OptimizerConfig
+from concertina_trainer.config.optimizer_config import OptimizerConfig, Schedule
+
+REMAINING: Mapping[Schedule, Callable[[float], float]] = {
+    Schedule.cosine: lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    Schedule.linear: lambda progress: 1 - progress,
+    Schedule.constant: lambda progress: 1.0,
+    Schedule.warmup_stable_decay: lambda progress: 1 - math.sqrt(progress),
+}
+"""Part of the distance to the minimum that remains, by the part of the schedule that is done."""
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
-    """Return the rate of step `step`, counted from 0.
+    """Return the rate of step `step` of `steps`, counted from 0.
 
-    The schedule is a linear warm-up, then a cosine that reaches the minimum at the last step.
+    After a linear warm-up, the schedule reaches the minimum at the last step.
     """
     warmup, minimum = config.resolved_warmup_steps(steps), config.min_learning_rate
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - 1 - warmup)
-    cosine = (1 + math.cos(math.pi * min(1.0, progress))) / 2
-    return minimum + (config.learning_rate - minimum) * cosine
+    begin = warmup
+    if config.schedule is Schedule.warmup_stable_decay:
+        begin = max(warmup, steps - 1 - config.resolved_decay_steps(steps))
+    progress = min(1.0, max(0, step - begin) / max(1, steps - 1 - begin))
+    return minimum + (config.learning_rate - minimum) * REMAINING[config.schedule](progress)
 
 
 def local(tensor: Tensor) -> Tensor:

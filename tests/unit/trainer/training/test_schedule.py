@@ -3,6 +3,9 @@
 import math
 
 import pytest
+import torch
+from pydantic import ValidationError
+from torch.optim import lr_scheduler
 
 from concertina_trainer.config.optimizer_config import OptimizerConfig
 from concertina_trainer.model.optimizer import learning_rate
@@ -17,6 +20,44 @@ CONFIG = OptimizerConfig(learning_rate=1.0, min_learning_rate_factor=0.1, warmup
 )  # of 15 steps, 0 to 14
 def test_warm_up_then_a_cosine_to_the_minimum_at_the_last_step(step, rate):
     assert learning_rate(step, 15, CONFIG) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "torchs"),
+    [
+        ("Cosine", lambda adam: lr_scheduler.CosineAnnealingLR(adam, 15, eta_min=0.1)),
+        ("Linear", lambda adam: lr_scheduler.LinearLR(adam, 1.0, 0.1, 15)),
+        ("Constant", lambda adam: lr_scheduler.ConstantLR(adam, 1.0, 1)),
+    ],
+)
+def test_schedules_are_those_of_torch(schedule, torchs):
+    """Of 20 steps, the first four are the warm-up, whose last one has the highest rate."""
+    config = OptimizerConfig.model_validate({
+        "learningRate": 1.0, "warmupSteps": 4, "schedule": schedule, "minLearningRateFactor": 0.1,
+    })  # fmt: skip
+    adam = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    reference = torchs(adam)
+    for step in range(4, 20):
+        assert learning_rate(step, 20, config) == pytest.approx(reference.get_last_lr()[0])
+        adam.step()
+        reference.step()
+
+
+@pytest.mark.parametrize(("said", "begin"), [({}, 79), ({"decaySteps": 50}, 49), ({"decaySteps": 1000}, 10)])
+def test_a_stable_rate_decays_at_the_end(said, begin):
+    config = OptimizerConfig.model_validate({"learningRate": 1.0, "schedule": "WarmupStableDecay", **said})
+    rates = [learning_rate(step, 100, config) for step in range(100)]
+    assert rates[9 : begin + 1] == [1.0] * (begin - 8)
+    assert rates[begin + 1] < 1.0
+    assert rates == sorted(rates[:10]) + sorted(rates[10:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1)
+    quarter = begin + (99 - begin) // 4
+    assert rates[quarter] == pytest.approx(1 - 0.9 * math.sqrt((quarter - begin) / (99 - begin)))
+
+
+def test_other_schedules_have_no_decay_steps():
+    with pytest.raises(ValidationError, match=r"decaySteps needs optimizer\.schedule: WarmupStableDecay"):
+        OptimizerConfig.model_validate({"decaySteps": 5})
 
 
 @pytest.mark.parametrize(
