@@ -24,10 +24,11 @@ from concertina.plan.state import topology
 from concertina_protocol import Prepared
 
 LEAP = 1000
-"""Number of rounds beyond those of the status that an agent may have seen, as after etcd was restored from a backup.
+"""Maximum distance between the status's round and a round that an agent may have seen, as after etcd was restored from
+a backup.
 
-An agent that reports more is passed in several claims: otherwise an unbounded number would make a round that
-`agents.bounds` lets nobody report.
+If an agent reports a higher round, several claims are made to get beyond it. Without a limit, one report could lead to
+a round that is too high for `agents.bounds`, so that no agent could report it.
 """
 
 
