@@ -61,8 +61,8 @@ SECRET_SECONDS = 60.0
 The response 409 is expected.
 """
 GROUP_SECONDS = 60.0
-"""Age in seconds after which a job's pod group is looked up again before its pods are created: a person may have
-deleted it, and its pods would wait without a word."""
+"""Age in seconds after which a job's pod group is looked up again before its pods are created. A person may have
+deleted the group, and its pods would then wait without any message."""
 metrics.begin_at_zero(metrics.CREATE_REJECTIONS, [kind.name.lower() for kind in Refusal])
 
 

@@ -77,7 +77,7 @@ class Api:
     def exists(self, path: str) -> bool:
         """Return whether such an object exists now.
 
-        Return False too while the API server does not respond or does not know the client yet.
+        The result is also False while the API server does not respond, or does not know the client yet.
         """
         try:
             self.call("GET", path)
