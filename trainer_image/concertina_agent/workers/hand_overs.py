@@ -1,7 +1,8 @@
 """Agent's end of hand-overs: the socket at which the interpreters of workers' commands describe themselves.
 
-The socket is the user's own (mode 0600), and the kernel names the process that has connected. A connection stays open
-for as long as the interpreter stands in for its script: its end ends the script, and the script's end is told there.
+Only the user may open the socket (mode 0600), and the kernel tells which process has connected. A connection stays open
+for as long as the interpreter stands in for its script. If the interpreter closes it, the script is ended. When the
+script ends, the agent reports its exit code there.
 """
 
 from __future__ import annotations

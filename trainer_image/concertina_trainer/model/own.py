@@ -1,4 +1,4 @@
-"""Model of one's own: loading it, refusing what the trainer can't support, and making one module of it and its loss."""
+"""Custom models (`trainer.model.entrypoint`): load them, refuse what the trainer can't support, and add the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Description of a model of one's own for planning: its size, and what its loss computes."""
+"""Description of a custom model for planning: its size, and what its loss computes."""
 
 from __future__ import annotations
 

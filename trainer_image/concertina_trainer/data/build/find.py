@@ -121,7 +121,7 @@ def _within(location: str, pattern: str, out: str) -> Listing:
 
 
 def _named(location: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
-    """Name an item as a person would: below the place as it was given."""
+    """Return the name of an item as a person would write it: relative to the location that the user gave."""
     return dataclasses.replace(item, name=f"{location.rstrip('/')}/{item.name}" if item.name else location)
 
 
