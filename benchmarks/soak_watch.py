@@ -1,4 +1,4 @@
-"""What the soak sees from outside: logs of all pods, memory of the operator, what is left behind at the end."""
+"""Observations of the soak test: logs of all pods, memory of the operator, and objects that remain at the end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from concertina.local.host import processes
 PAGE = os.sysconf("SC_PAGE_SIZE") / 2**20  # MiB
 LOOK_EVERY = 2.0
 Container = tuple[str, int]
-"""Uid of a pod and how often its trainer container was started again: each start begins another log."""
+"""Uid of a pod, and the number of restarts of its trainer container: each start begins another log."""
 
 
 class Logs:
-    """The whole log of every pod a job ever had, kept while the pod lives: it goes with the pod."""
+    """Whole log of every pod of a job, copied while the pod lives, because the log is deleted with the pod."""
 
     def __init__(self, stage: Stage, names: list[str]) -> None:
         self._stage, self._names = stage, names
@@ -34,7 +34,7 @@ class Logs:
         self._thread.start()
 
     def lines(self, job: str) -> list[list[str]]:
-        """Of each container, as far as it has been read; a stream that broke and was opened again begins anew."""
+        """Lines of each container so far. A stream that broke and was opened again begins anew."""
         return [path.read_text(errors="replace").splitlines() for path in self._files[job].values() if path.exists()]
 
     def close(self) -> None:
@@ -85,12 +85,12 @@ def _restarts(pod: Any) -> int:
 
 
 class Memory:
-    """The operator's resident memory over time, by process."""
+    """Resident memory of the operator over time, by process."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self.series: dict[int, list[tuple[float, float]]] = defaultdict(list)
-        """Pid to (Unix seconds, MiB)."""
+        """Points (Unix seconds, MiB) by pid."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_on, daemon=True)
         self._thread.start()
@@ -145,7 +145,7 @@ def _settled(points: list[tuple[float, float]], peaks: Sequence[float]) -> list[
 
 
 def left_behind(stage: Stage, uids: list[str]) -> list[str]:
-    """Pods, Secrets and processes of jobs that are deleted, a line each; a while is given for them to go."""
+    """Return a line for each pod, Secret and process of a deleted job that remains after a while."""
     give_up = time.monotonic() + 60
     while (found := _left(stage, uids)) and time.monotonic() < give_up:
         time.sleep(1)

@@ -1,5 +1,7 @@
-"""A plain script whose state is committed after each step, or not, by turns (`turns.py`): DDP or FSDP2 over
-gloo, or one process on a GPU."""
+"""Plain script whose state is either committed after each step or not, in turns (`turns.py`).
+
+It uses DDP or FSDP2 over gloo, or one process on a GPU.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A plain script for torchrun, the same under concertina: DDP over gloo, a checkpoint file, a line a step.
+"""Plain script for torchrun that also runs under concertina: DDP over gloo, a checkpoint file, one trace line a step.
 
     torchrun ... elastic_ddp.py --steps 100000 --trace FOLDER --checkpoint FILE
 
 Every rank appends `unix_time round_or_restart world rank step step_seconds` to its own file in FOLDER after each step,
-so that a benchmark can see from outside when the world moved again.
+so that a benchmark can observe when the world trains again.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The step of the checkpoint at `path`, with model and optimizer set from it; 0 where there is none."""
+    """Set model and optimizer from the checkpoint at `path`, and return its step; 0 if there is none."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
