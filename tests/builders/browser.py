@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by its DevTools protocol."""
+"""Headless Chromium, driven by its DevTools protocol."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ OPTIONS = ("--headless=new", "--disable-gpu", "--no-first-run", "--remote-debugg
 
 
 def program() -> str:
-    """Its path; nothing where there is none."""
+    """Return the path of Chromium, or an empty string if there is none."""
     return next((found for name in PROGRAMS if (found := shutil.which(name))), "")
 
 
 class Tab:
-    """One page, and what it has asked for and complained of since it was opened."""
+    """One page, with its requests and its errors since it was opened."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -37,7 +37,7 @@ class Tab:
         self.loads = 0
         self.requests: list[str] = []
         self.complaints: list[str] = []
-        """What the console has: refusals of the page's policy, and errors."""
+        """Messages on the console: refusals of the page's content security policy, and errors."""
 
     async def hear(self) -> None:
         async for message in self._socket:
@@ -62,7 +62,7 @@ class Tab:
         return await self._answers[number]
 
     async def open(self, url: str) -> None:
-        """Until it is loaded."""
+        """Open a page and wait until it is loaded."""
         loads = self.loads
         self.requests.clear()
         self.complaints.clear()
@@ -74,7 +74,7 @@ class Tab:
         return answer["result"].get("value")
 
     async def picture(self, width: int, dark: bool = False) -> bytes:
-        """PNG of the whole page, at that width."""
+        """Return a PNG picture of the whole page at that width."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
         await self.call(
@@ -86,7 +86,7 @@ class Tab:
 
 @asynccontextmanager
 async def tab() -> AsyncIterator[Tab]:
-    """Of a browser of its own."""
+    """Yield a tab in a browser of its own."""
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         command = [program(), *OPTIONS, *root, f"--user-data-dir={folder}", "about:blank"]

@@ -1,4 +1,4 @@
-"""TrainingJobs in queues of Kueue: their queues, their Workloads, and what the tests wait for."""
+"""TrainingJobs in queues of Kueue: their queues and Workloads, and conditions to wait for."""
 
 from __future__ import annotations
 

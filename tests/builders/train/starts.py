@@ -1,4 +1,4 @@
-"""Starts of commands, plainly and warm, by `programs/started.py`, and the comparison of what they give."""
+"""Starts of commands, plain and warm, by `programs/started.py`, and the comparison of their results."""
 
 import json
 import os
@@ -19,9 +19,9 @@ if __name__ == "__main__":
     del file
 import anchor
 """
-"""Beginning of each script: it notes whether it was started warm, and imports an installed package."""
+"""Beginning of each script: it records whether it was started warm, and imports an installed package."""
 WARMTH = "0011"
-"""Notes of the plain start, of the one that is learned from, and of two warm ones."""
+"""Records of the plain start, of the one from which modules are learned, and of two warm ones."""
 
 
 def started(
@@ -32,7 +32,7 @@ def started(
     warmth: str | None = WARMTH,
     **environment: str,
 ) -> dict[str, tuple]:
-    """Return what each way of starting it gave: stdout, stderr, and exit code, or what is said of it."""
+    """Return the result of each way of starting the command: stdout, stderr, and exit code, or the reason for none."""
     told = json.dumps({"preload": preload, **bounds})
     program = [sys.executable, str(PROGRAMS / "started.py"), str(folder / "volume"), told]
     shutil.rmtree(folder / "volume", ignore_errors=True)
@@ -54,7 +54,7 @@ def started(
 
 
 def _runs(text: str) -> list[tuple[str, str, str]]:
-    """Without what differs from process to process, and our own log."""
+    """Return the output without what differs from process to process, and without concertina's own log."""
     found, lines = [], []
     for line in text.splitlines():
         if line.startswith("END "):
