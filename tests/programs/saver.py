@@ -1,6 +1,8 @@
-"""A process that saves without a pause: two ranks' snapshots to memory, shipped and published as an uploader does. With
-KILLED_AT it is killed before that request of its second save that changes what is stored, and ends after the save if
-there are not so many."""
+"""Process that saves without a pause: snapshots of two ranks in memory, shipped and published as an uploader does.
+
+With KILLED_AT, it is killed before that request of its second save that changes storage. If there are fewer requests,
+it ends after the save.
+"""
 
 import itertools
 import os
@@ -23,7 +25,7 @@ RANKS, ELEMENTS, UID = 2, 50_000, "crashing"
 
 
 class State(Tensors):
-    """A rank's half of one tensor, which holds the step everywhere."""
+    """State of a rank: half of one tensor, which holds the number of the step in each element."""
 
     def __init__(self, rank):
         layout = Layout([Chunk("x", "F32", (rank * ELEMENTS,), (ELEMENTS,), (RANKS * ELEMENTS,))])

@@ -1,4 +1,4 @@
-"""A script that uses `trainingjob`, without torch: ranks keep step by files, as a collective would make them."""
+"""Script without torch that uses `trainingjob`. Its ranks synchronize by files, as a collective would."""
 
 import os
 import sys

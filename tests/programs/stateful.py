@@ -1,4 +1,4 @@
-"""A script that keeps its state by `trainingjob.State`: its global batch is the same in any world, and its loss."""
+"""Script that saves its state by `trainingjob.State`. Its global batch and its loss are the same in any world."""
 
 import argparse
 import os

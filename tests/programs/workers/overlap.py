@@ -1,4 +1,4 @@
-"""Run in forked workers on GPUs: when a rank's kernels ran in a step, those that send and those that compute."""
+"""Program of forked workers on GPUs that record when the kernels of a step ran, for communication and computation."""
 
 import os
 
