@@ -1,4 +1,4 @@
-"""The tour that `make kind` takes, on the local cluster: what does not depend on the cluster works."""
+"""The tour of `make kind` on the local cluster: all that does not depend on the kind of cluster works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad manifests are refused by the API server itself, in words a person understands; and by us in the same cases."""
+"""Invalid manifests: the API server itself refuses them with a clear message, and so does the operator's parser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = "a" * 51
 
 
 def changed(job: dict[str, Any], *changes: tuple[str, Any]) -> dict[str, Any]:
-    """A job with fields set; None removes one."""
+    """Return a job with fields set; None removes a field."""
     job = copy.deepcopy(job)
     for path, value in changes:
         *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
@@ -44,7 +44,7 @@ def apply(cluster: LocalCluster, namespace: str, job: dict[str, Any], *options: 
 
 
 def refusal(cluster: LocalCluster, namespace: str, job: dict[str, Any]) -> str:
-    """What `kubectl apply` says (and nothing is stored, even if it should say yes)."""
+    """Return the message of `kubectl apply`, and check that nothing was stored."""
     with pytest.raises(LocalClusterError) as caught:
         apply(cluster, namespace, job, "--dry-run=server")
     return str(caught.value)
@@ -353,7 +353,7 @@ TWICE = {
 
 @pytest.mark.parametrize("field", TWICE)
 def test_two_of_one_name(cluster: LocalCluster, field: str) -> None:
-    """As a pod with them would be: the models leave that to Kubernetes."""
+    """Kubernetes itself refuses such a pod, so the models do not check it."""
     assert "[1]: Duplicate value" in refusal(cluster, "default", changed(JOB, (field, TWICE[field])))
 
 
@@ -373,7 +373,7 @@ def test_names_that_are_much_like_ours_are_the_users(cluster: LocalCluster) -> N
 
 
 def test_lists_of_the_template_that_are_null_are_absent(cluster: LocalCluster) -> None:
-    """As templates of Helm leave them, and as a pod takes them."""
+    """Helm templates produce such lists, and a pod accepts them."""
     job = copy.deepcopy(JOB)
     job["spec"]["template"]["spec"] |= {"volumes": None, "initContainers": None, "restartPolicy": None}
     job["spec"]["template"]["spec"]["containers"][0]["volumeMounts"] = None
@@ -420,7 +420,7 @@ def test_sizes_and_policies_change_at_any_time(cluster: LocalCluster, namespace:
 
 
 def test_a_mistyped_field_of_the_template_is_refused(cluster: LocalCluster) -> None:
-    """The CRD alone can tell: the operator's own parser leaves a pod's fields to Kubernetes."""
+    """Only the CRD checks this: the operator's own parser leaves a pod's fields to Kubernetes."""
     bad = changed(JOB, ("spec.template.spec.nodeselector", {"a": "b"}), (f"{CONTAINER}.imagePullPolcy", "Always"))
     said = refusal(cluster, "default", bad)
     assert 'unknown field "spec.template.spec.nodeselector"' in said

@@ -1,4 +1,4 @@
-"""`concertina dashboard` against a real API server, as a process of its own, asked by HTTP and by a real browser."""
+"""`concertina dashboard` against a real API server, as a process of its own, accessed by HTTP and a real browser."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Served:
 
 @contextmanager
 def served(cli: Cli, *options: str) -> Iterator[Served]:
-    """Until Ctrl-C, by which it ends in order."""
+    """Run the dashboard until Ctrl-C, on which it ends in order."""
     with cli.start("dashboard", "--port", "0", *options) as process:
         assert process.stdout
         said = process.stdout.readline()

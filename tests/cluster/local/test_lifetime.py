@@ -1,4 +1,4 @@
-"""Clusters come and go: twice in a row, side by side, by command, and without a trace however their owner ends."""
+"""Start and end of clusters: twice in a row, side by side, by command, and without remains however the owner ends."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ with cluster.owned(sys.argv[1], Options(nodes=1, s3=True)) as up:
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """The name of a cluster that is down before and after the test."""
+    """Return the name of a cluster that is down before and after the test."""
     chosen = f"life-{os.getpid()}"
     yield chosen
     local.down(chosen)
@@ -46,7 +46,7 @@ def concertina(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def traces(folder: Path) -> list[str]:
-    """What is left of a cluster besides its logs."""
+    """Return what is left of a cluster besides its logs."""
     left = [path.name for path in folder.iterdir() if path.name != "logs"] if folder.exists() else []
     return left + [str(process.pid) for process in processes.marked(folder)]
 

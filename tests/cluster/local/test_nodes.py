@@ -1,4 +1,4 @@
-"""Nodes of the local cluster and what can be done to them; the components of the control plane too."""
+"""Operations on nodes of the local cluster, and on the components of its control plane."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ time.sleep(600)
 
 
 def with_mark(mark: str) -> list[int]:
-    """The processes of this machine that have the mark in their command line."""
+    """Return the processes of this machine that have the mark in their command line."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -43,7 +43,7 @@ def node_condition(cluster: LocalCluster, name: str) -> str:
 
 @pytest.fixture
 def node(cluster: LocalCluster) -> Iterator[str]:
-    """A node that a test may treat badly; afterwards it is as it was."""
+    """Return a node that a test may disturb, and repair it afterwards."""
     name = cluster.nodes()[-1]
     yield name
     with contextlib.suppress(LocalClusterError):

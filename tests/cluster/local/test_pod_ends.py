@@ -1,4 +1,4 @@
-"""What becomes of pods on the nodes of the local cluster: how they end, wait, start again, and are deleted."""
+"""Life of pods on the nodes of the local cluster: how they end, wait, restart, and are deleted."""
 
 import time
 from contextlib import suppress
@@ -195,7 +195,7 @@ def test_pods_that_are_deleted_as_they_start_leave_no_process(pods: Pods) -> Non
 
 
 def _processes(word: str) -> list[str]:
-    """Those of this machine in whose command a word stands, the tests' own aside."""
+    """Return the processes of this machine whose command contains a word, without the tests' own."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # gone

@@ -1,4 +1,4 @@
-"""Pods on the nodes of the local cluster: what a container sees, through the API server."""
+"""Pods on the nodes of the local cluster: the view from inside a container, through the API server."""
 
 import json
 from collections.abc import Iterator
@@ -187,7 +187,7 @@ def test_logs(pods: Pods) -> None:
 
 @pytest.fixture
 def device() -> Iterator[Path]:
-    """What stands for a GPU of this machine."""
+    """Return the path of a file that stands for a GPU of this machine."""
     path = Path("/dev/nvidia-of-a-test")
     try:
         path.touch()
@@ -198,7 +198,7 @@ def device() -> Iterator[Path]:
 
 
 def test_gpus_are_seen_by_who_asks_for_one(pods: Pods, device: Path) -> None:
-    """Else all workers of a machine with one would share it, which NCCL refuses."""
+    """If every container saw the GPU, all workers of the machine would share it, which NCCL refuses."""
     script = f"import os; print(os.path.exists('{device}'))"
     assert pods.run("without", script) == "False\n"
     assert pods.run("with", script, {"resources": {"limits": {"nvidia.com/gpu": "1"}}}) == "True\n"

@@ -1,4 +1,4 @@
-"""The master key of a real operator: made once, kept, switched, and missing. Agents are real, and so is their TLS."""
+"""Master key of a real operator: created once, kept, switched, and missing. Agents and their TLS are real."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SITE = """
 from concertina.plan.facts import constants
 constants.FIRST_CONTACT = 1.0
 """
-"""In the operator's Python: who is not heard is in doubt at once."""
+"""Patch for the operator's Python: an agent without a connection is in doubt at once."""
 Object = dict[str, Any]
 
 
 class Key:
-    """The Secret with the operator's master key."""
+    """Secret with the operator's master key."""
 
     def __init__(self, cluster: LocalCluster, operator: Operator) -> None:
         self.cluster = cluster
@@ -58,7 +58,7 @@ class Key:
 
 @pytest.fixture
 def key(cluster: LocalCluster, operator: Operator) -> Iterator[Key]:
-    """As it was again afterwards, and so is the operator."""
+    """Return the master key, and restore the key and the operator afterwards."""
     found = Key(cluster, operator)
     before = found.get()
     yield found
@@ -86,7 +86,7 @@ def restarted(operator: Operator) -> None:
 
 
 class Together(Client):
-    """Of whom each finds out that there is no Secret before any of them makes one."""
+    """Barrier by which several operators all find that there is no Secret before any of them creates one."""
 
     barrier: asyncio.Barrier
 

@@ -1,4 +1,4 @@
-"""What a real operator says of itself, beside what others saw: the API server's own counts, the log, the jobs."""
+"""Metrics of a real operator, compared with other sources: the API server's own counts, the log, the jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKEN = "of the tests"
 
 
 class Scraped:
-    """An operator process, asked as Prometheus asks it."""
+    """Operator process whose metrics are scraped as Prometheus does."""
 
     def __init__(self, operator: Operator, faults: Path) -> None:
         (port,) = processes.free_ports("127.0.0.1", 1)
@@ -67,11 +67,11 @@ WRITES = (
     {"code": "201", "verb": "POST", "resource": "pods", "subresource": ""},
     {"code": "201", "verb": "POST", "resource": "secrets", "subresource": ""},
 )
-"""Which nobody but the operator makes here."""
+"""Kinds of writes that nothing but the operator makes here."""
 
 
 def unseen_writes(cluster: LocalCluster, scraped: Scraped) -> list[float]:
-    """Of each kind, how many more the API server has counted since it began."""
+    """Return how many more writes of each kind the API server has counted since the operator started."""
     mine, others = parsed(scraped.ask()), parsed(cluster.kubectl("get", "--raw", "/metrics"))
     return [
         total(others, "apiserver_request_total", **labels)
@@ -87,7 +87,7 @@ def unseen_writes(cluster: LocalCluster, scraped: Scraped) -> list[float]:
 
 
 def settled(cluster: LocalCluster, scraped: Scraped) -> list[float]:
-    """The same, once the jobs of other tests are gone: the operator acts on them as well, and counts that.
+    """Wait until the jobs of other tests are gone, because the operator acts on them as well and counts that.
 
     After a restart of the API server, Kubernetes may try for a long time to delete a namespace.
     """
@@ -109,7 +109,7 @@ def test_a_job_is_counted_as_others_saw_it(cluster: LocalCluster, jobs: Jobs, sc
     jobs.wait_true("a", "Complete")
 
     def agrees() -> list[str]:
-        """What does not (yet)."""
+        """Return the values that do not agree (yet)."""
         lines, rounds = scraped.operator.lines, "concertina_round_duration_seconds_count"
         now = parsed(scraped.ask())
         sent = [line for kind in ("prepare", "assign", "drain", "save") for line in lines(kind)]
@@ -142,7 +142,7 @@ def test_a_job_is_counted_as_others_saw_it(cluster: LocalCluster, jobs: Jobs, sc
 
 
 def of_pods(cluster: LocalCluster, namespace: str) -> dict[str, Samples]:
-    """What they tell who finds them by their annotations, by name; of those that answer."""
+    """Return the metrics of pods that are found by their annotations, by name, for those that answer."""
     found = {}
     for pod in json.loads(cluster.kubectl("-n", namespace, "get", "pods", "-o", "json"))["items"]:
         with contextlib.suppress(OSError, KeyError):
@@ -156,7 +156,7 @@ def of_pods(cluster: LocalCluster, namespace: str) -> dict[str, Samples]:
 def test_a_job_and_its_pods_are_told_of_until_they_are_gone(
     cluster: LocalCluster, jobs: Jobs, scraped: Scraped, data: Path
 ) -> None:
-    """The bundled trainer's, found as a plain Prometheus finds them; both sides name the job alike."""
+    """A job of the bundled trainer is found as a plain Prometheus finds it, and both sides name it alike."""
     trainer = endless(data)
     jobs.create("told", replicas=2, trainer=trainer, pod={"containers": [paced(PYTHONPATH=STAND_IN)]})
     jobs.wait_training("told", 2)

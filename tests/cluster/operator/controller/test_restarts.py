@@ -1,4 +1,4 @@
-"""The operator killed and started again, at any moment: the same world, no pod doubled, no round without need."""
+"""The operator is killed and restarted at any moment: no pod is doubled, and no needless round begins."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_sigterm_ends_it_cleanly_and_gives_the_lease_back(jobs: Jobs, operator: 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long(law=KILLED)) for seed in (2, 3))])
 def test_killed_between_any_two_writes(jobs: Jobs, operator: Operator, seed: int, tmp_path: Path) -> None:
-    """A job that starts, loses a replica, grows back and ends, under an operator that is killed again and again."""
+    """A job starts, loses a replica, grows back and ends, under an operator that is killed again and again."""
     dice = random.Random(seed)
     marks = str(tmp_path)
     # Ends by itself once all three have been in one world together after the second start of rank 0.
@@ -85,7 +85,7 @@ def test_killed_between_any_two_writes(jobs: Jobs, operator: Operator, seed: int
     seen: dict[str, str] = {}
 
     def look() -> None:
-        """No two live pods of one replica at a time, and never two of one name."""
+        """Check that a replica has at most one live pod at a time, and that no name is used twice."""
         for pod in jobs.pods("a"):
             name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
             assert "deletionTimestamp" in pod["metadata"] or seen.setdefault(uid, name) == name
@@ -117,7 +117,7 @@ def test_killed_between_any_two_writes(jobs: Jobs, operator: Operator, seed: int
 def test_a_second_operator_takes_over_from_one_that_sleeps_which_then_ends(
     jobs: Jobs, operator: Operator, tmp_path: Path
 ) -> None:
-    """The first is stopped as a machine that hangs: when it wakes up it has lost the Lease, and does nothing more."""
+    """The first operator is stopped like a machine that hangs. When it continues, it has lost the Lease, and ends."""
     jobs.create("a", STAY, replicas=2)
     before = jobs.wait_training("a", 2)
     second = Operator(tmp_path, {**operator.environment, "POD_NAME": "second"})

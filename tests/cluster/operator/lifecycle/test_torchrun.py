@@ -1,4 +1,4 @@
-"""launcher: Torchrun, with the real one on gloo: members come and go, the store is lost, the job ends."""
+"""Real torchrun on gloo (`launcher: Torchrun`): members come and go, the store is lost, the job ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ while not (shared / "stop").exists():
         told.write(f"{os.environ['WORLD_SIZE']} {socket.gethostname()}\\n")
     time.sleep(0.2)
 """
-"""For where torchrun alone is the subject: its workers begin at once."""
+"""Script without torch for tests of torchrun alone, so that its workers begin at once."""
 
 
 def create(jobs: Jobs, shared: Path, script: str = SCRIPT, **spec: Any) -> None:
@@ -54,7 +54,7 @@ def create(jobs: Jobs, shared: Path, script: str = SCRIPT, **spec: Any) -> None:
 
 
 class Told:
-    """What the workers have written since the last time it was asked."""
+    """Lines that the workers have written since the last call."""
 
     def __init__(self, jobs: Jobs, shared: Path) -> None:
         self.jobs, self.file = jobs, shared / "told"
@@ -63,7 +63,7 @@ class Told:
         self.file.write_text("")
 
     def wait(self, *lines: str) -> None:
-        """Until all of these lines, `world size` and `pod`, were written."""
+        """Wait until all of these lines (`world size` and `pod`) were written."""
 
         def told() -> bool:
             return self.file.exists() and set(lines) <= set(self.file.read_text().splitlines())
@@ -108,7 +108,7 @@ def test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes(jobs: Jobs
 def test_a_member_that_goes_unseen_is_replaced_under_another_name(
     jobs: Jobs, operator: Operator, tmp_path: Path
 ) -> None:
-    """Deletion and end are heard in one burst, as where the operator is slow."""
+    """The operator learns of the deletion and the end in one burst, as when it is slow."""
     told = Told(jobs, tmp_path)
     create(jobs, tmp_path, WITHOUT_TORCH, replicas=2, elastic={"minReplicas": 1})
     told.wait("2 a-0-0", "2 a-1-0")
@@ -128,7 +128,7 @@ def test_a_member_that_goes_unseen_is_replaced_under_another_name(
     law="tests/cluster/operator/lifecycle/test_torchrun.py::test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes"
 )
 def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Jobs, tmp_path: Path) -> None:
-    """torchrun can't change a fixed size: all its pods are replaced, in a rendezvous of their own."""
+    """torchrun can't change a fixed size, so all pods are replaced, in a rendezvous of their own."""
     told = Told(jobs, tmp_path)
     create(jobs, tmp_path, WITHOUT_TORCH, replicas=2)
     told.wait("2 a-0-0", "2 a-1-0")
@@ -169,7 +169,7 @@ def test_a_script_that_always_fails_uses_up_the_budget(jobs: Jobs) -> None:
 
 
 def test_torchrun_in_a_file_under_the_agent_is_told_and_stops_nothing(jobs: Jobs, tmp_path: Path) -> None:
-    """The operator can't see into the file; the agents see the processes that it starts."""
+    """The operator can't read the script's file, but the agents see the processes that it starts."""
     (tmp_path / "train.py").write_text(WITHOUT_TORCH)
     (tmp_path / "run.sh").write_text("torchrun --nproc_per_node=1 /shared/train.py\n")
     container = {

@@ -1,4 +1,4 @@
-"""Gangs under the real scheduler, with the feature gates that Kubernetes leaves off: two jobs of which one fits."""
+"""Gang scheduling by the real scheduler, with feature gates that Kubernetes leaves off: two jobs of which one fits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaimtemplates"
 
 @dataclass(frozen=True)
 class Gangs:
-    """A cluster of three nodes with a GPU each, whose scheduler knows gangs, and an operator."""
+    """Cluster of three nodes with a GPU each, with a scheduler that supports gangs, and an operator."""
 
     cluster: LocalCluster
     api: str

@@ -1,5 +1,8 @@
-"""Silence alone is no death: an operator that is cut off, stopped, or told another time leaves healthy rounds alone.
-The operator is a real process; what stands between it and agents is played in it (tests/programs/operator_faults)."""
+"""Silence alone is no death: an operator that is cut off, stopped, or has a wrong clock leaves healthy rounds alone.
+
+The operator is a real process, and the faults between it and the agents are injected in it
+(tests/programs/operator_faults).
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ HEARD = "tests/unit/agents/test_connections.py"
 STAY = "import time; time.sleep(3600)"
 ELASTIC = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}
 LONG_ENOUGH = 8.0
-"""Seconds: for streams to fall silent (3), to be opened again (1), and for UNHEARD (3 here)."""
+"""Seconds for streams to count as silent (3), to be reopened (1), and for UNHEARD (3 here)."""
 Object = dict[str, Any]
 
 
 class Faults:
-    """What is played in the operator's process, from now on."""
+    """Faults in the operator's process, from now on."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -50,7 +53,7 @@ def address(jobs: Jobs, replica: str) -> str:
 
 
 def undisturbed(jobs: Jobs, before: Object) -> Object:
-    """The job, whose round and pods are the same as before."""
+    """Check that the job has the same round and pods as before."""
     after = jobs.get("a")
     assert after["status"]["world"] == before["status"]["world"], jobs.describe("a")
     assert after["status"]["restarts"]["total"] == 0

@@ -58,7 +58,7 @@ def test_growing_that_fails_is_not_tried_again_at_once(jobs: Jobs) -> None:
 
 
 def on(*nodes: str) -> Object:
-    """A pod with a GPU, of which each node has two, on one of these nodes."""
+    """Create a pod with a GPU on one of these nodes, each of which has two."""
     term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": list(nodes)}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
     command = {"command": ["python3", "-uc", SHORT], "resources": {"limits": {"nvidia.com/gpu": 1}}}
@@ -71,8 +71,11 @@ def placed(jobs: Jobs, name: str) -> int:
 
 @pytest.mark.long(law=RIVALS)
 def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs: Jobs, pods: Pods) -> None:
-    """Both need four GPUs. The younger one holds three, one of which the older one lacks, and waits for one that
-    something else has; the older one holds two."""
+    """Both jobs need four GPUs, and neither has all of them.
+
+    The younger job holds three, one of which the older job lacks, and waits for one that another pod has. The older job
+    holds two.
+    """
     one, two, three = jobs.cluster.nodes()
     gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
     pods.create("holder", STAY, gpu, nodeName=three)
@@ -94,7 +97,7 @@ def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs
 
 @pytest.fixture
 def elsewhere(cluster: LocalCluster, namespace: str) -> Iterator[list[Jobs]]:
-    """Three other namespaces."""
+    """Return three other namespaces."""
     names = [f"{namespace}-{number}" for number in range(3)]
     for name in names:
         cluster.create_namespace(name)
@@ -104,7 +107,7 @@ def elsewhere(cluster: LocalCluster, namespace: str) -> Iterator[list[Jobs]]:
 
 @pytest.fixture
 def urgent(cluster: LocalCluster, namespace: str) -> Iterator[str]:
-    """A priority class that goes first and drives nobody out."""
+    """Create a priority class that comes first and preempts no pod."""
     path = "/apis/scheduling.k8s.io/v1/priorityclasses"
     made = {"metadata": {"name": namespace}, "value": 1000, "preemptionPolicy": "Never"}
     cluster.api.call("POST", path, made)
@@ -114,8 +117,11 @@ def urgent(cluster: LocalCluster, namespace: str) -> Iterator[str]:
 
 @pytest.mark.long(law=RIVALS)
 def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewhere: list[Jobs], urgent: str) -> None:
-    """No node fits the first; the second needs seven GPUs of six, and holds four; the third one's quota allows no pod.
-    All are in other namespaces, and ahead of a job that needs all six GPUs and finds one, then five, then all."""
+    """None of the three jobs can start: no node fits the first, the second needs more GPUs than there are, and so on.
+
+    The second one needs seven GPUs of six, and holds four; the third one's quota allows no pod. All are in other
+    namespaces, and ahead of a job that needs all six GPUs and finds one, then five, then all.
+    """
     one, two, three = jobs.cluster.nodes()
     pods.create("holder", STAY, {"resources": {"limits": {"nvidia.com/gpu": 1}}}, nodeName=three)
     nowhere, huge, refused = elsewhere
@@ -204,7 +210,7 @@ def test_the_horizontal_pod_autoscaler_grows_and_shrinks_a_job(jobs: Jobs, tmp_p
 
 
 def autoscaler(metric: str) -> Object:
-    """One replica for each ten of the metric, at once."""
+    """Create an HPA with one replica for each ten of the metric, without delay."""
     target = {"type": "AverageValue", "averageValue": "10"}
     return {
         "metadata": {"name": "a"},

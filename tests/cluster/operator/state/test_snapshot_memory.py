@@ -1,4 +1,4 @@
-"""A job whose pods have just the memory that admission asks for: it is enough, whatever becomes of the world."""
+"""Job whose pods have exactly the memory that the check requires: it is enough, however the world changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 
 def just_enough(spec: Object, replicas: int) -> str:
-    """Bytes of memory with which a container passes the check."""
+    """Return the memory in bytes with which a container passes the check."""
     return str(-(-snapshot_memory.needed(parse_spec({"spec": spec}), replicas) * 10 // 9))
 
 

@@ -1,4 +1,4 @@
-"""Shares by speed, and evaluation, in a whole job: seen in its status and log, and again after a worker was killed."""
+"""Shares by speed, and evaluation, in a whole job: observed in its status and log, also after a worker was killed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]
 STEPS, EVERY, BATCH = 200, 25, 12
 BOUND = 2e-4
-"""Of losses, relatively. Another order of sums was seen to change the sixth digit at most; one sample in twelve that is
-left out after a change of shares makes 1e-3."""
+"""Maximum relative difference of losses. Another order of sums changes at most the sixth digit (measured). One sample
+in twelve that is left out after a change of shares makes a difference of 1e-3."""
 SHARES = re.compile(r"balance: sequences a step by rank are (\d+) (\d+);")
 ROUND_2 = "round 2 is at work"
 
@@ -66,12 +66,12 @@ def test_a_slow_worker_has_less_and_nothing_else_is_other_also_when_one_was_kill
 
 
 def of_round_2(jobs: Jobs) -> str:
-    """Of the log of rank 0."""
+    """Return the part of rank 0's log about round 2."""
     return jobs.logs(jobs.members(jobs.get("balanced"))[0]).partition(ROUND_2)[2]
 
 
 def slow_has_less(job: Object) -> bool:
-    """Rank 1's replica, as far as the status says."""
+    """Return whether the status gives rank 1's replica the smallest share."""
     shares = job.get("status", {}).get("batchAssignment", ())
     if len(shares) != 2 or shares[0]["sequences"] == BATCH // 2:
         return False
@@ -81,7 +81,7 @@ def slow_has_less(job: Object) -> bool:
 
 
 def evaluations(log: str) -> dict[int, float]:
-    """By step, as logged; one that was done again gives the same."""
+    """Return the logged evaluations by step; a repeated one must have the same result."""
     found: dict[int, float] = {}
     for step, loss in re.findall(r"step (\d+): evaluation loss ([\d.]+) \(mean of", log):
         assert found.setdefault(int(step), float(loss)) == pytest.approx(float(loss), rel=BOUND)

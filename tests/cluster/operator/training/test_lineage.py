@@ -1,4 +1,4 @@
-"""What the operator tells its pods for the lineage of checkpoints, and a job that trains one of them again."""
+"""Values that the operator passes to pods for the lineage of checkpoints, and a job that reproduces a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from concertina_state.objects.prefix import ObjectPrefix
 
 pytestmark = pytest.mark.usefixtures("operator")
 STEPS = 100
-"""So many that one of the checkpoints on the way is in storage before the last one takes its place."""
+"""Number of steps, so that one of the checkpoints on the way is in storage before the last one replaces it."""
 
 
 @pytest.mark.long(

@@ -1,4 +1,4 @@
-"""Scripts of one's own under the operator: plain DDP with checkpoints of its own, and one that uses `trainingjob`."""
+"""Users' own scripts under the operator: plain DDP with checkpoints of its own, and one that uses `trainingjob`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ Object = dict[str, Any]
 
 
 def template(shared: Path, script: Path, *arguments: str) -> Object:
-    """A pod that appends what its script prints to a file of the shared folder, which all replicas see. It trains on
-    what processors others leave: nothing paces its steps."""
+    """Return a pod whose script appends its output to a file of the shared folder, which all replicas see.
+
+    It trains with the processor time that others leave, because its steps have no pace.
+    """
     line = f'exec nice -n 19 python3 -u "$0" "$@" >> {shared}/log 2>&1'
     container = {
         "name": "trainer",
@@ -46,7 +48,7 @@ def printed(shared: Path, pattern: str) -> list[tuple[int, ...]]:
 
 
 def workers(script: Path, argument: str) -> dict[int, int]:
-    """Rank to pid of the processes that run this script with this argument."""
+    """Return the pid by rank, of the processes that run this script with this argument."""
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -129,7 +131,7 @@ def test_a_script_that_uses_trainingjob_has_progress_and_loses_no_step_to_a_chan
 
 
 def trains_on(jobs: Jobs, job: Object) -> None:
-    """Until the round of this job has got somewhere."""
+    """Wait until the current round of this job has finished some steps."""
     step = job["status"]["progress"]["step"]
     jobs.wait("a", lambda job: job["status"]["progress"]["step"] > step)
 
