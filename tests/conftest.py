@@ -1,4 +1,4 @@
-"""For all tests."""
+"""Fixtures and hooks for all tests."""
 
 import gc
 import json
@@ -28,13 +28,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BREACHES = pytest.StashKey[list[str]]()
 LEFT_OPEN = 150
-"""Files that the tests of a module may leave open: a cluster or a server that later modules share has some. A user has
-1024 by default, for all tests."""
+"""Number of files that the tests of a module may leave open, because later modules share a cluster or a server. A user
+may have 1024 by default, for all tests."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before any test is left out by its mark or its name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each long-only case has its law in the gate. Beside others, the file that takes longest is begun first."""
+    """Check that each long-only case names its test in the gate, and start the file that takes longest first.
+
+    Raises:
+        UsageError: If a case names no such test.
+    """
     whole_files = not any("::" in argument for argument in config.args)
     breaches = suite.breaches(map(_case, items)) if whole_files else []
     output = getattr(config, "workeroutput", None)
@@ -56,7 +60,7 @@ def _case(item: pytest.Item) -> suite.Case:
 
 @pytest.fixture(autouse=True, scope="module")
 def few_files_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Name the module that leaves files open, instead of the later one that finds none left."""
+    """Name the module that leaves files open, instead of the later one that can't open any."""
     before = _open_files()
     yield
     if len(_open_files()) > len(before) + LEFT_OPEN:
@@ -66,7 +70,7 @@ def few_files_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _open_files() -> list[str]:
-    """The targets of this process's file descriptors."""
+    """Return the targets of this process's file descriptors."""
     targets = []
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
@@ -77,7 +81,7 @@ def _open_files() -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """What was not tried and why, tests that have become slow, and the figures that tests have kept."""
+    """Print what was not tried and why, tests that have become slow, and the figures that tests have kept."""
     passed = [report for report in terminalreporter.stats.get("passed", ()) if report.when == "call"]
     took = {report.nodeid: report.duration for report in passed}
     if os.environ.get("CONCERTINA_TIMES") == "write":
@@ -102,7 +106,7 @@ def _section(terminalreporter: pytest.TerminalReporter, title: str, lines: list[
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Of a process that runs some of the tests beside others: its figures are told by the one that started it."""
+    """Pass the figures of a worker process to the process that started it, which prints them."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output["figures"] = session.config.stash.get(FIGURES, [])
 

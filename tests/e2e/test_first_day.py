@@ -30,7 +30,8 @@ pytestmark = kueue_builder.needed
 ALL = sum(QUOTAS.values())
 ELASTIC: Object = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 0}}
 SHORT = [("blue", f"blue-{number}") for number in range(4)] + [("red", f"red-{number}") for number in range(3)]
-"""Jobs of one replica that end by themselves. With `base`, `high` and `rush` they are ten."""
+"""Team and name of the jobs of one replica that end by themselves. With `base`, `high` and `rush` there are ten
+jobs."""
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def before() -> Release:
 
 @pytest.fixture
 def kueue(platform: Platform, tmp_path: Path) -> Kueue:
-    """Not started yet."""
+    """Return Kueue, which is not started yet."""
     return Kueue(platform.kubeconfig, platform.client, tmp_path)
 
 
@@ -98,7 +99,7 @@ class Day:
         drills.keep(self.config, f"first day: {what}", *figures)
 
     def unharmed(self, team: str, name: str) -> None:
-        """No step was trained twice, and nothing counts as a failure."""
+        """Check that no step was trained twice, and that nothing counts as a failure."""
         status = self.platform.status(team, name)
         assert status.get("stepsReplayed", 0) == 0, status
         assert status.get("restarts", {}).get("inWindow", 0) == 0, status
@@ -117,7 +118,7 @@ class Day:
         self.keep("upgrade", f"{time.monotonic() - begun:.1f} s, same round")
 
     def ten_jobs(self) -> None:
-        """Let short jobs of both teams have their turns: the elastic job gives way and grows back."""
+        """Let short jobs of both teams have their turns: the elastic job shrinks and grows back."""
         self.platform.create("red", "base", ALL, elastic=ELASTIC)
         whole = self.platform.trains("red", "base", ALL)
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""What people, Prometheus and a collector are told of runs on real kubelets, held against the cluster itself."""
+"""Reports of runs on real kubelets to people, Prometheus and a collector, compared with the cluster itself."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ except urllib.error.HTTPError as error:
 
 @dataclass(frozen=True)
 class Scraper:
-    """Asks from a pod of the cluster, as Prometheus would."""
+    """Client in a pod of the cluster that scrapes as Prometheus would."""
 
     cluster: Cluster
     token: str
 
     def text(self, pod: Object, token: str | None = None) -> str:
-        """Of the pod, found by its annotations; a code instead where it refuses."""
+        """Return the metrics of a pod, found by its annotations, or the HTTP status if it refuses."""
         said = {key.partition("/")[2]: value for key, value in pod["metadata"]["annotations"].items()}
         assert said["scrape"] == "true"
         url = f"http://{pod['status']['podIP']}:{said['port']}{said['path']}"
@@ -61,7 +61,7 @@ class Scraper:
         return parsed(self.text(pod))
 
     def operator(self) -> Samples:
-        """Of the one job."""
+        """Return the operator's metrics of the one job."""
         name, _ = self.cluster.operator_pod()
         pod = json.loads(self.cluster.kubectl("get", "pod", name, "-o", "json"))
         return {key: value for key, value in self.ask(pod).items() if LABELS.items() <= dict(key[1]).items()}
@@ -77,13 +77,13 @@ def scraper(cluster: Cluster, token: str) -> Scraper:
 
 @dataclass(frozen=True)
 class Hurt:
-    """A job after the death of a worker, which the coordinator survived."""
+    """Job after the death of a worker, which the coordinator survived."""
 
     uid: str
     round: int
-    """The one that followed."""
+    """Number of the round that followed."""
     images: frozenset[str]
-    """That containerd has run in its containers `trainer`."""
+    """Images that containerd has run in its containers `trainer`."""
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +116,12 @@ def hurt(cluster: Cluster, operator: None, data: None) -> Iterator[Hurt]:
 
 
 def runs() -> Path:
-    """TensorBoard's files, as this machine and all nodes see them."""
+    """Return the folder of TensorBoard's files, as this machine and all nodes see it."""
     return Path(e2e.setting("SHARED")) / f"runs-{e2e.RUN}"
 
 
 def facts(log: str) -> list[Object]:
-    """Lines that are JSON: all of the operator's, and of an agent's what it says itself."""
+    """Return the log lines that are JSON: all of the operator's, and those of an agent that the agent itself wrote."""
     return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
 
 
@@ -167,7 +167,7 @@ print(json.dumps({
     "received": sum(int(line[1]) for line in network),
 }))
 """
-"""In a container: what its own cgroup has used in seconds and bytes, and what came over its network."""
+"""Program that prints, in a container, the seconds and bytes that its own cgroup has used, and its network traffic."""
 
 
 def used(cluster: Cluster, replica: str) -> dict[str, float]:
@@ -253,7 +253,7 @@ def diagnosed(job: str) -> Any:
 
 @pytest.fixture(scope="module")
 def at_rest(cluster: Cluster, hurt: Hurt) -> Object:
-    """The job after the operator was killed as well, suspended: nothing but its suspension takes time any more."""
+    """Return the suspended job after the operator was killed as well, when only its suspension takes time."""
     done = drills.drill("operator-kill", "--yes", "-o", "json", "-n", e2e.NAMESPACE, job=JOB)
     assert done.returncode == 0, done.stdout + done.stderr
     cluster.kubectl("patch", "tj", JOB, "--type=merge", "-p", '{"spec": {"suspend": true}}')
@@ -390,7 +390,7 @@ for line in open(f"/proc/{process_1()}/cgroup"):
 sys.exit("its cgroup is not to be found")
 """
 )
-"""On a node: a container has a tenth of a processor."""
+"""Program that gives a container a tenth of a processor, on a node."""
 
 
 def test_a_rank_that_its_cgroup_throttles_is_named(cluster: Cluster, data: None) -> None:
@@ -413,7 +413,7 @@ def test_a_rank_that_its_cgroup_throttles_is_named(cluster: Cluster, data: None)
 
 
 def test_a_disk_that_is_full_is_named(cluster: Cluster, data: None) -> None:
-    """The kubelet makes a file system of that size."""
+    """The kubelet creates a file system of that size."""
     name, container = "full", e2e.trainer(resources=RESOURCES)
     container.setdefault("volumeMounts", []).append({"name": "full", "mountPath": "/full"})
     pod = e2e.pod(container)

@@ -5,7 +5,7 @@ import pytest
 from builders.train import gpus, node, states
 
 HISTORY = ((2, 4), (1, 8), (2, None))
-"""Workers of each round, and the step at which one of them is killed."""
+"""Number of workers of each round, and the step at which one of them is killed."""
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Grouped products on CUDA: groups of any size, and none, against a loop."""
+"""Grouped products on CUDA, compared with a loop: groups of any size, including empty ones."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What FSDP sends goes on beside the computation, on CUDA and NCCL: by the times of kernels, not by a clock of ours."""
+"""FSDP's communication overlaps the computation on CUDA and NCCL, according to the times of kernels."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.gpu
 
 
 def beside(sent, computed):
-    """Which part of the time of `sent`, intervals that may overlap each other, something of `computed` ran too."""
+    """Return the part of the time of `sent` (intervals that may overlap) in which something of `computed` ran too."""
     whole, both = union(sent), 0.0
     for begin, end in union(computed):
         both += sum(max(0.0, min(end, until) - max(begin, since)) for since, until in whole)

@@ -1,4 +1,4 @@
-"""`trainingjob.State` on GPUs: scripts of one's own, killed or ended, go on where they were."""
+"""`trainingjob.State` on GPUs: users' own scripts that were killed or have ended continue at their last step."""
 
 import os
 import re
