@@ -1,4 +1,4 @@
-"""Background tasks of the agent: none ends unseen."""
+"""Background tasks of the agent: no end of a task goes unnoticed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_runs_alongside_ends_with_its_block():
 
 
 def test_a_task_that_loses_a_cancellation_is_cancelled_again() -> None:
-    """As asyncio.wait_for does before Python 3.12, where what it waits for ends in the same moment."""
+    """asyncio.wait_for loses a cancellation before Python 3.12, if the awaited operation ends in the same moment."""
     cancelled = 0
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""The program that an interpreter describes, and the parents that can run it."""
+"""Program that an interpreter describes, and the parents that can run it."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""The process that waits in the user's own Python."""
+"""Warm parent process in the user's own Python."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""agent.pyz in a Python that is too old for the agent: a sentence, and an exit code that the operator knows."""
+"""agent.pyz in a Python that is too old for it: a sentence, and an exit code that the operator knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls and streams together tell of agents, against a real TLS server that speaks the protocol's lines."""
+"""Views of agents from calls and streams together, against a real TLS server that speaks the protocol's lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from concertina_protocol.connection import abort
 
 
 def remembered(asked: list[protocol.Message]) -> Answer:
-    """The same, of one that keeps what it was asked."""
+    """Answer like an agent, and keep the requests."""
 
     async def answer(message: protocol.Message, writer: asyncio.StreamWriter) -> None:
         asked.append(message)
@@ -40,7 +40,7 @@ def stream_ends() -> Counter[str]:
 
 
 def streams(connections: AgentConnections) -> dict[str, float]:
-    """By state, those that there are."""
+    """Return the number of streams by state, for states that occur."""
     connections.set_gauges()
     states = {state.value: counted("concertina_agent_streams", state=state) for state in module.StreamState}
     return {state: count for state, count in states.items() if count}
@@ -214,7 +214,7 @@ def test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent(
 
 
 def test_a_stream_that_is_not_wanted_any_more_ends_whatever_it_is_about_to_hear(tmp_path: Path) -> None:
-    """Cancelled in the same turn of the event loop in which its host refuses it, too."""
+    """The stream is cancelled in the turn of the event loop in which its host also refuses it."""
 
     async def scenario() -> None:
         connections = AgentConnections(Heard())
@@ -234,7 +234,7 @@ def test_a_stream_that_is_not_wanted_any_more_ends_whatever_it_is_about_to_hear(
 
 @contextlib.asynccontextmanager
 async def a_handshake_without_end(connections: AgentConnections) -> AsyncIterator[None]:
-    """Of another job, for as long as the block runs."""
+    """Hold a handshake of another job open until the block ends."""
     held: list[asyncio.StreamWriter] = []
 
     async def says_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -256,7 +256,7 @@ async def a_handshake_without_end(connections: AgentConnections) -> AsyncIterato
 
 @pytest.fixture
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Handshakes, of which none is given up, nor gives its turn back before it has ended."""
+    """Allow one handshake at a time, which is not aborted, and keeps its turn until it has ended."""
     monkeypatch.setattr(module, "HANDSHAKES", 1)
     monkeypatch.setattr(calls_module, "DIAL_SECONDS", LIMIT)
     monkeypatch.setattr(calls_module, "SLOT_SECONDS", LIMIT)
@@ -295,8 +295,10 @@ def test_a_handshake_waits_its_turn_and_that_speaks_against_nobody(tmp_path: Pat
 
 @pytest.mark.usefixtures("one_at_a_time")
 def test_who_is_silent_in_a_handshake_keeps_nobody_from_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mute agents of a hundred jobs of another namespace wait for the one slot; each gives it back while it is silent,
-    and an agent of this namespace is the next but one."""
+    """Silent agents of a hundred jobs of another namespace wait for the only slot.
+
+    Each gives it back while it is silent, and an agent of this namespace is the next but one.
+    """
     monkeypatch.setattr(calls_module, "SLOT_SECONDS", 0.02)
     mute_jobs = [f"mute-{number}" for number in range(100)]
 

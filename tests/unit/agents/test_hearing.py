@@ -1,4 +1,4 @@
-"""Full disruption: it is this operator that is suspected where most jobs fall silent together, of most namespaces."""
+"""Full disruption: this operator itself is suspected if most jobs, of most namespaces, fall silent together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GONE = replace(LOST, wanted_at=None)
 def add(
     hearing: AgentConnectivityMonitor, namespace: str, jobs: int, view: AgentView, agents: int = 1, trained: bool = True
 ) -> None:
-    """So many jobs of which so many agents were heard, and are as in `view` now."""
+    """Add so many jobs with so many agents that were connected, and are as in `view` now."""
     for job in range(jobs):
         uid = f"{namespace}-{view is LOST}-{job}"
         if trained:

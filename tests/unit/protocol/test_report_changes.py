@@ -1,4 +1,4 @@
-"""Lines that tell what has changed make up the same reports as whole ones."""
+"""Lines with the changes of a report: they lead to the same reports as whole ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The id of a round's trace stays as the page says, for agents and operators of all versions."""
+"""Id of a round's trace: it stays as documented, for agents and operators of all versions."""
 
 from __future__ import annotations
 

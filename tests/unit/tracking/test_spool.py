@@ -1,4 +1,4 @@
-"""The spool: what is written is read in order, whatever is killed; it stays within its size."""
+"""Spool: records are read in the order of writing, whatever is killed, and its size stays within the limit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_new_writer_and_a_new_reader_go_on_where_the_old_ones_were(tmp_path: P
 
 @pytest.mark.parametrize("left", [40, 0, None], ids=["some", "none", "not even the file"])
 def test_after_a_power_failure_that_took_shipped_records_new_ones_are_shipped(tmp_path: Path, left: int | None) -> None:
-    """The cursor is replaced, which a disk has sooner than what was appended."""
+    """The cursor is replaced, which reaches the disk sooner than appended data."""
     first = SpoolWriter(tmp_path)
     for number in range(100):
         first.append(step(number))

@@ -1,4 +1,4 @@
-"""An offline run of Weights & Biases, its file read back: 7 bytes of header, then LevelDB's log blocks of 32 KiB."""
+"""Offline run of Weights & Biases, whose file is read back: 7 bytes of header, then LevelDB's log blocks of 32 KiB."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_run_has_each_step_once_its_parameters_and_its_checkpoints(tmp_path: P
 
 
 class Server(BaseHTTPRequestHandler):
-    """As much of W&B's as a client asks for that begins a run and logs to it: there is none to be had here."""
+    """Server that implements the part of W&B's API with which a client begins a run and logs to it."""
 
     def do_POST(self) -> None:
         asked = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode(errors="replace")

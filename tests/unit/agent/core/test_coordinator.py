@@ -1,4 +1,4 @@
-"""The rules of `core.machine` between coordinator and members: whose failure it is, and who is lost."""
+"""Rules of `core.machine` between coordinator and members: which failure is the cause, and which member is lost."""
 
 import pytest
 

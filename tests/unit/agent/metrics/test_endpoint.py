@@ -1,4 +1,4 @@
-"""The port of a pod's metrics under whoever may reach it: real sockets."""
+"""Port of a pod's metrics with any clients that reach it, over real sockets."""
 
 from __future__ import annotations
 

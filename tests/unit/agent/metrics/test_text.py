@@ -1,4 +1,4 @@
-"""Prometheus' own parser reads back what the agent writes, whatever labels and numbers there are."""
+"""Text format of the metrics: Prometheus' own parser reads back any labels and numbers that the agent writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rank 0 tells becomes counters that only grow, and gauges of the present round."""
+"""Reports of rank 0 as counters that only grow, and gauges of the current round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who the others wait for: the verdict of a window as a table and laws, and what it takes to be named."""
+"""Stragglers: the verdict of a window as a table and as laws, and the conditions for naming a rank."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_the_unit_of_time_does_not_matter_and_the_fastest_is_never_late(
 
 
 class Play:
-    """Three ranks, seen every quarter of a second; each step takes `step` seconds."""
+    """Three ranks, observed every quarter of a second; each step takes `step` seconds."""
 
     def __init__(self, factor: float | None = 2.0, step: float = 0.25) -> None:
         self.stragglers, self.now, self.step = Stragglers(factor), 100.0, step
         self.steps, self.busy = 0, [0.001, 0.001, 0.001]
 
     def run(self, seconds: float, *busy: float) -> bool:
-        """Whether there was news."""
+        """Let time pass, and return whether there was news."""
         news = False
         for _ in range(round(seconds / self.step)):
             self.now, self.steps = self.now + self.step, self.steps + 1

@@ -1,4 +1,4 @@
-"""Who hangs, and since when: the verdicts as tables and laws."""
+"""Hangs and their beginning: the verdicts as tables and laws."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_workers_that_tell_nothing_never_hang() -> None:
 
 @given(st.floats(-1e9, 1e9), st.floats(0, 50))
 def test_the_clocks_of_members_do_not_matter(offset: float, still: float) -> None:
-    """A member whose clock is off by any amount says the same ages."""
+    """A member reports the same ages whatever its clock shows."""
     hearts = Heartbeats()
     hearts.on_beat(0, 5, "training", offset)
     hearts.update((), [0], offset + still)
@@ -184,7 +184,7 @@ def test_a_worker_that_is_stopped_for_moments_is_slow_and_not_stopped() -> None:
 
 
 def test_a_worker_that_computes_between_its_stops_is_slow_and_not_stopped() -> None:
-    """However long its step takes."""
+    """The worker is slow, however long its step takes."""
     hearts = Heartbeats()
     for used, found in ((50, set()), (58, set()), (66, set()), (66, {1})):
         hearts.update([Heartbeat(1, 7, "computing", 2.0)], [1], now=0.0)
@@ -192,7 +192,7 @@ def test_a_worker_that_computes_between_its_stops_is_slow_and_not_stopped() -> N
 
 
 def test_who_says_again_and_again_that_data_are_waited_for_does_not_hang_until_it_falls_silent() -> None:
-    """A script, which has no heartbeat: `trainingjob.data` says so once a second while its store is away."""
+    """A script has no heartbeat file: `trainingjob.data` sends a message once a second while its store is away."""
     hearts, dog, now = Heartbeats(), Watchdog(Limits()), 0.0
 
     def look() -> bool:
