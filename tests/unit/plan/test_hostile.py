@@ -1,4 +1,4 @@
-"""Whatever agents say: once it is within bounds, plan() decides, and the API server can take the status."""
+"""Arbitrary reports of agents: once they are within bounds, plan() decides, and the API server accepts the status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORDS = (
 
 
 def anything(kind: Any, draw: random.Random) -> Any:
-    """A value of a protocol's type, odd ones among them."""
+    """Return a value of a protocol's type, including unusual ones."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Union:
         return draw.choice((None, anything(next(arg for arg in args if arg is not type(None)), draw)))
@@ -63,12 +63,12 @@ TRAINS = {"bundled": BUNDLED, "stored": STORES, "command": COMMAND}
 
 
 def wire(message: Any) -> Any:
-    """As it comes from an agent."""
+    """Return the message as it comes from an agent."""
     return bounded(protocol.decode(protocol.encode(message)))
 
 
 def planned(seen: JobObservation, now: float) -> JobStatus:
-    """The status of a pass, as the API server takes it."""
+    """Return the status of a pass, as the API server accepts it."""
     made = plan(seen, now)
     stored = json.dumps(made.status.manifest(), allow_nan=False)
     assert len(stored) < 1_000_000
@@ -131,7 +131,10 @@ def test_what_is_out_of_bounds_is_moved_to_the_nearest_bound() -> None:
 
 @pytest.mark.parametrize("claim", [None, {"round": 9}, {"round": -1}], ids=["none", "later", "earlier"])
 def test_a_status_that_names_members_without_their_claim_is_gone_on_from(claim: dict[str, int] | None) -> None:
-    """Somebody wrote into it, or a part of it could not be read: a new round, of whoever is ready."""
+    """Another program wrote to the status, or a part of it is unreadable.
+
+    A new round begins with all ready replicas.
+    """
     seen = jobs.running(jobs.spec())
     world = seen.job.status.world
     assert world.claim is not None
@@ -144,7 +147,7 @@ def test_a_status_that_names_members_without_their_claim_is_gone_on_from(claim: 
 
 
 def test_a_number_may_be_none_only_where_there_may_be_none() -> None:
-    """-1 stands for a round that nobody knows. As the step of a snapshot it would be a base that no status takes."""
+    """-1 stands for an unknown round. As the step of a snapshot, it would be a base that no status accepts."""
     held = protocol.HeldSnapshot(protocol.SnapshotId(-1, -1, "layout", 1), (0,))
     prepared = protocol.Prepared("demo-0-0", "i", 1, "c", 1, "s", (), (held,), protocol.Storage("Ready", round=-5))
     within = bounded(prepared)

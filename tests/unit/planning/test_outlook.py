@@ -1,4 +1,4 @@
-"""What is said of a layout, without torch and without running anything."""
+"""Estimate of a layout, without torch and without running anything."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_model_of_one_s_own_is_searched_for_among_copies_and_ways_to_keep_acti
 
 
 def test_gradients_that_are_added_up_after_each_microbatch_are_parts_also_before_the_search() -> None:
-    """Where blocks free their weights, which they do of more than 100 million."""
+    """Blocks of models with more than 100 million parameters free their weights."""
     huge = own_model(weights=2 * 10**10, trained=2 * 10**10, blocks=40, in_blocks=194 * 10**8)
     here = own_layout(huge, activations="Recompute")
     assert batch(here).microbatches > 1

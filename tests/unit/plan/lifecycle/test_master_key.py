@@ -1,4 +1,4 @@
-"""Jobs whose agents know another master key than the operator: said, and left alone for as long as that lasts."""
+"""Jobs whose agents have another master key than the operator: they are reported, and left alone meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def with_key(seen: JobObservation, key: str) -> JobObservation:
 
 @pytest.mark.parametrize("after", [0.1, 5, 31, 600])
 def test_a_coordinator_that_knows_another_key_is_not_lost(after: float) -> None:
-    """As an operator finds it after its restart: it has heard of no member."""
+    """A restarted operator has not been in contact with any member."""
     seen = jobs.running(jobs.spec())
     coordinator = AgentView(wanted_at=T0 + 20, refusal=ConnectionRefusal.OTHER_KEY)
     made = plan(replace(seen, agents={"demo-0-0": coordinator}), T0 + 20 + after)

@@ -1,4 +1,4 @@
-"""everySeconds: Auto: what the trainer is told of the job's failures, and what it tells of the interval."""
+"""`everySeconds: Auto`: the failures that the trainer is told of, and the interval that it reports."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A damaged newest checkpoint under `checkpoint.onDamage: UsePrevious`: what the operator remembers and chooses."""
+"""Damaged newest checkpoint with `checkpoint.onDamage: UsePrevious`: what the operator records and chooses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def durable(step: int, uid: str = jobs.UID) -> Durable:
 
 
 def found_damaged(bad: Durable, *steps: int, known: JobStatus | None = None) -> Plan:
-    """A pass over the report that a checkpoint is damaged; a rank for each of `steps`, the step to go back to."""
+    """Make a pass over the report that a checkpoint is damaged, with a rank for each step to go back to in `steps`."""
     seen = jobs.running(jobs.spec())
     failures = tuple(
         protocol.Failure(

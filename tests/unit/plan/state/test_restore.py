@@ -1,4 +1,4 @@
-"""Where a round continues from: the newest whole id that is not void, or the checkpoint, or the beginning."""
+"""State from which a round continues: the newest complete snapshot that is not void, a checkpoint, or the beginning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def id_of(round: int, step: int, shards: int = 2) -> SnapshotId:
 
 
 def holding(*held: tuple[int, int, tuple[int, ...]]) -> Prepared:
-    """(round, step, shards) each."""
+    """Return a reply of a replica that holds (round, step, shards) each."""
     snapshots = tuple(HeldSnapshot(id_of(round, step), shards) for round, step, shards in held)
     return Prepared("", "i", 9, "c", 1, "s", (), snapshots)
 
@@ -68,7 +68,7 @@ def test_the_newest_whole_state_that_is_not_void(
 
 
 STATES = st.tuples(st.integers(1, 3), st.integers(0, 9))
-"""(round, step)"""
+"""States as (round, step)."""
 HELD = st.dictionaries(STATES, st.sets(st.integers(0, 2), min_size=1).map(lambda some: tuple(sorted(some))), max_size=4)
 
 
@@ -137,7 +137,7 @@ def test_nothing_starts_while_the_state_is_not_known(storages: list[Storage | No
 def test_who_was_not_of_the_last_round_has_to_look_at_storage_again(
     held: dict[str, Any], learnt: tuple[int | None, ...], source: str | None
 ) -> None:
-    """It may have gone on without them, to its end perhaps, and nobody who knows is left."""
+    """The round may have continued without these members, to its end perhaps, and no member that knows is left."""
     replies = {name: holding(*snapshots) for name, snapshots in held.items()}
     looks = [Storage("Ready", durable(3, 6), round=round) for round in learnt]
     found = restore.choose(replies, looks, base(3, 5), UID, WITH_STORAGE)

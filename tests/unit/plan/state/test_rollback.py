@@ -1,4 +1,4 @@
-"""Training that was undone: what is beyond it is not gone on from again, and what was left out stays so."""
+"""Training that was undone: no round continues from undone states, and skipped samples stay skipped."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The tables that a pass is made of."""
+"""Tables that a pass uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the run is, and when the status is written."""
+"""Progress of the run, and the times at which the status is written."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_progress_alone_is_only_numbers_and_a_transition_is_not() -> None:
 
 
 def test_a_job_that_starts_as_asked_has_three_statuses_written_and_no_event() -> None:
-    """It waits, has committed, trains. The first status holds the first claim."""
+    """The job waits, has committed, trains. The first status holds the first claim."""
     pods = tuple(jobs.pod(index) for index in range(3))
     statuses, events = [], []
 
