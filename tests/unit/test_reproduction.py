@@ -1,4 +1,4 @@
-"""What the manifest of a reproduction says, and why its result is not the same to the bit, a reason each."""
+"""Manifest of a reproduction, and the reasons why its result is not the same to the bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `concertina checkpoint show` says of a manifest."""
+"""Output of `concertina checkpoint show` for a manifest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BATCH, RANKS, PARENT = 8, 4, 2000
 
 
 def shown(step: int) -> dict[str, str]:
-    """Of a checkpoint that a job made which went on from another's of step PARENT."""
+    """Return the output for a checkpoint of a job that continued from another job's checkpoint of step PARENT."""
     position = PARENT * BATCH
     parent = ParentCheckpoint("s3://b/a/u1/round-1/step-2000", "u1", 1, PARENT, position)
     lineage = Lineage(parent=parent, rounds=(TrainedRound(1, PARENT, position, RANKS, "s1"),))

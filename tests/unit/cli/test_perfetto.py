@@ -1,4 +1,4 @@
-"""Traces of ranks whose profilers began at other times, on one clock."""
+"""Traces of ranks whose profilers started at different times, converted to one clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECOND = 1_000_000_000
 
 
 def traced(rank: int, begun: int, **record: Any) -> RankTrace:
-    """A step of 5 ms, in a trace whose time 0 is `begun` (nanoseconds), 1000 microseconds before it."""
+    """Return a trace with a step of 5 ms. Its time 0 is `begun` (nanoseconds), 1000 microseconds before the step."""
     events = [
         {"ph": "M", "name": "process_name", "pid": 77, "tid": 0, "args": {"name": "python"}},
         {"ph": "X", "name": "step 1", "pid": 77, "tid": 77, "ts": 1000.5, "dur": 5000},

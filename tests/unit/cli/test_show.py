@@ -1,4 +1,4 @@
-"""What `concertina status JOB` says of a job."""
+"""Output of `concertina status JOB`."""
 
 from dataclasses import replace
 from typing import Any
@@ -72,7 +72,7 @@ def test_of_a_newer_operators_status_is_shown_what_can_be_read() -> None:
 
 
 def test_what_others_have_written_is_shown_as_it_is() -> None:
-    """It says nothing of how: a script's last words, a label, a node's reason."""
+    """Such texts are a script's last lines, a label, or a node's reason. They are not interpreted as markup."""
     words = "[/red] [link=a] :boom: [bold]no"
     back = RollbackMark(round=3, step=50, reason="LossSpike", message=words, at=rfc3339(1_800_000_000))
     job = {"metadata": {"name": "a", "namespace": "b"}, "spec": {"replicas": 2}}

@@ -1,4 +1,4 @@
-"""`concertina top`: which job stands first, and what is said of each and of all."""
+"""`concertina top`: the order of jobs, and what it shows of each job and of all jobs."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_what_may_be_out_of_date_is_said_until_something_is_heard_again(
         return response
 
     def frame() -> str:
-        """The last one that was drawn."""
+        """Return the last frame that was drawn."""
         return printed.getvalue().rpartition("\x1b[H")[2]
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""A job that no operator serves is said to be so, by what the job itself shows."""
+"""Job that no operator serves: the status of the job itself shows that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def status(running: bool = False, ended: bool = False, **fields: Any) -> JobStat
 
 
 def job(created: float = 3600.0, changed: float = 3600.0, **meta: Any) -> Raw:
-    """A job created and last changed so many seconds ago; its status was written just now."""
+    """Return a job that was created and last changed so many seconds ago; its status was written just now."""
     fields = [
         {"manager": "kubectl", "time": rfc3339(NOW - changed)},
         {"manager": "concertina", "subresource": "status", "time": rfc3339(NOW)},

@@ -1,4 +1,4 @@
-"""Pods that are silent are given up one by one, by the pass after the one that asked."""
+"""Silent pods are given up one by one, by the pass after the one that asked for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each job's series, as Prometheus reads them: from its status alone, and gone with the job."""
+"""Series of each job, as Prometheus reads them: they follow from its status alone, and disappear with the job."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def job(name: str = "j", status: dict[str, Any] | None = None, spec: dict[str, A
 
 
 def series(*jobs: JobView, now: float = NOW) -> dict[tuple[str, ...], float]:
-    """Value by name and the values of the labels beside namespace, the job first, the others by their names."""
+    """Return values by name and by the values of the labels other than the namespace.
+
+    The job comes first, and the other labels are in the order of their names.
+    """
     collector = JobCollector(jobs, now)
     text = generate_latest(collector).decode()  # type: ignore[arg-type]
     found = {}
@@ -140,7 +143,7 @@ def test_an_unknown_goodput_has_no_series() -> None:
     ],
 )
 def test_what_counts_towards_the_next_checkpoint(every: dict[str, Any], seconds: float) -> None:
-    """Of a job that was suspended for two hours after one, and has made ten steps since."""
+    """The job was suspended for two hours after a checkpoint, and has trained ten steps since."""
     spec = {**SPEC, "checkpoint": {"uri": "s3://bucket/run", **every}}
     last = {"step": 60, "uri": "s3://bucket/run/x", "at": at(7200)}
     told = {"lastCheckpoint": last, "progress": {"step": 70, "stepSeconds": 2.0, "at": at(3)}}

@@ -1,4 +1,4 @@
-"""What the operator's log is like is a setting; one that there is not is named."""
+"""Settings of the operator's log; an invalid one is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory that the operator keeps for TrainingJobs, however large: measured in bytes that stay allocated."""
+"""Memory that the operator keeps for TrainingJobs of any size, measured in bytes that stay allocated."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from concertina.kube.watch.trainingjobs import strip
 
 JOBS = 2
 MOST_BYTES = 600_000
-"""Of each job: 300 of them stay within 180 MiB."""
+"""Maximum number of bytes of each job: 300 jobs stay within 180 MiB."""
 
 
 def with_junk(entries: int, **metadata: Any) -> Raw:
-    """Empty lists are what takes most memory of its size."""
+    """Return a job with empty lists, which take the most memory for their size."""
     container = {"name": "trainer", "image": "i", "command": ["x"]}
     obj = job({"suspend": True, "template": {"spec": {"containers": [container], "junk": [[]] * entries}}})
     return {**obj, "metadata": {**obj["metadata"], **metadata}}

@@ -1,4 +1,4 @@
-"""The keyed queue: one run per key at a time, bursts fold, failures stay with their key."""
+"""Keyed queue: one run for each key at a time, bursts lead to one run, and failures affect only their key."""
 
 from __future__ import annotations
 

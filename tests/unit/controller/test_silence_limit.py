@@ -1,4 +1,4 @@
-"""Pods are given up for silence one by one: a namespace has its own pace, and no namespace uses up what others need."""
+"""Limit on pods that are given up for silence: each namespace has its own rate, and none uses up that of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes beside the passes: each is under way once, none waits for another's trouble, and a refused job asks little."""
+"""Writes outside the passes: each is under way once, none waits for a failing one; a refused job sends few."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def job(name: str) -> CachedJob:
 
 
 class Server:
-    """Answers writes when the test lets it; `refuses` names jobs whose pods it does not take."""
+    """Server that answers writes when the test lets it; `refuses` names jobs whose pods it refuses."""
 
     def __init__(self, *refuses: str) -> None:
         self.refuses = refuses
@@ -92,7 +92,7 @@ def test_a_pass_follows_a_create_where_others_have_waited_for_it() -> None:
 
 
 def test_a_pod_that_is_there_by_now_is_not_created_again() -> None:
-    """A pass is planned before its status is written, and creates come to their end meanwhile."""
+    """A pass is planned before its status is written, and creates end meanwhile."""
 
     async def scenario() -> None:
         server, mine = Server(), job("a")
@@ -107,7 +107,7 @@ def test_a_pod_that_is_there_by_now_is_not_created_again() -> None:
 
 
 def test_what_waits_is_written_as_the_last_pass_wants_it() -> None:
-    """A turn may take long to come: who was to be deleted then may be a member by now."""
+    """A turn may take long to come, and a pod that was to be deleted then may be a member by now."""
 
     async def scenario() -> None:
         server, late = Server(), job("late")

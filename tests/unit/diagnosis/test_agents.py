@@ -1,4 +1,4 @@
-"""Figures from the text that agents serve."""
+"""Figures from the text of agents' metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concertina_agent.metrics.exposition import MetricSample, render
 
 
 def test_what_an_agent_serves_is_read() -> None:
-    """Of two workers with metrics of their own: the sum."""
+    """For two workers with metrics of their own, the figure is the sum."""
     samples = [MetricSample(f.WORKER_MEMORY, 5, more=(("local_rank", str(rank)),)) for rank in (0, 1)]
     text = render(
         [*samples, MetricSample(f.LOSS, float("nan")), MetricSample(f.STORAGE_FAILURES, 2)], (("replica", "a"),)

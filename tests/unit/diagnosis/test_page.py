@@ -1,4 +1,4 @@
-"""The page about a run: nothing in it comes alive, whatever a job is called or says."""
+"""Page about a run: names and messages of a job are only text in it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_run_without_anything_has_a_page() -> None:
 
 
 def course(*points: tuple[int, float | None, int]) -> str:
-    """As the status has it: step, loss and replicas, ten seconds apart."""
+    """Return a history as in the status: step, loss and replicas, ten seconds apart."""
     times = range(int(T0), int(T0) + 10 * len(points), 10)
     return LossHistory(10, tuple(Point(at, *point) for at, point in zip(times, points, strict=True))).packed()
 

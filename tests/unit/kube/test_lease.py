@@ -1,4 +1,4 @@
-"""Whoever waits for the Lease says once for whom: a release that shares it with another would wait in silence."""
+"""Operator that waits for the Lease: it logs once which holder it waits for, in case two releases share one Lease."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from concertina.kube.watch.lease import Lease
 
 
 class Stored:
-    """A client of an API server with room for one Lease."""
+    """Client of an API server that stores one Lease."""
 
     def __init__(self) -> None:
         self.lease: Raw | None = None

@@ -1,4 +1,4 @@
-"""Where the local cluster's programs come from: PATH, the cache, a release server, a Go module."""
+"""Sources of the local cluster's programs: PATH, the cache, a release server, a Go module."""
 
 import dataclasses
 import hashlib
@@ -24,7 +24,7 @@ TOOL = Bundle("tool", {"tool": Program(("--version",), r"v1\.36\.")}, {"tool": "
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A release server: its address and the folder that it serves."""
+    """Run a release server; yield its address and the folder that it serves."""
     folder = tmp_path / "served"
     folder.mkdir()
 
@@ -107,7 +107,7 @@ def test_a_release_that_is_not_there(server: tuple[str, Path], tmp_path: Path) -
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """tools/tool of a checkout, whose release cannot be had, with an empty cache and a Go that builds a script."""
+    """Create tools/tool of a checkout without a release, with an empty cache and a Go that builds a script."""
     folder = tmp_path / "checkout" / "tools" / "tool"
     folder.mkdir(parents=True)
     (folder / "go.mod").write_text("module m\n\nrequire example.org/tool v1.36.9 // indirect\n")

@@ -1,4 +1,4 @@
-"""Tasks of a pod end when they are told to, whatever they wait for."""
+"""End of a pod's tasks: they end when they are cancelled, whatever they wait for."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A node's port is free wherever else a kubelet runs, and one that can't listen says so."""
+"""Ports of nodes: a port is free although another kubelet runs, and a kubelet that can't listen reports that."""
 
 import json
 import socket
@@ -24,7 +24,7 @@ kubelet.main(Path(sys.argv[1]), link)
 
 @pytest.fixture
 def record(tmp_path: Path) -> ClusterRecord:
-    """Of a cluster whose network nobody listens at."""
+    """Return the record of a cluster at whose network nothing listens."""
     endpoints = components.Endpoints("127.251.0.1", 1, 2, 3)
     components.write_files(tmp_path, endpoints)
     return ClusterRecord("nodes", tmp_path, endpoints, {}, Options(), "kubectl")

@@ -225,7 +225,7 @@ def test_the_exit_status_says_whether_anything_ran(outcomes, expected):
 
 
 def test_without_a_gpu_every_check_says_so(tmp_path, monkeypatch, capsys):
-    """This asks a real torch, in the process that `make test-gpu` starts."""
+    """This test asks a real torch, in the process that `make test-gpu` starts."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     target = tmp_path / "results" / "gpu.json"
     assert main(["run", "--only", "trainer,overlap", "--commit", "1234abc-dirty", "--json", str(target)]) == 3

@@ -1,4 +1,4 @@
-"""A damaged newest checkpoint: which one to use instead."""
+"""Damaged newest checkpoint: the choice of another one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_damaged_checkpoint_names_the_newest_other_one_and_how_to_use_it(tmp_p
 
 
 def damage(durable: Durable) -> DamagedInput:
-    """Cut its manifest off; what reading it says."""
+    """Cut a checkpoint's manifest off, and return the error of reading it."""
     manifest = Path(durable.uri.removeprefix("file://"), "manifest.json")
     manifest.write_bytes(manifest.read_bytes()[:100])
     with pytest.raises(DamagedInput) as damaged:

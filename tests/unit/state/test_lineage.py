@@ -1,4 +1,4 @@
-"""What a state says of its origin: it always fits into a header, and names the ways that led to the state."""
+"""Origin of a state: it always fits into a header, and names the states from which the state was trained."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_whatever_is_said_of_its_origin_a_header_keeps_its_size(uri: str, images
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Of a run that is played: with the states that it was really made from."""
+    """State of a simulated run, with the states that it was really trained from."""
 
     round: int
     step: int
@@ -53,7 +53,7 @@ class State:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), min_size=1, max_size=12))
 def test_ancestors_are_the_states_that_one_was_made_from(rounds: list[tuple[int, int]]) -> None:
-    """Each round continues from some state of those before it, as crashes, rollbacks and late publications have it."""
+    """Each round continues from some state of the rounds before it, as after crashes or rollbacks."""
     fresh = State(0, 0, Origin(), frozenset())
     states = [fresh]
     for number, (steps, back) in enumerate(rounds, 1):

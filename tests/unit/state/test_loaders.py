@@ -1,4 +1,4 @@
-"""`State.batches`: a pass over a DataLoader goes on where its state was saved."""
+"""`State.batches`: a pass over a DataLoader continues where its state was saved."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def loader(replicas=None, rank=0, items=24, batch=2):
 
 
 def epochs(loaders, of, first=0, end=3, stop_after=None):
-    """Batches of each epoch; the state after `stop_after` batches of the last one that began, if it stops there."""
+    """Return the batches of each epoch, and the state after `stop_after` batches of the last one if it stops there."""
     passes = []
     for epoch in range(first, end):
         if isinstance(of.sampler, DistributedSampler):

@@ -1,4 +1,4 @@
-"""Traces of a worker's steps: which steps they hold, and what is said where there is none."""
+"""Traces of a worker's steps: the steps that they contain, and the message if there is no trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from concertina_state.step_trace import Traces
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a worker's traces."""
+    """Return the folder of a worker's traces."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "heartbeats" / "rank-0"))
     found = step_traces.folder(tmp_path)
     found.mkdir()
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def wanted(folder: Path, name: str, rank: int) -> Path:
-    """A trace that somebody waits for."""
+    """Mark a trace as requested, and return its path."""
     file = step_traces.trace_file(folder, name, rank)
     step_traces.wanted_file(file).touch()
     return file

@@ -1,4 +1,4 @@
-"""A state's values as text, and back: what comes back is equal, and of the same types."""
+"""Values of a state as text: decoded values are equal, and of the same types."""
 
 import collections
 import enum

@@ -1,5 +1,7 @@
-"""All that the operator makes, word for word as it was when golden/manifests.json was written: what is meant to change
-is changed there by hand."""
+"""Manifests that the operator makes, compared with golden/manifests.json.
+
+An intended change is made in that file by hand.
+"""
 
 from __future__ import annotations
 

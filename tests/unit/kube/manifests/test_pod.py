@@ -1,4 +1,4 @@
-"""What the operator puts into a pod, and that everything else stays as the user wrote it."""
+"""Fields that the operator adds to a pod; everything else stays as the user wrote it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a pod's agent serves its metrics, how Prometheus finds that, and what keeps it from doing so."""
+"""Port of a pod's metrics, how Prometheus finds it, and what prevents metrics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def scraped(made_pod: Raw) -> dict[str, str]:
 
 
 def served(made_pod: Raw) -> agent_settings.MetricsSettings | None:
-    """As the agent reads it."""
+    """Return the settings of the metrics as the agent reads them."""
     values = {name: value if isinstance(value, str) else "x" for name, value in environment(made_pod).items()}
     return agent_settings.read({**values, "CONCERTINA_VOLUME": "/tmp"}, ("x",)).metrics
 

@@ -1,4 +1,4 @@
-"""The spec that is handed on for lineage: whole, but without values."""
+"""Spec that is passed on for lineage: complete, but without values of variables."""
 
 from __future__ import annotations
 

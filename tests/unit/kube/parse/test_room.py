@@ -1,4 +1,4 @@
-"""What the scheduler and quotas say: whether room would help."""
+"""Messages of the scheduler and of quotas: whether more room would help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw objects to what plan() sees."""
+"""Conversion of raw objects to the views that plan() reads."""
 
 from __future__ import annotations
 

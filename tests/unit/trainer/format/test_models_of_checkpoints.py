@@ -1,4 +1,4 @@
-"""Which checkpoints of ours a model may begin with: those that compute as it does."""
+"""Checkpoints of this project with which a model may begin: those of models that compute the same."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Initial weights: any box of a weight is what the whole one has there."""
+"""Initial weights: any box of a weight equals that part of the whole weight."""
 
 import numpy as np
 import pytest

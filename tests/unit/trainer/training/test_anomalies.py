@@ -1,4 +1,4 @@
-"""Samples that are left out: counting without them, and what is done about a step that looks wrong."""
+"""Skipped samples: the count without them, and the reaction to a step that looks wrong."""
 
 import itertools
 import math

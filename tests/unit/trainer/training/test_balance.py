@@ -1,4 +1,4 @@
-"""What ranks tell each other of their speed, and that all of them draw the same conclusion at the same step."""
+"""Exchange of speeds between ranks: all of them compute the same shares at the same step."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 class Recorded:
-    """In the place of Batches."""
+    """Replacement of Batches that records the changes of plans."""
 
     def __init__(self, world):
         self.plan, self.changes = plan_batch(24, 8, world), []
@@ -23,7 +23,10 @@ class Recorded:
 
 
 def look(balances, seconds, hiccup=()):
-    """A window's steps: seconds a row of each rank; `hiccup`: ranks whose steps were ten times as long three times."""
+    """Play a window's steps with these seconds a row of each rank.
+
+    Ranks in `hiccup` take ten times as long three times.
+    """
     for step in range(WINDOW):
         for rank, (balance, each) in enumerate(zip(balances, seconds, strict=True)):
             assert balance.payload(CPU).numel() == 0
