@@ -124,7 +124,7 @@ class Bench:
 async def run(bench: Bench) -> None:
     names = [f"job-{number}" for number in range(bench.size.jobs)]
     before, begun = bench.begin(), time.time()
-    async with asyncio.TaskGroup() as both:  # a job that is refused ends the wait for it
+    async with asyncio.TaskGroup() as both:  # The wait ends with an error if a job is refused.
         both.create_task(bench.jobs.create(names, bench.size.replicas))
         await asyncio.sleep(0)
         reached = await bench.jobs.until("train", begun, bench.options.limit, lambda name, job: job.trains)
@@ -209,7 +209,7 @@ async def kill_api_server(bench: Bench) -> None:
 async def kill_nodes(bench: Bench) -> None:
     await _all_train(bench)
     on_nodes = await bench.jobs.on_nodes()
-    dead = sorted(on_nodes, key=lambda node: -len(on_nodes[node]))[: bench.options.dead]  # schedulers leave some empty
+    dead = sorted(on_nodes, key=lambda node: -len(on_nodes[node]))[: bench.options.dead]  # Some nodes are empty.
     lost = sum((on_nodes[node] for node in dead), Counter[str]())
     before = {name: bench.jobs.seen[name].round for name in lost}
     used, begun = bench.begin(), time.time()

@@ -104,11 +104,11 @@ def running(processes: int, nodes: int, kubeconfig: Path, network: str, logs: Pa
         hosts.append(Host(process.pid, ours))
     try:
         for host in hosts:
-            host.pipe.recv()  # its nodes have joined
+            host.pipe.recv()  # The process's nodes have joined.
         yield Hosts(tuple(hosts))
     finally:
         for host in hosts:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # The process has ended.
                 host.pipe.send(None)
         for process in started:
             process.join(10)
@@ -119,14 +119,14 @@ def _serve(networks: dict[str, str], kubeconfig: Path, log: Path, pipe: Pipe) ->
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 1)
     os.dup2(1, 2)
     raise_limit()
-    gc.disable()  # thousands of agents in one process: each full collection would stop all of them for a second
+    gc.disable()  # With thousands of agents, each full collection would stop the process for a second.
     beat_rarely()
-    for context in (tls.server_context, tls.client_context):  # the agents of a job have the same; each costs 10 ms
+    for context in (tls.server_context, tls.client_context):  # The agents of a job share it; each costs 10 ms.
         setattr(tls, context.__name__, functools.cache(context))
     setattr(lines, "decode", functools.lru_cache(64)(decode))  # noqa: B010 - a Prepare names all to all, who are on machines of their own
     with small_tls_buffers():
         asyncio.run(_live(networks, kubeconfig, pipe))
-    os._exit(0)  # thousands of connections need no farewell
+    os._exit(0)  # Thousands of connections are not closed one by one.
 
 
 async def _live(networks: dict[str, str], kubeconfig: Path, pipe: Pipe) -> None:

@@ -176,7 +176,7 @@ class SimulatedNode:
         self._taken.add(address)
         try:
             agent = await self._agent(pod, address)
-        except (ApiError, OSError) as error:  # the next pod of its kind may have more luck
+        except (ApiError, OSError) as error:  # The next pod of this kind may succeed.
             print(f"{pod['metadata']['name']}: {error!r}", flush=True)
             return
         running = self._pods[pod["metadata"]["uid"]] = RunningPod(pod, agent)

@@ -108,7 +108,7 @@ def _install(program: Program, source: Path, port: int, cluster: LocalCluster) -
     for hooks in yaml.safe_load_all(cluster.kubectl("kustomize", str(source / program.webhooks))):
         if hooks["kind"] == "Service":
             continue
-        hooks["metadata"] = {"name": program.name}  # by its own name training-operator would put in another authority
+        hooks["metadata"] = {"name": program.name}  # Under its own name, training-operator would install another CA.
         for hook in hooks["webhooks"]:
             path = hook["clientConfig"]["service"]["path"]
             hook["clientConfig"] = {"url": f"https://{HERE}:{port}{path}", "caBundle": authority}

@@ -90,7 +90,7 @@ def main() -> None:
             print(f"{name}: {value}")
     report.write(options.json, "data", costs, speeds, **facts)
     sys.stdout.flush()
-    os._exit(0)  # the threads that prepare batches never end by themselves
+    os._exit(0)  # The threads that prepare batches never end by themselves.
 
 
 def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:

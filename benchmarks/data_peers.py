@@ -135,7 +135,7 @@ def _grain(data: Any, threads: int, workers: int) -> Batches:
     if workers:
         from absl import flags
 
-        flags.FLAGS(sys.argv[:1])  # its workers are told them
+        flags.FLAGS(sys.argv[:1])  # Its workers get them as arguments.
         found = found.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
     return found
 
@@ -237,7 +237,7 @@ def measure(name: str, way: str, folder: Path, length: int, batch: int, most_sec
     """
     path = f"{install()}:{Path(__file__).parent}"
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    main = "import data_peers; data_peers.main()"  # so that workers of the peers can import what they are sent
+    main = "import data_peers; data_peers.main()"  # The peers' workers import the functions that they are sent.
     command = [sys.executable, "-W", "ignore", "-c", main, name, way, folder, length, batch, most_seconds]
     done = subprocess.run(
         list(map(str, command)), env=environment, capture_output=True, text=True, timeout=600, check=False
@@ -253,4 +253,4 @@ def main() -> None:
     batches = WAYS[name][way](Path(folder), int(length), int(batch))
     print(json.dumps(consume(batches, int(length), float(most_seconds))))
     sys.stdout.flush()
-    os._exit(0)  # some leave threads behind
+    os._exit(0)  # Some peers leave threads behind.

@@ -57,7 +57,7 @@ async def _coordinator(job: int, folder: Path) -> int:
                 while True:
                     await wire.send(told(job))
                     await asyncio.sleep(protocol.BEAT_SECONDS)
-        except (OSError, asyncio.CancelledError):  # the other end is gone, or the benchmark is over
+        except (OSError, asyncio.CancelledError):  # The other end is gone, or the benchmark has ended.
             pass
         finally:
             wire.close()

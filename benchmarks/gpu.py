@@ -148,7 +148,7 @@ def snapshots(subject: Subject, runs: int) -> tuple[dict[str, list[float]], floa
     if stages_twice():
         works["torch's stager, pinned"] = lambda: stager.stage(subject.tensors())
     rows: dict[str, list[float]] = {name: [] for name in works}
-    for run in range(runs + 3):  # the first three find a slot's memory
+    for run in range(runs + 3):  # The first three runs allocate the memory of the slots.
         for name, between in works.items():
             subject.snapshots.finish()
             took = timed(functools.partial(two_steps, subject, between))

@@ -76,7 +76,7 @@ def memory(running: LocalCluster) -> dict[str, float]:
 
 def measure(runs: int, pods: int) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Return the seconds by row, and the memory of the last run's cluster."""
-    programs.control_plane(print)  # their build, if any, is no part of this
+    programs.control_plane(print)  # The build of the programs is not part of the measurement.
     ready, one, burst = (
         "up: 3 nodes ready (reach 5)",
         "pod start, one after another (reach 0.05)",

@@ -68,7 +68,7 @@ class Logs:
         self._following.append(process)
         if before is None or before.stat().st_size == 0:
             self._files[job][container] = path
-        else:  # what was read before the stream broke is kept until the new one has come as far
+        else:  # Lines from before the break are kept until the new stream has reached the same point.
             threading.Thread(target=self._replace, args=(job, container, before, path), daemon=True).start()
         return process
 

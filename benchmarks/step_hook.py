@@ -48,8 +48,8 @@ def measured(folder: Path, blocks: int) -> dict[str, list[float]]:
     """Return the microseconds of steps by block, and the microseconds of the hook's calls."""
     loop = Loop()
     samples: dict[str, list[float]] = {"a step without the hook": [], "a step with the hook": [], "the hook alone": []}
-    optimizers = sys.modules["torch.optim.optimizer"]  # torch.optim hides it
-    loop.block()  # what is slow at first is not the hook's
+    optimizers = sys.modules["torch.optim.optimizer"]  # torch.optim does not export it.
+    loop.block()  # The first steps are slow for other reasons than the hook.
     for number in range(blocks):
         samples["a step without the hook"].append(loop.block())
         counter = StepCounter(str(folder / f"steps-{number}"))

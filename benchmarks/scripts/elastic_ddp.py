@@ -46,7 +46,7 @@ def main() -> None:
         )
         if rank == 0:
             save(options.checkpoint, body, optimizer, step)
-        time.sleep(0.05)  # a step of a useful length without using up the machine
+        time.sleep(0.05)  # A step has a useful duration without using all processor time.
     dist.destroy_process_group()
 
 

@@ -53,7 +53,7 @@ def main() -> None:
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-        if manager.current_step() > step:  # it has been committed by all
+        if manager.current_step() > step:  # All groups have committed the step.
             now, world = time.time(), manager.num_participants()
             log.write(f"{now:.6f} {manager._quorum_id} {world} 0 {manager.current_step()} {now - begun:.6f}\n")
         time.sleep(0.05)

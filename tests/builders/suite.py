@@ -42,7 +42,7 @@ def breaches(cases: Iterable[Case], root: Path = ROOT) -> list[str]:
     files = {case.file for case in cases}
     ids = {case.id for case in cases}
     gate = {case.id for case in cases if case.law is None}
-    # A test may be named without its parameters: any case of it that the gate has will do.
+    # A test may be named without its parameters. Then any case of it in the gate is enough.
     ids |= {id.partition("[")[0] for id in ids}
     gate |= {id.partition("[")[0] for id in gate}
     found = []

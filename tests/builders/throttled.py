@@ -45,7 +45,7 @@ def _limited(pid: int, share: float) -> Iterator[None]:
 
 
 def _removed(group: Path) -> bool:
-    with contextlib.suppress(OSError):  # a process that has ended is still in it
+    with contextlib.suppress(OSError):  # The group still contains a process that has ended.
         group.rmdir()
     return not group.exists()
 

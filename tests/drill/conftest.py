@@ -74,7 +74,7 @@ def drill(stage: Stage, job: str, pace: Path, request: pytest.FixtureRequest) ->
     """Return a function that runs a scenario with the real command, and returns its verdict from the JSON output."""
 
     def play(scenario: str) -> Any:
-        if scenario == "straggle":  # which slows what computes, and nothing of a pause
+        if scenario == "straggle":  # This slows computation, but not pauses.
             pace.unlink()
         done = drills.drill(scenario, "-o", "json", KUBECONFIG=str(stage.cluster.kubeconfig))
         return verdict(done, request.config)

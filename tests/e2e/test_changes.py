@@ -52,7 +52,7 @@ def test_kubectl_cordon(cluster: Cluster) -> None:
             moved = cluster.until("a world of three off the node", lambda status: whole_without(status, node))
         finally:
             cluster.kubectl("uncordon", node)
-        # Two share a node now. The younger leaves, and its successor has only the empty one to go to.
+        # Two replicas share a node now. The younger one leaves, and only the empty node has room for its successor.
         shared = [member for member in moved["world"]["members"] if member["replica"].rpartition("-")[2] != "0"]
         newest = max(shared, key=lambda member: int(member["replica"].rpartition("-")[2]))
         cluster.kubectl("delete", "pod", newest["replica"], "--wait=false")

@@ -111,7 +111,7 @@ class Day:
         old = self.platform.trains("red", "yesterday", 2)
         begun = time.monotonic()
         self.platform.install(now)
-        # The new operator acts when it has heard the job's coordinator.
+        # The new operator acts once it is connected to the job's coordinator.
         self.platform.until("red", "yesterday", "progress", lambda status: _step(status) > _step(old) + 20)
         assert self.platform.trains("red", "yesterday", 2)["world"]["round"] == old["world"]["round"]
         self.unharmed("red", "yesterday")
@@ -141,7 +141,7 @@ class Day:
 
     def _restart_kueue(self) -> None:
         self.kueue.end()
-        time.sleep(3)  # all writes to Workloads are refused meanwhile
+        time.sleep(3)  # Meanwhile all writes to Workloads are refused.
         self.kueue.start()
 
     def _preempt(self, name: str, actions: dict[str, Callable[[], object]], meanwhile: Callable[[], None]) -> None:
@@ -193,7 +193,7 @@ class Day:
 @pytest.fixture
 def day(platform: Platform, kueue: Kueue, request: pytest.FixtureRequest) -> Iterator[Day]:
     yield Day(platform, kueue, request.config)
-    kueue.unregister_webhooks()  # they refuse all pods once Kueue is gone
+    kueue.unregister_webhooks()  # The webhooks refuse all pods once Kueue is gone.
     if kueue.process and kueue.process.poll() is None:
         kueue.end()
 

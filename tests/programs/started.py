@@ -29,7 +29,7 @@ def end(way: str, code: object) -> None:
 async def ended(process: Process, reaper: Reaper, way: str) -> None:
     code = await process.ended
     await process.last_lines()
-    process.send_signal(9)  # what the command has left in the background
+    process.send_signal(9)  # Processes that the command has left in the background.
     for pid in reaper.strays():
         os.kill(pid, 9)
     await process.gone()

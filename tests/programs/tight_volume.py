@@ -83,7 +83,7 @@ def hang(ship: w.Ship) -> None:
     }  # fmt: skip
     shipping = (ship, uploader.Destination("s3://train/a"), "uid")
     threading.Thread(target=uploader.answer, args=shipping, daemon=True).start()
-    storage.accept()[0].detach()  # open, and never answered
+    storage.accept()[0].detach()  # The connection is open, and never answered.
 
 
 async def an_upload_hangs(volume: Path) -> None:
@@ -104,16 +104,16 @@ async def an_upload_hangs(volume: Path) -> None:
     replica.begin(2)
     replica.keep(last.id, replica.index.before(2, p.Restore("Memory", last.id.step, last.id)))
     first = replica.take(6)
-    replica.keep(last.id)  # all have restored
+    replica.keep(last.id)  # All ranks have restored.
     replica.copy(first)
-    replica.worker.link_for_shipping(first)  # what of the round before did not come into storage is due at once
+    replica.worker.link_for_shipping(first)  # Parts of the previous round that are not in storage yet are due at once.
     second = replica.take(7)
-    replica.keep()  # the first is complete
+    replica.keep()  # The first snapshot is complete.
     replica.copy(second)
     for step in range(8, 12):
         replica.worker.complete = replica.worker.count - 2
         replica.copy(replica.take(step))
-    os._exit(0)  # a thread ships still
+    os._exit(0)  # A thread is still uploading.
 
 
 async def a_peer_s_copy_has_room(volume: Path) -> None:

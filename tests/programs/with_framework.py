@@ -40,7 +40,7 @@ class Model(torch.nn.Module):
 
 
 def say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())  # whole, beside other ranks
+    os.write(1, f"{line}\n".encode())  # The value is complete on each rank.
 
 
 def started(step: int) -> None:
@@ -168,7 +168,7 @@ def with_accelerate() -> None:
 
     import trainingjob.accelerate
 
-    # With split_batches schedulers step once a step; without it, as many times as there are ranks.
+    # With split_batches, schedulers step once a step; without it, they step as many times as there are ranks.
     configuration = DataLoaderConfiguration(split_batches=not options.each)
     accelerator = Accelerator(cpu=True, dataloader_config=configuration)
     model = Model(options.dropout)

@@ -239,7 +239,7 @@ class Invariants:
         if claim is None or base is None or claim.from_storage or self.lies or world.network.unruly:
             return
         if world.clock.now - self.claimed_at[claim.round] > CALL_TIMEOUT:
-            return  # calls have ended without an answer
+            return  # Calls have timed out by then.
         asked = {name: process for name, process in world.agents.items() if self._is_preparing(process, claim)}
         reachable = [set(process.core.preparation.reachable or ()) for process in asked.values()]
         if not all(names.issuperset(asked) for names in reachable):
@@ -284,7 +284,7 @@ class Invariants:
         if process.core.seen != (assign.round, assign.claim):
             raise Violation(f"{process.replica} starts round {assign.round} and has seen {process.core.seen}")
         claim = self.world.status.world.claim
-        if claim is not None and claim.round == assign.round:  # a zombie may start what is long over
+        if claim is not None and claim.round == assign.round:  # A zombie process may start a round that ended long ago.
             self._restorable(assign)
 
     def _restorable(self, assign: p.Assign) -> None:
@@ -395,7 +395,7 @@ class Invariants:
         cut_off = not any(
             world.network.reaches(who, node) for node in world.cluster.nodes if node not in world.network.dead
         )
-        # Until then its open streams seem well.
+        # Until then, the operator's open streams seem to be in order.
         told = world.clock.now - heard_at > p.SILENCE_SECONDS + 1.0 + world.cluster.late
         if cut_off and told and "could not be reached" in action.reason:
             raise Violation(f"{who} can reach nobody, and deletes {action.name}: {action.reason}")
@@ -422,7 +422,7 @@ class Invariants:
             if blamed or self._stranded(pod) or world.troubled(pod.node) or (process is not None and not process.alive):
                 continue
             if pod.name in self.lies or (pod.waiting and self.farthest):
-                continue  # how long a pod waits, the operator's clock says and the API server's
+                continue  # How long a pod waits is measured by the operator's clock and the API server's.
             raise Violation(f"a second pod for index {action.index} while {pod.name} is well")
 
     def _stranded(self, pod: PodView) -> bool:
@@ -441,11 +441,11 @@ class Invariants:
         cluster = self.world.cluster
         told = {entry.replica: unix_seconds(entry.at) for entry in cluster.status.restarts.recent if entry.counted}
         failed = cluster.failed_starts.get(action.index, {})
-        ends = {name: min(at, told[name]) for name, at in failed.items() if name in told}  # from the first sign of it
+        ends = {name: min(at, told[name]) for name, at in failed.items() if name in told}  # From the first evidence on.
         if len(ends) < 3 or f"job-{action.index}-{action.attempt - 1}" not in ends:
             return
         if self.clock_was_set:
-            return  # nothing waits for a time that lies ahead, of another operator's clock perhaps
+            return  # Nothing waits for a time in the future, which another operator's clock may have written.
         waited = self.world.clock.now - max(ends.values())
         doubt = 6.0 if self.world.clocks else 0.05  # operators' clocks differ
         if waited < min(30.0, 2.0 ** (len(ends) - 3)) - doubt:

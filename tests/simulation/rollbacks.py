@@ -68,7 +68,7 @@ class Rollbacks:
         for undone in self.recorded:
             if lineage.comes_from(undone):
                 raise Violation(f"complete with what was undone ({undone}): {lineage}")
-        # Who was out of reach until the end has not told the operator what it left out.
+        # A member that was unreachable until the end has not told the operator which samples it skipped.
         check_lineage(lineage, united(left_out(self.world.status), lineage.skipped))
 
 

@@ -271,7 +271,7 @@ class Cluster:
         finally:
             names = [job["metadata"]["name"] for job in jobs]
             self.kubectl("delete", "tj", *names, "--ignore-not-found", "--timeout=60s", check=False)
-            # The object goes at once, as it has no finalizer; its pods drain, and save, for some seconds more.
+            # The object is gone at once, because it has no finalizer. Its pods drain and save for some seconds more.
             for name in names:
                 pods = ("pods", "-l", f"concertina.dev/job={name}")
                 self.kubectl("wait", "--for=delete", *pods, "--timeout=60s", check=False)

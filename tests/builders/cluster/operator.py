@@ -68,7 +68,7 @@ RELEASE, SYSTEM = "tests", "concertina-tests"
 
 def install(cluster: LocalCluster, folder: Path) -> dict[str, str]:
     """Install the chart without its Deployment, and return the environment of an operator with its service account."""
-    # The cluster may have the CRD already, of a test that applied it or of another release.
+    # The cluster may have the CRD already, from a test or from another release.
     options = ("--namespace", SYSTEM, "--create-namespace", "--take-ownership", "--set", "replicas=0")
     programs.run_helm(cluster.kubeconfig, "install", RELEASE, str(ROOT / "charts/concertina"), *options)
     account = f"{RELEASE}-concertina"
@@ -80,7 +80,7 @@ def install(cluster: LocalCluster, folder: Path) -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # the operator of this checkout, whatever is installed
-        "HOME": "/",  # as container runtimes set it for such a user
+        "HOME": "/",  # Container runtimes set it for such a user.
         "KUBECONFIG": str(folder / "kubeconfig"),
         "CONCERTINA_NAMESPACE": SYSTEM,
         "CONCERTINA_LEASE": f"{account}-operator",

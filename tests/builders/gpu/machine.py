@@ -48,7 +48,7 @@ def environment() -> dict[str, str]:
     """Return the environment of a check: the checkout's sources and the carried packages precede the interpreter's."""
     paths = [*map(str, SEARCH_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        "OMP_NUM_THREADS": "1",  # as tests/conftest.py, which pytest does not read here
+        "OMP_NUM_THREADS": "1",  # tests/conftest.py sets it too, but pytest does not read it here.
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",

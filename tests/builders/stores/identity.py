@@ -69,7 +69,7 @@ def serve(name: str, folder: Path):
     (folder / "iam.json").write_text(json.dumps(_configuration(issuer.url)))
     flags = {
         "s3.iam.config": str(folder / "iam.json"),
-        "s3.port.https": str(port),  # clients ask a token service by TLS alone
+        "s3.port.https": str(port),  # Clients contact a token service over TLS only.
         "s3.cert.file": str(pair.certificate),
         "s3.key.file": str(pair.key),
     }

@@ -59,7 +59,7 @@ def computed(parent, program, trainer, world, tmp_path, parallelism=None, **vari
         except TimeoutError:
             for pid in ranks:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGABRT)  # it says where it is then
+                    os.kill(pid, signal.SIGABRT)  # The error then says where the problem is.
             codes = [parent.wait(pid) for pid in ranks]
         os.kill(store, signal.SIGKILL)
         parent.wait(store)

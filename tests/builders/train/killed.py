@@ -170,7 +170,7 @@ class Running:
             parent.fork("loops.run:main", {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, self._log.fileno())
             for rank in range(start.size)
         ]
-        self._handles = [os.pidfd_open(pid) for pid in self._pids]  # a pid alone may be another process's by now
+        self._handles = [os.pidfd_open(pid) for pid in self._pids]  # By now, another process may have the same pid.
 
     @property
     def over(self) -> bool:
@@ -317,7 +317,7 @@ def difference(one: Any, other: Any) -> float:
         return max((difference(one[key], other[key]) for key in one), default=0.0)
     try:
         first, second = numpy.asarray(one), numpy.asarray(other)
-    except ValueError:  # of several lengths
+    except ValueError:  # The lists have different lengths.
         return 0.0 if one == other else numpy.inf
     if first.dtype.kind not in "biufc" or second.dtype.kind not in "biufc" or first.dtype.kind != second.dtype.kind:
         return 0.0 if _same_bits(one, other) else numpy.inf

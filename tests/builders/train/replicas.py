@@ -153,7 +153,7 @@ class Job:
             async with asyncio.timeout(GIVE_UP):
                 while replica.report is None or not holds(replica.report):
                     if self._watches[replica.name].done():
-                        self._watches[replica.name].result()  # raises what ended the watch
+                        self._watches[replica.name].result()  # Raise the error that ended the watch.
                     replica.changed.clear()
                     await replica.changed.wait()
         except TimeoutError:

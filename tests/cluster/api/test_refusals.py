@@ -314,7 +314,7 @@ def test_bad_manifests_are_refused(
 ) -> None:
     bad = changed(job, *changes)
     assert message in refusal(cluster, "default", bad)
-    if what != "long name":  # it is the name's fault, not the spec's
+    if what != "long name":  # The name is invalid, not the spec.
         with pytest.raises(SpecError):
             parse_spec(bad)
 
@@ -408,7 +408,7 @@ def test_what_pods_are_made_of_changes_only_while_suspended(
     else:
         assert "changes only while" in refusal(cluster, namespace, suspended)
         apply(cluster, namespace, changed(JOB, ("spec.suspend", True)))
-    apply(cluster, namespace, after)  # changes it and goes on, in one write
+    apply(cluster, namespace, after)  # One write changes the template and resumes the job.
     assert "unchanged" in apply(cluster, namespace, after)
 
 

@@ -117,7 +117,7 @@ def test_a_cluster_goes_down_with_its_owner(name: str, number: signal.Signals) -
         tree = [processes.ProcessIdentity.of(pid) for pid in processes.descendants(node.pid)]
         assert (
             len(tree) == 5
-        )  # process 1, the kubelet, the pod's shell and what it started, one of it in another session
+        )  # Process 1, the kubelet, the pod's shell and its children, one of which is in another session.
         os.kill(owner.pid, number)
         owner.wait(timeout=60)
     finally:

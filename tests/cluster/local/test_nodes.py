@@ -16,7 +16,7 @@ from concertina.local.errors import LocalClusterError
 from concertina.local.host import processes
 
 SLEEP = "import time; time.sleep(600)"
-# A grandchild in a session of its own, as a daemon that wants to outlive its parent.
+# Start a grandchild in a session of its own, like a daemon that outlives its parent.
 DAEMON = """
 import os, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # {mark}"], start_new_session=True)
@@ -80,7 +80,7 @@ def test_a_killed_node_dies_with_everything_on_it_and_nobody_is_told(pods: Pods,
     until(lambda: node_condition(pods.cluster, node) == "Unknown", "a node that is not heard of")
     with pytest.raises(LocalClusterError, match="is down: boot it with"):
         pods.cluster.kill_node(node)
-    # Booted again, it does what a kubelet does after a reboot.
+    # After its boot, the node does what a kubelet does after a reboot.
     pods.cluster.start_node(node)
     pods.cluster.wait_nodes([node])
     lost = pods.wait_phase("never", "Failed")
@@ -94,7 +94,7 @@ def test_a_stopped_node_falls_silent_and_wakes_up(pods: Pods, node: str) -> None
     pods.wait("a", lambda pod: condition(pod, "Ready") == "True")
     pods.cluster.stop_node(node)
     until(lambda: node_condition(pods.cluster, node) == "Unknown", "a node that is not heard of")
-    # The node lifecycle controller says so, a little later, not the node.
+    # The node lifecycle controller sets the condition a little later, not the node.
     pods.wait("a", lambda pod: condition(pod, "Ready") == "False")
     stopped = time.time()
     pods.cluster.cont_node(node)

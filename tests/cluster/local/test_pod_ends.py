@@ -67,7 +67,7 @@ def test_restarts_back_off(pods: Pods) -> None:
         "a", lambda pod: state(pod).get("waiting", {}).get("reason") == "CrashLoopBackOff" if status_of(pod) else False
     )
     assert pod["status"]["phase"] == "Running"
-    assert status_of(pod)["restartCount"] == 1  # the first restart waits for nothing, the next 10 s
+    assert status_of(pod)["restartCount"] == 1  # The first restart is immediate, the next one after 10 s.
     assert status_of(pod)["lastState"]["terminated"]["exitCode"] == 1
     assert "back-off 10s" in state(pod)["waiting"]["message"]
     assert condition(pod, "Ready") == "False"
@@ -179,7 +179,7 @@ while True:
     alive = folder / "alive"
     pods.wait("a", lambda _: alive.exists())
     pods.delete("a", gracePeriodSeconds=0)
-    pods.create("b", "print(1)")  # gone from the API at once, from the machine soon
+    pods.create("b", "print(1)")  # The pod is gone from the API at once, and from the machine soon.
     pods.wait("b", lambda _: not _comes_back(alive))
 
 

@@ -166,7 +166,7 @@ def test_an_http_probe_asks_the_pods_own_address(pods: Pods) -> None:
         "ports": [{"name": "web", "containerPort": 8080}],
         "readinessProbe": {"httpGet": {"path": "/", "port": "web"}, "periodSeconds": 1},
     }
-    for name in ("one", "two"):  # the same port twice: an address each
+    for name in ("one", "two"):  # Both containers use the same port, at different addresses.
         pods.create(name, serve, container)
     for name in ("one", "two"):
         pods.wait(name, lambda pod: condition(pod, "Ready") == "True")

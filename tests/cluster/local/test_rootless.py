@@ -94,7 +94,7 @@ def test_a_cluster_without_root(home: Path) -> None:
     assert left == ["logs"]
 
 
-# A machine that forbids user namespaces: the limit is the kernel's own, set for a user namespace that the test makes.
+# A machine may forbid user namespaces: the test sets the kernel's own limit within a user namespace.
 LIMITED = """
 import os, sys
 from pathlib import Path

@@ -17,7 +17,7 @@ def mixed(run: Run) -> None:
     table = parallel(run, nn.Embedding(11, 8, sparse=True))
     rest = parallel(run, nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 11)).to(device))
     sparse_optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.02)
-    optimizer = torch.optim.AdamW(rest.parameters(), lr=0.02)  # its moments are on the GPU, and its counts on the CPU
+    optimizer = torch.optim.AdamW(rest.parameters(), lr=0.02)  # Moments are on the GPU, step counts on the CPU.
     average = [parameter.detach().cpu().clone() for parameter in rest.parameters()]
     kept = {"average": average, "losses": torch.zeros(4, device=device)}
     state = trainingjob.State(
@@ -46,7 +46,7 @@ def mixed(run: Run) -> None:
 def synchronized(run: Run) -> None:
     """Train with torch's SyncBatchNorm, which does not support CPU tensors."""
     torch.manual_seed(0)
-    # No bias before the norm: its gradient is rounding alone, which AdamW makes as large as any.
+    # There is no bias before the norm: its gradient would be only rounding, which AdamW scales up.
     layers = [nn.Linear(FEATURES, 16, bias=False), nn.SyncBatchNorm(16), nn.Tanh(), nn.Linear(16, 1)]
     model = nn.Sequential(*layers)
     model = parallel(run, model.cuda())

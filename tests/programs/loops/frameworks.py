@@ -52,7 +52,7 @@ class Adversaries(lightning.LightningModule):
         generator.zero_grad()
         self.manual_backward(generated)
         generator.step()
-        step = self.trainer.global_step - 2  # it counts steps of both optimizers
+        step = self.trainer.global_step - 2  # Lightning counts the steps of both optimizers.
         self.run_.record(step, critic=loss.item(), generator=generated.item())
         self.run_.consumed(step, batch["index"].tolist())
 

@@ -251,7 +251,7 @@ def few_rows(run: Run) -> None:
 
 
 def fsdp1(run: Run) -> None:
-    if run.size == 1:  # it needs a group, as torchrun's one rank has
+    if run.size == 1:  # FSDP needs a process group, which a single rank under torchrun has too.
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = FullyShardedDataParallel(perceptron(), device_id=torch.device("cpu"), use_orig_params=True)
     plain(run, model, torch.optim.AdamW(model.parameters(), lr=0.02))
@@ -297,7 +297,7 @@ def tensor_parallel(run: Run, dropout: float = 0.0) -> None:
     parallelize_module(model[1], mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     fully_shard(model[1], mesh=mesh["data"])
     fully_shard(model, mesh=mesh["data"])
-    torch.manual_seed(run.rank // 2)  # dropout is the same within a group
+    torch.manual_seed(run.rank // 2)  # Dropout is the same within a group.
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     state = trainingjob.State(model=model, optimizer=optimizer, overhead=1000.0)
     group = run.rank // 2

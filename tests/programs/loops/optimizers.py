@@ -172,7 +172,7 @@ def unfreezing(run: Run, already: Any) -> None:
         loss = squares(run, model, step)
         optimizer.zero_grad()
         loss.backward()
-        for parameter in first.parameters():  # which DDP does not know
+        for parameter in first.parameters():  # DDP does not know these parameters.
             if parameter.grad is not None and run.size > 1:
                 torch.distributed.all_reduce(parameter.grad)
                 parameter.grad /= run.size

@@ -89,7 +89,7 @@ class Run:
     # --- for the harness --------------------------------------------------------------------------------------------
 
     def restored(self, step: int) -> None:
-        # To be asked where it is begins a StatefulDataLoader's pass, before the script has said of which epoch.
+        # Asking a StatefulDataLoader for its position begins a pass, before the script has set the epoch.
         began = {name for name, value in self.objects.items() if type(value).__name__ != "StatefulDataLoader"}
         self._write("restored", (step, self.held(began)))
 

@@ -126,7 +126,7 @@ def torchao_moments(run: Run) -> None:
     from torchao.optim import AdamW8bit
     from torchao.optim.subclass_8bit import OptimState8bit
 
-    torch.compile = lambda function, **options: function  # its step takes a minute to compile
+    torch.compile = lambda function, **options: function  # Compiling its step takes a minute.
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
     model = parallel(run, model)

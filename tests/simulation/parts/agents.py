@@ -365,7 +365,7 @@ class AgentProcess:
             self.clock.after(self.clock.between(0.005, 0.1), self._move_latest, effect, storage.etag)
 
     def _move_latest(self, effect: e.Publish, etag: int) -> None:
-        # A publisher that has been killed may have sent its last write: it is not stopped with its process.
+        # A publisher that was killed may have sent its last write, which does not stop with its process.
         if not self.world.storage.up or not self.world.network.reaches(self.host, "s3"):
             self.clock.after(0.5, self._read_latest, effect)
         elif (durable := self._moved(effect, etag)) is None:

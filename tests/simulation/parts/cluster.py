@@ -216,7 +216,7 @@ class Cluster:
             message = f"exceeded quota: small, requested: pods=1, used: {limit}, limited: {limit}"
             raise Forbidden(403, "Forbidden", f'pods "{name}" is forbidden: {message}')
         if self.clock.now < self.refused_until:
-            raise self._refusal.with_traceback(None)  # one object for all of them
+            raise self._refusal.with_traceback(None)  # All pods share one object.
         if name in self.pods:
             return self.pods[name]  # 409 with our uid is success
         self.world.invariants.creating(action)
@@ -261,7 +261,7 @@ class Cluster:
         if force or not pod.node or pod.ended:
             self._gone(name, pod.uid)
             if process and pod.node not in self.world.network.dead:
-                # The kubelet kills what is left as soon as it hears of it.
+                # The kubelet kills the remaining processes as soon as it knows of the deletion.
                 self.clock.after(1.0, self._kill_when_heard, process)
         elif not pod.deleting:
             self._put(changed(pod, deleting=True, grace=grace, deletion_at=self.clock.now + grace))

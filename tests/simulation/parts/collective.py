@@ -125,7 +125,7 @@ class Collective:
         id = self.assign.restore.id
         if other is None or id is None or not process.hears(other):
             return None
-        if (id, shard) in other.pod.damaged:  # found by its checksum, and not offered again
+        if (id, shard) in other.pod.damaged:  # The checksum shows the damage, and the shard is not offered again.
             other.pod.forget(id, shard)
         return other.pod.volume.get((id, shard))
 
@@ -224,7 +224,7 @@ class Collective:
             return
         for rank in source.ranks:
             if (id, rank) not in source.pod.volume or (id, rank) in source.pod.damaged:
-                return  # it doesn't arrive whole
+                return  # The rank's part is not complete in storage.
             copier.pod.keep(id, rank, source.pod.volume[(id, rank)])
             copier.handle(e.CopyHeld(id, rank))
             source.handle(e.PeerCopied(id, rank))

@@ -369,7 +369,7 @@ class OperatorProcess:
             since = before.since if before and before.kind is kind else self.now
             self.refused = CreateRefusal(kind, answer.message, since, self.now)
         elif isinstance(answer, PodView):
-            if answer.uid not in self.told:  # as the shell's reflector remembers its own writes
+            if answer.uid not in self.told:  # The shell's reflector remembers its own writes, too.
                 self.pods.setdefault(answer.name, answer)
             self.refused = None
 
@@ -469,7 +469,7 @@ class OperatorProcess:
             return
         process = self.world.agents.get(name)
         if near and process is not None and self.clock.stands(process):
-            near, process = False, None  # the kernel takes the connection, and nobody answers
+            near, process = False, None  # The kernel accepts the connection, and no agent answers.
         if near and self.lacks_key:
             contact.view = changed(contact.view, refusal=ConnectionRefusal.OTHER_KEY)
             self.clock.after(self.clock.between(0.2, 0.5), self._open, name, contact)

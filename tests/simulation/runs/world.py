@@ -191,7 +191,7 @@ class World:
         failed = self.status.condition("Failed")
         if failed and failed.status == "True":
             if self.invariants.deceived and failed.reason == "ReachedMaxRestarts":
-                return  # its coordinator has said too often that it failed
+                return  # The coordinator has reported too often that it failed.
             raise Violation(f"failed: {failed.message}")
         latest = self.storage.latest
         if latest is None or not latest.complete or latest.step != self.steps:

@@ -35,7 +35,7 @@ def test_a_hang_is_found_and_its_replica_replaced_or_only_reported() -> None:
             reported += bool(told(world, ": Hang: "))
         elif told(world, "hangs"):
             if world.replicas == 1 and any(entry.action == "RestartWorkers" and entry.step for entry in verdicts):
-                continue  # nobody else holds its state, and nothing was in storage yet
+                continue  # No other member holds its state, and nothing was in storage yet.
             assert [entry.action for entry in verdicts] == ["RecreatePod"], world.story()
             pod = world.cluster.pods.get(verdicts[0].replica)
             assert pod is None or pod.deleting, world.story()

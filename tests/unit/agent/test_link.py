@@ -63,7 +63,7 @@ def test_a_coordinator_whose_node_has_vanished_is_gone_as_any_other(code: int, d
                 ),
             )
             await until_async(lambda: bool(events), "joined", lambda: events)
-            server.close()  # it refuses from now on
+            server.close()  # The port refuses connections from now on.
             connector.made[0].reader.set_exception(OSError(code, os.strerror(code)))
             await asyncio.wait({following})
             await tasks.close()

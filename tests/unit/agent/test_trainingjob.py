@@ -169,7 +169,7 @@ def test_samples_are_told_where_the_script_says_nothing_of_them(tmp_path):
 def test_a_script_that_waits_for_data_says_so_and_is_alive(tmp_path, rank):
     agent = Agent(tmp_path, rank)
     agent.hears()
-    agent.script.report_stall("the store is away", 1.0)  # before the first step there is nothing to say again
+    agent.script.report_stall("the store is away", 1.0)  # Before the first step there is nothing to repeat.
     agent.script.add_stall(2.0)
     agent.script.report(StepReport(7, 9, 0.5, 1.0, 70, "training"))
     agent.script.report_stall("the store is away", 3.0)

@@ -99,7 +99,7 @@ def test_who_has_no_file_descriptor_left_accuses_nobody(tmp_path: Path) -> None:
             try:
                 files.append(os.open(os.devnull, os.O_RDONLY))
                 resource.setrlimit(resource.RLIMIT_NOFILE, (files[0] + 1, given[1]))
-                with contextlib.suppress(OSError):  # those that were free below it
+                with contextlib.suppress(OSError):  # Descriptors that were free below it.
                     while True:
                         files.append(os.open(os.devnull, os.O_RDONLY))
                 connections.watch(UID, {"r0": address})

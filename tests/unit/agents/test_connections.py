@@ -357,7 +357,7 @@ def test_a_stream_that_waits_its_turn_to_be_opened_again_is_silent_for_no_longer
             async with a_handshake_without_end(connections):
                 abort(open_streams[0])
                 await until_async(lambda: view().queued_at is not None, "a stream that waits its turn", view)
-                now += 1.5  # longer ones count as a stall
+                now += 1.5  # Longer gaps count as a stall.
                 assert view().silent_for(now) == 0.0
             await until_async(lambda: view().connected, "the stream again", view)
             connections.close()

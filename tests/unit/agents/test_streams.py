@@ -83,7 +83,7 @@ def test_whatever_an_agent_sends_its_stream_is_lost_by_name_and_opened_again(lin
             connections.watch(UID, {"r0": address})
             await until_async(
                 lambda: streams == 2, "a second stream", lambda: streams
-            )  # so the first was noticed to be lost
+            )  # So the operator noticed the loss of the first stream.
             await until_async(
                 lambda: connections.views(UID)["r0"].connected, "a stream", lambda: connections.views(UID)
             )

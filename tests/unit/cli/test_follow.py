@@ -111,7 +111,7 @@ def test_an_api_server_that_is_away_for_a_while_ends_nothing(
     tmp_path: Path, refusal: Callable[[], web.Response], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error message is printed once, and the command continues to follow the job."""
-    away = [no_success(503, "not yet") for _ in range(4)]  # longer than a request is tried again
+    away = [no_success(503, "not yet") for _ in range(4)]  # This is longer than the client retries a request.
     looks = [job("waits"), job("waits"), job("waits"), *away, job("is over", "Complete")]
     code, printed = followed(tmp_path, looks, [refusal(), lines(job("trains"))])
     assert (code, [line.split()[-1] for line in printed.splitlines()]) == (0, ["waits", "trains", "over"])

@@ -72,7 +72,7 @@ class ApiServer:
                 await response.write(((", " if number > begin else "") + text).encode())
             await response.write(b"]}")
             await response.write_eof()
-        except ConnectionError:  # it is too large a page
+        except ConnectionError:  # The page is too large.
             return response
         self.named.update(f"job-{number}" for number in range(begin, end))
         return response

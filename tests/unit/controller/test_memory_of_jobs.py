@@ -41,7 +41,7 @@ def test_a_job_of_any_size_takes_little_memory(entries: int) -> None:
         strip(obj)
         kept_by_kopf.append(obj)
 
-    take(0)  # what is made once
+    take(0)  # Objects that are created once do not count.
     tracemalloc.start()
     try:
         for number in range(1, JOBS + 1):

@@ -49,7 +49,7 @@ def test_one_that_comes_late_goes_before_those_that_had_theirs() -> None:
     for _ in range(PER_MINUTE):
         assert limit.ask("greedy") == 0.0
         limit.now += NAMESPACE_SECONDS
-    # The first one of the greedy namespace is a minute old in this moment, so one slot is free.
+    # The oldest pod of the greedy namespace is a minute old at this moment, so one slot is free.
     assert limit.ask("greedy") == 0.0
     assert limit.ask("late") == NAMESPACE_SECONDS
     limit.now += NAMESPACE_SECONDS

@@ -145,7 +145,7 @@ def test_of_a_job_that_is_gone_nothing_more_is_written() -> None:
 def test_one_who_wants_thousands_leaves_slots_to_the_others() -> None:
     async def scenario() -> None:
         server = Server()
-        for name in "abcdefgh":  # each with as many as its window takes: more than there are slots
+        for name in "abcdefgh":  # Each job has as many writes as its window takes, which is more than there are slots.
             server.writes.start(job(name), CREATES)
         await settled()
         assert len(server.asked) == SLOTS
@@ -156,8 +156,8 @@ def test_one_who_wants_thousands_leaves_slots_to_the_others() -> None:
         server.answers.set()
         await settled()
         asked = [uid for uid, _ in server.asked]
-        assert asked.index("new") <= SLOTS + 8 * A_TURN  # a turn of each, not all that they wait for
-        assert asked.index("trains") <= SLOTS + 1  # those that have not begun can wait
+        assert asked.index("new") <= SLOTS + 8 * A_TURN  # Each job has one turn, and not all that it waits for.
+        assert asked.index("trains") <= SLOTS + 1  # Writes that have not begun can wait.
 
     run(scenario)
 

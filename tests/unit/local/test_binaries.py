@@ -144,7 +144,7 @@ def test_a_build_fills_the_cache_once(module: Path, tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "run\n"
     assert any("no release here; building from source instead" in line for line in said)
     assert any("package 1, example.org/some/package" in line for line in said)
-    # Another go.mod is another set of programs.
+    # Another go.mod means another set of programs.
     (module / "go.sum").write_text("changed")
     assert programs.find(TOOL, say) != first
     assert (tmp_path / "runs").read_text() == "run\nrun\n"
@@ -156,7 +156,7 @@ def test_a_build_copies_files_of_a_dependency(module: Path, tmp_path: Path) -> N
     (source / "bases" / "one.yaml").write_text("one")
     (source / "manifests.yaml").write_text("all")
     for path in source.rglob("*"):
-        path.chmod(0o555)  # as in Go's module cache
+        path.chmod(0o555)  # Go's module cache has such permissions.
     files = {"crds": "config/bases", "webhooks.yaml": "config/manifests.yaml"}
     folder = programs.find(dataclasses.replace(TOOL, files=files), say)["tool"].parent
     assert (folder / "crds" / "one.yaml").read_text() == "one"

@@ -45,7 +45,7 @@ def test_a_cluster_of_another_machine_is_left_alone(folder: Path, capfd: pytest.
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("host", [socket.gethostname(), ""])  # it lost power as it wrote
+@pytest.mark.parametrize("host", [socket.gethostname(), ""])  # The machine lost power during the write.
 def test_what_this_machine_left_goes(folder: Path, host: str) -> None:
     lives_on(folder, host)
     local.down("shared")

@@ -38,7 +38,7 @@ def listening(folder: Path) -> tuple[str, int]:
 def test_a_node_listens_where_no_other_kubelet_of_the_machine_does(
     record: ClusterRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("0.0.0.0", 0)) as other:  # as a kubelet does: on all addresses of the machine
+    with socket.create_server(("0.0.0.0", 0)) as other:  # A kubelet listens on all addresses of the machine.
         taken = other.getsockname()[1]
         monkeypatch.setattr(processes, "_PORTS", range(taken, taken + 5))
         chosen = {listening(nodes.define(record, 1)) for _ in range(20)}

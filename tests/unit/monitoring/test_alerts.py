@@ -152,7 +152,7 @@ CASES = {
         fires_too=({'stalled{reason="Damaged"}': "1x300"},),
     ),
     Problem.MEMORY_GROWS: Case(
-        {MEMORY: "1073741824+17895697x300"},  # a GiB, and another one within the hour
+        {MEMORY: "1073741824+17895697x300"},  # One GiB, and another one within the hour.
         "n/j: memory of the workers in j-0-1 grows, to 3GiB",
         ({MEMORY: "3000000000x300"}, {MEMORY: "1000000000+100000000x70 8000000000x230"}, {MEMORY: "1e9+1e5x300"}),
         labels={"namespace": "n", "trainingjob": "j", "replica": "j-0-1"},

@@ -55,11 +55,11 @@ def test_every_metric_of_ours_is_on_a_dashboard() -> None:
     shown = set(NAMES.findall(" ".join(expression for name, expression in expressions() if ": " in name)))
     ours = {name for name in exposed() if name.startswith("concertina_") and not name.endswith(("_sum", "_count"))}
     assert ours - shown == {
-        "concertina_trainingjob_condition",  # the phase says what follows from them
-        "concertina_training_samples",  # steps times the batch
+        "concertina_trainingjob_condition",  # The phase implies them.
+        "concertina_training_samples",  # This is the number of steps times the batch.
         "concertina_training_run_tokens",
-        "concertina_training_tokens_total",  # tokens per second
-        "concertina_training_steps",  # the job's own: not gone with a pod
+        "concertina_training_tokens_total",  # This follows from tokens per second.
+        "concertina_training_steps",  # This is the job's own metric, which does not disappear with a pod.
         "concertina_training_validation_step",
         "concertina_training_snapshot_age_seconds",
         "concertina_training_checkpoint_step",

@@ -96,7 +96,7 @@ def test_any_answer_to_a_prepare_is_planned_on(kind: str, seed: int) -> None:
     draw = random.Random(seed)
     seen = replace(
         TRAINS[kind], pods=TRAINS[kind].pods[1:], fresh_claim="claim-b"
-    )  # the coordinator is gone: a new round
+    )  # The coordinator is gone, so a new round begins.
     now = jobs.T0 + 20
     made = plan(seen, now)
     prepares = jobs.sends(made, protocol.Prepare)

@@ -81,7 +81,8 @@ def test_tensor_groups_that_send_while_they_multiply_wait_less_and_send_more() -
         return found.communication[Dimension.tensor]
 
     assert waits(True, 2) < waits(False, 2) / 20, "products hide nearly all but the ends"
-    # By hand: a gathering takes 193 us, of which products of attention hide 83 and 55, and the others all.
+    # Computed by hand: a gathering takes 193 us, of which products of attention hide 83 and 55, and the other products
+    # all.
     left = (193 - 83) + (2 * 193 - 83) + 2 * (193 - 55)
     assert waits(True, 8) == pytest.approx(waits(False, 8) * (32 * left / 193 + 4) / (32 * 8 + 4), rel=0.01)
     assert waits(False, 16) / 2 < waits(True, 16) < waits(False, 16), "and little of what goes between nodes"
@@ -130,7 +131,7 @@ def test_a_state_in_host_memory_is_copied_and_updated_there() -> None:
     trainer = plain.trainer.model_copy(update={"memory": MemoryConfig.model_validate(memory)})
     here = dataclasses.replace(plain, trainer=trainer)
     held = trainer.model.weights / 64
-    # Two microbatches: blocks are gathered twice for each, the ends once; all are reduced for each.
+    # There are two microbatches: blocks are gathered twice for each, the ends once, and all are reduced for each.
     ends = 2 * MODEL["vocabSize"] * MODEL["dim"] / 64
     assert host_bytes(plain) == 0
     assert host_bytes(here) == pytest.approx(4 * (4 * (held - ends) + 2 * ends + 2 * held), rel=1e-3)
@@ -209,7 +210,7 @@ def test_gradients_that_are_added_up_after_each_microbatch_are_parts_also_before
 def test_what_a_model_of_one_s_own_sends_and_takes() -> None:
     here = own_layout(own_model(trained=5 * 10**8), shard=8)
     parts = {(part.dimension, part.name.partition(" ")[0]): part.bytes for part in traffic(here)}
-    # Two microbatches: blocks are gathered twice for each, in bfloat16; half of the weights has gradients.
+    # There are two microbatches: blocks are gathered twice for each, in bfloat16. Half of the weights have gradients.
     assert parts == {
         (Dimension.shard, "all-gather"): 2 * 2 * (2 * 9 * 10**8 + 10**8),
         (Dimension.shard, "reduce-scatter"): 4 * 2 * 5 * 10**8,

@@ -40,7 +40,7 @@ def sample(kind: Any, name: str = "") -> Any:
         hints = typing.get_type_hints(kind)
         return kind(**{field.name: sample(hints[field.name], field.name) for field in dataclasses.fields(kind)})
     if isinstance(kind, type) and issubclass(kind, OpenEnum):
-        return kind(name)  # a word that this side does not know
+        return kind(name)  # This side does not know the word.
     return SIMPLE.get(kind, name)
 
 

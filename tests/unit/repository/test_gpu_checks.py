@@ -35,7 +35,7 @@ FOREVER = 600
 def fake_tests(folder: Path, name: str, text: str, limit_seconds: int = FOREVER, **needs) -> Check:
     path = folder / f"test_{name}.py"
     path.write_text(textwrap.dedent(text))
-    (folder / "pytest.ini").touch()  # names of tests begin here, whatever stands in the folders above
+    (folder / "pytest.ini").touch()  # Names of tests are relative to this folder.
     return Check(name, "a fake", Kind.TESTS, (str(path),), limit_seconds, **needs)
 
 
@@ -323,7 +323,7 @@ def test_carried_packages_hold_what_checks_import():
     lock = gpu_packages.locked((ROOT / "requirements/dev.txt").read_text())
     entries = [line.partition("==")[0] for line in lock.splitlines() if "==" in line]
     assert set(entries) == gpu_packages.PACKAGES
-    needed = {package for check in CHECKS for package in check.packages} - {"numpy"}  # comes with torch
+    needed = {package for check in CHECKS for package in check.packages} - {"numpy"}  # This module comes with torch.
     assert needed <= set(entries)
 
 

@@ -45,7 +45,7 @@ def test_a_pass_goes_on_in_the_same_order(replicas):
     continued, _ = epochs(again(saved), loader(replicas), first=1, end=4)
     assert first == [whole[0], whole[1][:4]]
     assert continued[0] == whole[1][4:]
-    if replicas:  # else later orders are drawn from random numbers, which State restores
+    if replicas:  # Otherwise later orders are drawn from random numbers, which State restores.
         assert continued[1:] == whole[2:]
 
 

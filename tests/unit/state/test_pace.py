@@ -37,7 +37,7 @@ def test_each_step_is_saved_until_something_is_known_and_a_single_slow_one_fades
     pace = Pace(0.01)
     assert pace.every == 1
     pace.stepped(1.0, False)
-    pace.took(10.0)  # the first one, whose pages were allocated
+    pace.took(10.0)  # This is the first snapshot, whose pages were allocated.
     assert pace.every == 1000
     for _ in range(12):
         pace.took(0.005)

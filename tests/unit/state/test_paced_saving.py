@@ -136,7 +136,7 @@ def test_no_step_waits_for_the_commit_of_the_snapshot_before(tmp_path, monkeypat
     loop.train(2)
     until(lambda: not loop.snapshots.waits, "a commit")
     loop.state.arrives.clear()
-    loop.train()  # its snapshot is taken, and not committed from here on
+    loop.train()  # The snapshot is taken, and not committed from here on.
     loop.train(5, commits=False)
     assert loop.taken == [1, 2, 3]
     assert loop.agent.committed == [1, 2]

@@ -243,7 +243,7 @@ def test_weights_that_were_moved_elsewhere_are_saved_as_they_are_now(tmp_path):
     state = trainingjob.State(folder=str(tmp_path), model=before)
     state.restore()
     state.commit(0, durable=True)
-    before.weight.data = torch.full((2, 2), 7.0)  # the same parameter, of other memory
+    before.weight.data = torch.full((2, 2), 7.0)  # The parameter is the same, in other memory.
     state.commit(1, durable=True)
     del state  # its process ends
     assert trainingjob.State(folder=str(tmp_path), model=after).restore() == 2

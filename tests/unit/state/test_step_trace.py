@@ -39,7 +39,7 @@ def train(worker: Traces, first: int, last: int) -> None:
     for step in range(first, last + 1):
         torch.ones(4, 4) @ torch.ones(4, 4)
         worker.after(step)
-        worker.after(step)  # as a script with a State that reports as well
+        worker.after(step)  # A script with a State that also reports its steps does this.
 
 
 def test_it_holds_the_steps_that_were_asked_for_and_the_next_one_takes_its_turn(folder: Path) -> None:

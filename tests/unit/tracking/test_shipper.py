@@ -92,19 +92,19 @@ class Node:
             while self.shipper.ship():
                 pass
         except Killed:
-            if kill_in % 3:  # else it was an error of the tracker, and the same process tries again
+            if kill_in % 3:  # Otherwise the tracker failed, and the same process tries again.
                 self.shipper = self._start()
         self.server.kill_in = -1
 
 
 ROUNDS = st.lists(
     st.tuples(
-        st.integers(0, 2),  # who coordinates
-        st.integers(0, 8),  # how many steps back it begins
-        st.integers(0, 12),  # how many steps it trains
+        st.integers(0, 2),  # The replica that coordinates.
+        st.integers(0, 8),  # The number of steps back at which it begins.
+        st.integers(0, 12),  # The number of steps that it trains.
         st.lists(
             st.tuples(st.integers(0, 2), st.integers(-1, 8)), max_size=3
-        ),  # who ships then, killed at which request
+        ),  # The replica that ships then, and the request at which it is killed.
     ),
     min_size=1,
     max_size=6,

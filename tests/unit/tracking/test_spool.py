@@ -28,7 +28,7 @@ def test_a_new_writer_and_a_new_reader_go_on_where_the_old_ones_were(tmp_path: P
     reader.shipped(2)
     (segment,) = tmp_path.glob("*.jsonl")
     with segment.open("ab") as file:
-        file.write(b'{"kind":"StepDone","bo')  # killed while it wrote
+        file.write(b'{"kind":"StepDone","bo')  # The writer was killed during the write.
     second = SpoolWriter(tmp_path)
     assert second.next == 3
     second.append(RoundBegan(2, 1, 0.0, coordinates=True))

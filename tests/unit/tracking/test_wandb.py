@@ -27,7 +27,7 @@ def records(path: Path) -> Iterator[pb.Record]:
         length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
         parts += content[at + HEADER : at + HEADER + length]
         at += HEADER + length
-        if kind in (1, 4):  # a whole record, or the last part of one
+        if kind in (1, 4):  # This is a whole record, or the last part of one.
             yield pb.Record.FromString(parts)
             parts = b""
 

@@ -72,7 +72,7 @@ def world(request):
     """Yield the context of the last rank of a world."""
     size, parallelism = LAYOUTS[request.param]
     dist.init_process_group("fake", store=FakeStore(), rank=size - 1, world_size=size)
-    _clear_sharding_prop_cache()  # equal meshes of another rank are in it
+    _clear_sharding_prop_cache()  # The cache contains equal meshes of another rank.
     yield DistContext.of(
         size - 1, size, torch.device("cuda"), ParallelismConfig.model_validate(parallelism), routed=True
     )

@@ -124,7 +124,7 @@ def test_a_job_is_counted_as_others_saw_it(cluster: LocalCluster, jobs: Jobs, sc
             ),
             "errors": (total(now, "controller_runtime_reconcile_errors_total"), 0),
             "jobs": (total(now, "concertina_trainingjobs", phase="Complete"), reasons["Complete"]),
-            # On a busy machine one may fail, and is made again.
+            # On a busy machine a call may fail, and is repeated.
             "calls": (total(now, "concertina_agent_calls_total"), len(sent)),
             "calls that were answered": (total(now, "concertina_agent_calls_total", result="answered") > 0, True),
             "streams": (total(now, "concertina_agent_streams"), 0),
@@ -263,7 +263,7 @@ def test_watches_that_break_are_counted(cluster: LocalCluster, scraped: Scraped)
         now = parsed(scraped.ask())
         return [total(now, "concertina_watch_restarts_total", resource=each, reason="broken") for each in watched]
 
-    before = broken()  # of a role that the API server did not know yet, say
+    before = broken()  # For example, the API server may not know a role yet.
     no_answer = scraped.total("rest_client_requests_total", code="<error>", resource="nodes")
     cluster.kill_component("kube-apiserver")
     try:

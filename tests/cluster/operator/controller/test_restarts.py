@@ -29,10 +29,10 @@ def test_a_restart_changes_nothing(jobs: Jobs, operator: Operator) -> None:
     before, pods = jobs.wait_training("a", 3), uids(jobs.pods("a"))
     operator.end(signal.SIGKILL)
     operator.start()
-    # It has looked at the job when it has made another one after it run.
+    # Once the operator has run another job, it has also looked at this one.
     jobs.create("b", SAY)
     jobs.wait_true("b", "Complete")
-    time.sleep(4)  # longer than it waits for agents that it does not know yet
+    time.sleep(4)  # This is longer than the operator waits for agents that it does not know yet.
     after = jobs.get("a")
     assert uids(jobs.pods("a")) == pods
     assert after["status"]["world"] == before["status"]["world"]
@@ -63,7 +63,7 @@ def test_sigterm_ends_it_cleanly_and_gives_the_lease_back(jobs: Jobs, operator: 
         "GET", "/apis/coordination.k8s.io/v1/namespaces/concertina-tests/leases/tests-concertina-operator"
     )
     assert not lease["spec"].get("holderIdentity")
-    operator.start(POD_NAME="another-one")  # so it need not wait for the lease to expire
+    operator.start(POD_NAME="another-one")  # The new process need not wait until the Lease expires.
     operator.end(signal.SIGTERM)
     operator.start()
 
@@ -73,7 +73,7 @@ def test_killed_between_any_two_writes(jobs: Jobs, operator: Operator, seed: int
     """A job starts, loses a replica, grows back and ends, under an operator that is killed again and again."""
     dice = random.Random(seed)
     marks = str(tmp_path)
-    # Ends by itself once all three have been in one world together after the second start of rank 0.
+    # The script ends once all three replicas have been in one world after the second start of rank 0.
     script = (
         "import os, time, pathlib; "
         f"p = pathlib.Path({marks!r}); "

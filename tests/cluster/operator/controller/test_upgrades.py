@@ -46,7 +46,7 @@ def install(cluster: LocalCluster) -> Iterator[Install]:
 
 def test_a_crd_that_is_newer_than_the_operator(jobs: Jobs, install: Install, operator: Operator) -> None:
     """The CRD has one more field with a default, and one that a user sets. Jobs run, and report the ignored fields."""
-    operator.end(signal.SIGTERM)  # a watch that is open tells of objects as the old CRD has them, for a moment
+    operator.end(signal.SIGTERM)  # For a moment, an open watch sends objects as the old CRD has them.
     crd = copy.deepcopy(OURS)
     spec = schema(crd)["spec"]["properties"]
     spec["failurePolicy"]["properties"]["patience"] = {"type": "string", "default": "Long"}
@@ -83,7 +83,7 @@ def test_a_crd_that_is_older_than_the_operator(jobs: Jobs, install: Install, ope
     def of_budget() -> list[Object]:
         return [event for event in jobs.events(None, "OutdatedCRD") if "status.restarts.budget" in event["message"]]
 
-    # On the job whose status was written first: `before` may end meanwhile, and hold less of it than the other.
+    # The event is on the job whose status was written first: `before` may end meanwhile, with fewer fields.
     (event,) = until(of_budget, "an event of the field")
     assert "apply the crds/" in event["message"]
     said = [line for line in operator.lines("outdated crd") if line["job"].startswith(f"{jobs.namespace}/")]

@@ -46,7 +46,7 @@ def test_a_rank_that_gets_little_processor_time(
     with throttled(jobs.worker("throttled", slow), 0.05):
         alerts.wait("throttled", Problem.STRAGGLER, frozenset({Problem.EXPOSED_COMMUNICATION}))
         jobs.wait("throttled", lambda job: job["status"].get("stragglers"))
-        # Its own collectives are slow too, which is communication.
+        # The slow rank's own collectives are slow too, which counts as communication.
         follow(shell, "A slow rank", "throttled", alone=False)
     jobs.delete("throttled")
 

@@ -103,7 +103,7 @@ def test_a_complete_job_keeps_its_pods_and_other_policies_keep_none_or_all(jobs:
     jobs.create("all", "print('done')", cleanPodPolicy="All")
     jobs.wait_true("all", "Complete")
     jobs.wait("all", lambda _: not jobs.pods("all"))
-    # All pods of a job that ended later are gone by now.
+    # All pods of the job that ended later are gone by now.
     assert phases(jobs, "done") == {"done-0-0": "Succeeded", "done-1-0": "Succeeded"}
     assert "done" in jobs.logs("done-0-0")
     assert phases(jobs, "none") == {"none-0-0": "Running"}

@@ -170,7 +170,7 @@ def test_objects_of_other_schedulers_are_stored_and_a_missing_one_is_refused_by_
         lambda: group_of(jobs, "volcano", "scheduling.volcano.sh/v1beta1")["spec"]["minMember"] == 1, "the new minimum"
     )
     create(jobs, "plugin", "Coscheduling")
-    jobs.wait_training("plugin", 2)  # the default scheduler has no such plugin, and schedules its pods one by one
+    jobs.wait_training("plugin", 2)  # The default scheduler lacks the plugin, and schedules pods one by one.
     assert group_of(jobs, "plugin", "scheduling.x-k8s.io/v1alpha1")["spec"] == {"minMember": 2}
     create(jobs, "kai", "KAI")
     job = jobs.wait_true("kai", "Stalled")

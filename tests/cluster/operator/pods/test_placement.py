@@ -27,7 +27,8 @@ def domains(jobs: Jobs, request: pytest.FixtureRequest) -> Iterator[dict[str, st
 
     Each node has room for one pod, or for as many as the parameter says.
     """
-    # Each test has nodes of its own names: with no kubelet, deleted pods of the test before stay on theirs for a while.
+    # Each test has nodes with names of its own: without a kubelet, deleted pods of the previous test stay on their
+    # nodes for a while.
     found = {f"{jobs.namespace}-{number}": f"d{number // 3}" for number in range(12)}
     api = jobs.cluster.api
     nodes = []

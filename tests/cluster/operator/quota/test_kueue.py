@@ -140,7 +140,7 @@ def shrinks_and_grows_back(queued: QueuedJobs, before: Object) -> None:
     print(f"from the preemptor's deletion to a step of all four: {time.monotonic() - begun:.1f} s")
     unharmed(grown)
     queued.wait_lent("a", 4)
-    # A slice that was replaced does not stay behind.
+    # The operator deletes slices that were replaced.
     until(lambda: len(queued.workloads("a")) == 1, "one Workload", lambda: queued.describe("a"))
 
 

@@ -238,7 +238,7 @@ def test_an_api_server_that_is_restarted(jobs: Jobs, operator: Operator) -> None
         jobs.cluster.start_component("kube-apiserver")
         jobs.cluster.wait_api()
         assert started.result(timeout=60) == {"a"}
-    # It was waited out in process, and the round went on.
+    # The operator waited for the API server without a restart, and the round continued.
     jobs.create("b", SAY)
     jobs.wait_true("b", "Complete")
     assert operator.process.poll() is None
@@ -246,7 +246,7 @@ def test_an_api_server_that_is_restarted(jobs: Jobs, operator: Operator) -> None
     after = jobs.get("a")
     assert after["status"]["world"]["round"] == before["status"]["world"]["round"]
     assert jobs.members(after) == jobs.members(before)
-    # And what happened to the job meanwhile is seen.
+    # The operator also sees what happened to the job meanwhile.
     victim = jobs.members(after)[1]
     jobs.kill_pod(victim)
     jobs.wait("a", lambda job: job["status"]["world"].get("round", 0) > before["status"]["world"]["round"])

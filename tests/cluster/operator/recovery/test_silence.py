@@ -83,7 +83,7 @@ def test_a_coordinator_that_the_operator_alone_does_not_hear_goes_on_until_a_mem
     time.sleep(LONG_ENOUGH)
     undisturbed(jobs, before)
     assert len(jobs.events("a", "AgentsUnreachable")) == 1
-    # A failure is answered all the same, by those who are heard; the coordinator takes part again once it is.
+    # The connected members still answer a failure. The coordinator takes part again once it is connected.
     jobs.kill_worker("a", member)
     shrunk = jobs.wait_training("a", 2, past=before["status"]["world"]["round"])
     assert coordinator not in jobs.members(shrunk)
@@ -98,7 +98,7 @@ def test_an_operator_that_hears_nobody_tears_nothing_down_and_heals(jobs: Jobs, 
     told = jobs.wait("a", stalled)
     assert "no agent of this job has been reached" in jobs.condition(told, "Stalled")["message"]
     assert jobs.condition(told, "Running")["status"] == "True"
-    jobs.create("b", STAY)  # whose agent is never heard
+    jobs.create("b", STAY)  # The agent of this pod is never connected.
     time.sleep(LONG_ENOUGH)
     undisturbed(jobs, before)
     faults.cut()

@@ -41,7 +41,7 @@ def test_a_spare_joins_a_job_of_fixed_size_when_a_member_is_lost(jobs: Jobs) -> 
     jobs.kill_pod(lost)
     after = jobs.wait_training("a", 2, past=job["status"]["world"]["round"])
     assert set(jobs.members(after)) == {coordinator, spare}
-    # Another one takes the standby replica's place, without a round of its own.
+    # Another replica becomes the standby, without a round of its own.
     last = jobs.wait("a", lambda job: standby_replicas(job).get("ready") == 1)
     assert standby_replicas(last)["names"] not in ([spare], [lost])
     assert last["status"]["world"]["round"] == after["status"]["world"]["round"]
@@ -80,7 +80,7 @@ def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs
     gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
     pods.create("holder", STAY, gpu, nodeName=three)
     jobs.create("older", replicas=4, pod=on(one, two), suspend=True)
-    time.sleep(1.1)  # the API server's times of creation are whole seconds, and uids decide between equals
+    time.sleep(1.1)  # The API server's creation times are whole seconds, so uids decide between equal times.
     jobs.create("younger", replicas=4, pod=on(two, three))
     jobs.wait("younger", lambda _: placed(jobs, "younger") == 3)
     jobs.patch("older", {"suspend": False})
@@ -134,7 +134,7 @@ def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewh
     huge.create("alien", replicas=7, pod=on(one, two))
     huge.wait("alien", lambda _: placed(huge, "alien") == 4)
     refused.wait("alien", lambda job: "exceeded quota: none" in jobs.condition(job, "Ready").get("message", ""))
-    time.sleep(1.1)  # as above
+    time.sleep(1.1)  # As above.
     jobs.create("able", replicas=6, pod=on(one, two, three))
     told: list[Object] = []
 
@@ -204,7 +204,7 @@ def test_the_horizontal_pod_autoscaler_grows_and_shrinks_a_job(jobs: Jobs, tmp_p
         metric.value = 20
         jobs.wait_training("a", 2)
         assert metric.asked > 0
-        # Of its own accord it changes nothing more: it sees as many replicas as it has asked for.
+        # The HPA changes nothing more by itself, because there are as many replicas as it has requested.
         hpa = jobs.cluster.api.call("GET", f"{path}/a")
         assert hpa["status"]["desiredReplicas"] == jobs.get("a")["spec"]["replicas"] == 2
 

@@ -94,7 +94,7 @@ def test_a_taint_a_cordon_a_drain_and_a_deletion(jobs: Jobs, data: Path) -> None
     kubectl("cordon", moved["node"])
     job = trains_without(jobs, 3, moved["replica"])
     unharmed(job)
-    # Made before broken: no round was smaller than the one before.
+    # The successor was created before the member left: no round was smaller than the previous one.
     assert {event["reason"] for event in jobs.events("a", "ReplicaMoving")} == {"ReplicaMoving"}
     kubectl("uncordon", moved["node"])
 
@@ -153,7 +153,7 @@ def test_all_are_evicted_and_the_state_waits_in_storage(jobs: Jobs, data: Path, 
     job = trains_without(jobs, 3, *old)
     unharmed(job)
     assert job["status"]["lastCheckpoint"]["step"] > reached, "the last step was saved, not only one before"
-    # The first round without them; later ones grow from memory.
+    # This is the first round without them; later rounds grow from memory.
     told = [event["message"] for event in jobs.events("a", "RoundCommitted")]
     assert any("starts from the checkpoint of step" in message for message in told), told
 

@@ -26,7 +26,7 @@ def test_rounds_after_failures_fit_into_the_memory_that_was_checked(jobs: Jobs, 
     build_data(str(tmp_path / "data"), {})
     parts = bundled(tmp_path / "data", tmp_path / "no-fault")
     trainer = {**parts["trainer"], "snapshot": {"everySteps": 1}}
-    # A snapshot is larger than what is counted on for headers and the agent's files, which are few here.
+    # A snapshot is larger than the allowance for headers and the agent's files, which are few here.
     trainer["model"] = {**trainer["model"], "layers": 3, "dim": 256}
     checkpoint = {"uri": (tmp_path / "checkpoints").as_uri(), "everySteps": 5}
     spec = {"replicas": 2, "template": {"spec": {"containers": [{"name": "trainer", "image": "x"}]}},

@@ -43,9 +43,9 @@ def test_a_slow_worker_has_less_and_nothing_else_is_other_also_when_one_was_kill
     job = jobs.wait("balanced", slow_has_less)
     jobs.kill_worker("balanced", jobs.members(job)[1])
     jobs.wait("balanced", lambda job: job["status"]["world"].get("round", 0) == 2 and slow_has_less(job))
-    # The status may still be of the round before.
+    # The status may still show the previous round.
     until(lambda: SHARES.search(of_round_2(jobs)), "shares in round 2", lambda: of_round_2(jobs))
-    fault.unlink()  # the rest goes faster
+    fault.unlink()  # The remaining steps are faster.
     job, even = (jobs.wait_true(name, "Complete") for name in ("balanced", "even"))
     assert (job["status"].get("rounds", 0), job["status"]["restarts"].get("inWindow", 0)) == (2, 1)
     logs = {name: jobs.logs(jobs.members(each)[0]) for name, each in (("balanced", job), ("even", even))}

@@ -70,7 +70,7 @@ def create(jobs: Jobs, case: Case, data: Path, **trainer: Any) -> Object:
     if case.workers > 1:
         model = {"layers": 4, "heads": 4, **case.model}
         configured |= {"globalBatchSize": 8, "model": {**configured["model"], **model}}
-        pace = 0.3 / case.parallelism.get("pipeline", 1)  # of each microbatch
+        pace = 0.3 / case.parallelism.get("pipeline", 1)  # For each microbatch.
     elif case.model:
         configured["model"] = case.model
     container = paced(PACE=pace, PYTHONPATH=os.pathsep.join(map(str, (FAULTS, AUDIO))))
@@ -120,7 +120,7 @@ def check_one_curve(jobs: Jobs, data: Path, case: Case) -> None:
     assert job["status"]["world"]["layout"] == case.one
     job = jobs.wait_training("cut", 4, past=2)
     assert job["status"]["world"]["layout"] == case.two
-    # In which order is the nodes' affair: the replacement may be on the node of one that is left.
+    # Their order depends on the nodes: the successor may be on the node of a remaining member.
     assert {broken[0], *whole} < set(jobs.members(job))
     logs.append(evaluations(jobs, "cut"))
     replayed = job["status"].get("stepsReplayed", 0)
@@ -182,6 +182,6 @@ def evaluations(jobs: Jobs, name: str) -> dict[int, float]:
         except LocalClusterError as error:
             if "NotFound" not in str(error):
                 raise
-            continue  # it has gone meanwhile
+            continue  # The pod was deleted meanwhile.
         found |= {int(step): float(loss) for step, loss in EVALUATION.findall(logs)}
     return found

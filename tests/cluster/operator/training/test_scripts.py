@@ -95,7 +95,7 @@ def test_a_plain_ddp_script_goes_on_from_its_own_checkpoints(jobs: Jobs, tmp_pat
     jobs.patch("a", {"suspend": True})
     jobs.wait_true("a", "Suspended")
     jobs.wait("a", lambda _: not jobs.pods("a"))
-    last = torch.load(tmp_path / "checkpoints" / "latest.pt")["step"]  # saved, though killed before it could say so
+    last = torch.load(tmp_path / "checkpoints" / "latest.pt")["step"]  # The step was saved before the kill.
     assert last in (saved(), saved() + 10)
     jobs.patch("a", {"replicas": 3, "template": pod(last + 20)})
     jobs.patch("a", {"suspend": False})

@@ -68,7 +68,7 @@ def test_storage_that_refuses_the_credentials(jobs: Jobs, storage: s3.Server, da
     job = jobs.wait_true("a", "Stalled")
     assert "credentials" in jobs.condition(job, "Stalled")["message"]
     assert jobs.condition(job, "Failed")["status"] == "False"
-    # Mended: the pods read the Secret when they start.
+    # The Secret is repaired. Pods read it when they start.
     jobs.cluster.kubectl("delete", "secret", "s3", "-n", jobs.namespace)
     secret(jobs, storage)
     for pod in jobs.pods("a"):

@@ -62,7 +62,7 @@ def test_a_trace_goes_to_the_worker_that_is_asked_for_on_any_member():
     member = Driver("b")
     member.begun("a", "b")
     member.say(w.Hello(1, 7, traces=True), rank=1)
-    member.say(w.Hello(1, 7), rank=1)  # a command's, as its agent tells of it
+    member.say(w.Hello(1, 7), rank=1)  # The agent of a user's own command reports this.
     reply, sent = member.ask(p.Trace(UID, 1, 7, 2, "ab"))
     assert isinstance(reply.message, p.Accepted)
     assert sent == e.SendToWorker(1, w.TraceSteps(7, 2, "ab"))

@@ -68,7 +68,7 @@ class Agent(RuleBasedStateMachine):
         self.running = key
 
     def on_Reply(self, effect: e.Reply) -> None:
-        request = self.open.pop(effect.request)  # exactly one answer each
+        request = self.open.pop(effect.request)  # Each request has exactly one answer.
         answer = effect.message
         if isinstance(answer, p.Refused):
             assert (answer.round, answer.claim) == self.core.seen

@@ -123,7 +123,7 @@ def happenings(rank: int) -> Iterator[tuple[float, list[e.Event]]]:
     copied = (e.PeerCopied(id, rank), e.PeerCopied(snapshot(1, 6, 2), rank), e.CopyHeld(id, 1 - rank))
     for event in (*copied, shipped, published, e.StorageSeen(p.Storage("Ready")), e.Warm(), e.StacksCollected(1, {})):
         yield 0.0, [event]
-    for seconds in (0.0, 0.3, 60.0):  # heard of nothing, but awake: the last tick alone comes late
+    for seconds in (0.0, 0.3, 60.0):  # Nothing has arrived, but the agent was running: only the last tick comes late.
         yield seconds, [e.Tick()]
     yield 0.0, [e.Tick(stopped=((rank, 5),)), e.Tick(stopped=((rank, 5),))]
     yield 0.0, [e.TerminationNotice(30)]

@@ -46,8 +46,8 @@ def test_seconds_of_rounds_add_up_and_never_fall() -> None:
         (1, 1.0, {"forward": 2.0}),
         (1, 3.0, {"forward": 5.0, "of a newer trainer": 1.0, "and another": 1.0}),
         (2, 0.5, {"forward": 0.5}),
-        (2, 0.25, {"forward": math.nan}),  # a worker that says such things harms nobody
-        (1, 99.0, {"forward": 99.0}),  # of a round that is over
+        (2, 0.25, {"forward": math.nan}),  # A worker with such reports does no harm.
+        (1, 99.0, {"forward": 99.0}),  # The report is of a round that is over.
     ):
         training.on_progress(
             round, told(2, stalled_seconds=waited, checkpoint_seconds=2 * waited, seconds=seconds), 0.0

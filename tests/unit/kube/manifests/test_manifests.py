@@ -119,7 +119,7 @@ def manifests() -> Raw:
 
 def test_manifests_are_as_they_were() -> None:
     made = manifests()
-    for each in made.values():  # the trainer's configuration is the trainer's and the API's to test
+    for each in made.values():  # Other tests cover the trainer's configuration.
         for container in each.get("spec", {}).get("containers", ()):
             for entry in container.get("env", ()):
                 if entry["name"] in ("CONCERTINA_TRAINER", "CONCERTINA_CHECKPOINT"):

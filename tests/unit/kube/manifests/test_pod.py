@@ -135,7 +135,7 @@ def test_all_else_of_the_template_is_as_the_user_wrote_it() -> None:
     assert first == template["initContainers"][0]
     assert agent["command"] == ["concertina-agent", "install", "--storage-client", "/concertina"]
     assert agent["image"] == "registry/agent:1"
-    # What admits the trainer admits it too, and it takes no GPU.
+    # A policy that admits the trainer admits the init container too, which takes no GPU.
     assert agent["securityContext"]["runAsNonRoot"] is True
     assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert agent["resources"] == {"limits": {"memory": "1Gi"}, "requests": {"cpu": "1"}}

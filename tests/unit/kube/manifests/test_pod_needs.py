@@ -47,7 +47,7 @@ def test_in_the_hosts_network_no_two_replicas_of_an_attempt_share_a_port(two: li
         assert seen(pod).port in HOST_PORTS
         ports.append(seen(pod).port)
     (first, attempt), (second, other) = two
-    if attempt == other or first == second:  # of one attempt; or one replica's next ones
+    if attempt == other or first == second:  # Several replicas of one attempt, or several attempts of one replica.
         assert ports[0] != ports[1]
 
 

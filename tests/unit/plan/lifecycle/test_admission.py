@@ -205,7 +205,7 @@ def test_state_that_only_its_replicas_hold_is_not_released(checkpoint: Any, rele
         assert made.status.world.members == ()
         assert made.status.world.claim.round == 2, "the old round could go on"
         return
-    # Its turn ends nevertheless.
+    # The job's turn ends nevertheless.
     first = seen.job.status.model_copy(
         update={"internal": Internal(requeue_state=RequeueState(turn=rfc3339(T0 + 900)))}
     )
@@ -311,7 +311,7 @@ def run(all: list[Toy], capacity: int, chance: random.Random | None, last: Toy |
         schedule(all, capacity, chance)
         if last and last.held >= last.view.spec.replicas:
             return now
-        # Whatever has changed, every job looks again before time goes on.
+        # If anything has changed, every job looks again before time advances.
         now += wait if before == [(job.view, job.pods) for job in all] else 0.1
     return now
 

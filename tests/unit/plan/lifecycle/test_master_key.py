@@ -67,7 +67,7 @@ def test_a_replica_outside_of_the_round_that_knows_another_key_stays_and_the_rou
     assert trouble is not None
     assert (trouble.type, trouble.reason) == ("Degraded", "MasterKeyMismatch")
     assert "demo-3-0: the agent's certificate" in trouble.message
-    # A worker's failure is answered all the same, by those who can be reached.
+    # The reachable members still answer a worker's failure.
     failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1", at=T0 + 1001)
     coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(failures=(failure,)))
     made = plan(replace(seen, agents={**seen.agents, "demo-0-0": coordinator}), T0 + 1001)

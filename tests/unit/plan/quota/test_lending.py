@@ -202,7 +202,7 @@ def test_a_job_grows_into_free_quota_alone() -> None:
         site.add_stranger("humble", 2, priority=-5)
         await site.turns(30)
         uid = site.add_job("job", replicas=4, least=2)
-        # Its first request may preempt, as that of any job may; what it asks for later may not.
+        # The job's first request may preempt, like that of any job. Its later requests may not.
         await site.turns(100)
         site.add_stranger("humble again", 1, priority=-5)
         site.change_job(uid, replicas=6)

@@ -438,7 +438,7 @@ def test_signals_are_a_bug_only_where_several_nodes_see_them(
 ) -> None:
     reason = "OutOfMemory" if "memory" in message else "WorkerSignaled"
     seen, failure = jobs.running(jobs.spec()), {"reason": reason, "exit_code": code, "message": message}
-    if not everywhere:  # and no other node to try
+    if not everywhere:  # There is no other node to try.
         pods = tuple(replace(pod, node="node-1") for pod in seen.pods)
         seen = replace(seen, pods=pods, nodes={"node-1": NodeView("node-1", ready=True)})
     for replica in (A, C):

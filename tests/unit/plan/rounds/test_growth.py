@@ -100,7 +100,7 @@ def test_a_spare_takes_the_place_of_a_lost_member_at_once_and_gets_a_successor(s
     seen = answered(seen, made, T0 + 12)
     made = plan(seen, T0 + 12)
     assert {member.replica for member in made.status.world.members} == {"demo-0-0", "demo-2-0", "demo-3-0"}
-    # The successor, ready, stands by: nothing is drained for it.
+    # The successor is ready and becomes a standby: nothing is drained for it.
     seen = with_pod(reported(answered(seen, made, T0 + 12), 2), 1, 1, at=T0 + 13)
     made = plan(seen, T0 + 100)
     assert made.status.condition("Ready").reason == "Training"

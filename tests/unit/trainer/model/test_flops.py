@@ -44,7 +44,7 @@ def counted(config: ModelConfig) -> tuple[float, float]:
         model(tokens, targets=tokens, weights=torch.ones_like(tokens, dtype=torch.float64)).backward()
     by_operation = counter.get_flop_counts()["Global"]
     attention = {operation: count for operation, count in by_operation.items() if "attention" in str(operation)}
-    # torch counts five products in the backward, of which the first one computes the scores again.
+    # torch counts five products in the backward pass, the first of which recomputes the scores.
     needed = sum(count * 4 / 5 if "backward" in str(operation) else count for operation, count in attention.items())
     return (sum(by_operation.values()) - sum(attention.values())) / tokens.numel(), needed / tokens.numel()
 

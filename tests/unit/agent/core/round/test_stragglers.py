@@ -14,11 +14,11 @@ from concertina_protocol import Heartbeat, Straggler
     ("busy", "step_seconds", "expected"),
     [
         ([0.1, 0.1, 0.3], 0.3, [2]),
-        ([0.1, 0.3], 0.3, [1]),  # of two, each is compared with the other
+        ([0.1, 0.3], 0.3, [1]),  # With two ranks, each is compared with the other.
         ([0.1, 0.11, 0.19], 0.2, []),
-        ([0.1, 0.1, 0.3], 5.0, []),  # the step is all communication: nothing would be won
+        ([0.1, 0.1, 0.3], 5.0, []),  # The step is all communication, so a replacement would gain nothing.
         ([0.3, 0.1, 0.1, 0.3, 0.1], 0.3, [0, 3]),
-        ([0.3, 0.3, 0.1], 0.3, []),  # most are that slow
+        ([0.3, 0.3, 0.1], 0.3, []),  # Most ranks are that slow.
     ],
 )
 def test_who_is_late(busy: list[float], step_seconds: float, expected: list[int]) -> None:
@@ -34,7 +34,7 @@ def test_the_unit_of_time_does_not_matter_and_the_fastest_is_never_late(
     found = late(work, 8 * max(busy), factor)
     assert busy.index(min(busy)) not in found
     assert all(busy[rank] >= factor * min(busy) * 0.999 for rank in found)
-    scaled = {rank: Work(8, one.busy * 1024) for rank, one in work.items()}  # a power of two: exact
+    scaled = {rank: Work(8, one.busy * 1024) for rank, one in work.items()}  # A power of two is exact.
     assert late(scaled, 8 * max(busy) * 1024, factor) == found
 
 

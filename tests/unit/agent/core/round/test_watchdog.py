@@ -54,7 +54,7 @@ def heartbeat(rank: int, phase: str = "computing", step: int = 5, still: float =
         ([heartbeat(0), heartbeat(1)], [0, 1]),
         ([heartbeat(0, stack=IN_COLLECTIVE), heartbeat(1, stack=IN_SCRIPT)], [1]),
         ([heartbeat(0, stack=IN_COLLECTIVE), heartbeat(1, stack=IN_COLLECTIVE)], [0, 1]),
-        # Only rank 0 of a script of one's own tells where it is: the stacks tell of the others.
+        # Only rank 0 of a user's own script reports its position. The stacks show that of the others.
         ([heartbeat(0, stack=IN_COLLECTIVE), Heartbeat(1, -1, "", 0.0, stack=IN_SCRIPT)], [1]),
         ([heartbeat(0), Heartbeat(1, -1, "", 0.0)], [0, 1]),
     ],
