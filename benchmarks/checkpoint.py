@@ -230,14 +230,14 @@ def dcp_saves(
         "torch: dcp.save": timed(runs, lambda: dcp.save(tensors, **comes(), no_dist=True), wipe),
         "torch: dcp.save, 2 threads": timed(runs, lambda: dcp.save(tensors, **threads(), no_dist=True), wipe),
     }
-    for name, where, kept in (
+    for name, where, reused_stager in (
         ("", comes, None), (", stager kept", comes, stager), (", stager kept, 2 threads", threads, stager),
     ):  # fmt: skip
         stalls, durable = [], []
         for _ in range(runs + 1):
             wipe()
             started = time.perf_counter()
-            pending = dcp.async_save(tensors, **where(), async_stager=kept, no_dist=True)
+            pending = dcp.async_save(tensors, **where(), async_stager=reused_stager, no_dist=True)
             stalls.append(time.perf_counter() - started)
             assert isinstance(pending, Future)
             pending.result()
@@ -256,7 +256,7 @@ def durables(subject: Subject, runs: int, disk: Path, bucket: str) -> tuple[dict
     """
     newest = dict[str, Durable]()
     target, tensors = disk / "dcp", subject.tensors()
-    kept = deque[Path]()
+    checkpoints = deque[Path]()
 
     def save(name: str, folder: ObjectPrefix) -> None:
         taken = subject.take()
@@ -270,10 +270,10 @@ def durables(subject: Subject, runs: int, disk: Path, bucket: str) -> tuple[dict
         dcp.save(tensors, checkpoint_id=target, no_dist=True)
 
     def dcp_save_kept() -> None:
-        kept.append(disk / f"dcp-{subject.step}")
-        dcp.save(tensors, checkpoint_id=kept[-1], no_dist=True)
-        if len(kept) > CONFIG.keep:
-            shutil.rmtree(kept.popleft())
+        checkpoints.append(disk / f"dcp-{subject.step}")
+        dcp.save(tensors, checkpoint_id=checkpoints[-1], no_dist=True)
+        if len(checkpoints) > CONFIG.keep:
+            shutil.rmtree(checkpoints.popleft())
 
     file, cloud = (ObjectPrefix(uri, create=True) for uri in (f"file://{disk}/durable", f"s3://{bucket}"))
     works = {

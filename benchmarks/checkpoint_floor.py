@@ -123,7 +123,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
             for part, seconds in parts(options.mebibytes * 2**20 // PIECE, Path(folder)).items():
                 rows.setdefault(part, []).append(seconds)
-    rows["sum"] = [sum(run) for run in zip(*(each for part, each in rows.items() if part[0] != "("), strict=True)]
+    rows["sum"] = [
+        sum(run) for run in zip(*(part_runs for part, part_runs in rows.items() if part[0] != "("), strict=True)
+    ]
     report.show(f"{options.mebibytes} MiB from a peer, parts, processor seconds; {ssl.OPENSSL_VERSION}", rows)
     report.write(options.json, "checkpoint_floor", rows)
 

@@ -57,8 +57,8 @@ class OneReplica:
             self.copied.append(CopiedUpTo(message.id.step))
 
     def poll(self) -> Sequence[object]:
-        found, self.copied = self.copied, []
-        return found
+        copied, self.copied = self.copied, []
+        return copied
 
 
 def steps(mebibytes: float, memory: Path) -> tuple[dict[str, list[float]], dict[str, object]]:

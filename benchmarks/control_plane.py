@@ -112,12 +112,12 @@ class Bench:
         self.say(scenario, "nodes and agents: longest standstill", self.hosts.longest_standstill())
         await asyncio.sleep(SYNC_SECONDS)
         asked = [
-            each
-            for each in self.requests.more()
-            if not until_it_trains or each.at <= self.jobs.of(each.name).trained_at
+            request
+            for request in self.requests.more()
+            if not until_it_trains or request.at <= self.jobs.of(request.name).trained_at
         ]
         self.say(scenario, f"requests {unit}", len(asked) / share)
-        for what, number in Counter(each.what for each in asked).most_common():
+        for what, number in Counter(request.what for request in asked).most_common():
             self.say(scenario, f"{what}: requests {unit}", number / share)
 
 
@@ -326,7 +326,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--peers", type=Path, help="a folder with operators to run as many jobs beside, each alone")
     options = parser.parse_args()
-    found = kinds.found(options.peers) if options.peers else ()
+    present_peers = kinds.found(options.peers) if options.peers else ()
     tables: dict[str, dict[str, list[float]]] = {}
     sizes, large = options.sizes, options.large
     if not sizes and not large:
@@ -339,7 +339,7 @@ def main() -> None:
             break
     for objects in large:
         asyncio.run(control_plane_memory.play(objects, tables.setdefault(f"{objects} large objects", {})))
-    for size, peer in itertools.product(sizes, found):
+    for size, peer in itertools.product(sizes, present_peers):
         table = tables[f"{size}, run, {peer.kind}"] = {}
         try:
             asyncio.run(peers.play(peer, size.jobs, size.replicas, options, table))

@@ -287,13 +287,13 @@ class Reach:
     def close(self) -> None:
         """Close all connections, so that the other ends see them break."""
         asyncio.get_running_loop().remove_reader(self._listening)
-        for each in (self._listening, *self._accepted, *self._kept.values()):
-            each.close()
+        for connection in (self._listening, *self._accepted, *self._kept.values()):
+            connection.close()
 
     async def of(self, agent: str) -> bool:
         host, _ = addresses.split(agent)
-        if (kept := self._kept.get(host)) is not None:
-            if _is_open(kept):
+        if (connection := self._kept.get(host)) is not None:
+            if _is_open(connection):
                 return True
             self._kept.pop(host).close()
         connected = await _dial(host, REACH_PORT)

@@ -168,7 +168,7 @@ class Operator:
             return 0
         families = text_string_to_metric_families(answer.read().decode())
         streams = next(family for family in families if family.name == "concertina_agent_streams")
-        return int(next(each.value for each in streams.samples if each.labels == {"state": "open"}))
+        return int(next(sample.value for sample in streams.samples if sample.labels == {"state": "open"}))
 
     def errors(self) -> Counter[str]:
         """Return the last line of each exception in the operator's log."""
@@ -301,7 +301,7 @@ class Requests:
 
     def more(self) -> list[Request]:
         """Return the requests since the last call; the API server logs them within a second."""
-        found: list[Request] = []
+        requests: list[Request] = []
         with self.path.open("rb") as file:
             file.seek(self._read)
             for line in file:
@@ -316,5 +316,5 @@ class Requests:
                 refused = " (refused)" if event["responseStatus"]["code"] >= 400 else ""
                 at = unix_seconds(event["requestReceivedTimestamp"])
                 who = event["user"]["username"].rpartition(":")[2]
-                found.append(Request(who, f"{event['verb']} {what}{refused}", about.get("name", ""), at))
-        return found
+                requests.append(Request(who, f"{event['verb']} {what}{refused}", about.get("name", ""), at))
+        return requests

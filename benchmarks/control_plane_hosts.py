@@ -134,7 +134,9 @@ async def _live(networks: dict[str, str], kubeconfig: Path, pipe: Pipe) -> None:
     async with Client(await access.load(str(kubeconfig)), give_up_after=60.0) as client:
         with tempfile.TemporaryDirectory() as folder:
             identities = Identities(client, Path(folder))
-            nodes = {name: SimulatedNode(name, each, client, identities, tasks) for name, each in networks.items()}
+            nodes = {
+                name: SimulatedNode(name, network, client, identities, tasks) for name, network in networks.items()
+            }
             some = asyncio.Semaphore(NODES_AT_ONCE)
 
             async def join(node: SimulatedNode) -> None:

@@ -78,7 +78,7 @@ class SeenJob:
     def saw(self, job: Raw, at: float) -> None:
         self.uid, status = job["metadata"]["uid"], job.get("status") or {}
         conditions = status.get("conditions") or ()
-        self.ready = next((each["reason"] for each in conditions if each["type"] == "Ready"), "")
+        self.ready = next((condition["reason"] for condition in conditions if condition["type"] == "Ready"), "")
         world = status.get("world") or {}
         self.members = tuple(member.replica for member in JobStatus.model_validate(status).world.members)
         if world.get("round"):
@@ -113,13 +113,13 @@ class Jobs:
 
     async def on_nodes(self) -> dict[str, Counter[str]]:
         """Return the number of each job's members by node. A pod that was a member may still be on a node."""
-        found: dict[str, Counter[str]] = {}
+        members_by_node: dict[str, Counter[str]] = {}
         pods, _ = await self._client.list_all(PODS, NAMESPACE)
         for pod in pods:
             name = pod_names.parse(pod["metadata"]["name"])
             if name is not None and pod["metadata"]["name"] in self.seen[name.job].members:
-                found.setdefault(pod["spec"]["nodeName"], Counter())[name.job] += 1
-        return found
+                members_by_node.setdefault(pod["spec"]["nodeName"], Counter())[name.job] += 1
+        return members_by_node
 
     async def follow(self) -> None:
         """Follow the jobs forever."""
@@ -159,7 +159,7 @@ class Jobs:
         The jobs are the named ones, or all. A value is infinite if it was not reached within `limit` seconds.
         """
         of = self.seen if names is None else {name: self.seen[name] for name in names}
-        said = time.time()
+        said_at = time.time()
         needed = {"half": (len(of) + 1) // 2, "99 %": -(-len(of) * 99 // 100), "all": len(of)}
         reached = dict.fromkeys(needed, float("inf"))
         while reached["all"] == float("inf"):
@@ -167,8 +167,8 @@ class Jobs:
             for mark, least in needed.items():
                 if count >= least:
                     reached[mark] = min(reached[mark], now - begun)
-            if now - said >= SAY_SECONDS or count == len(of):
-                said = now
+            if now - said_at >= SAY_SECONDS or count == len(of):
+                said_at = now
                 print(f"  {now - begun:6.1f} s: {count} of {len(of)} {what}", flush=True)
             if now - begun > limit:
                 break

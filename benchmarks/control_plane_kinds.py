@@ -92,7 +92,9 @@ def _pytorch_job(pods: int) -> Raw:
 
 
 def _pytorch_job_runs(status: Raw, pods: int) -> bool:
-    running = any(each["type"] == "Running" and each["status"] == "True" for each in status.get("conditions", ()))
+    running = any(
+        condition["type"] == "Running" and condition["status"] == "True" for condition in status.get("conditions", ())
+    )
     return running and status["replicaStatuses"]["Worker"].get("active") == pods
 
 
@@ -109,7 +111,7 @@ def _train_job(pods: int) -> Raw:
 
 def _its_job_is_ready(status: Raw, field: str) -> bool:
     """Return whether a Job is ready, which it is once all of its pods are."""
-    return any(each.get("ready") for each in status.get(field, ()))
+    return any(job.get("ready") for job in status.get(field, ()))
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Identities:
 
         Raises ApiError if the Secret can't be read.
         """
-        name = next(each["secret"]["secretName"] for each in pod["spec"]["volumes"] if each["name"] == IDENTITY)
+        name = next(volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if volume["name"] == IDENTITY)
         if name not in self._known:
             self._known[name] = asyncio.create_task(self._read(pod["metadata"]["namespace"], name))
         return await asyncio.shield(self._known[name])
@@ -109,7 +109,9 @@ class SimulatedNode:
 
     async def kill(self, pod: str) -> float | None:
         """Kill the agent of the named pod; return the time in Unix seconds, or None if the pod does not run here."""
-        running = next((each for each in self._pods.values() if each.pod["metadata"]["name"] == pod), None)
+        running = next(
+            (candidate for candidate in self._pods.values() if candidate.pod["metadata"]["name"] == pod), None
+        )
         if running is None:
             return None
         at = time.time()
@@ -172,7 +174,7 @@ class SimulatedNode:
             self._tasks.start("run", self._run(pod))
 
     async def _run(self, pod: Raw) -> None:
-        address = next(each for each in self._addresses if each not in self._taken)
+        address = next(free for free in self._addresses if free not in self._taken)
         self._taken.add(address)
         try:
             agent = await self._agent(pod, address)
@@ -189,7 +191,7 @@ class SimulatedNode:
             await self._say(pod, _status(pod, "Failed" if code else "Succeeded", _terminated(code)))
 
     async def _agent(self, pod: Raw, address: str) -> StandIn | NoAgent:
-        if all(each["name"] != IDENTITY for each in pod["spec"].get("volumes", ())):
+        if all(volume["name"] != IDENTITY for volume in pod["spec"].get("volumes", ())):
             return NoAgent(address)
         agent = StandIn(_settings(pod, address, await self._identities.of(pod)))
         agent.start()

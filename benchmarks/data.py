@@ -109,8 +109,8 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
             speeds["concertina, local"].append(speed(read(str(made))))
             speeds["trainingjob.data, local"].append(speed(read_in_script(str(made))))
             for name, way in best:
-                found = data_peers.measure(name, way, made, LENGTH, BATCH, MOST_SECONDS)
-                speeds[f"{name}: {way}"].append(found)
+                reached = data_peers.measure(name, way, made, LENGTH, BATCH, MOST_SECONDS)
+                speeds[f"{name}: {way}"].append(reached)
             speeds["raw store"].append(raw("s3://data/set"))
             shutil.rmtree(folder / "cache", ignore_errors=True)
             speeds["concertina, cold S3"].append(cold("s3://data/set"))
@@ -146,7 +146,7 @@ def sweep(made: Path, facts: dict[str, Any]) -> list[tuple[str, str]]:
             facts[f"{name} did not run"] = str(error)
             continue
         facts["sweep"][name] = tried
-        single = {way: found for way, found in tried.items() if way != data_peers.IN_RUNS}
+        single = {way: rate for way, rate in tried.items() if way != data_peers.IN_RUNS}
         best += [(name, max(single, key=single.__getitem__)), (name, data_peers.IN_RUNS)]
     return best
 

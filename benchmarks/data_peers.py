@@ -56,12 +56,12 @@ class Rows:
     @functools.cached_property
     def files(self) -> list[NDArray[np.uint16]]:
         """Array `[runs, run, length + 1]` of each shard; the last token of a sequence is the first one of the next."""
-        found = []
+        rows = []
         for file in sorted(self.folder.glob("*.bin")):
             tokens = np.asarray(np.memmap(file, "<u2", mode="r"))
             windows = np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)[:: self.length]
-            found.append(windows[: len(windows) // self.run * self.run].reshape(-1, self.run, self.length + 1))
-        return found
+            rows.append(windows[: len(windows) // self.run * self.run].reshape(-1, self.run, self.length + 1))
+        return rows
 
     def __len__(self) -> int:
         return sum(map(len, self.files))
@@ -131,13 +131,13 @@ def array_record(threads: int) -> Way:
 def _grain(data: Any, threads: int, workers: int) -> Batches:
     import grain
 
-    found = data.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=16 if threads else 0))
+    dataset = data.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=16 if threads else 0))
     if workers:
         from absl import flags
 
         flags.FLAGS(sys.argv[:1])  # Its workers get them as arguments.
-        found = found.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
-    return found
+        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+    return dataset
 
 
 def litdata(workers: int, run: int = 1) -> Way:
@@ -177,7 +177,7 @@ def mosaic(workers: int, run: int = 1) -> Way:
         size = batch // run
         data = StreamingDataset(local=str(out), shuffle=True, shuffle_seed=1, batch_size=size)
         loader = StreamingDataLoader(data, batch_size=size, num_workers=workers)
-        return (each["tokens"] for each in loader)
+        return (sample["tokens"] for sample in loader)
 
     return read
 

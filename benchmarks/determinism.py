@@ -90,7 +90,7 @@ def main() -> None:
     for size in options.world:
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(rank, (size, options.steps, folder), nprocs=size)
-            rows |= {f"{name}, {size} workers": found for name, found in torch.load(f"{folder}/seconds").items()}
+            rows |= {f"{name}, {size} workers": seconds for name, seconds in torch.load(f"{folder}/seconds").items()}
     report.show("a step", rows)
     report.write(options.json, "determinism", rows)
 

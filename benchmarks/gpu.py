@@ -217,12 +217,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     for model in options.model:
         with report.step(model), tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-            some, found = measure(model, options.runs, gpu, Path(folder))
+            some, measured_facts = measure(model, options.runs, gpu, Path(folder))
         report.show(f"{model} on {name}", some)
-        for what, value in (found | expected[model]).items():
+        for what, value in (measured_facts | expected[model]).items():
             print(f"{what}: {value}")
         rows |= some
-        facts[model] = found | expected[model]
+        facts[model] = measured_facts | expected[model]
     dist.destroy_process_group()
     report.write(options.json, "gpu", rows, None, **facts)
 

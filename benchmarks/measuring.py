@@ -170,13 +170,13 @@ class Agent:
 
     def seconds_of_processor(self) -> dict[str, float]:
         """Return the processor seconds of the agent and of the shipping process, without the ranks."""
-        found = {"agent": processor_seconds(self.process.pid)}
+        seconds_by_process = {"agent": processor_seconds(self.process.pid)}
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         for child in children:
             with contextlib.suppress(OSError):
                 if b"concertina_tracking" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found["shipper"] = processor_seconds(int(child))
-        return found
+                    seconds_by_process["shipper"] = processor_seconds(int(child))
+        return seconds_by_process
 
     def log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")[-3000:]
@@ -223,10 +223,10 @@ async def _run(kind: Kind, data: Path, folder: Path, blocks: int, hooks: bool) -
         for task in beside:
             task.cancel()
         agent.stop()
-    found = json.loads(written.read_text())
-    steps = warm + kind.block * len(found["blocks"])
+    result = json.loads(written.read_text())
+    steps = warm + kind.block * len(result["blocks"])
     processor = {name: (seconds - before.get(name, 0.0)) / steps for name, seconds in used.items()}
-    return Run([(name, seconds, used) for name, seconds, used in found["blocks"]], found["hooks"], processor)
+    return Run([(name, seconds, used) for name, seconds, used in result["blocks"]], result["hooks"], processor)
 
 
 def run(kind: Kind, data: Path, blocks: int, hooks: bool = False) -> Run:
@@ -245,18 +245,18 @@ Average = Callable[[Sequence[float]], float]
 
 def differences(blocks: Sequence[tuple[str, Sequence[float]]], one: str, other: str, average: Average) -> list[float]:
     """Return by how many per cent a block of `one` takes longer than the neighbouring block of `other`."""
-    found = []
+    percents = []
     for at in range(0, len(blocks), 3):
         turn = {kind: average(seconds) for kind, seconds in blocks[at : at + 3]}
-        found.append(100 * (turn[one] / turn[other] - 1))
-    return found
+        percents.append(100 * (turn[one] / turn[other] - 1))
+    return percents
 
 
 def interval(values: Sequence[float], average: Average) -> tuple[float, float]:
     """Return the interval that contains 95 of 100 averages of resampled values."""
     draw = random.Random(0)
-    found = sorted(average(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    return found[int(0.025 * RESAMPLES)], found[int(0.975 * RESAMPLES)]
+    averages = sorted(average(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return averages[int(0.025 * RESAMPLES)], averages[int(0.975 * RESAMPLES)]
 
 
 PAIRS = {"with beside without": (WITH, WITHOUT), "without beside without": (AGAIN, WITHOUT)}

@@ -160,7 +160,7 @@ async def _operator(jobs: int, pods: int, scrapes: int) -> dict[str, list[float]
 
     for name in ("processor seconds of a scrape", "part of a core, each 15 s", "loop stood still, s", "series"):
         rows[name] = []
-    async with serving.endpoints(settings, [lambda: JobCollector([each.view for each in cache.jobs()])]):
+    async with serving.endpoints(settings, [lambda: JobCollector([cached_job.view for cached_job in cache.jobs()])]):
         watching = asyncio.create_task(watch_loop())
         for _ in range(scrapes):
             await asyncio.sleep(0.2)

@@ -84,7 +84,10 @@ def small(stage: Stage, name: str, samples: dict[str, list[float]], kind: str) -
     samples[f"pod has a node, {kind}"].append(time.time() - begun)
 
     def complete(status: dict[str, Any]) -> bool:
-        return any(each["type"] == "Complete" and each["status"] == "True" for each in status.get("conditions", ()))
+        return any(
+            condition["type"] == "Complete" and condition["status"] == "True"
+            for condition in status.get("conditions", ())
+        )
 
     samples[f"complete, {kind}"].append(reached(complete))
 
@@ -134,14 +137,14 @@ def answers(stage: Stage, samples: list[float], stop: threading.Event) -> None:
 
 async def recoveries(stage: Stage, runs: int) -> list[float]:
     """Measure the seconds from the kill of a worker to the next step."""
-    found, scenario = [], SCENARIOS["kill-worker"]
+    times, scenario = [], SCENARIOS["kill-worker"]
     async with Target(stage.cluster.record.kubeconfig, None, "default").connect() as (client, namespace):
         job = DrillTarget(client, namespace, HEALTHY, cluster.serving(client.access.server))
         for _ in range(runs):
             verdict = await play(job, "kill-worker", scenario, scenario.fault(job), print)
             seconds = verdict.seen.seconds.first_step
-            found.append(float("inf") if seconds is None else seconds)
-    return found
+            times.append(float("inf") if seconds is None else seconds)
+    return times
 
 
 def recover(stage: Stage, runs: int, kind: str, samples: dict[str, list[float]]) -> None:

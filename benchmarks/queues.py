@@ -182,8 +182,8 @@ class Bench:
         """Return the first step of a world of this size, once that world has trained for the given time."""
 
         def long() -> Step | None:
-            found = [step for step in steps(trace) if step.world == workers]
-            return found[0] if found and found[-1].at - found[0].at >= seconds else None
+            taken = [step for step in steps(trace) if step.world == workers]
+            return taken[0] if taken and taken[-1].at - taken[0].at >= seconds else None
 
         step: Step = until(f"{trace.name} with {workers} workers", LIMIT, long)
         return step

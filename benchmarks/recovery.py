@@ -146,9 +146,9 @@ def measure_scripts(
                 CONSOLE.log(f"{title}, worker, right after the job's first steps: {cold}")
                 totals[f"{title}: worker, right after the first steps"].append(cold.total)
                 replayed[f"{title}: worker, right after the first steps"].append(cold.replayed)
-            for row, found in each(title, scenarios, options.runs, functools.partial(traced, bench, trace)):
-                totals[row].append(found.total)
-                replayed[row].append(found.replayed)
+            for row, recovery in each(title, scenarios, options.runs, functools.partial(traced, bench, trace)):
+                totals[row].append(recovery.total)
+                replayed[row].append(recovery.replayed)
         if kind != "script":
             commits[title] = commit_share(trace)
 

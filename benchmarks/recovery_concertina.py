@@ -70,10 +70,10 @@ class Traced:
 
 def commit_share(trace: Path) -> list[float]:
     """Return the percentage of time that saving took, for each process of a trace, without its first second."""
-    found: dict[int, list[recovery_torchrun.Step]] = {}
+    steps_by_rank: dict[int, list[recovery_torchrun.Step]] = {}
     for step in recovery_torchrun.steps(trace):
-        found.setdefault(step.pid, []).append(step)
-    settled = ([s for s in steps if s.at > steps[0].at + 1] for steps in found.values())
+        steps_by_rank.setdefault(step.pid, []).append(step)
+    settled = ([s for s in steps if s.at > steps[0].at + 1] for steps in steps_by_rank.values())
     long = [steps for steps in settled if len(steps) > 20]
     return [100 * sum(s.committed for s in steps[1:]) / (steps[-1].at - steps[0].at) for steps in long]
 

@@ -38,7 +38,9 @@ class Victims:
         A member that joined last is taken only if there is no other: its loss makes growing wait longer.
         """
         joined = self.status.get("internal", {}).get("growth", {}).get("joined", [])
-        names = [each["replica"] for each in self.status["world"]["members"] if each["replica"] != self.coordinator]
+        names = [
+            member["replica"] for member in self.status["world"]["members"] if member["replica"] != self.coordinator
+        ]
         return str(next((name for name in names if name not in joined), names[0]))
 
     @property
@@ -46,7 +48,9 @@ class Victims:
         """Return the node of a member, but not the node of the operator."""
         spared = self.stage.operator_node()
         joined = self.status.get("internal", {}).get("growth", {}).get("joined", [])
-        nodes = {each["replica"]: each["node"] for each in self.status["world"]["members"] if each["node"] != spared}
+        nodes = {
+            member["replica"]: member["node"] for member in self.status["world"]["members"] if member["node"] != spared
+        }
         return str(next((node for name, node in nodes.items() if name not in joined), next(iter(nodes.values()))))
 
     def agent(self, replica: str) -> int:
@@ -138,14 +142,14 @@ def processes_of(uid: str, replica: str) -> dict[int, str]:
     The job's uid identifies them, because a replica of another cluster may have the same name.
     """
     marks = {f"CONCERTINA_REPLICA={replica}".encode(), f"CONCERTINA_UID={uid}".encode()}
-    found = {}
+    commands = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if marks <= set((folder / "environ").read_bytes().split(b"\0")):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
-    return found
+    return commands
 
 
 def agent_of(uid: str, replica: str) -> int:

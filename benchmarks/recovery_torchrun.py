@@ -40,15 +40,15 @@ class Step:
 
 def steps(log: Path) -> list[Step]:
     """Return all finished steps of all workers, in order of time."""
-    found = []
+    finished = []
     for path in log.glob("*.txt"):
         for line in path.read_text().splitlines():
             fields = line.split()
             if len(fields) in (6, 7):
                 at, restart, world, rank, step, seconds, *committed = fields
                 place = (int(restart), int(world), int(rank), int(step))
-                found.append(Step(float(at), *place, float(seconds), int(path.stem), *map(float, committed)))
-    return sorted(found, key=lambda s: s.at)
+                finished.append(Step(float(at), *place, float(seconds), int(path.stem), *map(float, committed)))
+    return sorted(finished, key=lambda s: s.at)
 
 
 @contextmanager
@@ -84,17 +84,17 @@ def torchrun(count: int, tuned: bool, folder: Path) -> Iterator[list[subprocess.
 
 def children(pid: int) -> list[int]:
     """Return the pids of all descendants."""
-    found = []
+    pids = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if Path(f"/proc/{pid}").exists() else []:
-        found += [int(child), *children(int(child))]
-    return found
+        pids += [int(child), *children(int(child))]
+    return pids
 
 
 def kill_tree(pid: int) -> None:
     """SIGKILL a process and its descendants at once."""
-    for each in [pid, *children(pid)]:
+    for descendant in [pid, *children(pid)]:
         try:
-            os.kill(each, signal.SIGKILL)
+            os.kill(descendant, signal.SIGKILL)
         except ProcessLookupError:
             continue
 

@@ -51,7 +51,9 @@ def play(stage: Stage, size: int, samples: dict[str, list[float]]) -> bool:
 
     def world() -> dict[str, Any]:
         status = stage.job(name).get("status") or {}
-        ready = next((each["reason"] for each in status.get("conditions", ()) if each["type"] == "Ready"), "")
+        ready = next(
+            (condition["reason"] for condition in status.get("conditions", ()) if condition["type"] == "Ready"), ""
+        )
         return status["world"] if ready == "Training" else {}
 
     begun = time.time()

@@ -68,18 +68,18 @@ def series(jobs: int, pods: int, names: frozenset[str]) -> list[tuple[str, float
         for index in range(pods):
             text += _of_agent(number, index)
     lines = (line for line in text.decode().splitlines() if line.partition("{")[0] in names)
-    found = [(name, float(value)) for name, _, value in (line.rpartition(" ") for line in lines)]
-    return [*found, ('leader_election_master_status{name="concertina-operator"}', 1.0)]
+    values = [(name, float(value)) for name, _, value in (line.rpartition(" ") for line in lines)]
+    return [*values, ('leader_election_master_status{name="concertina-operator"}', 1.0)]
 
 
 def _of_agent(number: int, index: int) -> bytes:
     """Return the metrics of an agent as it renders them: all agents have workers, and the first one coordinates."""
     samples = [MetricSample(f.WORKER_MEMORY, 1 << 30)]
     if index == 0:
-        told = Training()
-        told.on_progress(1, progress(0), 0.0)
+        training = Training()
+        training.on_progress(1, progress(0), 0.0)
         samples += [
-            *told.samples(progress(0), None, 0.0),
+            *training.samples(progress(0), None, 0.0),
             MetricSample(f.SHIPPED, 7),
             MetricSample(f.STORAGE_FAILURES, 0),
         ]
@@ -186,8 +186,8 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=10, help="of each job")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = programs.ready(programs.PROMETHEUS)
-    if not found:
+    program_paths = programs.ready(programs.PROMETHEUS)
+    if not program_paths:
         sys.exit("there is no Prometheus here: `make prometheus`, once")
     lines = series(options.jobs, options.pods, asked_for(yaml.safe_load(RULES.read_text())))
     with tempfile.TemporaryDirectory() as scratch:
@@ -195,10 +195,10 @@ def main() -> None:
         with report.step(f"{len(lines)} series, {PAST_SECONDS} s of them"):
             past(folder / "past", lines, int(time.time()) // INTERVAL_SECONDS * INTERVAL_SECONDS)
             paths = (folder / "past", folder / "data")
-            make = [str(found["promtool"]), "tsdb", "create-blocks-from", "openmetrics", *map(str, paths)]
+            make = [str(program_paths["promtool"]), "tsdb", "create-blocks-from", "openmetrics", *map(str, paths)]
             subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
             (folder / "past").unlink()
-        with exposed(lines) as target, prometheus(found["prometheus"], folder, target) as (url, pid):
+        with exposed(lines) as target, prometheus(program_paths["prometheus"], folder, target) as (url, pid):
             rows, rules = measure(url, pid)
     rows["series that rules ask for"] = [len(lines)]
     report.show(f"the chart's rules, {options.jobs} jobs of {options.pods} pods", rows, unit="")

@@ -113,9 +113,9 @@ def torchrun(ranks: int) -> list[Rank]:
             process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, preexec_fn=die_with_parent, start_new_session=True
             )
-        found = written(folder, ranks, process, lambda: (folder / "log").read_text()[-3000:])
+        ranks_written = written(folder, ranks, process, lambda: (folder / "log").read_text()[-3000:])
         process.wait(measuring.LIMIT)
-        return found
+        return ranks_written
 
 
 def written(folder: Path, ranks: int, process: subprocess.Popen[bytes], log: Callable[[], str]) -> list[Rank]:
@@ -162,7 +162,7 @@ def show_efficiency(rows: Mapping[str, Sequence[float]]) -> None:
     print("\n| | " + " | ".join(f"{ranks} ranks" for ranks in RANKS) + " |\n|---|" + "---|" * len(RANKS))
     for who in ("ours", "torchrun and FSDP2"):
         spent = [statistics.median(rows[f"{who}, {ranks} ranks: processor time"]) for ranks in RANKS]
-        print(f"| {who} | " + " | ".join(f"{spent[0] / each:.0%}" for each in spent) + " |")
+        print(f"| {who} | " + " | ".join(f"{spent[0] / processor_time:.0%}" for processor_time in spent) + " |")
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

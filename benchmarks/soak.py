@@ -108,9 +108,9 @@ async def drill_on(target: Target, name: str, options: argparse.Namespace, over:
 
 async def one(job: DrillTarget, scenario: str) -> Played:
     """Run one drill. With several jobs, a drill's own expectations may fail; the checks at the end decide."""
-    at, found = time.time(), SCENARIOS[scenario]
+    at, scenario_row = time.time(), SCENARIOS[scenario]
     try:
-        verdict = await run(job, scenario, found, found.fault(job), lambda _: None)
+        verdict = await run(job, scenario, scenario_row, scenario_row.fault(job), lambda _: None)
     except (Late, UserError, ApiError, LocalClusterError) as error:
         return Played(at, time.time(), job.name, scenario, False, None, str(error)[:300])
     words = verdict.done if verdict.passed else "; ".join(verdict.reasons)
@@ -136,18 +136,18 @@ def begin_flood(stage: Stage, replicas: int) -> None:
 
 def training(stage: Stage, name: str) -> bool:
     conditions = stage.job(name).get("status", {}).get("conditions", [])
-    return any(each["type"] == "Ready" and each["reason"] == "Training" for each in conditions)
+    return any(condition["type"] == "Ready" and condition["reason"] == "Training" for condition in conditions)
 
 
 def suspended(stage: Stage, name: str) -> bool:
     conditions = stage.job(name).get("status", {}).get("conditions", [])
-    return any(each["type"] == "Suspended" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Suspended" and condition["status"] == "True" for condition in conditions)
 
 
 def spent(stage: Stage, name: str) -> dict[str, float]:
     """Return the seconds of a job's life so far, by class of goodput."""
-    found = stage.job(name)["status"].get("goodput", {})
-    return {what: found.get(what, 0.0) for what in BUCKETS}
+    goodput = stage.job(name)["status"].get("goodput", {})
+    return {what: goodput.get(what, 0.0) for what in BUCKETS}
 
 
 def settle(stage: Stage, logs: Logs, before: dict[str, dict[str, float]], outcome: Outcome, played: list[Played],
@@ -165,7 +165,7 @@ def settle(stage: Stage, logs: Logs, before: dict[str, dict[str, float]], outcom
         status = stage.job(name)["status"]
         final = status.get("lastCheckpoint", {}).get("step", 0)
         verdict = soak_ledger.judge(soak_ledger.rounds(logs.lines(name)), final)
-        injected = sum(each.job == name for each in played)
+        injected = sum(drill.job == name for drill in played)
         outcome.jobs[name] = {
             "steps": final,
             "rounds": status.get("rounds", 0),
@@ -246,8 +246,8 @@ def plot(path: Path, played: list[Played], memory: Memory) -> None:
     start = min((points[0][0] for points in memory.series.values()), default=0.0)
     for points in memory.series.values():
         axes.plot([(at - start) / 60 for at, _ in points], [size for _, size in points], color="tab:blue")
-    for each in played:
-        axes.axvline((each.at - start) / 60, color="tab:gray" if each.passed else "tab:red", alpha=0.4, linewidth=1)
+    for drill in played:
+        axes.axvline((drill.at - start) / 60, color="tab:gray" if drill.passed else "tab:red", alpha=0.4, linewidth=1)
     axes.set(xlabel="minutes (a line: a drill, red where its own promise did not hold)", ylabel="operator, MiB", ylim=0)
     figure.tight_layout()
     figure.savefig(path)
@@ -276,7 +276,7 @@ def main() -> None:
     print(f"operator: {outcome.operator}")
     series = {str(pid): points[::15] for pid, points in memory.series.items()}
     facts = {"minutes": options.minutes, "seed": options.seed, "wrong": outcome.wrong, "jobs": outcome.jobs}
-    drills = [vars(each) for each in played]
+    drills = [vars(drill) for drill in played]
     report.write(options.json, "soak", rows, **facts, operator={**outcome.operator, "series": series}, drills=drills)
     if options.plot:
         plot(options.plot, played, memory)

@@ -125,9 +125,9 @@ class Memory:
             except Exception:
                 continue
             for pod in pods:
-                found = processes.container({"POD_NAME": pod["metadata"]["name"]})
-                if found is not None:
-                    self._note(found.pid)
+                process = processes.container({"POD_NAME": pod["metadata"]["name"]})
+                if process is not None:
+                    self._note(process.pid)
 
     def _note(self, pid: int) -> None:
         try:
@@ -147,17 +147,17 @@ def _settled(points: list[tuple[float, float]], peaks: Sequence[float]) -> list[
 def left_behind(stage: Stage, uids: list[str]) -> list[str]:
     """Return a line for each pod, Secret and process of a deleted job that remains after a while."""
     give_up = time.monotonic() + 60
-    while (found := _left(stage, uids)) and time.monotonic() < give_up:
+    while (left := _left(stage, uids)) and time.monotonic() < give_up:
         time.sleep(1)
-    return found
+    return left
 
 
 def _left(stage: Stage, uids: list[str]) -> list[str]:
-    found = []
+    lines = []
     for kind in ("pods", "secrets"):
         for item in stage.cluster.api.call("GET", f"/api/v1/namespaces/default/{kind}")["items"]:
             if item["metadata"].get("ownerReferences"):
-                found.append(f"{kind[:-1]} {item['metadata']['name']}")
+                lines.append(f"{kind[:-1]} {item['metadata']['name']}")
     marks = [f"CONCERTINA_UID={uid}\0".encode() for uid in uids]
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -165,5 +165,5 @@ def _left(stage: Stage, uids: list[str]) -> list[str]:
         except OSError:
             continue
         if any(mark in environment for mark in marks):
-            found.append(f"process {folder.name}")
-    return found
+            lines.append(f"process {folder.name}")
+    return lines

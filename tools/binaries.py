@@ -53,15 +53,15 @@ def main() -> int:
         return 0
     try:
         with telling(console) as say:
-            found: dict[str, Path] = {}
+            paths: dict[str, Path] = {}
             for bundle in (*SET_UP, *OTHERS):
                 if bundle.programs.keys() & set(wanted) or (not wanted and bundle in SET_UP):
-                    found |= programs.find(bundle, say)
+                    paths |= programs.find(bundle, say)
     except LocalClusterError as error:
         console.print(f"{error}", soft_wrap=True, markup=False)
         return 1
     for name in wanted:
-        print(found[name])
+        print(paths[name])
     return 0
 
 

@@ -19,8 +19,8 @@ class Notes:
     """
 
     def __init__(self) -> None:
-        told = json.loads(os.environ["TURNS"])
-        self._warm, self._steps, self._folder = told["warm"], told["steps"], Path(told["folder"])
+        settings = json.loads(os.environ["TURNS"])
+        self._warm, self._steps, self._folder = settings["warm"], settings["steps"], Path(settings["folder"])
         self._added: list[tuple[float, ...]] = []
         self.facts: dict[str, float] = {}
         """Further figures of the rank."""
@@ -34,8 +34,8 @@ class Notes:
         if len(self._added) <= self._warm + self._steps:
             return False
         took = [[b - a for a, b in zip(*both, strict=True)] for both in itertools.pairwise(self._added[self._warm :])]
-        found = self.facts | {key: [step[i] for step in took] for i, key in enumerate(KEYS)}
+        record = self.facts | {key: [step[i] for step in took] for i, key in enumerate(KEYS)}
         path = self._folder / f"rank-{os.environ['RANK']}.json"
-        path.with_suffix(".new").write_text(json.dumps(found))
+        path.with_suffix(".new").write_text(json.dumps(record))
         path.with_suffix(".new").rename(path)
         return True

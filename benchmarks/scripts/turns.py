@@ -50,10 +50,12 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        told = json.loads(os.environ["TURNS"])
-        self._block, self._warm, self._folder = told["block"], told["warm"], Path(told["folder"])
-        self._kinds = [kind for turn in range(told["blocks"]) for kind in random.Random(turn).sample(KINDS, len(KINDS))]
-        self.times_hooks: bool = told["hooks"]
+        settings = json.loads(os.environ["TURNS"])
+        self._block, self._warm, self._folder = settings["block"], settings["warm"], Path(settings["folder"])
+        self._kinds = [
+            kind for turn in range(settings["blocks"]) for kind in random.Random(turn).sample(KINDS, len(KINDS))
+        ]
+        self.times_hooks: bool = settings["hooks"]
         self.hooks = Hooks()
         self.on = True
         self._began: list[tuple[float, float]] = []
@@ -72,14 +74,14 @@ class Turns:
         began = self._began[self._warm :]
         steps = [tuple(b - a for a, b in zip(*both, strict=True)) for both in itertools.pairwise(began)]
         blocks = [list(zip(*steps[at : at + self._block], strict=True)) for at in range(0, len(steps), self._block)]
-        found = {
+        record = {
             "blocks": [[kind, *block] for kind, block in zip(self._kinds, blocks, strict=True)],
             "hooks": {name: _typical(steps[self._warm :]) for name, steps in self.hooks.steps.items()},
         }
-        (self._folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(found))
+        (self._folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(record))
 
 
 def _typical(steps: list[tuple[float, int]]) -> tuple[float, float, float]:
     """Return the seconds of the median step and of the mean one, and the mean number of calls."""
-    seconds = [each for each, _ in steps]
+    seconds = [duration for duration, _ in steps]
     return statistics.median(seconds), statistics.fmean(seconds), statistics.fmean(calls for _, calls in steps)
