@@ -161,7 +161,7 @@ class EditWorkload:
 
 @dataclass(frozen=True)
 class ShrinkWorkload:
-    """Lower the counts of a Workload that holds quota, if no more than so many pods are left."""
+    """Lower the counts of a Workload that holds quota, if no more than the given number of pods are left."""
 
     key: WorkloadKey
     request: Request

@@ -291,9 +291,9 @@ class AgentView:
     connected: bool = False
     """Whether the watch stream is open and not silent."""
     wanted_at: float | None = None
-    """Start of the period in which the agent could have been heard: the first handshake for the stream (or the first
-    failure before a handshake), plus the time for which attempts have been queued since. None before that, and if no
-    stream is wanted."""
+    """Start of the period in which the agent could have been connected: the first handshake for the stream (or the
+    first failure before a handshake), plus the time for which attempts have been queued since. None before that, and if
+    no stream is wanted."""
     lost_at: float | None = None
     """When an open stream last broke or fell silent; None if it never did, or is open again."""
     queued_at: float | None = None
@@ -323,7 +323,10 @@ class AgentView:
         return self.wanted_at if self.lost_at is None else self.lost_at
 
     def silent_for(self, now: float) -> float | None:
-        """Return the seconds in which the agent could have been heard; None if no stream was ever wanted."""
+        """Return the seconds in which the agent could have been connected and was not.
+
+        None if no stream was ever wanted.
+        """
         until = now if self.queued_at is None else self.queued_at
         return None if self.silent_since is None else until - self.silent_since
 

@@ -182,7 +182,7 @@ class Health:
         return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age)
 
     def _word_of_members(self) -> HealthVerdict | None:
-        """Return the verdict of the connected members on a coordinator that is silent; None if no member can tell.
+        """Return the verdict of the connected members on a coordinator that is silent; None if no member has evidence.
 
         A member's part in the round ends soon after it has lost its coordinator: while it trains, it is in contact.
         """

@@ -112,7 +112,7 @@ def running(ctx: JobContext) -> Decision:
 
 
 def _over(ctx: JobContext) -> RoundTrigger | None:
-    """Return why this round can't go on, or None."""
+    """Return why this round can't continue, or None."""
     members, store = _members(ctx), torchrun_pods.store(ctx)
     if outdated := [
         pod.name for pod in ctx.observed.pods if pod.round == ctx.world.round and pod.name in ctx.replicas.outdated

@@ -80,7 +80,7 @@ def _claim(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecision | 
 
 
 def broken(ctx: JobContext) -> RoundTrigger | None:
-    """Return why the committed round can't go on: the first trigger that applies, or None."""
+    """Return why the committed round can't continue: the first trigger that applies, or None."""
     return next((trigger for check in CHECKS if (trigger := check(ctx))), None)
 
 
@@ -215,7 +215,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def recheck(ctx: JobContext) -> float:
-    """Return the seconds until time alone could change whether the round can go on."""
+    """Return the seconds until time alone could change whether the round can continue."""
     view, age = ctx.agent(ctx.round.coordinator.replica), ctx.health.coordinator.age
     if not view.alive:
         return constants.RECONNECT / 2 if age is None or age < constants.UNHEARD else constants.UNHEARD / 6
@@ -237,7 +237,7 @@ def _at_work(ctx: JobContext, report: protocol.Report) -> str:
 
 
 def running(ctx: JobContext) -> Decision | None:
-    """Report what a committed round that goes on is doing."""
+    """Report the progress of a committed round that continues."""
     if not ctx.round.committed:
         return None
     report, total = ctx.round.report, len(ctx.world.members)

@@ -115,8 +115,8 @@ def next_first_claim(ctx: JobContext, decision: Decision) -> str:
 def last_claim(ctx: JobContext, reason: str) -> Claim:
     """Return a claim that no round follows, for the end of the job or of its rounds.
 
-    An operator that has not heard of the claim then fails the precondition of everything that it writes (decision "A
-    claim says whether it is committed").
+    An operator that does not know the claim then fails the precondition of everything that it writes (decision "A claim
+    says whether it is committed").
     """
     round, claim_id = 1 + highest_round(ctx), ctx.observed.fresh_claim
     return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(ctx.now), reason=reason)
@@ -131,7 +131,7 @@ def world_after(ctx: JobContext, decision: Decision) -> World:
 
 
 def disbanded(ctx: JobContext, reason: str) -> World:
-    """Return the world without its members, so that no round goes on; unchanged if no round goes on already."""
+    """Return the world without its members, so that it has no round; unchanged if it has none already."""
     world = ctx.world
     if ctx.round.disbanded:
         return world
