@@ -201,7 +201,7 @@ def _name(job: CachedJob, action: Action) -> str:
 def _identity(action: Action) -> Hashable:
     """Return a key that is the same for two actions of which one is enough.
 
-    A pod is created once, whatever nodes a later plan avoids.
+    A pod is created once, even if a later plan avoids other nodes.
     """
     if isinstance(action, CreatePod):
         return CreatePod(action.index, action.attempt)

@@ -348,7 +348,7 @@ class AgentView:
 
 
 class Refusal(enum.Enum):
-    """What must happen before the API server accepts a pod that it refused."""
+    """Condition under which the API server accepts a pod that it refused."""
 
     QUOTA = enum.auto()
     """Room in a quota must become free."""

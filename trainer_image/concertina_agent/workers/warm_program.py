@@ -173,7 +173,7 @@ class WarmProgram:
 
     @property
     def told(self) -> str:
-        """What another replica needs to have such a parent, or an empty string."""
+        """Description by which another replica can start such a parent, or an empty string."""
         if self.parent is None or self.parent.size == 0:
             return ""
         return f"{self.parent.program.to_json(self._base, self.parent.reads)}\n{lines_to_tell(str(self.modules))}"

@@ -197,7 +197,7 @@ class OrderedReduceScatter(Allocating):
         self._times = times
         self._sum: Tensor | None = None
         self.fresh = True
-        """Whether the sum begins anew."""
+        """Whether the sum begins from zero."""
         self.taken = 0
         """Number of ranks whose contributions count. The rest is padding."""
 

@@ -67,8 +67,8 @@ SLOW_START = 30.0
 """Time for a pod that has a node and reports nothing, before the status says where to look."""
 
 STRAGGLER_FACTOR = 2.0
-"""Ratio of a straggler's own work in a step to that of the others. A busy neighbour or a warm GPU stays below it;
-whatever exceeds it is worth a report for any model."""
+"""Ratio of a straggler's own work in a step to that of the others. A busy neighbour or a warm GPU stays below it, and
+any rank above it is worth a report for any model."""
 
 
 CROWD = 64

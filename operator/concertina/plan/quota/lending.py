@@ -311,7 +311,7 @@ def _dropped(observed: JobObservation, quota: QuotaView) -> tuple[Action, ...]:
 
 
 def _cleanup(ctx: QuotaContext) -> tuple[Action, ...]:
-    """Return the end of Workloads that have no use any more: finished ones, and those that somebody deleted."""
+    """Return the end of Workloads that have no use any more: finished ones, and those that another client deleted."""
     drops = [
         DropWorkload(key(workload), pods_left=None, delete=replaced)
         for workload in ctx.workloads.finished

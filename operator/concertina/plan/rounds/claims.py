@@ -139,7 +139,7 @@ def disbanded(ctx: JobContext, reason: str) -> World:
 
 
 def highest_round(ctx: JobContext) -> int:
-    """Return the highest round that anybody is known to have seen, capped at LEAP beyond the status."""
+    """Return the highest round that any agent or status is known to have seen, capped at LEAP beyond the status."""
     own_round = max(ctx.world.round, ctx.round.claim.round if ctx.round.claim else 0)
     rounds = [own_round]
     for view in ctx.observed.agents.values():

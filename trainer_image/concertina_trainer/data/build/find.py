@@ -126,7 +126,7 @@ def _named(location: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
 
 
 def _named_file(file: InputFile) -> Listing:
-    """Return a file that was named itself, whatever role it would have in its folder."""
+    """Return a file that the user named, regardless of the role that it would have in its folder."""
     reason = why_unreadable(file.source.location)
     return [LeftOut(file.name, reason, data=True)] if reason else [file]
 
